@@ -1,8 +1,8 @@
-"""The paged KV cache's blocks: who holds which, what is cached, what is evicted first.
+"""The blocks of the paged KV cache: which are held, which are cached, and which is evicted first.
 
 A block is *free* (no content worth keeping), *held* (at least one reference) or *idle* (no
-reference, but its content is cached under a chain hash). What is evicted may be kept in host
-memory, as a lower tier. Pure: no clock, no I/O.
+reference, but its content is cached under a chain hash). Evicted blocks may be kept in host memory,
+as a lower tier. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_DURATION_MS = 2_592_000_000  # thirty days
 
 
 class Worth(NamedTuple):
-    """What one block is worth; the larger tuple wins where two requests share it."""
+    """The worth of one block; if two requests share it, the larger tuple counts."""
 
     priority: int  # 0..100; the lowest goes first
     duration_s: float = inf  # of lying idle, then it is worth no more and no less than others
@@ -38,11 +38,11 @@ STANDARD = Worth(DEFAULT_PRIORITY)
 
 
 class InvalidRetention(ValueError):  # noqa: N818 - an answer to a client
-    """A retention config that says nothing sensible; the text names the field."""
+    """Raised for an invalid retention config; the text names the field."""
 
 
 def _worth(priority: int, duration_ms: float | None, where: str) -> Worth:
-    """Raises InvalidRetention."""
+    """Return the worth of a priority and a duration. Raises InvalidRetention."""
     if not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRetention(f"{where} must be 0..{MAX_PRIORITY}, got {priority}")
     if duration_ms is None:
@@ -57,7 +57,9 @@ def _worth(priority: int, duration_ms: float | None, where: str) -> Worth:
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """Prompt tokens from `start` on, before `end` (None: to its end). Lifetime: request."""
+    """Prompt tokens from `start` on, before `end` (None: to the prompt's end). Lifetime:
+    request.
+    """
 
     start: int
     end: int | None
@@ -67,7 +69,7 @@ class TokenRange:
     def of(
         cls, start: int, end: int | None, priority: int, duration_ms: float | None
     ) -> TokenRange:
-        """Raises InvalidRetention."""
+        """Return a checked range. Raises InvalidRetention."""
         if start < 0 or (end is not None and end <= start):
             raise InvalidRetention(
                 f"token_start must be 0 or more and below token_end, got {start} and {end}"
@@ -77,9 +79,10 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a request says of all its blocks; `decode`: of those that its answer begins.
+    """The worth that a request gives all its blocks; `decode`: that of the blocks of its answer.
+    Lifetime: request.
 
-    Lifetime: request. `ranges` are in order, without overlap.
+    `ranges` are in order, without overlap.
     """
 
     ranges: tuple[TokenRange, ...] = ()
@@ -92,7 +95,9 @@ class Retention:
         decode_priority: int = DEFAULT_PRIORITY,
         decode_duration_ms: float | None = None,
     ) -> Retention:
-        """Raises InvalidRetention for ranges that overlap, too many, or a priority beyond."""
+        """Return a checked retention. Raises InvalidRetention for ranges that overlap, too many
+        ranges, or a priority out of range.
+        """
         if len(ranges) > MAX_RANGES:
             raise InvalidRetention(f"{len(ranges)} token ranges; at most {MAX_RANGES}")
         ordered = sorted(ranges, key=lambda one: one.start)
@@ -106,7 +111,7 @@ class Retention:
         return cls(tuple(ordered), decode)
 
     def worths(self, start: int, stop: int, block_size: int, prompt_tokens: int) -> list[Worth]:
-        """Of the blocks `start`..`stop` of a request."""
+        """Return the worth of the blocks `start`..`stop` of a request."""
         return [self._of_token(at * block_size, prompt_tokens) for at in range(start, stop)]
 
     def _of_token(self, token: int, prompt_tokens: int) -> Worth:
@@ -128,8 +133,8 @@ PoolTier = Literal["gpu", "host"]
 class Stored:
     """Consecutive blocks became visible. `tokens` is int32[len(block_hashes) * block_size].
 
-    Blocks that come to the host while the GPU still has them: no tokens, and not in a row.
-    `group`: 0 is full attention, the others are counted from 1; None: there is only one.
+    Blocks that are stored in the host while the GPU still has them come without tokens, and not in
+    a row. `group`: 0 is full attention, the others are counted from 1; None if there is only one.
     """
 
     block_hashes: list[int]
@@ -150,16 +155,16 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Nothing computed so far is visible any more."""
+    """No block that was computed so far is visible any more."""
 
 
 PoolEvent = Stored | Removed | Cleared
 
 
 class Changes:
-    """Events that nobody has taken yet; lifetime: worker.
+    """The events that nobody has taken yet; lifetime: worker.
 
-    More than `most` changed blocks mean that nobody drains: RuntimeError.
+    More than `most` changed blocks mean that nobody takes them: RuntimeError.
     """
 
     def __init__(self, most: int) -> None:
@@ -168,7 +173,7 @@ class Changes:
         self._pending = 0
 
     def note(self, event: PoolEvent, changes: int) -> None:
-        """`changes`: blocks that it speaks of."""
+        """Add an event about `changes` blocks."""
         self._pending += changes
         if self._pending > self.most:
             raise RuntimeError(
@@ -178,7 +183,7 @@ class Changes:
         self._events.append(event)
 
     def drain(self) -> list[PoolEvent]:
-        """All since the last call, in order."""
+        """Return all events since the last call, in order."""
         events, self._events = self._events, []
         self._pending = 0
         return events
@@ -214,12 +219,14 @@ class IdleBlocks:
         yield from self._kept
 
     def stamp(self) -> int:
-        """A number for a use that is later than all before."""
+        """Return a stamp for a use that is later than all before."""
         self._stamp += 1
         return self._stamp
 
     def goes_before(self, stamp: int) -> bool:
-        """Would a block go before another one of that stamp, which is worth as much as most?"""
+        """Return whether an idle block would be evicted before a block of that stamp and default
+        worth.
+        """
         leaf = self._first_leaf() if self._kept else None
         firsts = [leaf] if leaf is not None else []
         if self._plain:
@@ -228,23 +235,23 @@ class IdleBlocks:
 
     @property
     def has_worths(self) -> bool:
-        """Some visible block is worth more or less than others."""
+        """True if a visible block has another worth than the default."""
         return bool(self._worth)
 
     def worth(self, block: int) -> Worth:
-        """Of a visible block."""
+        """Return the worth of a visible block."""
         return self._worth.get(block, STANDARD)
 
     def show(self, block: int, parent: int | None) -> None:
-        """`block` became visible; `parent` is the one before it in its chain."""
+        """Note that `block` became visible; `parent` is the block before it in its chain."""
         self._parent[block] = parent
         if parent is not None:
             self._children[parent] += 1
 
     def rate(self, block: int, worth: Worth, is_fresh: bool) -> None:
-        """A request that holds visible `block` says what it is worth.
+        """Set the worth that a holder gives a visible `block`.
 
-        A fresh block is worth that; one that others used, too, what the more demanding said.
+        A fresh block gets that worth; a block that others used, too, keeps the larger worth.
         """
         best = worth if is_fresh else max(worth, self.worth(block))
         if best == STANDARD:
@@ -257,7 +264,9 @@ class IdleBlocks:
             at = self._parent[at]
 
     def add(self, block: int) -> None:
-        """Nobody holds `block` any more; those after it in its chain were added before."""
+        """Add a block that nobody holds any more; the blocks after it in its chain were added
+        before.
+        """
         self._stamp += 1
         if block not in self._marked:
             self._plain[block] = self._stamp
@@ -269,12 +278,12 @@ class IdleBlocks:
             self._push(self._ends, (self.now_s + duration_s, self._stamp, block))
 
     def remove(self, block: int) -> None:
-        """Somebody holds `block` again. Raises KeyError for one that is not idle."""
+        """Remove a block that is held again. Raises KeyError for one that is not idle."""
         if self._plain.pop(block, None) is None:
             del self._kept[block]
 
     def pop(self) -> int:
-        """Take out the one that goes first. Raises KeyError where none is idle."""
+        """Remove and return the block that is evicted first. Raises KeyError if none is idle."""
         leaf = self._first_leaf() if self._kept else None
         if leaf is None or (self._plain and self._head() < leaf):
             block, _ = self._plain.popitem(last=False)
@@ -285,7 +294,7 @@ class IdleBlocks:
         return block
 
     def forget(self, block: int) -> None:
-        """`block` is not visible any more, and has no children."""
+        """Forget a block that is not visible any more and has no children."""
         self._worth.pop(block, None)
         self._marked.discard(block)
         parent = self._parent[block]
@@ -296,7 +305,7 @@ class IdleBlocks:
                 self._offer(parent)
 
     def clear(self) -> None:
-        """No block is idle nor visible."""
+        """Forget all idle and visible blocks."""
         for part in (self._plain, self._kept, self._worth, self._marked):
             part.clear()
         self._leaves.clear()
@@ -305,7 +314,7 @@ class IdleBlocks:
         self._parent = [None] * len(self._parent)
 
     def advance(self, now_s: float) -> None:
-        """Time has come to `now_s`: what was worth something until then is as others are."""
+        """Advance time to `now_s`: worths that end by then become the default."""
         self.now_s = max(now_s, self.now_s)
         while self._ends and self._ends[0][0] <= now_s:
             _, stamp, block = heappop(self._ends)
@@ -332,7 +341,7 @@ class IdleBlocks:
         return DEFAULT_PRIORITY, stamp, block
 
     def _push(self, heap: list[_Entry], entry: _Entry) -> None:
-        """Outdated entries go before they are more than those that count."""
+        """Push an entry; outdated entries are removed before they outnumber valid ones."""
         if len(heap) > 2 * len(self._kept) + _SPARE:
             heap[:] = [one for one in heap if self._kept.get(one[2]) == one[1]]
             heapify(heap)
@@ -348,12 +357,12 @@ class HostBlock(NamedTuple):
 
 
 class HostTier:
-    """What the GPU evicted, kept in host memory; lifetime: worker.
+    """Blocks that the GPU evicted, kept in host memory; lifetime: worker.
 
-    At most `blocks`; beyond it the one goes that came, or was loaded, longest ago. Children come
-    before their parents and are loaded with them, so the parent of each block is here or on the
-    GPU. Blocks that are being loaded are pinned: they stay. Each has an id, 0..blocks-1, which says
-    where in host memory it lies.
+    There are at most `blocks`; beyond that, the block that was stored or loaded longest ago is
+    dropped. Children come before their parents and are loaded with them, so the parent of each
+    block is here or on the GPU. Blocks that are being loaded are pinned. Each block has an id,
+    0..blocks-1, which is its place in host memory.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -373,9 +382,10 @@ class HostTier:
         return block_hash in self._held
 
     def hit(self, chain: Sequence[int], start: int, limit: int) -> int:
-        """How many blocks of `chain` from `start` on, and before `limit`, are here. O(log n).
+        """Return how many blocks of `chain`, from `start` on and before `limit`, are here. O(log
+        n).
 
-        The GPU holds those before `start`, and not the one at it.
+        The GPU has the blocks before `start`, and not the one at `start`.
         """
         stop = min(len(chain), limit)
         if start >= stop or not self._held:
@@ -384,17 +394,17 @@ class HostTier:
         return bisect_left(depths, True, key=lambda depth: chain[depth] not in held)
 
     def ids(self, hashes: Sequence[int]) -> list[int]:
-        """Where these blocks lie. Raises KeyError for one that is not here."""
+        """Return the ids of these blocks. Raises KeyError for one that is not here."""
         return [self._ids[block_hash] for block_hash in hashes]
 
     def pin(self, hashes: Sequence[int]) -> None:
-        """Blocks in a row, all here, are being loaded: they stay, and are the last to go."""
+        """Pin consecutive blocks that are being loaded; they are also the last to be dropped."""
         for block_hash in reversed(hashes):
             self._held.move_to_end(block_hash)
             self._pins[block_hash] = self._pins.get(block_hash, 0) + 1
 
     def unpin(self, hashes: Sequence[int]) -> None:
-        """A load has ended; no `clear` came since it began."""
+        """Unpin the blocks of a load that has ended; no `clear` came since it began."""
         for block_hash in hashes:
             left = self._pins[block_hash] - 1
             if left:
@@ -403,8 +413,8 @@ class HostTier:
                 del self._pins[block_hash]
 
     def keep(self, evicted: Sequence[tuple[int, HostBlock]]) -> tuple[list[int], list[int]]:
-        """Take what leaves the GPU, children before parents: hashes that are new here, and those
-        that had to go for them.
+        """Store blocks that leave the GPU, children before parents; return hashes that are new
+        here, and those dropped for them.
         """
         held = self._held
         fresh: dict[int, None] = {}
@@ -427,12 +437,12 @@ class HostTier:
         return left, lost
 
     def clear(self) -> None:
-        """Forget everything; who is loading holds no pin any more."""
+        """Forget everything, with all pins."""
         for part in (self._held, self._ids, self._free, self._pins):
             part.clear()
 
     def snapshot(self) -> list[Stored]:
-        """The contents as events, parents before children where both are here."""
+        """Return the contents as events, parents before children if both are here."""
         return [
             Stored([block_hash], block.parent_hash, block.tokens, "host")
             for block_hash, block in reversed(self._held.items())
@@ -498,26 +508,26 @@ class BlockPool:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that `allocate` could give: free ones and idle ones."""
+        """Number of blocks that `allocate` could return: free and idle ones."""
         available = len(self._free) + len(self._idle)
         return available if self.groups is None else available + self.groups.blocks
 
     @property
     def used_blocks(self) -> int:
-        """Blocks held by at least one request, pin or export."""
+        """Number of blocks held by at least one request, pin or export."""
         return self.blocks - self.available_blocks
 
     @property
     def cached_blocks(self) -> int:
-        """Visible blocks, held or idle."""
+        """Number of visible blocks, held or idle."""
         return len(self._by_hash)
 
     def holds(self, block_hash: int) -> bool:
-        """Whether a block is visible on the GPU, or kept in the host."""
+        """Return whether a block is visible on the GPU, or kept in the host."""
         return block_hash in self._by_hash or block_hash in self.host
 
     def hit(self, chain: Sequence[int], limit: int | None = None) -> int:
-        """How many leading blocks of `chain` (at most `limit`) are visible. O(log n)."""
+        """Return how many leading blocks of `chain` (at most `limit`) are visible. O(log n)."""
         stop = len(chain) if limit is None else min(limit, len(chain))
         by_hash = self._by_hash
         return bisect_left(range(stop), True, key=lambda depth: chain[depth] not in by_hash)
@@ -528,8 +538,11 @@ class BlockPool:
         return hit if self.groups is None else self.groups.longest(chain, hit)
 
     def keep_end(self, chain: Sequence[int], end: int, tokens: Tokens) -> None:
-        """Keep the windows and states behind the first `end` blocks of `chain`, all visible, if
-        there is room. `tokens`: of those blocks, from the first on."""
+        """Keep the windows and states after the first `end` blocks of `chain`, all visible, if
+        there is room.
+
+        `tokens`: those of these blocks, from the first on.
+        """
         if self.groups is None:
             return
         missing = self.touch_end(chain, end)
@@ -559,12 +572,15 @@ class BlockPool:
             self._note(stored, stop - start)
 
     def touch_end(self, chain: Sequence[int], end: int) -> list[tuple[int, int]]:
-        """The windows and states behind the first `end` blocks of `chain` are used now; returns the
-        missing ones as (group, position in the chain)."""
+        """Mark the windows and states after the first `end` blocks of `chain` as used now; return
+        the missing ones as (group, position in the chain).
+        """
         return [] if self.groups is None else self.groups.touch(chain, end, self._idle.stamp())
 
     def available_beyond(self, chain: Sequence[int], hit: int) -> int:
-        """Blocks that `allocate` could still give after `acquire(chain, hit)`. O(log n)."""
+        """Return how many blocks `allocate` could still return after `acquire(chain, hit)`. O(log
+        n).
+        """
         references, by_hash = self._references, self._by_hash
         # Whoever holds a block holds its prefix: the idle ones are the tail of the hit.
         held = bisect_left(
@@ -575,9 +591,10 @@ class BlockPool:
     def acquire(
         self, chain: Sequence[int], hit: int, worths: Sequence[Worth] | None = None
     ) -> list[int]:
-        """Hold the first `hit` blocks of `chain`, all visible (else KeyError); their ids.
+        """Hold the first `hit` blocks of `chain`, and return their ids. Raises KeyError unless all
+        are visible.
 
-        `worths`: what each of them is worth to who holds it; None: as much as others.
+        `worths`: the worth of each block to its new holder; None means the default.
         """
         by_hash = self._by_hash
         ids = [by_hash[chain[depth]] for depth in range(hit)]
@@ -588,7 +605,9 @@ class BlockPool:
         return ids
 
     def allocate(self, count: int) -> list[int] | None:
-        """Hold `count` private blocks, evicting the oldest idle ones; None if there are fewer."""
+        """Hold `count` private blocks, evicting the oldest idle ones; return None if there are
+        fewer.
+        """
         if count > self.available_blocks:
             return None
         evictions = count - len(self._free)
@@ -605,7 +624,7 @@ class BlockPool:
         return ids
 
     def hold(self, ids: Sequence[int]) -> None:
-        """Hold blocks once more that somebody holds, else ValueError."""
+        """Hold blocks once more. Raises ValueError for blocks that nobody holds."""
         free = [block for block in ids if not self._references[block]]
         if free:
             raise ValueError(f"block {free[0]} is held by nobody")
@@ -657,7 +676,7 @@ class BlockPool:
         return held
 
     def release(self, ids: Sequence[int]) -> None:
-        """Let go of one chain's blocks, given first block first."""
+        """Release one chain's blocks, given with the first block first."""
         references = self._references
         for block in reversed(ids):
             left = references[block] - 1
@@ -671,7 +690,7 @@ class BlockPool:
                     self._idle.add(block)
 
     def clear(self) -> None:
-        """Forget every visible block. Held ones turn private and never become visible again."""
+        """Forget every visible block. Held ones become private and never visible again."""
         for block in self._by_hash.values():
             self._hash[block] = self._parent[block] = None
         self._by_hash.clear()
@@ -685,11 +704,13 @@ class BlockPool:
         self._note(Cleared(), 1)
 
     def advance(self, now_s: float) -> None:
-        """Time has come to `now_s`: what was worth something until then is as others are."""
+        """Advance time to `now_s`: worths that end by then become the default."""
         self._idle.advance(now_s)
 
     def chain_to(self, block_hash: int) -> list[int]:
-        """The chain hashes from a prompt's first block to this visible one, else KeyError."""
+        """Return the chain hashes from a prompt's first block to this visible one. Raises
+        KeyError.
+        """
         block = self._by_hash[block_hash]
         chain = [block_hash]
         while (parent_hash := self._parent[block]) is not None:
@@ -698,17 +719,19 @@ class BlockPool:
         return chain[::-1]
 
     def drain_events(self) -> list[PoolEvent]:
-        """Hand over, in order, the changes of visible contents since the last call."""
+        """Return the changes of visible contents since the last call, in order."""
         return self._changes.drain()
 
     def take_saves(self) -> tuple[list[int], list[int]]:
-        """Blocks that the host has got since the last call, and their ids there: who keeps contents
-        copies them before anything writes the blocks again."""
+        """Return the blocks that the host has got since the last call, and their ids there.
+
+        A runner with real contents copies them before anything writes the blocks again.
+        """
         saves, self._saves = self._saves, {}
         return list(saves.values()), list(saves)
 
     def snapshot(self) -> list[Stored]:
-        """The visible contents as events, parents before children; needs `record_events`."""
+        """Return the visible contents as events, parents before children; needs `record_events`."""
         if not self._record:
             raise ValueError("a snapshot needs a pool made with record_events=True")
         runs: list[list[int]] = []
@@ -722,21 +745,21 @@ class BlockPool:
         return [self._stored(run) for run in runs] + self._kept() + self.host.snapshot()
 
     def _kept(self) -> list[Stored]:
-        """The windows and states as events."""
+        """Return the windows and states as events."""
         return self._empty_groups() + [
             Stored([block_hash], kept.parent_hash, self._tokens[kept.block_ids[0]], group=number)
             for (number, block_hash), kept in self.groups or ()
         ]
 
     def _empty_groups(self) -> list[Stored]:
-        """Tells of every group, before it holds anything, that there is such a one."""
+        """Return an event for each group, which announces the group before it has any block."""
         groups = () if self.groups is None else self.groups.groups
         return [
             Stored([], None, _NO_TOKENS, group=number) for number, _ in enumerate(groups, start=1)
         ]
 
     def _evict_by_age(self, count: int, groups: GroupBlocks) -> None:
-        """Free at least `count` blocks: of all groups, what was used longest ago goes first."""
+        """Free at least `count` blocks of all groups; those used longest ago are evicted first."""
         gone: list[tuple[int, list[int]]] = []  # group, hashes
         while count > 0:
             stamp = groups.oldest_stamp
@@ -756,7 +779,7 @@ class BlockPool:
             self._note(Removed(hashes, group=number), len(hashes))
 
     def _drop_idle(self) -> tuple[int, list[int]]:
-        """The idle block that goes first is visible no longer: its hash, and its id."""
+        """Make the idle block that is evicted first invisible; return its hash and id."""
         block = self._idle.pop()
         block_hash = self._hash[block]
         assert block_hash is not None
@@ -799,7 +822,7 @@ class BlockPool:
     def _rate(
         self, ids: Sequence[int], worths: Sequence[Worth] | None, fresh: Collection[int] = ()
     ) -> None:
-        """A holder says what its blocks are worth, or by its silence that they are as others."""
+        """Set the worths that a holder gives its blocks; None means the default."""
         given = [STANDARD] * len(ids) if worths is None else worths
         for block, worth in zip(ids, given, strict=True):
             self._idle.rate(block, worth, block in fresh)
@@ -812,7 +835,7 @@ class BlockPool:
         tokens: Tokens,
         fresh: list[int],
     ) -> None:
-        """Note the positions of `fresh` as runs of consecutive blocks."""
+        """Record the blocks at the positions `fresh` as stored, in runs of consecutive blocks."""
         if not fresh:
             return
         rows = np.asarray(tokens, dtype=np.int32).reshape(len(held), self.block_size)

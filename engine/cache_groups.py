@@ -1,10 +1,10 @@
-"""The windows and states that a model caches beside its full attention, and what they hold.
+"""The windows and states that a model caches beside its full attention.
 
-A hybrid model (Gemma 3, gpt-oss, Qwen3-Next) has layers that need only a part of a prompt to go on
-behind it: a sliding window needs the last tokens, a state-space layer one state. A prefix can be
-reused only where every group has what it needs there. Windows and states are not kept everywhere,
-but at *ends*: where a prompt ends, and where it was seen to part from what the cache had of it, as
-vLLM does it (`--prefix-cache-retention-interval 0`). Pure: no clock, no I/O.
+A hybrid model (Gemma 3, gpt-oss, Qwen3-Next) has layers that need only a part of a prompt to
+continue after it: a sliding window needs the last tokens, a state-space layer one state. A prefix
+can be reused only if every group has what it needs there. Windows and states are not kept
+everywhere, but at *ends*: where a prompt ends, and where it was seen to depart from the cached
+blocks, as in vLLM (`--prefix-cache-retention-interval 0`). Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _FORM = re.compile(r"(?:window:(?P<window>\d{1,9})|state)(?:\*(?P<cost>\d{1,6}))
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that need a part of a prompt. One block of theirs takes `cost` blocks of the pool."""
+    """Layers that need only a part of a prompt. One block of theirs takes `cost` blocks of the
+    pool.
+    """
 
     kind: Literal["window", "state"]
     window: int = 0  # tokens; 0: a state
@@ -48,9 +50,10 @@ class CacheGroup:
 
 
 def parse_groups(text: str) -> tuple[CacheGroup, ...]:
-    """The groups beside full attention in `window:TOKENS[*COST]+state[*COST]`; "": there are none.
+    """Return the groups beside full attention in `window:TOKENS[*COST]+state[*COST]`; "" means
+    none.
 
-    Raises ValueError that says what is wrong and what to write.
+    Raises ValueError, which says what is wrong and what to write.
     """
     groups: list[CacheGroup] = []
     for part in text.split("+") if text else ():
@@ -89,11 +92,10 @@ Place = tuple[int, int]  # group, counted from 1 as in events, and chain hash
 
 
 class GroupBlocks:
-    """Records the window blocks and states that one pool keeps, by chain hash.
+    """Records the window blocks and states that one pool keeps, by chain hash. Lifetime: worker.
 
     Nobody holds these blocks: a request works on blocks of its own. The one that was used longest
-    ago goes first, whatever its group. `blocks`: how many of the pool's blocks they take.
-    Lifetime: worker.
+    ago is evicted first, whatever its group. `blocks`: how many of the pool's blocks they take.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], block_size: int) -> None:
@@ -118,7 +120,9 @@ class GroupBlocks:
         return sum(group.working(blocks, self._block_size) for group in self.groups)
 
     def longest(self, chain: Sequence[int], hit: int) -> int:
-        """The greatest number of leading blocks, at most `hit`, that all groups let it reuse."""
+        """Return the greatest number of leading blocks, at most `hit`, that all groups allow to be
+        reused.
+        """
         kept = self._kept
         for end in range(hit, 0, -1):
             if all((number, chain[at]) in kept for number, at in self._tail(end)):
@@ -126,8 +130,10 @@ class GroupBlocks:
         return 0
 
     def touch(self, chain: Sequence[int], end: int, stamp: int) -> list[tuple[int, int]]:
-        """Mark what is kept for a prefix of `end` blocks as used now. Return what is missing of it:
-        pairs of a group and a block's position in the chain."""
+        """Mark the blocks kept for a prefix of `end` blocks as used now.
+
+        Return the missing ones as pairs of a group and a position in the chain.
+        """
         missing: list[tuple[int, int]] = []
         for number, at in self._tail(end):
             place = number, chain[at]
@@ -140,7 +146,7 @@ class GroupBlocks:
         return missing
 
     def cost(self, missing: Sequence[tuple[int, int]]) -> int:
-        """Blocks of the pool that these take."""
+        """Return how many blocks of the pool these take."""
         return sum(self.groups[number - 1].cost for number, _ in missing)
 
     def _tail(self, end: int) -> Iterator[tuple[int, int]]:
@@ -151,7 +157,7 @@ class GroupBlocks:
                 yield number, at
 
     def keep(self, place: Place, kept: Kept) -> None:
-        """A block that was missing is there now."""
+        """Add a block that was missing."""
         self._kept[place] = kept
         self.blocks += len(kept.block_ids)
 
@@ -161,13 +167,13 @@ class GroupBlocks:
         return next(iter(self._kept.values())).stamp if self._kept else None
 
     def pop(self) -> tuple[Place, Kept]:
-        """Take out the one that goes first. Raises KeyError where there is none."""
+        """Remove and return the block that is evicted first. Raises KeyError if there is none."""
         place, kept = self._kept.popitem(last=False)
         self.blocks -= len(kept.block_ids)
         return place, kept
 
     def clear(self) -> list[int]:
-        """Forget all; the blocks of the pool that they took."""
+        """Forget all, and return the blocks of the pool that they took."""
         ids = [block for kept in self._kept.values() for block in kept.block_ids]
         self._kept.clear()
         self.blocks = 0

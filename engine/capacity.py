@@ -1,7 +1,7 @@
-"""How many KV blocks fit beside a model, for one worker or for each of several on one device.
+"""Computes how many KV blocks fit beside a model, for one worker or for several on one device.
 
-Names of settings as in TensorRT-LLM's backend for Triton: `kv_cache_free_gpu_mem_fraction` is
-the share of what weights and activations leave.
+Names of settings are those of TensorRT-LLM's backend for Triton: `kv_cache_free_gpu_mem_fraction`
+is the share of the memory that weights and activations leave.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ MAX_BLOCKS = 1 << 31
 
 
 class CapacityError(Exception):
-    """Not one request fits: says what is there, what is needed, which setting would help."""
+    """Raised if not one request fits; the message has what is there, what is needed, and which
+    setting helps.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a model takes, in bytes on this device. Lifetime: process."""
+    """The memory that a model takes, in bytes on this device. Lifetime: process."""
 
     weights_bytes: int
     kv_bytes_per_token: int
@@ -33,12 +35,12 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the operator allows. Lifetime: process. Raises ValueError naming the setting.
+    """The limits that the operator sets. Lifetime: process. Raises ValueError with the setting.
 
-    `host_kv_tokens`: evicted KV that is kept in host memory, cut to whole blocks.
+    `host_kv_tokens`: evicted KV that is kept in host memory, cut to full blocks.
     `expected_input_tokens`, `expected_output_tokens`: the request that the report counts in.
-    `max_model_tokens`: longest prompt and output together; `must_fit`: it was asked for, so a
-    cache that cannot hold one such request is an error.
+    `max_model_tokens`: longest prompt and output together; `must_fit`: the operator asked for it,
+    so a cache that cannot hold one such request is an error.
     """
 
     block_size: int = 16
@@ -54,7 +56,7 @@ class Limits:
 
     @property
     def host_blocks(self) -> int:
-        """Whole blocks of host memory."""
+        """Number of full blocks in host memory."""
         return self.host_kv_tokens // self.block_size
 
     def __post_init__(self) -> None:
@@ -81,7 +83,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What fits. Lifetime: process."""
+    """The KV blocks and requests that fit. Lifetime: process."""
 
     memory_bytes: int
     weights_bytes: int
@@ -106,12 +108,12 @@ class Capacity:
 
     @property
     def requests(self) -> int:
-        """Requests that run at once."""
+        """Number of requests that can run at once."""
         return min(self.fitting_requests, self.max_batch_size)
 
     @property
     def warning(self) -> str | None:
-        """What to say where the KV cache holds less than `max_batch_size` requests."""
+        """A warning if the KV cache holds less than `max_batch_size` requests; else None."""
         if self.fitting_requests >= self.max_batch_size:
             return None
         return (
@@ -121,13 +123,13 @@ class Capacity:
         )
 
     def report(self) -> str:
-        """What fits, for people: one line, and a table of the memory."""
+        """Return what fits, for people: one line, and a table of the memory."""
         rows = self.parts() | {"all": self.memory_bytes}
         table = "\n".join(f"  {name:<12}{readable(count):>12}" for name, count in rows.items())
         return f"{self.summary()}\n{table}"
 
     def parts(self) -> dict[str, int]:
-        """What takes how many bytes of the memory."""
+        """Return the bytes of each part of the memory."""
         rows = {
             "weights": self.weights_bytes,
             "activations": self.activation_bytes,
@@ -138,7 +140,7 @@ class Capacity:
         return {name: count for name, count in rows.items() if count or name != "evicted KV"}
 
     def summary(self) -> str:
-        """What fits, in one line."""
+        """Return what fits, in one line."""
         return (
             f"{self.blocks:,} blocks = {self.tokens:,} tokens = {self.requests:,} requests at "
             f"({self.input_tokens}, {self.output_tokens}); limited by {self.limited_by}"
@@ -146,9 +148,10 @@ class Capacity:
 
 
 def fit(memory_bytes: int, footprint: Footprint, limits: Limits) -> Capacity:
-    """What fits into `memory_bytes`, the memory that this instance may use, weights included.
+    """Return what fits into `memory_bytes`, the memory that this instance may use, with its
+    weights.
 
-    Raises CapacityError where not one request of the expected shape fits.
+    Raises CapacityError if not one request of the expected shape fits.
     """
     activation_bytes = (
         footprint.activation_bytes_per_token * limits.max_num_tokens
@@ -189,7 +192,9 @@ def fit(memory_bytes: int, footprint: Footprint, limits: Limits) -> Capacity:
 
 
 def _shape(limits: Limits) -> tuple[int, int]:
-    """The request to count in; one longer than the model takes is cut, its output first kept."""
+    """Return the tokens of the request to count in; one that exceeds the model's limit is cut, and
+    its output is kept first.
+    """
     longest = limits.max_model_tokens
     output_tokens = min(limits.expected_output_tokens, longest - 1)
     return min(limits.expected_input_tokens, longest - output_tokens), output_tokens
@@ -240,7 +245,7 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 
 def readable(count: int) -> str:
-    """Bytes in a unit that keeps the figure short."""
+    """Return bytes in a unit that keeps the number short."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
@@ -254,7 +259,7 @@ CONTEXT_BYTES = 512 << 20
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What `serve --measure` says. Lifetime: start of a process."""
+    """The output of `serve --measure`. Lifetime: start of a process."""
 
     memory_bytes: int  # that may be taken on the device
     footprint: Footprint
@@ -264,7 +269,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Equal parts of one device. Lifetime: process."""
+    """Equal shares of one device. Lifetime: process."""
 
     instances: int
     device: str
@@ -274,7 +279,7 @@ class Shares:
     most: int  # instances that would fit, MAX_INSTANCES at most
 
     def report(self) -> str:
-        """What fits, for people: a table of the memory, and what each can do."""
+        """Return what fits, for people: a table of the memory, and what each instance can do."""
         one = self.capacity
         rows = one.parts() | {"share": self.each_bytes}
         table = "\n".join(
@@ -290,9 +295,9 @@ class Shares:
 
 
 def share_out(measured: Measured, instances: int, memory_bytes: int | None = None) -> Shares:
-    """Equal shares for so many instances, of `memory_bytes` or of all that was measured.
+    """Return equal shares for so many instances, of `memory_bytes` or of all measured memory.
 
-    Raises CapacityError where a share is too small for one request, saying how many would fit.
+    Raises CapacityError if a share is too small for one request; it says how many would fit.
     """
     if memory_bytes is None:
         memory_bytes = measured.memory_bytes
@@ -327,7 +332,9 @@ def _share_bytes(measured: Measured, instances: int, memory_bytes: int) -> int:
 
 
 def _most(measured: Measured, memory_bytes: int, limit: int) -> int:
-    """The most instances that fit, at most `limit`. More of them never have more each."""
+    """Return the most instances that fit, at most `limit`. With more instances, none has more
+    memory.
+    """
     for instances in range(1, limit + 1):
         try:
             _each(measured, instances, memory_bytes)

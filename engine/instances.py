@@ -1,7 +1,7 @@
 """`serve --instances N`: starts N workers that share one device, and restarts those that end.
 
-The supervisor serves nobody. What the model needs is measured once, by a process that ends
-before the others start: memory that each of them found free would be counted N times.
+The supervisor serves no requests. A process that ends before the others start measures once what
+the model needs: memory that each of them found free would be counted N times.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Ports of one instance; 0: the system picks. Lifetime: until the first instance serves."""
+    """The ports of one instance; 0: the system chooses. Lifetime: until the first
+    instance serves.
+    """
 
     port: int
     events_port: int
     replay_port: int
 
     def flags(self) -> list[str]:
-        """As `serve` takes them."""
+        """Return the ports as flags of `serve`."""
         ports = (self.port, self.events_port, self.replay_port)
         names = ("--port", "--events-port", "--replay-port")
         return [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
 
     def settled(self, ready: str) -> Addresses:
-        """What the system picked, as a ready line says: who knows it by it finds it there again.
+        """Return the ports that the system chose, by the ready line, so that a restarted instance
+        has the same.
 
-        Raises ValueError for a line that does not say it.
+        Raises ValueError for a line without them.
         """
         found = re.match(
             r"ready https?://\S+:(\d+) .*\bevents=tcp://\S+:(\d+) replay=tcp://\S+:(\d+)\b", ready
@@ -53,7 +56,7 @@ class Addresses:
 
 
 def addresses_of(instances: int, port: int, events_port: int, replay_port: int) -> list[Addresses]:
-    """One a instance. Raises ValueError where ports run into each other or out of range."""
+    """Return the ports of each instance. Raises ValueError if ports overlap or are out of range."""
     first = {"--port": port, "--events-port": events_port, "--replay-port": replay_port}
     taken = {name: at for name, at in first.items() if at}
     for name, at in taken.items():
@@ -77,7 +80,7 @@ LINE_BYTES = 1 << 16  # of what an instance says; more in one line is cut
 class Instance:
     """A process that serves. Lifetime: that process.
 
-    It ends when this one does: it holds one end of a pipe, we the other.
+    It ends when this process does: each holds one end of a pipe.
     """
 
     def __init__(self) -> None:
@@ -106,12 +109,12 @@ class Instance:
 
     @property
     def pid(self) -> int:
-        """Its number with the system."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
     async def ready_line(self) -> str | None:
-        """What it says once it serves; None: it ended before."""
+        """Return the line that it prints once it serves; None if it ended before."""
         assert self._process is not None
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
@@ -120,7 +123,7 @@ class Instance:
         return None
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended; -N for signal N."""
+        """Wait until it has ended, and return its exit status; -N for signal N."""
         assert self._process is not None
         try:
             return await self._process.wait()
@@ -130,19 +133,19 @@ class Instance:
                 self._lifeline = -1
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; nothing happens where it has ended."""
+        """Send it a signal; do nothing if it has ended."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """`serve` as a program; what stands in the folder it is started in is none of our modules."""
+    """Return the command of `serve`, which imports no modules from the current folder."""
     return [sys.executable, "-P", "-m", "engine", "serve", *arguments]
 
 
 def end_with(lifeline: int) -> None:
-    """In an instance: stop as by SIGTERM when the supervisor is gone, however it went."""
+    """In an instance: stop as by SIGTERM when the supervisor is gone, whatever ended it."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -166,16 +169,17 @@ def supervise(
     memory_bytes: int | None,
     grace_s: float,
 ) -> int:
-    """Run until SIGTERM or SIGINT; the exit code: 0, or that of an instance that cannot start.
+    """Run until SIGTERM or SIGINT; return the exit code: 0, or that of an instance that cannot
+    start.
 
-    `arguments` are those of one `serve`; `memory_bytes` is for all, None: what there is. Raises
-    CapacityError where a share is too small for one request, OSError where no process starts.
+    `arguments` are those of one `serve`; `memory_bytes` is for all, None: all that there is. Raises
+    CapacityError if a share is too small for one request, OSError if no process starts.
     """
     return asyncio.run(Supervisor(arguments, addresses, memory_bytes, grace_s).run())
 
 
 class Supervisor:
-    """Lifetime: process."""
+    """Starts instances and restarts those that end. Lifetime: process."""
 
     def __init__(
         self,
@@ -193,7 +197,7 @@ class Supervisor:
         self._failed = 0  # exit code of an instance that never served
 
     async def run(self) -> int:
-        """Until a signal; the exit code."""
+        """Run until a signal; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -219,7 +223,9 @@ class Supervisor:
         return self._failed
 
     async def _measured(self, stopping: asyncio.Task[bool]) -> Measured | int:
-        """What an instance would need; or an exit code, where it says that it could not start."""
+        """Return what an instance needs, or an exit code if the measuring process could
+        not start.
+        """
         process = await asyncio.create_subprocess_exec(
             *command([*self._arguments, "--measure"]),
             stdin=asyncio.subprocess.DEVNULL,
@@ -237,7 +243,7 @@ class Supervisor:
         return msgspec.json.decode(output, type=Measured)
 
     async def _keep(self, number: int) -> None:
-        """An instance at its addresses, always; returns where one cannot start at all."""
+        """Keep an instance running at its addresses; return if it cannot start at all."""
         back_off = BackOff(asyncio.get_running_loop().time)
         served = False
         while not self._stop.is_set():
@@ -277,7 +283,7 @@ class Supervisor:
             instance.signal(number)
 
     async def _end_all(self, keepers: Sequence[asyncio.Task[None]]) -> None:
-        """Let all end in good order, and kill what does not."""
+        """Ask all instances to end, and kill those that do not."""
         self._stop.set()
         self._signal_all(signal.SIGTERM)
         _, late = await asyncio.wait(keepers, timeout=self._within_s)
@@ -288,7 +294,7 @@ class Supervisor:
 
 
 class BackOff:
-    """How long to wait before who ended is started again. Lifetime: addresses."""
+    """The pause before an ended instance is started again. Lifetime: addresses."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -296,7 +302,7 @@ class BackOff:
         self._since_s = clock()
 
     def next_s(self) -> float:
-        """Not at all after long service; else twice as long as the last time."""
+        """Return the pause: 0 after long service; else twice the last pause."""
         if self._clock() - self._since_s > PROVEN_S:
             self._wait_s = 0.0
         wait_s, self._wait_s = self._wait_s, min(max(2 * self._wait_s, BACK_OFF_S), BACK_OFF_MAX_S)

@@ -1,13 +1,13 @@
-"""Who holds blocks beside the requests: pins, and exports.
+"""Holders of blocks beside the requests: pins and exports.
 
 Prefixes that an operator pins stay in the cache until their time is over. A pin names them by their
-chain; those that are not in the cache yet it holds as soon as somebody has computed them. The share
-counts all that is wanted, there or not, so nothing that was pinned ever has to give way.
+chain; blocks that are not in the cache yet are held as soon as a request has computed them. The
+limit counts all pinned blocks, cached or not, so a pinned block never has to give way.
 
-An export is KV that another worker may read: the prompt of a request that has ended, held under a
-lease. It ends when its reader says so or when its lease is over, whichever is first; its blocks
-stay in the prefix cache after it. What was read is right if the same generation was still held when
-the reading ended: `Exports.is_held`.
+An export is KV that another worker may read: the prompt of an ended request, held under a lease. It
+ends when its reader says so or when its lease is over, whichever is first; its blocks stay in the
+prefix cache after it. What was read is right if the same generation was still held when the reading
+ended: `Exports.is_held`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PinRefusal = Literal["pins_off", "pin_share", "too_many_pins", "too_short", "not
 
 
 class PinRefused(Exception):  # noqa: N818 - an answer, not a failure
-    """`reason` is a code, `message` is for people."""
+    """Raised if a prefix cannot be pinned; `reason` is a code, `message` is for people."""
 
     def __init__(self, reason: PinRefusal, message: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class PinRefused(Exception):  # noqa: N818 - an answer, not a failure
 
 @dataclass(slots=True)
 class Pin:
-    """One pinned prefix. Lifetime: until it is taken back or `until_s`."""
+    """One pinned prefix. Lifetime: until it is unpinned or `until_s`."""
 
     chain: tuple[int, ...]  # chain hashes from the first block of the prompt on
     until_s: float = inf
@@ -49,7 +49,7 @@ class Pin:
 
 
 class Pins:
-    """Who wants which blocks of `pool`; lifetime: worker. At most `max_blocks` of them."""
+    """The pinned prefixes of `pool`; lifetime: worker. They have at most `max_blocks` blocks."""
 
     def __init__(self, pool: BlockPool, max_blocks: int) -> None:
         self.max_blocks = max_blocks
@@ -59,7 +59,7 @@ class Pins:
 
     @property
     def all(self) -> list[Pin]:
-        """In the order in which they were made."""
+        """All pins in the order in which they were made."""
         return list(self._pins.values())
 
     @property
@@ -69,16 +69,16 @@ class Pins:
 
     @property
     def wanted_blocks(self) -> int:
-        """Blocks of all pins, in the cache or not; a shared one counts once."""
+        """Number of blocks of all pins, cached or not; a shared block counts once."""
         return len(self._wanted)
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that pins keep in the cache."""
+        """Number of blocks that pins keep in the cache."""
         return len({block for pin in self._pins.values() for block in pin.block_ids})
 
     def chain_to(self, block_hash: int) -> list[int]:
-        """The chain that ends with a pinned or cached block. Raises PinRefused."""
+        """Return the chain that ends with a pinned or cached block. Raises PinRefused."""
         pin = self._pins.get(block_hash)
         if pin is not None:
             return list(pin.chain)
@@ -89,8 +89,9 @@ class Pins:
             raise PinRefused("not_cached", message) from None
 
     def pin(self, chain: Sequence[int], until_s: float) -> Pin:
-        """Keep the blocks of `chain`, a prompt's from its first on, until `until_s`; what is
-        pinned already gets that end. Raises PinRefused."""
+        """Keep the blocks of `chain`, a prompt's from its first on, until `until_s`. A prefix that
+        is pinned already gets that end. Raises PinRefused.
+        """
         if not self.max_blocks:
             message = "this worker pins nothing: start it with --pinned-share above 0"
             raise PinRefused("pins_off", message)

@@ -22,7 +22,7 @@ by predictions, and all steps by our kernels.
 
 
 def calibrate_kernels(arguments: Sequence[str]) -> int:
-    """Run the program; its exit code: 0 written, 1 it could not be, 2 bad flags."""
+    """Run the program, and return its exit code: 0 written, 1 not written, 2 bad flags."""
     parser = argparse.ArgumentParser("warmroute-engine calibrate-kernels", description=DESCRIPTION)
     parser.add_argument("model", type=Path, metavar="DIR")
     parser.add_argument("--device", default="cuda", metavar="D", help="cuda, cuda:N or cpu (cuda)")
@@ -35,7 +35,7 @@ def calibrate_kernels(arguments: Sequence[str]) -> int:
 
 
 def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
-    """Raises what reading the model, the device and writing raise."""
+    """Measure and write the file. Raises what reading the model, the device and writing raise."""
     import torch
 
     from engine.model.backends import KVKERNELS
@@ -74,7 +74,9 @@ def _print_progress(done: int, all_: int) -> None:
 
 
 def write_tiny(arguments: Sequence[str]) -> int:
-    """Write it; the exit code. Raises CommandFailed where it could not be written."""
+    """Write the checkpoint, and return the exit code. Raises CommandFailed if it cannot
+    be written.
+    """
     from engine.model.tiny import ARCHS, DTYPES, TinySettings, make_tiny
 
     parser = argparse.ArgumentParser(

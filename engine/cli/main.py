@@ -52,7 +52,9 @@ profiles:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; its exit code: 0 stopped by a signal, 1 could not start, 2 bad flags."""
+    """Run the program, and return its exit code: 0 stopped by a signal, 1 could not start, 2 bad
+    flags.
+    """
     given = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(given)
@@ -76,7 +78,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def serve_timed(arguments: Sequence[str]) -> int:
-    """A worker that waits as long as its profile says; the exit code."""
+    """Run a worker that waits as long as its profile says; return the exit code."""
     flags = parser().parse_args(arguments)
     start_logging(flags)
     try:
@@ -94,7 +96,7 @@ def serve_timed(arguments: Sequence[str]) -> int:
 
 
 def _print_capacity(url: str, worker: Worker) -> None:
-    """The capacity for people on stderr, the ready line for programs on stdout."""
+    """Print the capacity for people on stderr, and the ready line for programs on stdout."""
     settings = worker.settings
     name = settings.profile_name or ""
     chosen = profile(name)
@@ -134,7 +136,7 @@ def _tokenizer(settings: WorkerSettings) -> Tokenizer:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags of a timed worker."""
+    """Return the parser of a timed worker's flags."""
     parser = BriefParser(
         prog="warmroute-engine",
         description=DESCRIPTION,

@@ -1,4 +1,4 @@
-"""What the commands of `warmroute-engine` share: flags, settings made of them, failures."""
+"""The flags, settings and failures that the commands of `warmroute-engine` share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _WORKER_FLAGS = (
 
 
 class CommandFailed(Exception):  # noqa: N818 - how a command ends
-    """A line for stderr, and the program's exit code."""
+    """Ends a command with a line for stderr and an exit code."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -54,7 +54,9 @@ class CommandFailed(Exception):  # noqa: N818 - how a command ends
 
 
 class BriefParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process."""
+    """Reports a wrong flag in one line, because a page of usage would hide it. Lifetime:
+    process.
+    """
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
@@ -62,7 +64,7 @@ class BriefParser(argparse.ArgumentParser):
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Turns what reading a model, a device or a file raises into CommandFailed."""
+    """Turn errors of reading a model, a device or a file into CommandFailed."""
     try:
         yield
     except ImportError as error:
@@ -74,7 +76,7 @@ def computing() -> Iterator[None]:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """The flags of addresses, scheduling, limits and logging."""
+    """Add the flags of addresses, scheduling, limits and logging."""
     limits, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
     add = parser.add_argument_group("where it listens (0: the system picks)").add_argument
     add("--host", default=worker.host, help="address to bind (127.0.0.1)")
@@ -112,7 +114,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_transfers(parser: argparse.ArgumentParser) -> None:
-    """The flags of KV that moves between workers (docs/disaggregation.md)."""
+    """Add the flags of KV transfers between workers (docs/disaggregation.md)."""
     limits, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
     add = parser.add_argument_group("KV of other workers, KV for them").add_argument
     add("--role", choices=get_args(Role), default=worker.role, help="told at /server_info (both)")
@@ -144,7 +146,7 @@ def _add_transfers(parser: argparse.ArgumentParser) -> None:
 
 
 def start_logging(flags: argparse.Namespace) -> None:
-    """Log to stderr from `--log-level` on."""
+    """Log to stderr, from the severity `--log-level` on."""
     logging.basicConfig(
         level=flags.log_level.upper(),
         stream=sys.stderr,
@@ -153,12 +155,12 @@ def start_logging(flags: argparse.Namespace) -> None:
 
 
 def announce_of(flags: argparse.Namespace) -> Announce | None:
-    """Where to announce. Raises ValueError."""
+    """Return where to announce the worker. Raises ValueError."""
     return parse_announce(flags.announce, flags.host) if flags.announce else None
 
 
 def scheduler_settings(flags: argparse.Namespace, **others: Any) -> SchedulerSettings:
-    """What the flags and `others` say. Raises ValueError."""
+    """Return the scheduler settings in the flags and in `others`. Raises ValueError."""
     given: dict[str, Any] = {name: getattr(flags, name) for name in _SCHEDULER_FLAGS}
     return SchedulerSettings(**given, **others)
 
@@ -166,7 +168,7 @@ def scheduler_settings(flags: argparse.Namespace, **others: Any) -> SchedulerSet
 def worker_settings(
     flags: argparse.Namespace, scheduler: SchedulerSettings, **others: Any
 ) -> WorkerSettings:
-    """What the flags and `others` say. Raises ValueError."""
+    """Return the worker settings in the flags and in `others`. Raises ValueError."""
     given: dict[str, Any] = {name: getattr(flags, name) for name in _WORKER_FLAGS}
     return WorkerSettings(**given, **others, scheduler=scheduler)
 
@@ -178,7 +180,7 @@ def run_worker(
     served: ServedModel | None = None,
     announce: Announce | None = None,
 ) -> None:
-    """Serve until a signal. Raises CommandFailed where it cannot listen."""
+    """Serve until a signal. Raises CommandFailed if the worker cannot listen."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, tokenizer, on_ready, served, announce))
@@ -195,7 +197,7 @@ def run_worker(
 
 
 def print_ready(url: str, worker: Worker) -> None:
-    """The line that programs wait for."""
+    """Print the ready line, which programs wait for."""
     settings, publisher = worker.settings, worker.publisher
     print(
         f"ready {url} model={worker.model} events={publisher.endpoint} "

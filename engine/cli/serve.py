@@ -63,7 +63,7 @@ or the GPU is lost to the process: start a new one (--instances does)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program; its exit code."""
+    """Run the program, and return its exit code."""
     parser = _parser()
     flags = parser.parse_args(arguments)
     start_logging(flags)
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_instances(flags: argparse.Namespace) -> None:
-    """Raises ValueError for flags that cannot go together."""
+    """Raise ValueError for flags that contradict each other."""
     if flags.instances > 1 and flags.tensor_parallel_size * flags.pipeline_parallel_size > 1:
         raise ValueError(
             "--instances shares one device and --tensor-parallel-size or --pipeline-parallel-size "
@@ -105,7 +105,7 @@ def _check_instances(flags: argparse.Namespace) -> None:
 
 
 def _serve_several(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run a supervisor and its instances; the exit code."""
+    """Run a supervisor and its instances; return the exit code."""
     each = [*arguments, "--instances", "1"]
     if flags.device == "cpu" and flags.threads is None:
         # One thread a core in each of them would have them wait for each other.
@@ -119,7 +119,7 @@ def _serve_several(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _measure(flags: argparse.Namespace, limits: Limits) -> int:
-    """Print what one instance needs and what memory there is. Raises what loading raises."""
+    """Print what one instance needs, and the memory that there is. Raises what loading raises."""
     # With torch, so not before it is known to be there.
     from engine.model.config import read_config
     from engine.runner.needs import needs_of
@@ -135,7 +135,7 @@ def _addresses(flags: argparse.Namespace) -> list[Addresses]:
 
 
 def _load_settings(flags: argparse.Namespace, limits: Limits) -> LoadSettings:
-    """What the flags say. Raises ImportError without torch."""
+    """Return the load settings in the flags. Raises ImportError without torch."""
     from engine.runner.needs import LoadSettings, StepSettings
 
     return LoadSettings(
@@ -156,7 +156,7 @@ def _load_settings(flags: argparse.Namespace, limits: Limits) -> LoadSettings:
 
 
 def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSettings) -> Loaded:
-    """Raises what `load` raises, and ImportError without torch."""
+    """Load the model. Raises what `load` raises, and ImportError without torch."""
     from engine.runner.load import load
 
     if flags.lifeline is not None:  # one of several: the supervisor has said what fits
@@ -165,7 +165,7 @@ def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSetting
 
 
 def _serve(settings: WorkerSettings, loaded: Loaded, announce: Announce | None) -> int:
-    """Serve until a signal; the exit code."""
+    """Serve until a signal; return the exit code."""
     from engine.runner.runner import EngineFailed
 
     try:
@@ -181,7 +181,7 @@ def _serve(settings: WorkerSettings, loaded: Loaded, announce: Announce | None) 
 
 
 def _print_capacity(capacity: Capacity, needs: Needs) -> None:
-    """What fits, for people; standard output is for programs."""
+    """Print what fits, on stderr for people; standard output is for programs."""
     print(f"{capacity.report()}\nattention: {needs.attention}", file=sys.stderr)
     if needs.host_bytes:
         tokens = capacity.host_blocks * capacity.block_size
@@ -196,12 +196,12 @@ def _print_capacity(capacity: Capacity, needs: Needs) -> None:
 
 
 def _print_progress(line: str) -> None:
-    """How far it has come, for people."""
+    """Print a line of progress for people."""
     print(line, file=sys.stderr, flush=True)
 
 
 def served(loaded: Loaded) -> ServedModel:
-    """What a worker serves with: the model's tokens, ends and defaults."""
+    """Return the model that a worker serves: its tokenizer, end tokens and defaults."""
     sampling = loaded.config.sampling
 
     def backends() -> dict[str, tuple[str, str]]:
@@ -238,7 +238,9 @@ def _limits(flags: argparse.Namespace) -> Limits:
 
 
 def _settings(flags: argparse.Namespace, scheduler: SchedulerSettings) -> WorkerSettings:
-    """All but what only the loaded model knows: how many tokens fit."""
+    """Return the worker settings, except the number of KV tokens that fit, which only the loaded
+    model knows.
+    """
     return worker_settings(
         flags,
         scheduler,

@@ -1,8 +1,8 @@
-"""Paged attention in plain torch: the path of CPUs, and the reference of the kernels' tests.
+"""Paged attention in plain torch: used on CPUs, and as the reference of the kernels' tests.
 
-`attend`: scores are made in tiles of KEYS keys from the first token on, whatever the block size;
-the tiles' sums are added in order. `attend_fused` is what GPUs without the kernels get: pages are
-gathered, torch's fused attention does the rest in the model's dtype.
+`attend` makes scores in tiles of KEYS keys from the first token on, whatever the block size, and
+adds the tiles' sums in order. `attend_fused` is for GPUs without the kernels: it gathers pages, and
+torch's fused attention does the rest in the model's dtype.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_GATHERED = 1 << 24  # elements of K that are gathered at once
 
 
 def write(k: torch.Tensor, v: torch.Tensor, layer: LayerKv, slots: torch.Tensor) -> None:
-    """Put `k` and `v` [T, kv heads, head_dim] into `slots`; -1 goes to the scratch block."""
+    """Write `k` and `v` [T, kv heads, head_dim] into `slots`; -1 goes to the scratch block."""
     block_size = layer.k.shape[1]
     # Floor division takes -1 to block -1, the last.
     blocks, offsets = slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)
@@ -41,10 +41,11 @@ def write(k: torch.Tensor, v: torch.Tensor, layer: LayerKv, slots: torch.Tensor)
 
 
 def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
-    """Causal attention of `q` [T, heads, head_dim] over each request's own tokens, same shape.
+    """Return causal attention of `q` [T, heads, head_dim] over each request's own tokens, in the
+    same shape.
 
-    The batch's K and V must have been written. Rows of padding give numbers that mean nothing:
-    zeros beyond the spans, and what the first token of block 0 gives in a fixed batch.
+    The batch's K and V must have been written. Rows of padding have no meaning: zeros beyond the
+    spans, and the result of the first token of block 0 in a fixed batch.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = layer.k.shape[2]
@@ -111,7 +112,9 @@ def attend_part(
     out: torch.Tensor,
     which: range,
 ) -> None:
-    """Rows of `out` for these requests of a batch that is not fixed, as `attend_fused` does."""
+    """Write the rows of `out` for these requests of a batch that is not fixed, as `attend_fused`
+    does.
+    """
     heads, kv_heads = q.shape[1], layer.k.shape[2]
     _singles(q, layer, batch, out, [row for row in which if batch.spans[row][1] == 1])
     for row in which:
@@ -132,7 +135,9 @@ def attend_part(
 
 
 def _lower_right(tokens: int, stop: int) -> torch.Tensor:
-    """Which of `stop` keys the last `tokens` of them see, [tokens, stop]: those up to itself."""
+    """Return which of `stop` keys the last `tokens` tokens see, bool[tokens, stop]: those up to
+    themselves.
+    """
     if BUILT_FOR_GPUS:
         return causal_lower_right(tokens, stop)
     return torch.ones(tokens, stop, dtype=torch.bool).tril(stop - tokens)
@@ -145,7 +150,7 @@ def _singles(
     out: torch.Tensor,
     singles: list[int],
 ) -> None:
-    """Rows of `out` for these requests of one row each, some at a time."""
+    """Write the rows of `out` for these requests of one row each, several at a time."""
     for rows in _bounded(singles, batch, layer.k.shape[2] * q.shape[2]):
         at = placed([batch.spans[row][0] for row in rows], torch.int64, q.device)
         table = batch.page_table[placed(rows, torch.int64, q.device)]
@@ -157,8 +162,10 @@ def _singles(
 def _one_row_each(
     q: torch.Tensor, layer: LayerKv, table: torch.Tensor, stops: torch.Tensor, longest: int
 ) -> torch.Tensor:
-    """`q` [R, heads, head_dim] over the first `stops` tokens of each request; heads of a group are
-    the rows, so that K and V are read once for all of them."""
+    """Return attention of `q` [R, heads, head_dim] over the first `stops` tokens of each request.
+
+    The heads of a group are the rows, so that K and V are read once for all of them.
+    """
     k, v = _gather(layer, table, stops, longest, q.dtype)
     seen = torch.arange(k.shape[2], device=q.device) < stops.clamp_min(1)[:, None]
     k = k.masked_fill(~seen[:, None, :, None], 0.0)  # a masked NaN is still one
@@ -168,7 +175,9 @@ def _one_row_each(
 
 
 def _bounded(rows: list[int], batch: FlatBatch, per_token: int) -> list[list[int]]:
-    """`rows` by context, in groups whose padded K stays below MAX_GATHERED elements."""
+    """Return `rows` ordered by context, in groups whose padded K has at most MAX_GATHERED
+    elements.
+    """
     groups: list[list[int]] = []
     for row in sorted(rows, key=lambda row: batch.spans[row][2]):
         padded = batch.spans[row][2] + KEYS
@@ -182,8 +191,9 @@ def _bounded(rows: list[int], batch: FlatBatch, per_token: int) -> list[list[int
 def _fixed(
     q: torch.Tensor, layer: LayerKv, batch: FlatBatch, widths: tuple[int, ...]
 ) -> torch.Tensor:
-    """Attention of one row `q` [R, kv heads, group, head_dim] a request, by what the device knows:
-    every context counts as long as the page table is wide."""
+    """Return attention of one row `q` [R, kv heads, group, head_dim] for each request, using only
+    data on the device: every context counts as long as the page table is wide.
+    """
     pages, block_size = batch.page_table.shape[1], layer.k.shape[1]
     kv_heads, group, head_dim = q.shape[1:]
     at_once = max(1, MAX_GATHERED // ((pages * block_size + KEYS) * kv_heads * head_dim))
@@ -203,10 +213,11 @@ def _fixed(
 def _gather(
     layer: LayerKv, table: torch.Tensor, stops: torch.Tensor, longest: int, wide: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of requests, [requests, kv heads, keys, head_dim], keys a multiple of KEYS.
+    """Return K and V of requests, [requests, kv heads, keys, head_dim], with keys a multiple of
+    KEYS.
 
-    `table` [requests, pages] has their pages, `longest` tokens at least. V beyond a request's
-    tokens is zero: a weight of zero times an old NaN would be NaN.
+    `table` [requests, pages] has their pages, for at least `longest` tokens. V beyond a request's
+    tokens is zero, because a weight of zero times an old NaN would be NaN.
     """
     block_size = layer.k.shape[1]
     keys = -(-longest // KEYS) * KEYS
@@ -229,7 +240,9 @@ def _gather(
 def _pages(
     kept: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, wide: torch.dtype
 ) -> torch.Tensor:
-    """Those blocks [requests, pages, token, head, head_dim]; numbers, where they were quantized."""
+    """Return these blocks [requests, pages, token, head, head_dim], dequantized if they were
+    quantized.
+    """
     if scales is None:
         return kept[pages]
     return dequantize(kept.view(torch.uint8)[pages].view(kept.dtype), scales[pages], wide)
@@ -238,7 +251,9 @@ def _pages(
 def _tiles(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, widths: tuple[int, ...]
 ) -> torch.Tensor:
-    """q [B, kv heads, N, D] over k, v [B, kv heads, keys, D]; row n sees the first seen[B, n]."""
+    """Return attention of q [B, kv heads, N, D] over k, v [B, kv heads, keys, D]; row n sees the
+    first seen[B, n] keys.
+    """
     many, kv_heads, count, head_dim = q.shape
     width = next((w for w in widths if w >= count), widths[-1])
     chunks = -(-count // width)
@@ -269,7 +284,7 @@ def _tiles(
 
 
 class StepAttention(Protocol):
-    """One step's attention, for all layers. Lifetime: step; of a captured step: worker."""
+    """The attention of one step, for all layers. Lifetime: step; worker if the step is captured."""
 
     def __call__(
         self,
@@ -279,9 +294,10 @@ class StepAttention(Protocol):
         norms: HeadNorms,
         layer: LayerKv,
     ) -> torch.Tensor:
-        """q [T, heads, head_dim], k and v [T, kv heads, head_dim], as projected -> q's shape.
+        """Norm and rotate q and k, write K and V into `layer`, and return attention in q's shape.
 
-        Norms and rotates q and k, keeps K and V in `layer`, attends. Padding's rows mean nothing.
+        q [T, heads, head_dim], k and v [T, kv heads, head_dim], as projected. Rows of padding have
+        no meaning.
         """
 
 
@@ -290,14 +306,16 @@ class Attention(Protocol):
 
     @property
     def fell_back(self) -> str:
-        """Why torch computes in its place by now; empty: it does not."""
+        """Why torch computes instead of this backend by now; "" if it does not."""
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
-        """What `batch`, on the model's device, is computed with; waits for nothing there."""
+        """Return the attention for `batch`, which is on the model's device. It does not wait for
+        the device.
+        """
 
 
 class TorchAttention:
-    """Plain torch: the path of CPUs, exact there in float32 and float64; fused on GPUs."""
+    """Attention in plain torch: on CPUs, exact in float32 and float64; fused on GPUs."""
 
     fell_back = ""
 

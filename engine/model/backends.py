@@ -1,6 +1,6 @@
-"""Backends of attention and of INT8 products: their names, and which one was chosen.
+"""The backends of attention and of INT8 products: their names, and which one was chosen.
 
-Imports no torch until a function is called, so that command lines know the names.
+The module imports no torch until a function is called, so that command lines know the names.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ MOST_ROWS = 64  # of a step, that the INT8 kernel takes: all that it has
 
 
 def device_lost(device: str | torch.device) -> str:
-    """Why nothing will compute on `device` in this process any more; empty: something may.
+    """Return why nothing more will compute on `device` in this process; "" if something may.
 
     Some of CUDA's errors break the context (an illegal address, an ECC error): each later call
-    says them again, and only a new process gets a new one. Waits for what was launched.
+    repeats them, and only a new process gets a new context. The function waits for launched work.
     """
     import torch
 
@@ -59,9 +59,8 @@ def device_lost(device: str | torch.device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """A backend, and why it is not the kernels; of the kernels, the `ways` of attention by shape.
-
-    Lifetime: worker.
+    """A backend, and the reason if it is not the kernels; for the kernels, the `ways` of attention
+    by shape. Lifetime: worker.
     """
 
     backend: str = TORCH
@@ -87,5 +86,5 @@ class Int8Choice(KernelChoice):
         return KernelChoice.__str__(self)
 
     def of_step(self, rows: int) -> str:
-        """The backend of a step of `rows`, padding included."""
+        """Return the backend for a step of `rows`, padding included."""
         return self.backend if rows <= MOST_ROWS else TORCH

@@ -1,4 +1,4 @@
-"""One step's tokens as flat tensors, decode and prefill mixed, and how they reach a device."""
+"""One step's tokens as flat tensors, decode and prefill mixed, and their transfer to a device."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from numpy.typing import NDArray
 
 
 def is_cuda(device: str | torch.device) -> bool:
-    """Whether what is launched there computes later."""
+    """Return whether work that is launched on this device computes later."""
     return torch.device(device).type == "cuda"
 
 
 def host_bytes(count: int, device: str | torch.device) -> torch.Tensor:
-    """uint8[count] zeros on the host, from where they go to `device` without a wait."""
+    """Return uint8[count] zeros on the host, from which a copy to `device` needs no wait."""
     return torch.zeros(count, dtype=torch.uint8, pin_memory=is_cuda(device))
 
 
 def placed(
     values: Sequence[float] | torch.Tensor, dtype: torch.dtype, device: str | torch.device
 ) -> torch.Tensor:
-    """`values` as a tensor on `device`."""
+    """Return `values` as a tensor on `device`."""
     made = torch.as_tensor(values, dtype=dtype)
     return made.pin_memory().to(device, non_blocking=True) if is_cuda(device) else made.to(device)
 
 
 def fetched(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` on the host: there when an event recorded after this call has passed."""
+    """Return `tensor` on the host; it is complete when an event recorded after this call has
+    passed.
+    """
     if tensor.device.type == "cpu":
         return tensor
     kept = torch.empty_like(tensor, device="cpu", pin_memory=is_cuda(tensor.device))
@@ -46,9 +48,9 @@ KNOWN = -1  # in place of a row of the token pool: the token is in the batch
 class Piece(NamedTuple):
     """The part of one request that a step computes. Lifetime: step.
 
-    `start` tokens before `token_ids` have their KV in `block_ids`, which cover these, too, and are
-    read while the batch is laid out. `pool_row`: where a device keeps the one token, which the host
-    does not know yet.
+    The KV of `start` tokens before `token_ids` is in `block_ids`, which also cover the new tokens,
+    and which are read while the batch is laid out. `pool_row`: the row in which the device keeps
+    the one token that the host does not know yet.
     """
 
     token_ids: Sequence[int]
@@ -60,10 +62,11 @@ class Piece(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How large a batch is: tokens, requests, pages of a request's row, rows with logits.
+    """The sizes of a batch: tokens, requests, pages of a request's row, rows with logits.
 
-    What follows is of the plan that kernels read, 0 where there is none: its length in int32, the
-    first requests, which decode, room for decode's items and slots, and for prefill's.
+    The further fields describe the plan that kernels read, and are 0 without one: its length in
+    int32, the number of first requests that decode, and the room for the items and slots of decode
+    and prefill.
     """
 
     tokens: int
@@ -79,7 +82,7 @@ class Sizes(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors."""
+        """Bytes of all tensors of the batch."""
         wide = 4 * self.tokens + self.sampled
         narrow = 2 * self.requests + 1 + self.requests * self.pages
         return 4 * self.plan_words + 8 * wide + 4 * narrow
@@ -89,7 +92,9 @@ Span = tuple[int, int, int]  # first row, rows, context tokens
 
 
 class Saving(NamedTuple):
-    """Runs of tokens that several requests of a step read once, and KV not read for that."""
+    """Runs of tokens that several requests of a step read once, and the KV that need not be read
+    again.
+    """
 
     shared_prefix_groups: int = 0
     kv_bytes_saved: int = 0
@@ -99,7 +104,7 @@ NOTHING_SAVED = Saving()
 
 
 class Plan(NamedTuple):
-    """What kernels are to do in a step, and the sizes that say how to read it. Lifetime: step."""
+    """The kernels' work in a step, and the sizes that are needed to read it. Lifetime: step."""
 
     words: torch.Tensor  # int32 on the host, a multiple of 4
     decodes: int = 0
@@ -116,20 +121,23 @@ class Planner(Protocol):
     def __call__(
         self, spans: Sequence[Span], page_table: torch.Tensor, room_tokens: int | None
     ) -> Plan:
-        """Requests beyond `spans` are padding. `room_tokens`: the plan is as large as that of any
-        as many decodes whose contexts have so many tokens together; None: as small as can be."""
+        """Return the plan of a step; requests beyond `spans` are padding.
+
+        `room_tokens`: the plan is as large as that of any equal number of decodes whose contexts
+        have this many tokens together; None means as small as possible.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """T tokens of R requests, S of which want logits. Lifetime: step.
+    """T tokens of R requests, S of which need logits. Lifetime: step.
 
-    A slot is block_id * block_size + offset, -1 for padding, which is computed and kept nowhere.
-    `spans` has (first row, rows, context tokens) of each request on the CPU, so that kernels
-    are chosen without asking the device. A batch that is fixed has one token a request, and tensors
-    whose sizes say nothing of its requests: then kernels read no spans. All tensors are views of
-    `data`, so that one copy moves them; the page table is the last, so that batches of which only
-    that differs in size have all others at the same places.
+    A slot is block_id * block_size + offset, or -1 for padding, which is computed but not stored.
+    `spans` has (first row, rows, context tokens) of each request on the CPU, so that kernels are
+    chosen without asking the device. A fixed batch has one token a request, and the sizes of its
+    tensors do not depend on its requests: then kernels read no spans. All tensors are views of
+    `data`, so that one copy moves them; the page table is the last, so that batches that differ
+    only in its size have all other tensors at the same places.
     """
 
     token_ids: torch.Tensor  # int64[T]
@@ -149,7 +157,7 @@ class FlatBatch:
 
     @classmethod
     def over(cls, data: torch.Tensor, sizes: Sizes, spans: tuple[Span, ...]) -> FlatBatch:
-        """The batch whose tensors lie in `data`, uint8[sizes.nbytes]."""
+        """Return the batch whose tensors are in `data`, uint8[sizes.nbytes]."""
         tokens, requests, pages, sampled, plan_words = sizes[:5]
         plan, wide_bytes, narrow_bytes = torch.split(
             data,
@@ -176,13 +184,15 @@ class FlatBatch:
         )
 
     def on(self, device: str | torch.device) -> FlatBatch:
-        """The same on `device`."""
+        """Return the same batch on `device`."""
         if self.data.device == torch.device(device):
             return self
         return self.within(torch.empty(len(self.data), dtype=torch.uint8, device=device))
 
     def within(self, buffer: torch.Tensor) -> FlatBatch:
-        """The same in the first bytes of `buffer`, uint8; from pinned memory no host waits."""
+        """Return the same batch in the first bytes of `buffer`, uint8; from pinned memory the host
+        does not wait.
+        """
         data = buffer[: len(self.data)].copy_(self.data, non_blocking=True)
         return replace(FlatBatch.over(data, self.sizes, self.spans), is_fixed=self.is_fixed)
 
@@ -190,10 +200,11 @@ class FlatBatch:
 def flat_batch(
     pieces: Sequence[Piece], block_size: int, device: str = "cpu", planner: Planner | None = None
 ) -> FlatBatch:
-    """Lay `pieces` one after another, in order; logits come back in that order, too.
+    """Lay out `pieces` one after another; logits come back in the same order.
 
-    It lies on the host, ready to go to `device` (`FlatBatch.on`), with the plan of a `planner`.
-    Raises ValueError for a piece without tokens, or whose blocks do not cover its tokens.
+    The batch is on the host, ready to be copied to `device` (`FlatBatch.on`), with the plan of a
+    `planner`. Raises ValueError for a piece without tokens, or whose blocks do not cover its
+    tokens.
     """
     if not pieces:
         raise ValueError("a batch needs at least one piece")
@@ -210,11 +221,11 @@ def fixed_batch(
     planner: Planner | None = None,
     room_tokens: int | None = None,
 ) -> FlatBatch:
-    """Decodes, one token each, padded to `rows` requests of `pages` pages each.
+    """Return decodes of one token each, padded to `rows` requests of `pages` pages each.
 
-    Rows of padding write nowhere and read the first token of block 0; nobody reads what they give.
-    `room_tokens`: of all contexts together, by which the plan has its size; None: of full pages.
-    Raises ValueError for pieces of other sizes, more of them, or longer ones.
+    Rows of padding write nothing and read the first token of block 0; their results are not used.
+    `room_tokens`: the tokens of all contexts together, for which the plan is sized; None means full
+    pages. Raises ValueError for pieces of other sizes, too many of them, or too long ones.
     """
     if room_tokens is None:
         room_tokens = rows * pages * block_size
@@ -227,7 +238,7 @@ def fixed_batch(
 
 
 def pages_of(piece: Piece, block_size: int) -> int:
-    """Blocks up to its last token."""
+    """Return the number of blocks up to the piece's last token."""
     return -(-(piece.start + len(piece.token_ids)) // block_size)
 
 
@@ -240,8 +251,9 @@ def _laid_out(
     planner: Planner | None,
     room_tokens: int | None,
 ) -> FlatBatch:
-    """`pieces`, then `padding` requests of one token that is kept nowhere; fixed where there is
-    `room_tokens`."""
+    """Return a batch of `pieces`, then `padding` requests of one token that is not stored; it is
+    fixed if `room_tokens` is given.
+    """
     counts = _integers(len(one.token_ids) for one in pieces)
     begins = _integers(one.start for one in pieces)
     _check(pieces, counts, begins, block_size)
@@ -291,7 +303,9 @@ def _integers(values: Iterable[int]) -> Ints64:
 def _table(
     pieces: Sequence[Piece], stops: Ints64, rows: int, pages: int, block_size: int
 ) -> Ints32:
-    """Each piece's blocks up to its last token; elsewhere block 0, which nobody reads."""
+    """Return each piece's blocks up to its last token; the other entries are block 0, and are not
+    read.
+    """
     cells, last = np.zeros((rows, pages), dtype=np.int32), -(-stops // block_size)
     for row, (piece, count) in enumerate(zip(pieces, last.tolist(), strict=True)):
         cells[row, :count] = piece.block_ids[:count]

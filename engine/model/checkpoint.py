@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors shards, checked, read by name, and cut to one shard's parts.
+"""Reads weights from safetensors shards: checked, by name, and cut to the parts of one shard.
 
 Format: huggingface/safetensors 0.8 (8 bytes of header length, little-endian, a JSON header, raw
 data); shards are named by `model.safetensors.index.json`.
@@ -45,7 +45,7 @@ _PLAIN_NAME = re.compile(r"[\w.\-]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is and what the header says of it."""
+    """The place of a tensor in a file, and its entry in the header."""
 
     path: Path
     dtype: str  # as safetensors writes it: BF16, F32 ...
@@ -84,7 +84,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Unmap the files; tensors that were given stay."""
+        """Unmap the files; tensors that were returned stay valid."""
         self._readers.clear()
         self._open_files.close()
 
@@ -96,7 +96,7 @@ class Checkpoint:
         return self._where.keys()
 
     def info(self, name: str) -> TensorInfo:
-        """Where `name` is; raises ModelError where no shard has it."""
+        """Return the place of the tensor `name`. Raises ModelError if no shard has it."""
         found = self._where.get(name)
         if found is None:
             raise ModelError(
@@ -107,7 +107,9 @@ class Checkpoint:
         return found
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ModelError unless `name` is there with `shape` and a floating-point dtype."""
+        """Raise ModelError unless the tensor `name` exists with `shape` and a
+        floating-point dtype.
+        """
         info = self.info(name)
         if info.shape != shape:
             raise ModelError(
@@ -126,7 +128,9 @@ class Checkpoint:
     def tensor(
         self, name: str, rows: slice | None = None, columns: slice | None = None
     ) -> torch.Tensor:
-        """`name`, or those rows and columns of it, in its own dtype on the CPU."""
+        """Return the tensor `name`, or these rows and columns of it, in its own dtype on
+        the CPU.
+        """
         info = self.info(name)
         reader = self._readers.get(info.path)
         if reader is None:
@@ -146,7 +150,7 @@ class Checkpoint:
 
 
 def _index(directory: Path) -> dict[str, Path]:
-    """Tensor name -> shard; empty where the model is one file."""
+    """Return the shard of each tensor by name; empty if the model is one file."""
     path = directory / INDEX
     if not path.exists():
         if not (directory / SINGLE).exists():
@@ -173,7 +177,7 @@ def _index(directory: Path) -> dict[str, Path]:
 
 
 def _header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one file, after checks that its bytes hold them all."""
+    """Return the tensors of one file, after checking that the file has all their bytes."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -210,7 +214,7 @@ Matrix = torch.Tensor | Int8Weight
 
 
 def expected(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and whole shape of every tensor that the shard reads a part of."""
+    """Yield name and whole shape of every tensor that the shard reads a part of."""
     if shard.is_first or (shard.is_last and config.is_tied):
         yield EMBEDDING, (config.vocab, config.hidden_size)
     if shard.is_last:
@@ -245,19 +249,19 @@ def _of_layer(config: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int,
 
 
 def rows_of(matrix: Matrix, which: torch.Tensor) -> torch.Tensor:
-    """Those rows as numbers: the embedding of ids."""
+    """Return these rows of a matrix as numbers: the embedding of token ids."""
     return matrix.rows(which) if isinstance(matrix, Int8Weight) else matrix[which]
 
 
 def part_of(matrix: Matrix, rows: slice) -> Matrix:
-    """Those rows; shares memory."""
+    """Return these rows of a matrix; they share its memory."""
     return matrix.part(rows) if isinstance(matrix, Int8Weight) else matrix[rows]
 
 
 class Weights:
-    """Reads one shard's parts onto its device. Lifetime: while a model loads.
+    """Reads the parts of one shard onto its device. Lifetime: while a model loads.
 
-    Raises ModelError at once for any tensor that is missing or of another shape or dtype.
+    Raises ModelError at once for any tensor that is missing or has another shape or dtype.
     """
 
     def __init__(
@@ -278,24 +282,24 @@ class Weights:
         self.bytes_read = 0  # as they are kept
 
     def vector(self, name: str, rows: slice | None = None) -> torch.Tensor:
-        """A one-dimensional tensor, or `rows` of it."""
+        """Return a one-dimensional tensor, or `rows` of it."""
         return self._counted(self._checkpoint.tensor(name, rows).to(self._device, self._dtype))
 
     def matrix(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Matrix:
-        """A matrix, or those rows and columns of it."""
+        """Return a matrix, or these rows and columns of it."""
         if self._quantization.covers(name):
             return self._int8([(name, rows or slice(None))], columns)
         found = self._checkpoint.tensor(name, rows, columns)
         return self._counted(found.to(self._device, self._dtype).contiguous())
 
     def matrices(self, names: list[tuple[str, slice]]) -> Matrix:
-        """Rows of several matrices of one width, one below the other."""
+        """Return rows of several matrices of one width, one below the other."""
         if self._quantization.covers(names[0][0]):
             return self._int8(names)
         return self.joined(names)
 
     def joined(self, names: list[tuple[str, slice]]) -> torch.Tensor:
-        """Rows of several tensors, one below the other, made in place."""
+        """Return rows of several tensors, one below the other, written in place."""
         parts = [self._checkpoint.tensor(name, rows) for name, rows in names]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         whole = torch.empty(shape, device=self._device, dtype=self._dtype)
@@ -306,7 +310,9 @@ class Weights:
         return self._counted(whole)
 
     def _int8(self, names: list[tuple[str, slice]], columns: slice | None = None) -> Int8Weight:
-        """Rows of several matrices, one below the other, in integers; the same in every shard."""
+        """Return rows of several matrices as integers, one below the other; the integers are the
+        same in every shard.
+        """
         made = []
         for name, rows in names:
             outputs, inputs = self._checkpoint.info(name).shape

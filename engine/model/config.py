@@ -1,8 +1,8 @@
-"""What a model is, without torch: its configuration checked, its shards, its quantization.
+"""The configuration of a model, without torch: checked values, shards, quantization.
 
-`config.json` and `generation_config.json` are read and checked; what the model does not
-implement is refused by name. Both schemas are read: transformers 5 writes `rope_parameters`
-and `dtype`, older folders have `rope_theta`, `rope_scaling` and `torch_dtype`.
+`config.json` and `generation_config.json` are read and checked; features that the model does not
+implement are rejected by name. Both schemas are read: transformers 5 writes `rope_parameters` and
+`dtype`, older folders have `rope_theta`, `rope_scaling` and `torch_dtype`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import msgspec
 
 
 class ModelError(ValueError):
-    """A model cannot be served: which file, what in it, and what to do."""
+    """Raised for a model that cannot be served; the message has the file, the field, and what to
+    do.
+    """
 
     def __init__(self, path: Path, what: str, remedy: str) -> None:
         super().__init__(f"{path}: {what}; {remedy}")
@@ -30,7 +32,9 @@ AGAIN = "fetch the model again, or point to another folder"
 
 
 def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in `path`; raises ModelError where there is none of at most `max_bytes`."""
+    """Return the JSON object in `path`. Raises ModelError if there is none of at most
+    `max_bytes`.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(max_bytes + 1)
@@ -46,9 +50,10 @@ def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object of a file, whose fields are read with type and range checked; null is absent.
+    """An object of a file, whose fields are read with type and range checked; null counts as
+    absent.
 
-    Every reader raises ModelError naming file and field.
+    Every reader raises ModelError with file and field.
     """
 
     path: Path
@@ -56,15 +61,17 @@ class Fields:
     prefix: str = ""  # of the names in errors, for objects within objects
 
     def refuse(self, name: str, what: str, remedy: str) -> ModelError:
-        """The error about the field `name`."""
+        """Return the error about the field `name`."""
         return ModelError(self.path, f"{self.prefix}{name} {what}", remedy)
 
     def has(self, name: str) -> bool:
-        """Whether it is there and not null."""
+        """Return whether the field exists and is not null."""
         return self.values.get(name) is not None
 
     def _value(self, name: str, default: T | None, fits: Callable[[Any], bool], what: str) -> T:
-        """The field, checked; `default` where it is absent, and must be there without one."""
+        """Return the checked field, or `default` if it is absent; without a default it
+        must exist.
+        """
         value = self.values.get(name)
         if value is None:
             if default is None:
@@ -76,13 +83,13 @@ class Fields:
         return checked
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """An int in low..high; must be there where there is no default."""
+        """Return an int in low..high; without a default it must exist."""
         return self._value(
             name, default, lambda value: _is_int(value, low, high), f"an int in {low}..{high}"
         )
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
-        """A float in low..high; must be there where there is no default."""
+        """Return a float in low..high; without a default it must exist."""
 
         def fits(value: Any) -> bool:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -91,21 +98,21 @@ class Fields:
         return float(self._value(name, default, fits, f"a number in {low:g}..{high:g}"))
 
     def flag(self, name: str, default: bool) -> bool:
-        """A bool."""
+        """Return a bool."""
         return self._value(name, default, lambda value: isinstance(value, bool), "true or false")
 
     def text(self, name: str, default: str = "") -> str:
-        """A string."""
+        """Return a string."""
         return self._value(name, default, lambda value: isinstance(value, str), "a string")
 
     def within(self, name: str) -> Fields:
-        """The object in the field `name`; an empty one where it is absent."""
+        """Return the object in the field `name`; an empty one if it is absent."""
         empty: dict[str, Any] = {}
         value = self._value(name, empty, lambda value: isinstance(value, dict), "an object")
         return Fields(self.path, value, f"{self.prefix}{name}.")
 
     def ids(self, name: str, vocab: int) -> tuple[int, ...]:
-        """Token ids, written as one int or a list of at most 256."""
+        """Return token ids, which are written as one int or a list of at most 256."""
         value = self.values.get(name)
         listed = value if isinstance(value, list) else [] if value is None else [value]
         if not all(_is_int(item, 0, vocab - 1) for item in listed):
@@ -142,7 +149,9 @@ def _refuse_unsupported(fields: Fields, arch: str) -> None:
 
 
 def _refuse_sliding(fields: Fields, arch: str) -> None:
-    """Sliding layers as transformers 5.23 finds them: by name, else behind `max_window_layers`."""
+    """Raise ModelError for sliding layers, found as in transformers 5.23: by name, or else after
+    `max_window_layers`.
+    """
     listed = fields.values.get("layer_types")
     if listed is not None:
         if not isinstance(listed, list) or set(map(str, listed)) - {"full_attention"}:
@@ -168,7 +177,9 @@ MAX_FACTOR = 1e6
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary settings; names as in transformers. What a kind has no use for keeps its default."""
+    """Rotary settings; names as in transformers. Fields that a kind does not use have their
+    defaults.
+    """
 
     kind: str  # one of KINDS
     theta: float
@@ -185,7 +196,9 @@ class RopeConfig:
 
 
 def read_rope(fields: Fields, max_positions: int, head_dim: int) -> RopeConfig:
-    """The settings of either schema; raises ModelError for kinds that are not built."""
+    """Return the settings in either schema. Raises ModelError for kinds that are not
+    implemented.
+    """
     if fields.has("rope_parameters"):
         rope = fields.within("rope_parameters")
         theta = rope if rope.has("rope_theta") else fields
@@ -242,10 +255,10 @@ SCALE_BYTES = 4  # float32, of weights and of KV
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What to quantize when a model loads. Lifetime: worker.
+    """The parts to quantize when a model loads. Lifetime: worker.
 
     `weights` int8: the matrices of the layers; int8-all: the embedding and the last layer, too.
-    `kv` auto: the model's own dtype. Raises ValueError naming the setting.
+    `kv` auto: the model's own dtype. Raises ValueError with the setting.
     """
 
     weights: str = "none"
@@ -260,7 +273,7 @@ class Quantization:
                 raise ValueError(f"{setting} must be one of {', '.join(known)}, not {value!r:.40}")
 
     def covers(self, name: str) -> bool:
-        """Whether the tensor `name` is kept as INT8."""
+        """Return whether the tensor `name` is stored as INT8."""
         if self.weights == "none":
             return False
         if name in (EMBEDDING, HEAD):
@@ -268,14 +281,16 @@ class Quantization:
         return name.endswith("_proj.weight")
 
     def weight_bytes(self, name: str, shape: tuple[int, ...], dtype_bytes: int) -> int:
-        """Bytes of the tensor `name`, scales included, in a model of `dtype_bytes` an element."""
+        """Return the bytes of the tensor `name` with its scales, in a model of `dtype_bytes` an
+        element.
+        """
         elements = prod(shape)
         if not self.covers(name):
             return elements * dtype_bytes
         return elements + shape[0] * SCALE_BYTES
 
     def head_bytes(self, head_dim: int, dtype_bytes: int) -> int:
-        """Bytes of one token's K, or V, of one head, its scale included."""
+        """Return the bytes of one token's K, or V, of one head, with its scale."""
         return head_dim * dtype_bytes if self.kv == "auto" else head_dim + SCALE_BYTES
 
 
@@ -284,7 +299,7 @@ PLAIN = Quantization()
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `tp_rank` of `tp_size` in every layer, stage `pp_rank` of `pp_size` of the layers.
+    """Rank `tp_rank` of `tp_size` in every layer, and stage `pp_rank` of `pp_size` of the layers.
 
     Raises ValueError for ranks outside their sizes.
     """
@@ -303,18 +318,20 @@ class Shard:
                 raise ValueError(f"{name}-parallel rank {rank} is outside 0..{size - 1}")
 
     def layers(self, total: int) -> range:
-        """The layers of this stage, of `total`: runs of equal length, or one layer more."""
+        """Return the layers of this stage out of `total`; stages differ by at most one layer."""
         return range(
             total * self.pp_rank // self.pp_size, total * (self.pp_rank + 1) // self.pp_size
         )
 
     def part(self, total: int) -> slice:
-        """This rank's equal part of 0..`total`, which `tp_size` divides."""
+        """Return this rank's equal part of 0..`total`, which `tp_size` divides."""
         share = total // self.tp_size
         return slice(self.tp_rank * share, (self.tp_rank + 1) * share)
 
     def kv_heads(self, total: int) -> slice:
-        """This rank's KV heads, of `total`; ranks share a head where there are more of them."""
+        """Return this rank's KV heads out of `total`; if there are more ranks than heads, ranks
+        share a head.
+        """
         if total >= self.tp_size:
             return self.part(total)
         head = self.tp_rank * total // self.tp_size
@@ -322,12 +339,12 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Its stage embeds the tokens."""
+        """True if its stage embeds the tokens."""
         return self.pp_rank == 0
 
     @property
     def is_last(self) -> bool:
-        """Its stage gives the logits."""
+        """True if its stage computes the logits."""
         return self.pp_rank == self.pp_size - 1
 
 
@@ -344,7 +361,7 @@ ARCHITECTURES = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What `generation_config.json` says of sampling; None where it is silent."""
+    """The sampling parameters in `generation_config.json`; None for those that it does not have."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -355,7 +372,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer of Llama's kind. Sizes in elements."""
+    """The shape of a decoder-only transformer like Llama. Sizes are in elements."""
 
     path: Path  # of config.json
     arch: str  # llama, qwen2 or qwen3
@@ -382,7 +399,7 @@ class ModelConfig:
     def kv_bytes_per_token(
         self, dtype: str, shard: Shard | None = None, quantization: Quantization = PLAIN
     ) -> int:
-        """Bytes of K and V, scales included, that one token takes in one shard's cache."""
+        """Return the bytes of K and V, with scales, of one token in one shard's cache."""
         shard = shard or Shard()
         own = shard.kv_heads(self.kv_heads)
         heads = int(own.stop - own.start)
@@ -390,7 +407,7 @@ class ModelConfig:
         return 2 * layers * heads * quantization.head_bytes(self.head_dim, DTYPE_BYTES[dtype])
 
     def check_shard(self, shard: Shard) -> None:
-        """Raise ModelError unless the heads and widths can be cut that way."""
+        """Raise ModelError unless heads and widths can be divided among the ranks."""
         size = shard.tp_size
         for name, value in (
             ("num_attention_heads", self.heads),
@@ -417,7 +434,9 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The model in a Hugging Face folder. Raises ModelError: file, field, what to do."""
+    """Return the model in a Hugging Face folder. Raises ModelError with the file, the field, and
+    what to do.
+    """
     if not directory.is_dir():
         raise ModelError(directory, "is no folder", "give the folder that has config.json")
     path = directory / FILE
@@ -493,7 +512,9 @@ def _dtype(fields: Fields) -> str:
 def _generation(
     directory: Path, fields: Fields, vocab: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], SamplingDefaults]:
-    """First ids, last ids and sampling; `generation_config.json` has the last word where it is."""
+    """Return first ids, last ids and sampling defaults; `generation_config.json` takes precedence
+    if it exists.
+    """
     bos_ids, eos_ids = fields.ids("bos_token_id", vocab), fields.ids("eos_token_id", vocab)
     path = directory / GENERATION_FILE
     if not path.exists():

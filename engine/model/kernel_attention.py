@@ -1,7 +1,7 @@
 """Attention by the kernels' operators, and the plans that the host makes for them in each step.
 
-On CUDA these are kernels, on CPUs the operators' plain implementations: with the same plans,
-buffers and padding, so that everything but the kernels is tried on CPUs.
+On CUDA the operators are kernels, on CPUs their plain implementations, with the same plans, buffers
+and padding; so everything but the kernels is tested on CPUs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ log = logging.getLogger(__name__)
 class KernelPlanner:
     """Plans steps over `blocks` blocks of `block_size` tokens. Lifetime: worker.
 
-    `shape`: of each rank, with the model's layers; `ranks`: that each have a part of every layer.
+    `shape`: that of each rank, with the model's layers; `ranks`: the number of ranks that each
+    compute a part of every layer.
     """
 
     shape: AttentionShape
@@ -84,7 +85,9 @@ class KernelPlanner:
     def __call__(
         self, spans: Sequence[Span], page_table: torch.Tensor, room_tokens: int | None
     ) -> Plan:
-        """Raises ValueError for a table with blocks that there are not, or for a lack of room."""
+        """Return the plan of a step. Raises ValueError for a table with blocks that do not exist,
+        or for too little room.
+        """
         requests, is_fixed = len(page_table), room_tokens is not None
         decodes = requests if is_fixed else len(list(takewhile(lambda one: one[1] == 1, spans)))
         made = Plan(torch.empty(0, dtype=torch.int32))
@@ -121,26 +124,26 @@ class KernelPlanner:
 
 
 def decode_shape(spans: Sequence[Span]) -> str:
-    """Of these decodes, which share no pages."""
+    """Return the shape of these decodes, which share no pages."""
     is_long = max((stop for _, _, stop in spans), default=0) > LONG_TOKENS
     return "decode_long" if is_long else "decode_short"
 
 
 def prefill_shape(spans: Sequence[Span]) -> str:
-    """Of these chunks."""
+    """Return the shape of these chunks."""
     is_fresh = all(tokens == stop for _, tokens, stop in spans)
     return "prefill_fresh" if is_fresh else "prefill_hit"
 
 
 def shared_part(batch: FlatBatch) -> SharedPlan:
-    """The plan of the first `batch.sizes.decodes` requests."""
+    """Return the plan of the first `batch.sizes.decodes` requests."""
     sizes = batch.sizes
     counts = sizes.decodes, sizes.decode_items, sizes.decode_slots
     return shared_plan.views(batch.plan[: _decode_words(sizes)], *counts)
 
 
 def prefill_part(batch: FlatBatch) -> PrefillPlan:
-    """The plan of the others."""
+    """Return the plan of the requests after the decodes."""
     sizes = batch.sizes
     first = -(-_decode_words(sizes) // ALIGNED) * ALIGNED
     counts = sizes.tokens, sizes.prefill_items, sizes.prefill_slots
@@ -166,12 +169,12 @@ FLASHINFER_PLAN_BYTES = 16 << 20  # a wrapper's 8 MiB, and page ids; there are t
 
 
 class FlashInfer:
-    """Parts of steps by FlashInfer (Ye et al., 2025): its prefill, which takes requests of one row,
-    too, over pages where they lie. Lifetime: model.
+    """Computes parts of steps with FlashInfer (Ye et al., 2025). Lifetime: model.
 
-    A plan goes to the device while the host goes on, out of pinned memory that its wrapper has once
-    and writes again for the next plan. So each kind of part has a wrapper of its own, and waits
-    until its last plan has been sent.
+    It uses FlashInfer's prefill, which also takes requests of one row, over pages in place. A plan
+    is copied to the device while the host goes on, from pinned memory that its wrapper reuses for
+    the next plan. So each kind of part has a wrapper of its own, and waits until its last plan has
+    been sent.
     """
 
     def __init__(self) -> None:
@@ -181,7 +184,9 @@ class FlashInfer:
         self._sent: dict[str, torch.cuda.Event] = {}  # by kind: its last plan
 
     def part(self, kind: str, batch: FlatBatch, requests: range) -> Attend:
-        """What attends for `requests`, which lie side by side; `kind`: decode or prefill."""
+        """Return the function that attends for `requests`, which are adjacent; `kind`: decode or
+        prefill.
+        """
         spans = batch.spans[requests.start : requests.stop]
         rows = slice(spans[0][0], spans[-1][0] + spans[-1][1])
         wrapper: Any = None
@@ -229,12 +234,12 @@ class FlashInfer:
 
 
 def _starts(counts: Ints64) -> torch.Tensor:
-    """Where each begins, int32 on the host, and the end of all."""
+    """Return the start of each run, int32 on the host, and the end of the last."""
     return torch.from_numpy(np.append(0, counts.cumsum())).int()
 
 
 class KernelAttention:
-    """Attention by the operators, but for the shapes for which `ways` name something else.
+    """Attention by the operators, except for shapes for which `ways` name something else.
 
     Batches must have a plan of `KernelPlanner` with the same ways. Raises what the operators raise.
     """
@@ -246,7 +251,9 @@ class KernelAttention:
         self._flashinfer = FlashInfer() if FLASHINFER in ways.values() else None
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
-        """Raises ValueError for a batch without the plan that it needs."""
+        """Return the attention of a batch. Raises ValueError for a batch without the plan that it
+        needs.
+        """
         parts = [part for part in (self._decode_part(batch), self._prefill_part(batch)) if part]
 
         def attention(
@@ -269,7 +276,9 @@ class KernelAttention:
         return attention
 
     def _decode_part(self, batch: FlatBatch) -> Attend | None:
-        """What attends for the first requests; None: all have chunks."""
+        """Return the function that attends for the first requests; None if all requests have
+        chunks.
+        """
         sizes = batch.sizes
         if sizes.decode_items:
             return _decode_of(batch)
@@ -284,7 +293,7 @@ class KernelAttention:
         return self._planless("decode", batch, range(sizes.decodes), way)
 
     def _prefill_part(self, batch: FlatBatch) -> Attend | None:
-        """What attends for the other requests."""
+        """Return the function that attends for the other requests; None if there are none."""
         others = range(batch.sizes.decodes, len(batch.spans))
         if batch.is_fixed or not others:
             return None
@@ -294,7 +303,7 @@ class KernelAttention:
         return self._planless("prefill", batch, others, way)
 
     def _planless(self, kind: str, batch: FlatBatch, rows: range, way: str) -> Attend:
-        """What attends without a plan of ours."""
+        """Return the function that attends without a plan of our own."""
         if way in (KVKERNELS, MMA):
             raise ValueError(PLANLESS)
         if way == FLASHINFER:
@@ -309,7 +318,7 @@ class KernelAttention:
 
 
 def _decode_of(batch: FlatBatch) -> Attend:
-    """What attends for the first requests; its workspace is one for all layers."""
+    """Return the function that attends for the first requests; its workspace serves all layers."""
     table = batch.page_table[: batch.sizes.decodes]
     plan = shared_part(batch)
     workspace = cache(partial(workspace_of, plan))
@@ -324,7 +333,7 @@ def _decode_of(batch: FlatBatch) -> Attend:
 
 
 def _prefill_of(batch: FlatBatch, is_mma: bool) -> Attend:
-    """What attends for the other requests; its workspace is one for all layers."""
+    """Return the function that attends for the other requests; its workspace serves all layers."""
     plan = prefill_part(batch)
     workspace = cache(partial(workspace_of, plan))
 
@@ -338,10 +347,10 @@ def _prefill_of(batch: FlatBatch, is_mma: bool) -> Attend:
 
 
 class FallingBack:
-    """`first` until it fails, torch from there on. Lifetime: model.
+    """Uses `first` until it fails, then torch. Lifetime: model.
 
-    A launch that fails has computed nothing, and K and V can be written twice: so the layer that
-    failed is computed again, and nobody loses a request. What breaks the device is not survived:
+    A failed launch has computed nothing, and K and V can be written twice: so the failed layer is
+    computed again, and no request is lost. An error that breaks the device is not survived, because
     every later call would fail, too.
     """
 
@@ -350,7 +359,9 @@ class FallingBack:
         self._first, self._torch = first, TorchAttention()
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
-        """A batch without a plan comes from a rank 0 whose kernels have failed."""
+        """Return the attention of a batch. A batch without a plan comes from a rank 0 whose kernels
+        have failed.
+        """
         by_torch = cache(partial(self._torch.begin, batch, rotary))
         if self.fell_back:
             return by_torch()
@@ -386,8 +397,10 @@ class FallingBack:
 
 
 def attention_of(backend: str, ways: Ways = ALL_KERNELS) -> Attention:
-    """The backend of that name, one of `kernel_choice`; `ways`: of the kernels. Raises ImportError
-    where one is FlashInfer's and that is not installed."""
+    """Return the backend of that name, one of `kernel_choice`; `ways`: those of the kernels.
+
+    Raises ImportError if one is FlashInfer's and that is not installed.
+    """
     if backend == KVKERNELS:
         return FallingBack(KernelAttention(ways))
     return TorchAttention()

@@ -1,6 +1,7 @@
-"""Which parts of a model CUDA kernels compute: attention, INT8 weights; torch computes the others.
+"""Decides which parts of a model CUDA kernels compute: attention, INT8 weights; torch computes the
+rest.
 
-Imports no torch until a function is called, so that command lines know the names.
+The module imports no torch until a function is called, so that command lines know the names.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ log = logging.getLogger(__name__)
 
 
 def device_lacks(device: str, kernels: Sequence[str]) -> str:
-    """What of the machine; empty where it has all `kernels`, and then the library is loaded.
+    """Return what the machine lacks for `kernels`; "" if it lacks nothing, and then the library is
+    loaded.
 
-    May build it, which takes minutes. CPUs lack nothing: there operators are plain torch.
+    It may build the library, which takes minutes. CPUs lack nothing: there operators are plain
+    torch.
     """
     if device == "cpu":
         return ""
@@ -117,12 +120,16 @@ def choose_attention(
 
 
 def _flashinfer_why_not(device: str, made: AttentionTrial) -> str:
-    """Of this model's shape, for which it may compile for minutes: not in a request's step."""
+    """Return why FlashInfer fails for this model's shape. It may compile for minutes, so it is not
+    called within a request's step.
+    """
     return flashinfer_lacks(device, made.is_quantized) or made.flashinfer_why_not(device)
 
 
 def flashinfer_lacks(device: str, is_quantized: bool) -> str:
-    """Why no part of a step goes by FlashInfer; empty: some may. `is_quantized`: the cache is."""
+    """Return why FlashInfer can compute no part of a step; "" if it can. `is_quantized`: the cache
+    is quantized.
+    """
     if not device.startswith("cuda"):
         return "a CPU"
     if is_quantized:
@@ -180,7 +187,9 @@ def _why_torch(
     shape_lacks: Callable[[], str],
     trial: Callable[[], str],
 ) -> str | None:
-    """Why torch computes `part`, empty where nobody wants the kernels; None: the kernels do."""
+    """Return why torch computes `part`, "" if the kernels were not asked for; None if the kernels
+    compute it.
+    """
     if backend == TORCH or (backend == "auto" and device == "cpu"):
         return ""
     why = shape_lacks() if device != "cpu" else ""
@@ -211,7 +220,7 @@ def _attention_lacks(
     quantization: Quantization,
     block_size: int,
 ) -> str:
-    """What of the model the kernels do not have; empty where they have all."""
+    """Return the property of the model that the kernels do not support; "" if they support all."""
     import torch
 
     from engine.model.kv_cache import kv_storage
@@ -230,7 +239,7 @@ def _attention_lacks(
 
 
 def _int8_lacks(config: ModelConfig, shards: Sequence[Shard], dtype: str) -> str:
-    """What of the model the kernel does not have; empty where it has all."""
+    """Return the property of the model that the kernel does not support; "" if it supports all."""
     import torch
 
     from kvkernels.ops.w8a16 import unsupported

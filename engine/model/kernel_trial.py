@@ -1,6 +1,8 @@
-"""Each kernel run once on a small case when a worker starts, against the operator on the CPU.
+"""Runs each kernel once on a small case when a worker starts, and compares it with the operator on
+the CPU.
 
-What a device or driver cannot run, and what comes out wrong, has a name before the first request.
+So a device or driver that cannot run a kernel, or computes wrong numbers, is reported before the
+first request.
 """
 
 from __future__ import annotations
@@ -45,25 +47,25 @@ Operator = Callable[..., None]  # its name, then its arguments
 
 
 def on_device(name: str, *arguments: object) -> None:
-    """The operator, by the kernels where its tensors are on a GPU."""
+    """Call the operator, which uses the kernels if its tensors are on a GPU."""
     getattr(torch.ops.warmroute, name)(*arguments)
 
 
 def _by_torch(name: str, *arguments: Any) -> None:
-    """`append` without the kernels, where nothing is normed or rotated."""
+    """Call `append` without the kernels, and without norms and rotation."""
     _, k, v, _, _, _, slots, *_ = arguments
     write(k, v, LayerKv(*arguments[-4:]), slots)
 
 
 def row_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Of the worst row [rows, ...]; NaN where one has one."""
+    """Return the error of the worst row [rows, ...]; NaN if a row has one."""
     got, wanted = got.cpu().flatten(1).double(), wanted.flatten(1).double()
     return float(((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTrial:
-    """Attention of these heads over pages of `stored`. Lifetime: call."""
+    """A trial of attention with these heads over pages of `stored`. Lifetime: call."""
 
     heads: int
     kv_heads: int
@@ -74,19 +76,24 @@ class AttentionTrial:
 
     @property
     def is_quantized(self) -> bool:
-        """Pages have scales."""
+        """True if pages have scales."""
         return self.stored != self.dtype
 
     def why_not(self, run: Operator, device: str) -> str:
-        """The first kernel that fails, and how; empty where all are right. A prefill for Hopper
-        that fails is turned off by name, and the one of other GPUs tried."""
+        """Return the first kernel that fails, and how; "" if all are right.
+
+        If the prefill for Hopper fails, it is turned off by name, and the one for other GPUs is
+        tried.
+        """
         try:
             return self._tried(run, device)
         except (RefusedError, RuntimeError) as error:
             return f"a trial: {error!s:.300}"
 
     def flashinfer_why_not(self, device: str) -> str:
-        """Why FlashInfer is not to be taken for decodes and chunks; empty: it is right."""
+        """Return why FlashInfer cannot be used for decodes and chunks; "" if its numbers
+        are right.
+        """
         blocks = self._table().tolist()
         pieces = [Piece([0], LONG - 1, blocks), Piece([0], 4, blocks)]
         pieces += [Piece([0] * 40, LONG - 40, blocks), Piece([0] * 90, 0, blocks)]
@@ -130,7 +137,7 @@ class AttentionTrial:
         return torch.randn(shape, generator=draw).to(self.dtype)
 
     def _tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v as projected, of LONG tokens."""
+        """Return q, k and v of LONG tokens, as projected."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         q, k, v = (self._random(LONG + n, count, self.head_dim) for n, count in enumerate(heads))
         return q[:LONG], k[:LONG], v[:LONG]
@@ -140,7 +147,9 @@ class AttentionTrial:
         return -(-LONG // self.page_tokens)
 
     def _pages(self, run: Operator, device: str) -> tuple[torch.Tensor, torch.Tensor, Scales]:
-        """LONG tokens kept by append, without a turn, in pages from the last one on; NaN else."""
+        """Return pages with LONG tokens, written by append without rotation, in pages from the last
+        one on; the others are NaN.
+        """
         shape = (self._page_count + 1, self.kv_heads, 2, self.page_tokens, self.head_dim)
         scales: Scales = (None, None)
         if not self.is_quantized:
@@ -167,7 +176,7 @@ class AttentionTrial:
         return pages * self.page_tokens + at % self.page_tokens
 
     def _append_error(self, k: torch.Tensor, v: torch.Tensor, scales: Scales) -> float:
-        """Of K and V as they were kept."""
+        """Return the error of K and V as they were stored."""
         at = self._slots()
         pages, tokens = at // self.page_tokens, at % self.page_tokens
         worst = 0.0
@@ -179,7 +188,7 @@ class AttentionTrial:
         return worst
 
     def _prefill_error(self, run: Operator, device: str, kept: Kept) -> float:
-        """Of a chunk whose keys are cut, and one that has no context."""
+        """Return the error of a chunk whose keys are split, and of one without context."""
         k, v, scales = kept
         group, first = self.heads // self.kv_heads, 40
         spans = torch.tensor([[0, first, LONG], [first, 90, 90]])
@@ -201,7 +210,9 @@ class AttentionTrial:
         return row_error(out, wanted)
 
     def _decode_error(self, run: Operator, device: str, kept: Kept) -> float:
-        """Of requests that share nothing, and of as many as take the way of many rows."""
+        """Return the error of requests that share nothing, and of so many that the kernel for many
+        rows is used.
+        """
         k, v, scales = kept
         requests = 17 // (self.heads // self.kv_heads) + 2
         context = torch.full((requests,), LONG)
@@ -220,7 +231,7 @@ class AttentionTrial:
     def _decoded(
         self, q: torch.Tensor, context: torch.Tensor, table: torch.Tensor, costs: Costs, kept: Kept
     ) -> tuple[SharedPlan, torch.Tensor]:
-        """A plan, and what decode by it should give, in float64."""
+        """Return a plan, and the correct result of a decode with it, in float64."""
         shape = AttentionShape(self.heads, self.kv_heads, self.head_dim)
         plan = plan_shared(context, table, len(kept[0]), self.page_tokens, shape, costs).plan
         wanted = torch.empty_like(q, dtype=torch.float64)
@@ -241,7 +252,9 @@ def _on_cpu(kept: Kept) -> tuple[tuple[torch.Tensor, torch.Tensor], Scales]:
 
 
 def int8_why_not(dtype: torch.dtype, most_rows: int, run: Operator, device: str) -> str:
-    """Why INT8 weights are not the kernel's; empty: it is right for one row and for many."""
+    """Return why the kernel cannot be used for INT8 weights; "" if it is right for one row and for
+    many.
+    """
     draw = torch.Generator().manual_seed(1)
     q = torch.randint(-127, 128, (96, 256), generator=draw, dtype=torch.int8)
     scales = torch.rand(96, generator=draw) / 1000

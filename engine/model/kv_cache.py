@@ -1,9 +1,9 @@
 """The paged KV cache of one worker: one tensor, reached through strides, quantized or not.
 
-Physical order is (block, head, layer, K or V, token, dim): one block of one head is one run of
-bytes over all layers, so that a transfer to a worker with other shards copies whole runs.
-`HostKv` keeps blocks that the cache evicts. `KvMemory` is all ranks' memory as transfers between
-workers see it.
+The physical order is (block, head, layer, K or V, token, dim): one block of one head is one run of
+bytes over all layers, so that a transfer to a worker with other shards copies whole runs. `HostKv`
+keeps blocks that the cache evicts. `KvMemory` is the memory of all ranks for transfers between
+workers.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ FP8 = torch.float8_e4m3fn
 
 
 def kv_storage(config: ModelConfig, kv: str, device: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the pool for the setting `kv` in a model of `dtype`.
+    """Return the dtype of the pool for the setting `kv` in a model of `dtype`.
 
-    Raises ModelError for a head_dim whose rows are not aligned, and for fp8 where torch cannot
-    convert to it on `device`.
+    Raises ModelError for a head_dim whose rows are not aligned, and for fp8 if torch cannot convert
+    to it on `device`.
     """
     if kv == "auto":
         return dtype
@@ -69,14 +69,15 @@ def kv_storage(config: ModelConfig, kv: str, device: str, dtype: torch.dtype) ->
 
 
 def largest(storage: torch.dtype) -> float:
-    """The value that a row's absmax becomes: 127 or 448."""
+    """Return the value that a row's absolute maximum becomes: 127 or 448."""
     return 127.0 if storage == torch.int8 else float(torch.finfo(storage).max)
 
 
 def quantize(x: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., dim] -> `storage` of the same shape, float32 scales [...]; NaN stays NaN by scale.
+    """Quantize x [..., dim] to `storage` of the same shape, with float32 scales [...]; NaN stays
+    NaN by its scale.
 
-    Errors: at most scale / 2 in INT8; in FP8 at most |x| / 16, or scale * 2**-10 near zero.
+    Errors are at most scale / 2 in INT8; in FP8 at most |x| / 16, or scale * 2**-10 near zero.
     """
     wide = x if x.dtype == torch.float64 else x.float()
     limit = largest(storage)
@@ -88,14 +89,17 @@ def quantize(x: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, torch
 
 
 def dequantize(values: torch.Tensor, scales: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
-    """values [..., dim] and scales [...] -> numbers in `wide`."""
+    """Return values [..., dim] and scales [...] as numbers in `wide`."""
     return values.to(wide) * scales.to(wide).unsqueeze(-1)
 
 
 def _shared_zeros(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, str]:
-    """Memory without a name of its own, so that nothing of it outlives those who have it open, and
-    where processes of the same host and user open it: `path#name`, for on another host the path may
-    be of another worker's."""
+    """Return shared memory of zeros, and the name `path#name` by which processes of the same host
+    and user map it.
+
+    The memory has no file name of its own, so it is freed when the last process closes it. The name
+    is checked, because on another host the path may be that of another worker's memory.
+    """
     name = f"warmroute-kv-{secrets.token_hex(8)}"
     descriptor = os.memfd_create(name)
     os.ftruncate(descriptor, prod(shape) * dtype.itemsize)
@@ -107,10 +111,10 @@ def _shared_zeros(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tenso
 
 
 def mapped(file: str, size: int, *, writable: bool) -> torch.Tensor:
-    """uint8[size] of memory that `_shared_zeros` made, in whichever process.
+    """Return uint8[size] of memory that `_shared_zeros` made in another process.
 
-    What is not `writable` stays as it is there: written pages become copies. Raises OSError, and
-    ValueError for another file or size.
+    If it is not `writable`, writes go to private copies of pages. Raises OSError, and ValueError
+    for another file or size.
     """
     found = _SHARED.fullmatch(file)
     if found is None:
@@ -136,12 +140,12 @@ class LayerKv(NamedTuple):
 
 
 class KvCache:
-    """KV of `blocks` blocks of `block_size` tokens, for one shard. Lifetime: worker.
+    """The KV of `blocks` blocks of `block_size` tokens, for one shard. Lifetime: worker.
 
-    One block more than asked for takes what padding writes, so that slot -1 needs no branch.
-    `kv` auto keeps K and V in `dtype`, int8 and fp8 in a byte an element with a scale per token and
-    head. `shared`: other processes of this host can map it, as `files` names it (CPUs on Linux).
-    Raises ValueError for no blocks, ModelError for what `kv` cannot do here.
+    One additional block takes the writes of padding, so that slot -1 needs no branch. `kv` auto
+    stores K and V in `dtype`, int8 and fp8 in one byte an element with a scale per token and head.
+    `shared`: other processes of this host can map it, by the names in `files` (CPUs on Linux).
+    Raises ValueError for no blocks, ModelError if `kv` is not supported here.
     """
 
     def __init__(
@@ -180,11 +184,11 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pool and its scales, the scratch block included."""
+        """Bytes of the pool and its scales, with the scratch block."""
         return self.pool.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def layer(self, number: int) -> LayerKv:
-        """K and V of the shard's layer `number`, counted from the shard's first."""
+        """Return K and V of the shard's layer `number`, counted from the shard's first."""
         if not self._layers:
             self._layers = [self._views(one) for one in range(self.pool.shape[2])]
         return self._layers[number]
@@ -199,9 +203,9 @@ class KvCache:
 
 
 class Moves(NamedTuple):
-    """Whole blocks that go from a cache `to_host` memory, or come back. Lifetime: one copy.
+    """Full blocks that are copied from a cache `to_host` memory, or back. Lifetime: one copy.
 
-    `block_ids` of the cache and `host_ids`, as many, belong together one by one.
+    `block_ids` of the cache and `host_ids` correspond one to one.
     """
 
     to_host: bool
@@ -210,10 +214,10 @@ class Moves(NamedTuple):
 
 
 class HostKv:
-    """Blocks of `kv` in host memory, `blocks` at most. Lifetime: worker.
+    """Blocks of `kv` in host memory, at most `blocks`. Lifetime: worker.
 
-    A block is one run of bytes, so it goes in one copy, and its scales in another. On a GPU each
-    direction has a stream of its own beside the one that computes. Raises RuntimeError where CUDA
+    A block is one run of bytes, so it is moved by one copy, and its scales by another. On a GPU
+    each direction has a stream of its own beside the one that computes. Raises RuntimeError if CUDA
     cannot pin the memory.
     """
 
@@ -231,12 +235,14 @@ class HostKv:
 
     @property
     def nbytes(self) -> int:
-        """Of all blocks, scales included."""
+        """Bytes of all blocks with their scales."""
         return sum(host.nbytes for _, host in self._pairs)
 
     def move(self, moves: Moves) -> None:
-        """Copy, and wait until that is done. No step that has not ended writes these blocks. One
-        thread at a time may move in each direction, if the other one moves others."""
+        """Copy blocks, and wait until that is done. No unfinished step may write these blocks.
+
+        One thread at a time may move in each direction, if the other one moves other blocks.
+        """
         stream = self._streams[moves.to_host] if self._streams else None
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             for cache, host in self._pairs:
@@ -250,7 +256,7 @@ class HostKv:
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """Lock `memory` where it is: torch's own pinned memory takes the next power of two."""
+    """Pin `memory` in place; torch's own pinned memory would take the next power of two."""
     if not memory.nbytes:
         return
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -273,14 +279,14 @@ class RankMemory:
 
     @classmethod
     def of(cls, config: ModelConfig, kv: KvCache, shard: Shard | None = None) -> RankMemory:
-        """A cache of this process."""
+        """Return the memory of a cache in this process."""
         scales = None if kv.scales is None else as_bytes(kv.scales)
         layout = layout_of(config, kv.blocks, kv.block_size, kv.pool.element_size(), shard)
         return cls(layout, as_bytes(kv.pool), scales, kv.files)
 
     @classmethod
     def at(cls, layout: PoolLayout, files: tuple[str, str], *, writable: bool) -> RankMemory:
-        """A cache of another process. Raises OSError, ValueError."""
+        """Return the memory of a cache in another process. Raises OSError or ValueError."""
         pool = mapped(files[0], layout.bytes, writable=writable)
         scales = None
         if files[1]:
@@ -289,7 +295,7 @@ class RankMemory:
         return cls(layout, as_bytes(pool), scales, files)
 
     def parts(self) -> list[tuple[PoolLayout, torch.Tensor]]:
-        """The pool, and its scales where it has some."""
+        """Return the pool, and its scales if it has some."""
         found = [(self.layout, self.bytes)]
         return found if self.scales is None else [*found, (_of_scales(self.layout), self.scales)]
 
@@ -297,7 +303,7 @@ class RankMemory:
 def layout_of(
     config: ModelConfig, blocks: int, block_size: int, itemsize: int, shard: Shard | None = None
 ) -> PoolLayout:
-    """Of a `KvCache`, its scratch block included."""
+    """Return the layout of a `KvCache` with its scratch block."""
     shard = shard or Shard()
     heads = shard.kv_heads(config.kv_heads)
     return PoolLayout(
@@ -314,16 +320,16 @@ def _of_scales(layout: PoolLayout) -> PoolLayout:
 
 
 class KvMemory:
-    """A worker's KV for those who read and write it beside the model. Lifetime: worker.
+    """A worker's KV for code that reads and writes it beside the model. Lifetime: worker.
 
-    What it is given is checked by `plan` and `moves`: a block that no pool has raises ValueError.
-    `before_write` waits, in the thread that writes, until what was in the blocks is saved.
+    `plan` and `moves` check their arguments: a block that no pool has raises ValueError.
+    `before_write` waits, in the writing thread, until the blocks' evicted contents are saved.
     """
 
     copies = True
 
     def __init__(self, form: Form, ranks: Sequence[RankMemory], shows_files: bool = False) -> None:
-        """`shows_files`: workers of this host may map it."""
+        """`shows_files`: other workers of this host may map the memory."""
         self.form = form
         self.block_tokens = ranks[0].layout.block_tokens
         self._ranks = ranks
@@ -332,11 +338,13 @@ class KvMemory:
         self.before_write: Callable[[], None] = _no_wait
 
     def size(self, blocks: int) -> int:
-        """Bytes of so many blocks of the whole model."""
+        """Return the bytes of this many blocks of the whole model."""
         return sum(layout.bytes for layout in self._sent(blocks, self.block_tokens))
 
     def pack(self, block_ids: Sequence[int]) -> memoryview:
-        """These blocks of all ranks in the order of `relayout.AXES`, values before scales."""
+        """Return these blocks of all ranks in the order of `relayout.AXES`, values before
+        scales.
+        """
         tokens = len(block_ids) * self.block_tokens
         sent = self._sent(len(block_ids), self.block_tokens)
         buffers = [torch.empty(layout.bytes, dtype=torch.int8) for layout in sent]
@@ -349,7 +357,7 @@ class KvMemory:
     def put(
         self, data: bytes, block_tokens: int, first_block: int, blocks: int, place: Place
     ) -> None:
-        """Scatter what another worker's `pack` gave."""
+        """Write the blocks that another worker's `pack` returned."""
         sent = self._sent(blocks, block_tokens)
         if len(data) != sum(layout.bytes for layout in sent):
             raise ValueError(f"{len(data)} bytes are not the KV of {blocks} blocks")
@@ -363,7 +371,7 @@ class KvMemory:
             _copy([(layout, part)], own, source_ids, place.block_ids, range(*place[1:]))
 
     def copy(self, welcome: Welcome, place: Place) -> int:
-        """Copy out of another worker's memory itself."""
+        """Copy blocks directly from another worker's memory; return the bytes copied."""
         theirs = [self._theirs(pool, welcome.block_tokens) for pool in welcome.pools]
         tokens = range(place.start, place.stop)
         self.before_write()
@@ -381,13 +389,13 @@ class KvMemory:
         return RankMemory.at(layout, (pool.file, pool.scales_file), writable=False)
 
     def _sent(self, blocks: int, block_tokens: int) -> list[PoolLayout]:
-        """What is sent, as pools of the whole model."""
+        """Return the sent bytes as pools of the whole model."""
         layers, heads = range(self.form.layers), range(self.form.heads)
         return [PoolLayout(layers, heads, blocks, block_tokens, row) for row in self._sent_rows]
 
 
 def _no_wait() -> None:
-    """Nothing is ever saved."""
+    """Do nothing: nothing is ever saved."""
 
 
 _Parts = Sequence[tuple[PoolLayout, torch.Tensor]]
@@ -400,7 +408,7 @@ def _copy(
     target_ids: Sequence[int],
     tokens: range,
 ) -> None:
-    """Every target's share of `tokens`, from the sources that have it."""
+    """Copy every target's share of `tokens` from the sources that have it."""
     layouts = tuple(layout for layout, _ in sources)
     for rank, (layout, memory) in enumerate(targets):
         for source, made in _plans(layouts, layout, rank):
@@ -412,7 +420,7 @@ def _copy(
 def _plans(
     sources: tuple[PoolLayout, ...], target: PoolLayout, rank: int
 ) -> tuple[tuple[int, CopyPlan], ...]:
-    """The same for every request between the same pools."""
+    """Return the copy plans, which are the same for every request between the same pools."""
     found = pieces(sources, target, rank)
     return tuple((one.source, plan(sources[one.source], target, one)) for one in found)
 

@@ -1,7 +1,8 @@
 """Layers whose results do not depend on the batch: RMSNorm, linear layers, INT8 weights.
 
-A request's numbers must not depend on what else is in its batch, and libraries for CPUs add up
-in an order of their own by shape. So products are cut into tiles whose sizes a probe found equal.
+A request's numbers must not depend on the other requests in its batch, but libraries for CPUs add
+up in an order that depends on the shape. So products are cut into tiles of sizes that a probe found
+to give equal results.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class HeadNorms(NamedTuple):
-    """Weights [head_dim] that q and k are normed with before the rotation; None: they are not."""
+    """Weights [head_dim] by which q and k are normed before the rotation; None means no norm."""
 
     q: torch.Tensor | None
     k: torch.Tensor | None
@@ -42,14 +43,18 @@ ROW_BY_ROW = (1,)
 
 @cache
 def linear_widths(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Row counts, of WIDTHS, by which x[rows, inputs] @ W[outputs, inputs].T gives equal rows."""
+    """Return the row counts of WIDTHS for which x[rows, inputs] @ W[outputs, inputs].T gives equal
+    rows.
+    """
     weight = _random((outputs, inputs), dtype)
     return agreeing(lambda rows: functional.linear(rows, weight), inputs, dtype)
 
 
 @cache
 def attention_widths(head_dim: int, keys: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Row counts for which both products of attention over a tile of `keys` give equal rows."""
+    """Return the row counts for which both products of attention over a tile of `keys` give equal
+    rows.
+    """
     k, v = _random((1, head_dim, keys), dtype), _random((1, keys, head_dim), dtype)
     scores = agreeing(lambda rows: torch.bmm(rows[None], k)[0], head_dim, dtype)
     mixed = agreeing(lambda rows: torch.bmm(rows[None], v)[0], keys, dtype)
@@ -59,7 +64,9 @@ def attention_widths(head_dim: int, keys: int, dtype: torch.dtype) -> tuple[int,
 def agreeing(
     multiply: Callable[[torch.Tensor], torch.Tensor], inputs: int, dtype: torch.dtype
 ) -> tuple[int, ...]:
-    """The widths whose rows equal the narrowest's, wherever they stand; else ROW_BY_ROW."""
+    """Return the widths whose rows equal those of the narrowest width at any position; else
+    ROW_BY_ROW.
+    """
     rows = _random((WIDTHS[-1], inputs), dtype)
 
     def in_tiles(of: torch.Tensor, width: int) -> torch.Tensor:
@@ -75,7 +82,9 @@ def agreeing(
 
 
 def cuts(rows: int, widths: tuple[int, ...]) -> list[int]:
-    """Tile widths, widest first, that cover `rows`; only the last may reach past them."""
+    """Return tile widths, widest first, that cover `rows`; only the last tile may be wider than
+    what is left.
+    """
     chosen, left = [], rows
     for width in reversed(widths):
         chosen += [width] * (left // width)
@@ -93,13 +102,15 @@ MAX_READ = 1 << 24  # elements that are quantized at once
 
 
 class Int8Kernel:
-    """Products of few rows by the operator `w8a16`, by torch once one failed. Lifetime: model."""
+    """Computes products of few rows by the operator `w8a16`, and by torch once that failed.
+    Lifetime: model.
+    """
 
     def __init__(self) -> None:
         self.fell_back = ""  # why torch does it by now
 
     def __call__(self, x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
-        """x @ (q * scales).T, reading the weights as they are kept."""
+        """Return x @ (q * scales).T, reading the weights as they are stored."""
         if not self.fell_back:
             y = torch.empty(len(x), len(weight.q), dtype=x.dtype, device=x.device)
             try:
@@ -114,7 +125,7 @@ class Int8Kernel:
 
 
 class Int8Weight(NamedTuple):
-    """A matrix [outputs, inputs] in integers. Lifetime: model."""
+    """A matrix [outputs, inputs] of integers. Lifetime: model."""
 
     q: torch.Tensor  # int8[outputs, inputs]
     scales: torch.Tensor  # [outputs], float32, or float64 in float64 models
@@ -122,17 +133,17 @@ class Int8Weight(NamedTuple):
     kernel: Int8Kernel | None = None  # multiplies few rows
 
     def rows(self, which: torch.Tensor) -> torch.Tensor:
-        """Those rows as numbers: what an embedding gives for ids."""
+        """Return these rows as numbers: the embedding of token ids."""
         wide = self.scales.dtype
         return (self.q[which].to(wide) * self.scales[which].unsqueeze(-1)).to(self.dtype)
 
     def part(self, rows: slice) -> Int8Weight:
-        """Those rows with their scales; shares memory."""
+        """Return these rows with their scales; they share memory."""
         return self._replace(q=self.q[rows], scales=self.scales[rows])
 
 
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[outputs, inputs] -> int8 of the same shape, float32 scales [outputs]."""
+    """Quantize [outputs, inputs] to int8 of the same shape, with float32 scales [outputs]."""
     wide = rows if rows.dtype == torch.float64 else rows.float()
     scales = (wide.abs().amax(-1) / LIMIT).float()
     # A row of zeros has a scale that zeros can be divided by.
@@ -147,9 +158,9 @@ def read_rows(
     inputs: int,
     columns: slice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize `rows` of a matrix whose whole rows `read` gives, and keep `columns` of them.
+    """Quantize `rows` of a matrix, whose whole rows `read` returns, and keep `columns` of them.
 
-    Works in pieces, so that the wide weights are never in memory as a whole.
+    It works in pieces, so that the wide weights are never in memory as a whole.
     """
     kept = len(range(*(columns or slice(None)).indices(inputs)))
     outputs = rows.stop - rows.start
@@ -169,13 +180,13 @@ MAX_WIDENED = 1 << 24  # INT8 weights that stand in the model's dtype at once
 
 
 class Ranks(Protocol):
-    """What the ranks of one tensor-parallel group do together."""
+    """The collective operations of the ranks of one tensor-parallel group."""
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `x`."""
+        """Return the sum of all ranks' `x`."""
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """All ranks' `x`, in order of rank, joined along the last dimension."""
+        """Return all ranks' `x` in order of rank, joined along the last dimension."""
 
 
 class Alone:
@@ -189,14 +200,17 @@ class Alone:
 
 
 def is_exact(tensor: torch.Tensor) -> bool:
-    """Whether results there must not depend on the batch: float32 and float64 on the CPU."""
+    """Return whether results of this tensor must not depend on the batch: float32 and float64 on
+    the CPU.
+    """
     return tensor.device.type == "cpu" and tensor.dtype in EXACT
 
 
 class Linear:
-    """x [T, inputs] -> [T, outputs] with `weight` [outputs, inputs]. Lifetime: model.
+    """A linear layer: x [T, inputs] to [T, outputs], with `weight` [outputs, inputs]. Lifetime:
+    model.
 
-    On the CPU in float32 and float64 a row's result does not depend on the rows beside it.
+    On the CPU in float32 and float64, a row's result does not depend on the other rows.
     """
 
     def __init__(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> None:
@@ -225,7 +239,7 @@ def _probe(weight: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def _in_tiles(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x @ weight.T in tiles of rows that all give the same bits."""
+    """Return x @ weight.T, computed in tiles of rows that all give the same bits."""
     if x.shape[0] == 0:
         return functional.linear(x, weight)
     outputs, inputs = weight.shape
@@ -238,7 +252,9 @@ def _in_tiles(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _widened(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
-    """x @ (q * scales).T, some output channels at a time, so that few weights are wide at once."""
+    """Return x @ (q * scales).T, with a part of the output channels at a time, so that few weights
+    are wide at once.
+    """
     multiply = _in_tiles if is_exact(x) else functional.linear
     parts = []
     for part in _parts(weight):
@@ -253,14 +269,16 @@ def _widened(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
 
 
 def _parts(weight: Int8Weight) -> list[Int8Weight]:
-    """Runs of output channels, of at most MAX_WIDENED weights or one channel."""
+    """Return runs of output channels, each of at most MAX_WIDENED weights or one channel."""
     outputs, inputs = weight.q.shape
     step = max(1, MAX_WIDENED // inputs)
     return [weight.part(slice(start, start + step)) for start in range(0, outputs, step)]
 
 
 class RowParallel:
-    """Each rank has some of the inputs: the ranks' results are added, then the bias, once."""
+    """A linear layer of which each rank has some inputs: the ranks' results are added, then the
+    bias, once.
+    """
 
     def __init__(
         self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None, ranks: Ranks

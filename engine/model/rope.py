@@ -15,10 +15,11 @@ from engine.model.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_tokens: int) -> torch.Tensor:
-    """float64[head_dim / 2]: radians a position, for sequences of up to `max_tokens`.
+    """Return float64[head_dim / 2]: radians for each position, for sequences of up to `max_tokens`.
 
-    Dynamic scaling depends on the length. Cached keys keep the rotation they were written with,
-    so it is taken from the longest sequence that is served, once: none up to the trained length.
+    Dynamic scaling depends on the length. Cached keys keep the rotation that they were written
+    with, so the scaling is that of the longest sequence that is served: none up to the trained
+    length.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     theta = rope.theta
@@ -36,7 +37,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_tokens: int) -> tor
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied with; 1 but for yarn."""
+    """Return the factor of cosines and sines; 1 except for yarn."""
     if rope.kind != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -51,7 +52,9 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths divided by the factor, short ones kept, a ramp between."""
+    """Return frequencies with long wavelengths divided by the factor, short ones kept, and a ramp
+    between.
+    """
     turns = rope.original_positions * plain / (2 * math.pi)  # within the trained length
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = ramp.clamp(0, 1)
@@ -59,7 +62,9 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Dimensions of many turns kept, of few turns divided by the factor, a ramp between."""
+    """Return frequencies with dimensions of many turns kept, those of few turns divided by the
+    factor, and a ramp between.
+    """
 
     def dimension(turns: float) -> float:
         ratio = rope.original_positions / (turns * 2 * math.pi)
@@ -77,9 +82,9 @@ def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 class Rotary:
-    """Cosines and sines of all positions below `max_tokens`. Lifetime: model.
+    """The cosines and sines of all positions below `max_tokens`. Lifetime: model.
 
-    `cos`, `sin`: [max_tokens, head_dim / 2], float64 where the model is, else float32.
+    `cos`, `sin`: [max_tokens, head_dim / 2], float64 if the model is, else float32.
     """
 
     def __init__(
@@ -93,11 +98,13 @@ class Rotary:
         self.sin = (angles.sin() * scale).to(device, kept)
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [T, 1, head_dim / 2] of `positions` int64[T]."""
+        """Return the cosines and sines [T, 1, head_dim / 2] of `positions` int64[T]."""
         return self.cos[positions][:, None], self.sin[positions][:, None]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`x` [T, heads, head_dim] turned in halves (dimension i with i + head_dim / 2), its dtype."""
+    """Return `x` [T, heads, head_dim] rotated in halves (dimension i with i + head_dim / 2), in its
+    dtype.
+    """
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

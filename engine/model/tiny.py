@@ -1,7 +1,7 @@
-"""A small random checkpoint with tokenizer and chat template: for tests, and for a first run.
+"""Writes a small random checkpoint with tokenizer and chat template, for tests and for a first run.
 
-Needs no network and nothing beyond the router's own libraries; the same settings and seed give
-the same bytes.
+It needs no network and no library beyond the router's own; the same settings and seed give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class SpecialIds(NamedTuple):
 
 
 def special_ids(arch: str) -> SpecialIds:
-    """The special ids of `arch`; they follow the bytes."""
+    """Return the special ids of `arch`, which follow the ids of the bytes."""
     if arch == "llama":
         return SpecialIds(BYTES, (BYTES + 1, BYTES + 4))
     return SpecialIds(BYTES, (BYTES + 2, BYTES))
 
 
 def write_tokenizer(directory: Path, arch: str) -> None:
-    """Write tokenizer.json and tokenizer_config.json with the chat template; raises OSError."""
+    """Write tokenizer.json and tokenizer_config.json with the chat template. Raises OSError."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: number for number, token in enumerate(alphabet)}
     made = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -109,9 +109,10 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class TinySettings:
-    """What to write. `rope` is the value of `rope_scaling`; empty for the architecture's own.
+    """The settings of the checkpoint. `rope` is the value of `rope_scaling`; empty means the
+    architecture's own.
 
-    Raises ValueError for an architecture or dtype that is not built.
+    Raises ValueError for an architecture or dtype that is not implemented.
     """
 
     arch: str = "llama"
@@ -136,19 +137,18 @@ class TinySettings:
 
     @property
     def dim(self) -> int:
-        """Elements of a head."""
+        """Number of elements of a head."""
         return self.head_dim or self.hidden_size // self.heads * (2 if self.arch == "qwen3" else 1)
 
     @property
     def ties(self) -> bool:
-        """Whether the embedding is the last layer, too."""
+        """True if the embedding is also the last layer."""
         return self.arch == "qwen2" if self.is_tied is None else self.is_tied
 
 
 def make_tiny(directory: Path, settings: TinySettings | None = None) -> None:
-    """Write the checkpoint into `directory`, which is made; raises OSError.
-
-    What is in the folder under the same names is replaced.
+    """Write the checkpoint into `directory`, which is created; files of the same names are
+    replaced. Raises OSError.
     """
     settings = settings or TinySettings()
     directory.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,9 @@ def _config(settings: TinySettings, ids: Any) -> dict[str, Any]:
 
 
 def _weights(settings: TinySettings) -> dict[str, Weight]:
-    """Random tensors, scaled so that activations keep their size and attention is not flat."""
+    """Return random tensors, scaled so that activations keep their size and attention is
+    not flat.
+    """
     draw = np.random.default_rng(settings.seed)
 
     def matrix(outputs: int, inputs: int) -> Weight:
@@ -228,7 +230,7 @@ def _weights(settings: TinySettings) -> dict[str, Weight]:
 
 
 def _write_weights(directory: Path, weights: dict[str, Weight], settings: TinySettings) -> None:
-    """All in `model.safetensors`, or dealt out to shards with an index."""
+    """Write all weights into `model.safetensors`, or distribute them over shards with an index."""
     count = settings.shards
     if count == 1:
         _write_shard(directory / "model.safetensors", weights, settings.dtype)
@@ -248,7 +250,9 @@ def _write_weights(directory: Path, weights: dict[str, Weight], settings: TinySe
 
 
 def _write_shard(path: Path, weights: Mapping[str, Weight], dtype: str) -> None:
-    """The format of safetensors 0.8: length of the header, header padded to 8 bytes, raw data."""
+    """Write a file in the format of safetensors 0.8: length of the header, header padded to 8
+    bytes, raw data.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parts, at = list[bytes](), 0
     for name, weight in weights.items():
@@ -266,7 +270,7 @@ def _write_shard(path: Path, weights: Mapping[str, Weight], dtype: str) -> None:
 
 
 def _raw(weight: Weight, dtype: str) -> bytes:
-    """Little-endian bytes; bfloat16 is the upper half of a float32, rounded to even."""
+    """Return little-endian bytes; bfloat16 is the upper half of a float32, rounded to even."""
     if dtype == "float32":
         return weight.astype("<f4").tobytes()
     bits = weight.view(np.uint32)

@@ -1,7 +1,7 @@
 """The transformer of Llama, Qwen2 and Qwen3: a flat batch in, logits out, KV into its pages.
 
 Names of tensors and the order of operations follow transformers 5.23 (`modeling_llama.py`,
-`modeling_qwen2.py`, `modeling_qwen3.py`), which the tests hold it against.
+`modeling_qwen2.py`, `modeling_qwen3.py`), with which the tests compare it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from engine.model.rope import Rotary
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(x); on CPUs by steps whose bits do not depend on where a number stands."""
+    """Return x * sigmoid(x); on CPUs computed so that a number's bits do not depend on its
+    position.
+    """
     return x / (1 + (-x).exp()) if is_exact(x) else functional.silu(x)
 
 
@@ -81,7 +83,9 @@ class Layer:
         )
 
     def __call__(self, x: torch.Tensor, attention: StepAttention, kv: LayerKv) -> torch.Tensor:
-        """x [T, hidden] -> the same shape; the batch's K and V are written to `kv`."""
+        """Return the layer's output for x [T, hidden], in the same shape; the batch's K and V are
+        written to `kv`.
+        """
         x = x + self._attention(rms_norm(x, self._before, self._eps), attention, kv)
         gate, up = self._gate_up(rms_norm(x, self._between, self._eps)).chunk(2, dim=-1)
         return x + self._down(silu(gate.contiguous()) * up)
@@ -94,12 +98,12 @@ class Layer:
 
 
 class Transformer:
-    """One shard of a model on one device. Lifetime: worker; holds weights, no request.
+    """One shard of a model on one device. Lifetime: worker; it holds weights, no request.
 
-    `max_tokens` (at most, and by default, the model's max_positions; beyond it for dynamic
-    scaling) bounds positions; `quantization` says which weights are kept as INT8, `attention` what
-    computes it, `int8_kernel` whether few rows are multiplied by those weights as they are kept.
-    Raises ModelError for a checkpoint that does not fit the config.
+    `max_tokens` bounds positions; it is at most, and by default, the model's max_positions, and may
+    exceed it for dynamic scaling. `quantization` says which weights are stored as INT8, `attention`
+    what computes attention, `int8_kernel` whether few rows are multiplied by INT8 weights as they
+    are stored. Raises ModelError for a checkpoint that does not fit the config.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class Transformer:
 
     @property
     def fell_back(self) -> FellBack:
-        """What torch computes in place of kernels that failed, and why."""
+        """The parts that torch computes in place of failed kernels, and why."""
         whys = {"attention": self._attention.fell_back, "int8": self._int8 and self._int8.fell_back}
         return {part: why for part, why in whys.items() if why}
 
@@ -149,10 +153,12 @@ class Transformer:
     def forward(
         self, batch: FlatBatch, kv: KvCache, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Logits [S, vocab] of the batch's sample rows, float32 (float64 in float64 models).
+        """Return the logits [S, vocab] of the batch's sample rows, float32 (float64 in float64
+        models).
 
-        A stage before the last gives hidden states [T, hidden size] instead, and one after the
-        first takes them as `hidden`. Positions must be below `max_tokens`, ids below the vocab.
+        A stage before the last returns hidden states [T, hidden size] instead, and one after the
+        first takes them as `hidden`. Positions must be below `max_tokens`, ids below the
+        vocabulary's size.
         """
         if self._embedding is not None:
             x = rows_of(self._embedding, batch.token_ids)

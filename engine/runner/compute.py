@@ -1,7 +1,8 @@
-"""Steps on a device, in order: batch, logits, tokens; whole models, and models in stages.
+"""Computes steps on a device in order: batch, logits, tokens; for whole models and for models in
+stages.
 
-On a GPU nothing here waits for what was launched, so that a step is launched while the one
-before it computes; only `wait` of a launched step waits.
+On a GPU nothing here waits for launched work, so that a step is launched while the previous one
+computes; only `wait` of a launched step waits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from engine.scheduler.types import Step
 
 
 class Chosen(NamedTuple):
-    """One request's token of a step; -1 where its logits are no numbers."""
+    """The token of one request in a step; -1 if its logits are not numbers."""
 
     request: Request
     token: int
@@ -31,29 +32,31 @@ class Chosen(NamedTuple):
 
 
 class Model(Protocol):
-    """What a step is computed with."""
+    """The model that computes a step."""
 
     @property
     def fell_back(self) -> FellBack:
-        """What torch computes in place of kernels that failed, and why."""
+        """The parts that torch computes in place of failed kernels, and why."""
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
-        """[S, vocab] of the batch's sample rows; K and V of its tokens are kept."""
+        """Return the logits [S, vocab] of the batch's sample rows; K and V of its tokens are
+        stored.
+        """
 
     def move(self, moves: Moves) -> None:
-        """As `HostKv.move`, in all ranks."""
+        """Copy blocks in all ranks, as `HostKv.move` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step that computes, or has. Lifetime: step."""
+    """A step that was launched, and may still compute. Lifetime: step."""
 
     sampled: list[Request]
     made: Sampled | None = None  # None: a step that stays short of every prompt's end
     event: torch.cuda.Event | None = None  # passed when it has ended
 
     def tokens(self) -> Mapping[int, int]:
-        """Waits; the tokens by request id."""
+        """Wait, and return the tokens by request id."""
         if self.made is None:
             return NOTHING
         self._synchronize()
@@ -61,7 +64,7 @@ class Launched:
         return {one.request_id: token for one, token in zip(self.sampled, ids, strict=True)}
 
     def wait(self) -> list[Chosen]:
-        """Waits; each sampled request's token."""
+        """Wait, and return each sampled request's token."""
         # Where there is none, too: KV counts as computed from now on, and may be copied.
         self._synchronize()
         if self.made is None:
@@ -75,11 +78,12 @@ class Launched:
 
 
 class Compute:
-    """A model, a sampler and the tokens between them. Lifetime: worker.
+    """A model, a sampler, and the tokens between them. Lifetime: worker.
 
-    `lay_out` is the event loop's, `enter` and `launch` the model's thread's; `rows`: requests that
-    may run at once. `graphs` take the steps of decodes that they have room for. `planner`: of what
-    the model's kernels read. `int8`: what multiplies INT8 weights, where there are any.
+    The event loop calls `lay_out`, the model's thread `enter` and `launch`. `rows`: the number of
+    requests that may run at once. `graphs` take the decode steps that they have room for.
+    `planner`: plans for the model's kernels. `int8`: the backend of products with INT8 weights, if
+    there are any.
     """
 
     def __init__(
@@ -105,12 +109,14 @@ class Compute:
         self._before = Launched([])
 
     def enter(self) -> None:
-        """First in the thread that launches: events are recorded on its device."""
+        """Set up the launching thread; call it there first, because events are recorded on its
+        device.
+        """
         if self.is_later:
             torch.cuda.set_device(self._device)
 
     def lay_out(self, step: Step) -> LaidOut:
-        """`step`, just scheduled, as the model takes it."""
+        """Return `step`, just scheduled, in the form for the model."""
         work = work_of(step, self._pool, self._blocks)
         graph: GraphUse | None = None
         planner, int8, fell_back = self._planner, self._int8, self._model.fell_back
@@ -127,11 +133,13 @@ class Compute:
         return LaidOut(work, batch, graph, int8)
 
     def lost(self) -> str:
-        """After a failed step: why no step will be computed any more; empty: some may. Waits."""
+        """Return, after a failed step, why no step can be computed any more; "" if some can. It
+        waits.
+        """
         return device_lost(self._device)
 
     def launch(self, step: LaidOut) -> Launched:
-        """Compute a step after all those launched before it. Raises what the model raises."""
+        """Compute a step after all those launched before. Raises what the model raises."""
         before, self._before = self._before, Launched([])
         work, logits = step.work, self._logits(step.batch)
         made, event = None, None
@@ -147,7 +155,9 @@ class Compute:
         return self._before
 
     def move(self, moves: Moves) -> None:
-        """Copy blocks between the cache and host memory, in any thread. Raises what that raises."""
+        """Copy blocks between the cache and host memory, in any thread. Raises what the model's
+        `move` raises.
+        """
         self._model.move(moves)
 
     def _logits(self, batch: FlatBatch) -> torch.Tensor:
@@ -165,7 +175,9 @@ class Staged(Model, Protocol):
     """A model in stages, seen from its first."""
 
     def begin(self, batch: FlatBatch) -> Callable[[], torch.Tensor]:
-        """Compute the first stage; what waits for the last one and gives the logits."""
+        """Compute the first stage; return a function that waits for the last stage and returns the
+        logits.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +190,7 @@ class Begun:
     stream: torch.cuda.Stream | None
 
     def wait(self) -> list[Chosen]:
-        """Waits, and samples; beside the first stage's next step, so on a stream of its own."""
+        """Wait and sample, on a stream of its own beside the first stage's next step."""
         with torch.cuda.stream(self.stream):
             logits, work = self.end(), self.work
             if not work.sampled:
@@ -188,8 +200,7 @@ class Begun:
 
 
 class StagedCompute(Compute):
-    """As `Compute`, for a model in stages: every token of a step is known before it is laid out.
-
+    """A `Compute` for a model in stages: every token of a step is known before it is laid out.
     Lifetime: worker.
     """
 
@@ -211,11 +222,11 @@ class StagedCompute(Compute):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def enter(self) -> None:
-        """First in each of the threads."""
+        """Set up a thread; call it first in each of them."""
         if is_cuda(self._device):
             torch.cuda.set_device(self._device)
 
     def launch(self, step: LaidOut) -> Begun:  # type: ignore[override]
-        """Compute the first stage after all steps before it. Raises what the model raises."""
+        """Compute the first stage after all steps launched before. Raises what the model raises."""
         end = self._stages.begin(step.batch.on(self._device))
         return Begun(step.work, self._sampler, end, self._stream)

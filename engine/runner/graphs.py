@@ -1,9 +1,9 @@
-"""Steps of decodes at fixed sizes on fixed buffers: CUDA graphs, where there is CUDA.
+"""Runs decode steps at fixed sizes on fixed buffers: as CUDA graphs where there is CUDA.
 
 A graph replays what was launched once, on the same memory: so a step is padded to the next size,
-and one copy refreshes what the kernels read; of the page table it brings rows as wide as the step's
-longest. Anywhere else the same function is called on the same memory, which saves nothing and is
-how CPUs try all of it but the capture (torch.cuda.graph).
+and one copy refreshes what the kernels read; rows of the page table are copied only as wide as the
+step's longest. Elsewhere the same function is called on the same memory, which saves nothing, but
+lets CPUs test everything except the capture (torch.cuda.graph).
 """
 
 from __future__ import annotations
@@ -31,37 +31,38 @@ log = logging.getLogger(__name__)
 
 
 def graph_rows(most: int) -> list[int]:
-    """The sizes up to `most` decodes: 1, 2, 4, 8, then every 16th, and `most`."""
+    """Return the sizes up to `most` decodes: 1, 2, 4, 8, then every 16th, and `most`."""
     return sorted({rows for rows in (1, 2, 4, 8, *range(16, most, 16)) if rows < most} | {most})
 
 
 class GraphRoom(NamedTuple):
-    """What a step may have to be one of a graph of any size."""
+    """The limits of a step that can be run by a graph of any size."""
 
     pages: int  # of each request
     tokens: int  # of all contexts together
 
     @property
     def table_bytes(self) -> int:
-        """A row of the page table's."""
+        """Bytes of a row of the page table."""
         return self.pages * torch.int32.itemsize
 
 
 def graph_room(rows: int, max_tokens: int, block_size: int, has_kernels: bool) -> GraphRoom:
-    """That of graphs of up to `rows` requests, none of which has more than `max_tokens`."""
+    """Return the limits of graphs of up to `rows` requests, each of at most `max_tokens`."""
     pages = -(-(max_tokens if has_kernels else min(max_tokens, GRAPH_TOKENS)) // block_size)
     longest = pages * block_size
     return GraphRoom(pages, min(rows * longest, max(rows * KERNEL_GRAPH_TOKENS, longest)))
 
 
 class DecodeGraphs:
-    """Decodes of up to `rows` requests with contexts of up to `max_tokens`. Lifetime: worker.
+    """Graphs of decodes of up to `rows` requests with contexts of up to `max_tokens`. Lifetime:
+    worker.
 
-    `forward(batch)` gives the logits of a fixed batch, [rows, `vocab`], as `dtype`. All graphs
-    share their memory, and the batch's: one is replayed at a time, and what leaves it is copied
-    out. Where one cannot be captured or replayed, all are off from then on and `failed` says why,
-    unless the device is lost, too: that raises what the graph raised. `fell_back` says which of the
-    model's kernels have failed: then what torch computes in their place is no graph's.
+    `forward(batch)` returns the logits of a fixed batch, [rows, `vocab`], as `dtype`. All graphs
+    share their memory, and the batch's: one is replayed at a time, and its results are copied out.
+    If one cannot be captured or replayed, all graphs are off from then on and `failed` says why; if
+    the device is lost, too, the error is raised. `fell_back` says which of the model's kernels have
+    failed: steps of those parts use no graph.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class DecodeGraphs:
         )
 
     def use(self, pieces: Sequence[Piece], has_chunks: bool) -> GraphUse:
-        """Whether a graph has room for a step of `pieces`, or why not."""
+        """Return whether a graph has room for a step of `pieces`, or why not."""
         if self.failed:
             return "fallback"
         if has_chunks:
@@ -110,7 +111,7 @@ class DecodeGraphs:
         return "hit" if fits and len(pieces) <= self._sizes[-1] else "graph_limit"
 
     def lay_out(self, pieces: Sequence[Piece]) -> FlatBatch:
-        """`pieces`, of a hit, padded to the next size; on the host."""
+        """Return `pieces` that fit a graph, padded to the next size; on the host."""
         rows = self._sizes[bisect_left(self._sizes, len(pieces))]
         # Torch reads rows of the table as wide as the graph's; the plan names what kernels read.
         pages = self._room.pages if self._planner is None else self._longest(pieces)
@@ -125,9 +126,10 @@ class DecodeGraphs:
         return fixed_batch(pieces, *sizes, self._planner, room_tokens)
 
     def logits(self, batch: FlatBatch, fill: Callable[[FlatBatch], None]) -> torch.Tensor:
-        """[rows, vocab] of what `lay_out` gave, padding included; true until the next call.
+        """Return [rows, vocab] of a batch from `lay_out`, padding included; valid until the next
+        call.
 
-        `fill` puts tokens into the batch that it lacks, where it is computed.
+        `fill` puts tokens that the batch lacks into it, on the device.
         """
         run = self._graphs[len(batch.token_ids)]
         given = batch.within(self._data)
@@ -147,7 +149,7 @@ class DecodeGraphs:
         log.error("graphs: steps go without from here on, because of %s", self.failed)
 
     def _capture(self) -> dict[int, Callable[[], None]]:
-        """What computes the batch of each size that is in `_data`."""
+        """Return, by size, the function that computes the batch in `_data`."""
         largest = self._fixed([], self._sizes[-1], self._room.pages)
         self._data = torch.zeros(largest.sizes.nbytes, dtype=torch.uint8, device=self._device)
         # The largest first: the others find room in its memory.

@@ -1,8 +1,9 @@
-"""Rank 0's side of a group: starts the other ranks as processes, gives each every batch.
+"""Rank 0's side of a group: starts the other ranks as processes, and sends each of them every
+batch.
 
-Batches go down the ranks' standard inputs: a rank that waits there waits as long as it must, and
-sees at once when rank 0 is gone. A rank that ends, or does nothing for `RankSpec.step_s`, ends the
-group: every step after that fails, and the engine with it (exit code 3).
+Batches are sent through the ranks' standard inputs: a waiting rank may wait as long as needed, and
+notices at once if rank 0 is gone. A rank that ends, or does nothing for `RankSpec.step_s`, ends the
+group: every later step fails, and the engine with it (exit code 3).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from engine.runner.ranks import MOVED, READY, RankModel, RankSpec, batch_bytes, 
 
 
 class RankStuck(RuntimeError):  # noqa: N818 - what happened, not a kind of mistake
-    """A rank lives and does nothing: stopped, or it hangs."""
+    """Raised for a rank that is alive but does nothing: it is stopped, or it hangs."""
 
 
 def give(process: subprocess.Popen[bytes], data: bytes, limit_s: float) -> None:
-    """Write `data` to the process's standard input, within `limit_s`.
+    """Write `data` to the process's standard input within `limit_s`.
 
-    Raises RankStuck where it does not take them, OSError where it is gone.
+    Raises RankStuck if the process does not read it, OSError if it is gone.
     """
     assert process.stdin is not None
     pipe = process.stdin.fileno()
@@ -51,9 +52,10 @@ def give(process: subprocess.Popen[bytes], data: bytes, limit_s: float) -> None:
 
 
 def line_of(process: subprocess.Popen[bytes], limit_s: float, what: str) -> bytes:
-    """A line of its standard output, which says `what`; what there is of it where that ends.
+    """Return a line of the process's standard output, which says `what`; a part of a line if the
+    output ends.
 
-    Raises RankStuck where none came.
+    Raises RankStuck if none came in time.
     """
     assert process.stdout is not None
     poll = select.poll()
@@ -70,16 +72,16 @@ log = logging.getLogger(__name__)
 
 
 class GroupLost(RuntimeError):  # noqa: N818 - what happened, not a kind of mistake
-    """A rank is gone, and with it a part of the model."""
+    """Raised if a rank is gone, and with it a part of the model."""
 
 
 class Group:
     """The ranks of one worker. Lifetime: worker; `close` ends their processes."""
 
     def __init__(self, spec: RankSpec) -> None:
-        """`spec` of rank 0; its port is chosen here. Returns when every rank has loaded.
+        """`spec` is that of rank 0; its port is chosen here. Returns when every rank has loaded.
 
-        Raises what loading raises, or GroupLost where another rank could not.
+        Raises what loading raises, or GroupLost if another rank could not load.
         """
         spec = replace(spec, rank=0, port=_free_port())
         size = spec.tp_size * spec.pp_size
@@ -102,7 +104,7 @@ class Group:
             raise
 
     def _meet(self, spec: RankSpec) -> RankModel:
-        """Load rank 0, unless another one ends meanwhile: it would be waited for, for minutes."""
+        """Load rank 0, unless another rank ends meanwhile: rank 0 would wait for it for minutes."""
         made: Future[RankModel] = Future()
         threading.Thread(target=_fulfil, args=(made, lambda: RankModel(spec)), daemon=True).start()
         while True:
@@ -115,18 +117,21 @@ class Group:
 
     @property
     def fell_back(self) -> FellBack:
-        """Of rank 0; the others' attention follows, for they get no plans then."""
+        """The failed kernels of rank 0; the other ranks follow it, because they get no
+        plans then.
+        """
         return self._model.fell_back
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
-        """As of a whole model. Raises GroupLost once a rank is gone."""
+        """Return the logits of the whole model. Raises GroupLost once a rank is gone."""
         return self.begin(batch)()
 
     def begin(self, batch: FlatBatch) -> Callable[[], torch.Tensor]:
-        """Compute rank 0's part of a step; what waits for the others and gives the logits.
+        """Compute rank 0's part of a step; return a function that waits for the others and returns
+        the logits.
 
-        With stages the next step may begin before that; call it for each step, in order, from one
-        thread. Both raise GroupLost once a rank is gone.
+        With stages, the next step may begin before that function is called; call it for each step,
+        in order, from one thread. Both raise GroupLost once a rank is gone.
         """
         sampled = len(batch.sample_rows)
         with self._turn, self._together():
@@ -140,9 +145,10 @@ class Group:
         return end
 
     def move(self, moves: Moves) -> None:
-        """As `HostKv.move`, in every rank, between two steps; returns when all have done it.
+        """Copy blocks in every rank between two steps, as `HostKv.move` does; return when all have
+        done it.
 
-        Call it in any thread. Raises GroupLost.
+        It may be called in any thread. Raises GroupLost.
         """
         with self._turn, self._together():
             self._give(moves_bytes(moves))
@@ -157,7 +163,9 @@ class Group:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Whatever ends this early, the ranks are in different steps from then on."""
+        """Mark the group as lost if the block ends early, because the ranks would be in different
+        steps.
+        """
         if self._lost:
             raise GroupLost(self._lost)
         try:
@@ -179,8 +187,9 @@ class Group:
                 raise GroupLost(f"rank {rank} {error}") from error
 
     def close(self) -> None:
-        """Let the other ranks end, and leave the group. Those of a lost one wait for each other:
-        they are not waited for."""
+        """Let the other ranks end, and leave the group. The ranks of a lost group wait for each
+        other, so they are not waited for.
+        """
         if self._lost:
             self._kill()
         for process in self._others:
@@ -214,7 +223,7 @@ def _fulfil(made: Future[RankModel], make: Callable[[], RankModel]) -> None:
 
 
 def _start(spec: RankSpec) -> subprocess.Popen[bytes]:
-    """Another rank; what it logs goes where our own log does."""
+    """Start the process of another rank; its log goes where ours goes."""
     command = [
         sys.executable,
         "-P",
@@ -235,7 +244,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_port() -> int:
-    """A port for the store where ranks meet, on loopback."""
+    """Return a free port on loopback for the store at which ranks meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

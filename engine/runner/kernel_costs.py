@@ -1,7 +1,8 @@
-"""Costs of the kernels' plans, and the fastest ways of attention: timed, kept in a file, read.
+"""Costs of the kernels' plans and the fastest ways of attention: measured, kept in a file, and
+read.
 
-Without a file, plans go by predictions, and attention by the kernels. A file is good for the device
-and the library that it was measured with, and refused for others.
+Without a file, plans use predictions, and attention uses the kernels. A file is valid for the
+device and library that it was measured with, and rejected for others.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Timer:
         self._flushed = torch.empty(FLUSH_BYTES if is_gpu else 0, dtype=torch.uint8, device=device)
 
     def __call__(self, run: Callable[[], object]) -> float:
-        """Nanoseconds of one run."""
+        """Return the nanoseconds of one run."""
         if not is_cuda(self._device):
             begun_ns = perf_counter_ns()
             run()
@@ -64,7 +65,7 @@ class Timer:
 
 
 class DecodeTimer:
-    """One layer's attention on `device`; numbers are random. Lifetime: one calibration."""
+    """Times one layer's attention on `device` with random numbers. Lifetime: one calibration."""
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: str) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
@@ -72,7 +73,7 @@ class DecodeTimer:
         self._timer = Timer(device)
 
     def __call__(self, step: Step, page_table: torch.Tensor, pages: int) -> float:
-        """Nanoseconds of one run by `step`'s plan over `pages` pages."""
+        """Return the nanoseconds of one run by `step`'s plan over `pages` pages."""
         shape, device = self._shape, self._device
         if pages > len(self._pool):
             self._pool = self._random(pages, shape.kv_heads, 2, PAGE, shape.head_dim)
@@ -99,12 +100,12 @@ class Mixed(NamedTuple):
     shared: int = 0
 
     def smaller(self) -> Mixed:
-        """The same kind of step, for CPUs, and to check numbers with."""
+        """Return the same kind of step, smaller: for CPUs, and to check numbers with."""
         new, shared = max(1, self.new // SMALLER), self.shared // SMALLER
         return Mixed(min(self.requests, 8), new, self.context // SMALLER, shared)
 
     def pieces(self) -> list[Piece]:
-        """On blocks of PAGE tokens; the first ones are shared."""
+        """Return the step's pieces on blocks of PAGE tokens; the first blocks are shared."""
         common, all_ = self.shared // PAGE, -(-self.context // PAGE)
         made = []
         for row in range(self.requests):
@@ -128,7 +129,7 @@ MOST_WIDE_ERROR = 1e-4  # of float32, as MOST_ERROR of 16 bits
 
 
 class TimedLayer:
-    """One layer's attention of a step, by one way; numbers are random. Lifetime: its timing."""
+    """One layer's attention of a step in one way, with random numbers. Lifetime: its timing."""
 
     def __init__(
         self, config: ModelConfig, planner: KernelPlanner, step: Mixed, dtype: torch.dtype,
@@ -151,12 +152,12 @@ class TimedLayer:
         self._attention = KernelAttention(planner.ways).begin(batch, rotary)
 
     def run(self) -> torch.Tensor:
-        """What it gives for each row."""
+        """Return the result of each row."""
         norms = HeadNorms(None, None, 0.0)
         return self._attention(self._q, self._k, self._v, norms, self._kept)
 
     def error(self) -> float:
-        """Of a run's worst row, against plain attention on the CPU in float64."""
+        """Return the error of a run's worst row against plain attention on the CPU in float64."""
         made, batch = self.run(), self._laid_out.on("cpu")
         exact = Rotary(*self._rope, "cpu", torch.float64)
         q = rotate(self._q.cpu().double(), *exact.rows(batch.positions))
@@ -165,7 +166,7 @@ class TimedLayer:
 
 
 class WayTimer:
-    """Times steps of each shape by each way that is right. Lifetime: one calibration."""
+    """Times steps of each shape by each way whose numbers are right. Lifetime: one calibration."""
 
     def __init__(
         self, config: ModelConfig, shape: AttentionShape, costs: Costs, dtype: torch.dtype,
@@ -176,7 +177,7 @@ class WayTimer:
         self._timer = Timer(device)
 
     def times(self) -> list[TimedWay]:
-        """Of all shapes and ways, those that are none included."""
+        """Return the times of all shapes and ways, with those that cannot be used."""
         return [row for shape, ways in SHAPES.items() for row in self._times_of(shape, ways)]
 
     def _times_of(self, shape: str, ways: Sequence[str]) -> list[TimedWay]:
@@ -191,7 +192,7 @@ class WayTimer:
         return [TimedWay(shape, way, medians.get(way), why[way]) for way in ways]
 
     def _why_not(self, shape: str, way: str) -> str:
-        """Why a way is none; empty: its numbers are right."""
+        """Return why a way cannot be used; "" if its numbers are right."""
         most = MOST_WIDE_ERROR if self._dtype == torch.float32 else MOST_ERROR
         try:
             lacks = self._lacks(way)
@@ -201,7 +202,7 @@ class WayTimer:
         return lacks or ("" if error < most else f"a trial: {error:.1e} off, {most:g} is right")
 
     def _lacks(self, way: str) -> str:
-        """Of the machine."""
+        """Return what the machine lacks for a way; "" if nothing."""
         is_gpu = is_cuda(self._device)
         if way == CUDNN and not is_gpu:
             return "a CPU"
@@ -223,7 +224,7 @@ LARGEST = 1e15  # nanoseconds of a unit, above which nothing would be
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """One step of the grid, in microseconds of one layer."""
+    """The time of one step of the grid, in microseconds of one layer."""
 
     requests: int
     groups: int
@@ -234,7 +235,7 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 class TimedWay(msgspec.Struct, frozen=True):
-    """One layer's attention of a step of a shape, by one way."""
+    """The time of one layer's attention of a step of a shape, in one way."""
 
     shape: str
     way: str
@@ -243,7 +244,7 @@ class TimedWay(msgspec.Struct, frozen=True):
 
 
 def fastest(timed: Sequence[TimedWay]) -> Ways:
-    """The fastest way of each shape; the kernels where none was timed."""
+    """Return the fastest way of each shape; the kernels if none was timed."""
     found = dict(ALL_KERNELS)
     for one in sorted(timed, key=lambda one: -(one.us or 0.0)):
         if one.us is not None:
@@ -252,7 +253,7 @@ def fastest(timed: Sequence[TimedWay]) -> Ways:
 
 
 class CostsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file says, as JSON."""
+    """The contents of the file, as JSON."""
 
     device: str
     library: str
@@ -264,7 +265,7 @@ class CostsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def place_of(device: str) -> tuple[str, str]:
-    """The device's name, and its kernels'."""
+    """Return the name of the device, and that of its kernels."""
     if device == "cpu":
         return "cpu", "operators"
     return torch.cuda.get_device_name(device), cuda_library().path.name
@@ -273,7 +274,7 @@ def place_of(device: str) -> tuple[str, str]:
 def write_costs(
     path: Path, made: Calibration, device: str, timed_ways: Sequence[TimedWay] = ()
 ) -> None:
-    """Write the file, whole or not at all. Raises OSError."""
+    """Write the file completely or not at all. Raises OSError."""
     rows = [Timed(*one.mix, one.plain_ns / 1e3, one.shared_ns / 1e3) for one in made.measured]
     file = CostsFile(
         *(*place_of(device), made.costs._asdict(), made.is_wary, rows),
@@ -289,13 +290,14 @@ def write_costs(
 
 
 def read_costs(path: Path, device: str) -> Costs:
-    """The costs in the file. Raises ModelError for one that is none, or another device's, OSError
-    where it cannot be read."""
+    """Return the costs in the file. Raises ModelError for an invalid file or one of another device,
+    OSError if it cannot be read.
+    """
     return Costs(**_read(path, device).costs)
 
 
 def read_ways(path: Path, device: str) -> Ways:
-    """The way of each shape. Raises what `read_costs` raises."""
+    """Return the way of each shape. Raises what `read_costs` raises."""
     return {**ALL_KERNELS, **_read(path, device).ways}
 
 

@@ -1,4 +1,4 @@
-"""A model folder to a runner: what fits is counted first, then weights are read."""
+"""Loads a model folder into a runner: first it counts what fits, then it reads the weights."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ TORCH_ATTENTION = KernelChoice()
 
 
 class Computing:
-    """Weights and the KV cache that they fill, in this process, and `host_blocks` below it.
-
+    """The weights and the KV cache of a model in this process, with `host_blocks` below it.
     Lifetime: worker.
     """
 
@@ -69,12 +68,12 @@ class Computing:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Of what `logits` gives."""
+        """The dtype that `logits` returns."""
         return torch.float64 if self._transformer.dtype == torch.float64 else torch.float32
 
     @property
     def fell_back(self) -> FellBack:
-        """As of `Model`."""
+        """See `Model`."""
         return self._transformer.fell_back
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
@@ -84,7 +83,7 @@ class Computing:
         self._host.move(moves)
 
     def close(self) -> None:
-        """Nothing: memory goes with the process."""
+        """Do nothing: memory is freed with the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +109,10 @@ class Loaded:
         on_step: Callable[[Step, list[Output], float], None],
         on_failed: Callable[[Sequence[Request], str], None],
     ) -> RealRunner:
-        """The runner of a worker with `pool`, which has the capacity's blocks. Raises ValueError
-        for a pool with more in the host than there is memory for."""
+        """Return the runner of a worker with `pool`, which has the capacity's blocks.
+
+        Raises ValueError for a pool with more blocks in the host than there is memory for.
+        """
         if pool.host.blocks > self.capacity.host_blocks:
             raise ValueError(
                 f"{pool.host.blocks} host blocks were asked for, {self.capacity.host_blocks} loaded"
@@ -147,7 +148,7 @@ class Loaded:
         return runner
 
     def _graphs(self, rows: int) -> DecodeGraphs | None:
-        """Captured here and now, unless other processes have a part in each step."""
+        """Capture graphs here and now; None if other processes have a part in each step."""
         if not self.steps.has_graphs(self.device) or isinstance(self.model, Group):
             return None
         return DecodeGraphs(
@@ -169,10 +170,10 @@ def load(
     scheduler: SchedulerSettings,
     on_needs: Callable[[Capacity, Needs], None] = lambda capacity, needs: None,
 ) -> Loaded:
-    """Read the folder; `on_needs` gets what fits, and what computes, before weights are read.
+    """Load the folder. `on_needs` gets what fits, and what computes, before weights are read.
 
     Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the memory,
-    GroupLost (a RuntimeError) where another rank could not load.
+    GroupLost (a RuntimeError) if another rank could not load.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -209,7 +210,9 @@ def load(
 
 
 def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
-    """Weights read and room for KV made: here, or in as many processes as `spec` says."""
+    """Return the model with its weights and KV memory: in this process, or in as many as `spec`
+    says.
+    """
     if spec.tp_size * spec.pp_size > 1:
         return Group(spec)
     device, dtype = spec.device, getattr(torch, spec.dtype)
@@ -235,7 +238,7 @@ def _kv_memory(
     settings: LoadSettings,
     dtype: str,
 ) -> KvMemory | None:
-    """All ranks' KV as bytes; None on a GPU, where transfers do not reach yet."""
+    """Return the KV of all ranks as bytes; None on a GPU, where transfers are not supported yet."""
     if settings.device != "cpu":
         return None
     storage = kv_storage(config, settings.quantization.kv, "cpu", getattr(torch, dtype))
@@ -262,8 +265,11 @@ SAMPLES, SAMPLE_BYTES = 16, 64 << 10  # of each file of weights
 
 
 def fingerprint(directory: Path) -> str:
-    """Tells models from each other by their configuration and samples of their weights: all of
-    them would take minutes to read. Raises OSError."""
+    """Return a digest that tells models apart by their configuration and samples of their weights.
+    Raises OSError.
+
+    Reading all weights would take minutes.
+    """
     seen = hashlib.sha256((directory / "config.json").read_bytes())
     for path in sorted(directory.glob("*.safetensors")):
         size = path.stat().st_size

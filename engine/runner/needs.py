@@ -1,6 +1,8 @@
-"""What a model in a folder takes on a device, and what there is: read from shapes, no weights.
+"""The memory that a model in a folder needs on a device, and the memory that there is; it reads
+shapes, no weights.
 
-Memory and limits are those of one moment: whoever starts next to others asks before they do.
+Memory and limits are those of one moment: several workers that start on one device must ask one
+after the other.
 """
 
 from __future__ import annotations
@@ -50,29 +52,34 @@ SAMPLING_COPIES = 4  # of the logits that filters and draws work on
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """How steps are run; None: only on a GPU. `overlap`: one is scheduled while another computes,
-    and stages compute different ones at a time. `cuda_graphs`: steps of decodes are padded to
-    fixed sizes and replayed. `kernel_costs`: the file by which the kernels' plans go, and which
-    steps are theirs, of this device; None: predictions, and all."""
+    """How steps are run; None means only on a GPU.
+
+    `overlap`: one step is scheduled while another computes, and stages compute different steps at a
+    time. `cuda_graphs`: decode steps are padded to fixed sizes and replayed. `kernel_costs`: the
+    file of this device with the costs of the kernels' plans, and the fastest ways; None means
+    predictions, and the kernels for all.
+    """
 
     overlap: bool | None = None
     cuda_graphs: bool | None = None
     kernel_costs: Path | None = None
 
     def overlaps(self, device: str) -> bool:
-        """What is done on `device`."""
+        """Return whether steps overlap on `device`."""
         return is_cuda(device) if self.overlap is None else self.overlap
 
     def has_graphs(self, device: str) -> bool:
-        """The same."""
+        """Return whether steps use CUDA graphs on `device`."""
         return is_cuda(device) if self.cuda_graphs is None else self.cuda_graphs
 
     def costs(self, device: str) -> Costs | None:
-        """What plans cost there. Raises what `read_costs` raises."""
+        """Return the costs of plans on `device`. Raises what `read_costs` raises."""
         return read_costs(self.kernel_costs, device) if self.kernel_costs else None
 
     def ways(self, device: str) -> Ways:
-        """What was fastest for steps of each shape there. Raises the same."""
+        """Return the fastest way for steps of each shape on `device`. Raises what `read_costs`
+        raises.
+        """
         return read_ways(self.kernel_costs, device) if self.kernel_costs else ALL_KERNELS
 
 
@@ -84,12 +91,12 @@ class LoadSettings:
     """How to load the model in `directory`. Lifetime: process.
 
     `dtype` auto: float32 on a CPU, where it is as fast and exact, else the checkpoint's own.
-    `quantization`: weights and KV in fewer bits. `tp_size` ranks cut every layer, `pp_size` stages
-    share the layers: that many processes in all, on a GPU each where `device` is cuda. `attention`,
-    `int8`: what computes attention, and products with INT8 weights; of `backends.BACKENDS`.
-    `steps`: how they follow each other. `threads`: of this process's matrix products on CPUs; None:
-    torch's choice. `memory_bytes`: what this instance may use, weights included; None: all that is
-    available. `shares_kv`: other processes of this host may map the KV.
+    `quantization`: weights and KV in fewer bits. `tp_size` ranks divide every layer, `pp_size`
+    stages share the layers: that many processes in all, each on a GPU if `device` is cuda.
+    `attention`, `int8`: the backends of attention and of products with INT8 weights, of
+    `backends.BACKENDS`. `steps`: how steps follow each other. `threads`: of this process's matrix
+    products on CPUs; None: torch's choice. `memory_bytes`: what this instance may use, with its
+    weights; None: all that is available. `shares_kv`: other processes of this host may map the KV.
     """
 
     directory: Path
@@ -108,13 +115,13 @@ class LoadSettings:
 
     @property
     def maps_kv(self) -> bool:
-        """KV is made so that other processes can map it: those of this host, or the first rank."""
+        """True if other processes can map the KV: those of this host, or the first rank."""
         return self.device == "cpu" and (self.shares_kv or self.tp_size * self.pp_size > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What `fit` asks. Lifetime: start of a process."""
+    """The arguments of `fit`. Lifetime: start of a process."""
 
     memory_bytes: int  # that may be taken on the device, now
     footprint: Footprint
@@ -126,8 +133,10 @@ class Needs:
 
 
 def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
-    """What the model of `settings`, read into `config`, needs; raises what `load` raises for folder
-    and device, and CapacityError for host memory."""
+    """Return what the model of `settings`, read into `config`, needs.
+
+    Raises what `load` raises for folder and device, and CapacityError for host memory.
+    """
     device, quantization = settings.device, settings.quantization
     _check_device(device, settings.tp_size * settings.pp_size)
     shards = _shards(config, settings.tp_size, settings.pp_size, device)
@@ -165,7 +174,7 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
 
 
 def _host_bytes(limits: Limits, block_bytes: int, available_bytes: int) -> int:
-    """What evicted KV takes of the host's memory. Raises CapacityError where there is less."""
+    """Return the host memory that evicted KV takes. Raises CapacityError if there is less."""
     needed_bytes = limits.host_blocks * block_bytes
     if needed_bytes > available_bytes:
         most = available_bytes // block_bytes * limits.block_size
@@ -177,7 +186,7 @@ def _host_bytes(limits: Limits, block_bytes: int, available_bytes: int) -> int:
 
 
 def _check_device(device: str, ranks: int) -> None:
-    """Raise ValueError where torch cannot compute on `device` with as many GPUs as ranks."""
+    """Raise ValueError if torch cannot compute on `device` with one GPU for each rank."""
     try:
         kind, index = (found := torch.device(device)).type, found.index or 0
     except RuntimeError:
@@ -193,7 +202,7 @@ def _check_device(device: str, ranks: int) -> None:
 
 
 def _shards(config: ModelConfig, tp_size: int, pp_size: int, device: str) -> list[Shard]:
-    """Every rank's part of the model, in order of rank."""
+    """Return every rank's part of the model, in order of rank."""
     if tp_size * pp_size > 1 and device not in ("cpu", "cuda"):
         raise ValueError(f"device {device}: ranks take cuda:0, cuda:1, ... each: say cuda")
     shards = [Shard(tp, tp_size, pp, pp_size) for pp in range(pp_size) for tp in range(tp_size)]
@@ -202,7 +211,7 @@ def _shards(config: ModelConfig, tp_size: int, pp_size: int, device: str) -> lis
 
 
 def _within(config: ModelConfig, limits: Limits, device: str) -> Limits:
-    """`limits` within what the model and a shared machine can do."""
+    """Return `limits` reduced to what the model and a shared machine can do."""
     if limits.must_fit and limits.max_model_tokens > config.max_positions:
         raise ModelError(
             config.path,
@@ -226,10 +235,10 @@ def footprint(
     shards: Sequence[Shard] = (Shard(),),
     is_shared: bool = True,
 ) -> Footprint:
-    """What the model takes, from the shapes in its files.
+    """Return the memory that the model takes, by the shapes in its files.
 
-    `shards`, all of its ranks, share one memory (`is_shared`), or have one each: then it is what
-    the one takes that takes most. A rank's part of a matrix counts as an equal part.
+    `shards` are all its ranks. They share one memory (`is_shared`), or have one each; then the
+    result is that of the rank that takes most. A rank's part of a matrix counts as an equal part.
     """
     size = DTYPE_BYTES[dtype]
     shapes = {name: checkpoint.info(name).shape for name in checkpoint.names()}
@@ -257,7 +266,8 @@ def footprint(
 
 
 def attention_bytes(config: ModelConfig, shard: Shard, limits: Limits, has_graphs: bool) -> int:
-    """What the kernels' partial results take on a rank while a step computes, at most.
+    """Return the most memory that the kernels' partial results take on a rank while a step
+    computes.
 
     Graphs have memory of their own, for the largest of them, and its page table.
     """
@@ -271,8 +281,11 @@ def attention_bytes(config: ModelConfig, shard: Shard, limits: Limits, has_graph
 
 
 def gathered_bytes(config: ModelConfig, shard: Shard, limits: Limits, dtype: str) -> int:
-    """What torch's attention on a GPU takes on a rank, at most: the longest context of a layer's K
-    and V out of its pages, and V once more without what lies beyond its end."""
+    """Return the most memory that torch's attention on a GPU takes on a rank.
+
+    It is the longest context of a layer's K and V gathered from its pages, and V once more with
+    zeros beyond its end.
+    """
     kv_heads = shard.kv_heads(config.kv_heads)
     heads = kv_heads.stop - kv_heads.start
     size: int = DTYPE_BYTES[dtype]
@@ -283,7 +296,7 @@ def gathered_bytes(config: ModelConfig, shard: Shard, limits: Limits, dtype: str
 def _read_by(
     config: ModelConfig, shard: Shard, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """Name and shape of what a shard reads, and whether only a part of it."""
+    """Yield name and shape of each tensor that a shard reads, and whether it reads only a part."""
     if len(shapes) and shard == Shard():  # all of the files, whatever is in them
         yield from ((name, shape, False) for name, shape in shapes.items())
         return
@@ -292,7 +305,7 @@ def _read_by(
 
 
 def memory_bytes(device: str) -> int:
-    """Memory that may be taken on `device`, now."""
+    """Return the memory that is available on `device` now."""
     if device != "cpu":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return int(free_bytes)

@@ -1,8 +1,9 @@
-"""One rank of a model that several processes share, by torch.distributed, and the batches it gets.
+"""One rank of a model that several processes share through torch.distributed, and the batches that
+it gets.
 
-Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. Every step each rank
-gets the same batch, over a pipe from rank 0. `python -m engine.runner.ranks SPEC` is the process of
-a rank, which rank 0 starts.
+Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. In every step each
+rank gets the same batch, over a pipe from rank 0. `python -m engine.runner.ranks SPEC` is the
+process of a rank, which rank 0 starts.
 """
 
 from __future__ import annotations
@@ -40,22 +41,25 @@ _HEAD = 8 * (len(Sizes._fields) + 1)
 
 
 def batch_bytes(batch: FlatBatch) -> bytes:
-    """`batch`, framed. It must know its tokens: rows of the token pool are rank 0's."""
+    """Return `batch`, framed. It must have its tokens: only rank 0 has the rows of the
+    token pool.
+    """
     head = np.array([*batch.sizes, _MAGIC], dtype="<i8")
     spans = np.array(batch.spans, dtype="<i8")
     return head.tobytes() + spans.tobytes() + batch.data.cpu().numpy().tobytes()
 
 
 def moves_bytes(moves: Moves) -> bytes:
-    """`moves`, framed as batches are."""
+    """Return `moves`, framed as batches are."""
     head = np.zeros(_HEAD // 8, dtype="<i8")
     head[0], head[1], head[-1] = moves.to_host, len(moves.block_ids), _MOVES_MAGIC
     return head.tobytes() + np.array([*moves.block_ids, *moves.host_ids], "<i8").tobytes()
 
 
 def read_batch(pipe: IO[bytes], device: str) -> FlatBatch | Moves | None:
-    """The next batch, on `device`, or blocks to copy; None at the end. Raises EOFError for a part
-    of one."""
+    """Return the next batch, on `device`, or blocks to copy; None at the end. Raises EOFError for a
+    part of one.
+    """
     head = pipe.read(_HEAD)
     if not head:
         return None
@@ -89,9 +93,10 @@ MEET_S = 120.0  # for the processes to start
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """What a rank is to load, and where it meets the others. Lifetime: process.
+    """The model that a rank loads, and the address at which ranks meet. Lifetime: process.
 
-    `device` of a group is cpu, or cuda: then rank r takes cuda:r. `port` of the store on 127.0.0.1.
+    `device` of a group is cpu, or cuda: then rank r uses cuda:r. `port` is that of the store on
+    127.0.0.1.
     """
 
     directory: str
@@ -116,25 +121,27 @@ class RankSpec:
 
     @property
     def shard(self) -> Shard:
-        """Its part of the model."""
+        """The rank's part of the model."""
         stage, rank = divmod(self.rank, self.tp_size)
         return Shard(rank, self.tp_size, stage, self.pp_size)
 
     @property
     def own_device(self) -> str:
-        """Where it computes."""
+        """The device on which the rank computes."""
         return f"cuda:{self.rank}" if self.device == "cuda" else "cpu"
 
 
 class Stage:
-    """The ranks of one stage, which cut every layer between them. Lifetime: process."""
+    """The ranks of one stage, which divide every layer among them. Lifetime: process."""
 
     def __init__(self, group: Any, size: int, is_cpu: bool) -> None:
         self._group, self._size, self._is_cpu = group, size, is_cpu
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `x`; on CPUs in order of rank, so that a row's bits do not depend
-        on its place in the tensor, as they do where parts are added by different ranks first.
+        """Return the sum of all ranks' `x`.
+
+        On CPUs it is added in order of rank, so that a row's bits do not depend on its place in the
+        tensor, as they would if different ranks added different parts.
         """
         if not self._is_cpu:
             distributed.all_reduce(x, group=self._group)
@@ -145,7 +152,7 @@ class Stage:
         return first
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """All ranks' `x` in order of rank, joined along the last dimension."""
+        """Return all ranks' `x` in order of rank, joined along the last dimension."""
         return torch.cat(self._all(x), dim=-1)
 
     def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -159,7 +166,7 @@ class RankModel:
     """A rank's weights and KV, and its part of each step. Lifetime: process; one in each."""
 
     def __init__(self, spec: RankSpec) -> None:
-        """Meets the others, then loads. Raises ModelError, OSError, RuntimeError."""
+        """Meet the other ranks, then load. Raises ModelError, OSError, RuntimeError."""
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
         self._spec, self._shard = spec, spec.shard
@@ -181,7 +188,7 @@ class RankModel:
             raise
 
     def _load(self, size: int, step_s: timedelta) -> None:
-        """Its groups, weights and KV."""
+        """Create the rank's groups, and load its weights and KV."""
         spec = self._spec
         # Every rank makes every group, in the same order: torch.distributed asks for that.
         stages = [
@@ -216,12 +223,13 @@ class RankModel:
 
     @property
     def fell_back(self) -> FellBack:
-        """What torch computes in place of this rank's kernels that failed, and why."""
+        """The parts that torch computes in place of this rank's failed kernels, and why."""
         return self._model.fell_back
 
     def compute(self, batch: FlatBatch) -> torch.Tensor | None:
-        """This rank's part of a step; the logits [S, vocab] where one stage has all of it, on
-        rank 0."""
+        """Compute this rank's part of a step; return the logits [S, vocab] on rank 0 if there is
+        one stage.
+        """
         spec, shard = self._spec, self._shard
         hidden = None
         if not shard.is_first:
@@ -239,13 +247,15 @@ class RankModel:
         return None
 
     def move(self, moves: Moves) -> None:
-        """As `HostKv.move`. Rank 0 knows of a step that it has ended, not that it has here."""
+        """Copy blocks as `HostKv.move` does. Rank 0 knows that it has ended a step, but not that
+        this rank has.
+        """
         if self._spec.device != "cpu":
             torch.cuda.current_stream(self._spec.own_device).synchronize()
         self._host.move(moves)
 
     def logits(self, sampled: int) -> torch.Tensor:
-        """On rank 0 of several stages: the oldest step's logits [sampled, vocab]."""
+        """Return, on rank 0 of several stages, the oldest step's logits [sampled, vocab]."""
         spec = self._spec
         wide = torch.float64 if self._dtype == torch.float64 else torch.float32
         shape = (max(1, sampled), self._vocab)
@@ -254,7 +264,9 @@ class RankModel:
         return made[:sampled]
 
     def _send(self, made: torch.Tensor, to: int, group: Any) -> None:
-        """Without a wait, unless as many steps as there are stages were not taken before."""
+        """Send a tensor without waiting, unless as many steps as there are stages have not been
+        received.
+        """
         made = made.contiguous()
         self._sent.append((distributed.isend(made, to, group=group), made))
         while len(self._sent) > self._spec.pp_size:
@@ -266,7 +278,9 @@ class RankModel:
 
 
 def main() -> int:
-    """Load, say so, and compute what comes until the input ends; the exit code."""
+    """Load, print the ready line, and compute batches until the input ends; return the
+    exit code.
+    """
     # The terminal's Ctrl-C is for rank 0, which lets running requests end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
@@ -291,7 +305,7 @@ def main() -> int:
 
 
 def _read(batches: Queue[FlatBatch | Moves | BaseException | None], device: str) -> None:
-    """Take batches as they come, so that rank 0 need not wait until this rank has a turn."""
+    """Read batches as they come, so that rank 0 need not wait until this rank is ready."""
     try:
         while (batch := read_batch(sys.stdin.buffer, device)) is not None:
             batches.put(batch)

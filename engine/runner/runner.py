@@ -1,14 +1,14 @@
-"""Steps of a real model: schedule, lay out the batch, compute, sample, take the tokens in.
+"""Runs the steps of a real model: schedule, lay out the batch, compute, sample, take the tokens.
 
-Steps compute in a thread of their own, so that the event loop goes on taking requests and writing
-answers. Where the scheduler has two steps in flight the next one is scheduled and laid out while
-one computes, and begins as it ends. Everything that reads the scheduler's requests is laid out on
-the loop. A request that ends meanwhile computes in vain; what it still writes is in blocks that
-nobody reads, and nobody gets before the step has ended.
+Steps compute in a thread of their own, so that the event loop can take requests and write answers.
+If the scheduler has two steps in flight, the next one is scheduled and laid out while one computes,
+and begins when it ends. Everything that reads the scheduler's requests runs on the event loop. If a
+request ends meanwhile, its last step is wasted; what that step writes is in blocks that nobody
+reads, and that no request gets before the step has ended.
 
 Blocks that a schedule evicts into host memory are copied there in the model's thread, before the
-step that is computed next. What the host has of a prompt is copied back in a thread of its own,
-beside steps of other requests, and the prompt goes on after it.
+step that is computed next. Blocks of a prompt in host memory are copied back in a thread of its
+own, beside steps of other requests, and the prompt continues after them.
 """
 
 from __future__ import annotations
@@ -36,37 +36,41 @@ log = logging.getLogger(__name__)
 
 
 class EngineFailed(Exception):  # noqa: N818 - the end of a worker, seen by its exit code
-    """Steps fail one after another, or the device is lost: this worker will answer nothing."""
+    """Raised if steps fail one after another, or the device is lost: this worker cannot answer any
+    more.
+    """
 
 
 class Ends(Protocol):
-    """A step that computes."""
+    """A step that is being computed."""
 
     def wait(self) -> list[Chosen]:
-        """Waits; each sampled request's token."""
+        """Wait, and return each sampled request's token."""
 
 
 class Computes(Protocol):
-    """What steps are computed with: `compute.Compute`, `stages.StagedCompute`."""
+    """Computes steps: `compute.Compute` or `stages.StagedCompute`."""
 
     @property
     def is_later(self) -> bool:
-        """What is launched is waited for in another thread."""
+        """True if another thread waits for launched steps."""
 
     def enter(self) -> None:
-        """First in each thread."""
+        """Set up a thread; call it first in each of them."""
 
     def lay_out(self, step: Step) -> LaidOut:
-        """`step`, just scheduled, on the event loop."""
+        """Return `step`, just scheduled, laid out; called on the event loop."""
 
     def launch(self, step: LaidOut) -> Ends:
-        """Start it behind those launched before, in the model's thread."""
+        """Start a step after those launched before, in the model's thread."""
 
     def lost(self) -> str:
-        """After a failed step: why no step will be computed any more; empty: some may. Waits."""
+        """Return, after a failed step, why no step can be computed any more; "" if some can. It
+        waits.
+        """
 
     def move(self, moves: Moves) -> None:
-        """As `HostKv.move`, in any thread."""
+        """Copy blocks as `HostKv.move` does, in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,12 @@ class Flying:
 
 
 class RealRunner:
-    """Drives the scheduler with a model; has the face of `engine.timed.TimedRunner`.
+    """Drives the scheduler with a model; it has the interface of `engine.timed.TimedRunner`.
+    Lifetime: worker.
 
-    `on_step(step, outputs, now_s)` is called as each step ends, `on_failed(requests, why)` where
-    requests end without an answer: they have left the scheduler by then. Raises EngineFailed out
-    of `run` after MAX_FAILED_STEPS in a row, and after one that broke the device. Lifetime: worker.
+    `on_step(step, outputs, now_s)` is called as each step ends, `on_failed(requests, why)` if
+    requests end without an answer; they have left the scheduler by then. `run` raises EngineFailed
+    after MAX_FAILED_STEPS failures in a row, and after a step that broke the device.
     """
 
     def __init__(
@@ -117,20 +122,22 @@ class RealRunner:
         self._wake = asyncio.Event()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises `Refused`."""
+        """Queue a request. Raises `Refused`."""
         self.scheduler.add(request, self.clock.now_s())
         self._wake.set()
 
     def cancel(self, request_id: int) -> bool:
-        """Forget a request at once; False if it is finished already."""
+        """Drop a request at once; return False if it is finished already."""
         return self.scheduler.cancel(request_id)
 
     def wake(self) -> None:
-        """Something changed that a resting engine waits for: blocks, or KV that came."""
+        """Wake a resting engine, because blocks became free or KV arrived."""
         self._wake.set()
 
     def wait_saved(self) -> None:
-        """Wait, in another thread than the loop's, until what was evicted so far is copied."""
+        """Wait until everything evicted so far is copied; call it in another thread than the event
+        loop's.
+        """
         wait((self._saved,))
 
     async def run(self) -> None:
@@ -184,7 +191,7 @@ class RealRunner:
             self._flying.append(Flying(step, chosen, begun_s, self.clock.now_s(), laid_out))
 
     def _save(self, model: ThreadPoolExecutor) -> None:
-        """Copy what was just evicted before a step, a load or another worker writes there."""
+        """Copy evicted blocks before a step, a load or another worker writes there."""
         pool = self.scheduler.pool
         block_ids, host_ids = pool.take_saves()
         if not block_ids:
@@ -195,7 +202,7 @@ class RealRunner:
         self._watch(self._watched(self._saved, None))
 
     def _load(self, read: Read, loads: ThreadPoolExecutor) -> None:
-        """Copy what the host has of a prompt into the blocks that are reserved for it."""
+        """Copy a prompt's blocks in host memory into the blocks that are reserved for it."""
         pool, request = self.scheduler.pool, read.request
         blocks = slice(read.start // pool.block_size, read.stop // pool.block_size)
         moves = Moves(False, request.block_ids[blocks], pool.host.ids(request.chain[blocks]))
@@ -214,7 +221,9 @@ class RealRunner:
         watcher.add_done_callback(self._watchers.discard)
 
     async def _watched(self, copy: Future[None], reader: Request | None) -> None:
-        """See a copy to its end; `reader` goes on behind what it has loaded, or computes it."""
+        """Wait for the end of a copy; `reader` continues after what it has loaded, or computes it
+        if the copy failed.
+        """
         has_come = True
         try:
             await asyncio.wrap_future(copy)
@@ -238,7 +247,9 @@ class RealRunner:
         return asyncio.wrap_future(tokens.submit(lambda: launched.result().wait()))
 
     async def _has_ended(self, oldest: Flying) -> bool:
-        """Wait for the oldest step; False where a request came first that may start beside it."""
+        """Wait for the oldest step; return False if a request came first that may start
+        beside it.
+        """
         if not self.scheduler.has_room:
             await asyncio.wait((oldest.chosen,))
             return True
@@ -251,7 +262,7 @@ class RealRunner:
         return oldest.chosen.done()
 
     def _land(self, flying: Flying) -> None:
-        """Take in a step that has ended, one way or another."""
+        """Take a step that has ended or failed."""
         error = flying.chosen.exception()
         if error is None:
             self._failed_in_a_row = 0
@@ -268,7 +279,7 @@ class RealRunner:
             ) from error
 
     def _take(self, flying: Flying, chosen: list[Chosen]) -> None:
-        """Take a computed step in, and tell of it."""
+        """Give a computed step to the scheduler, and report it."""
         now_s, before_s = self.clock.now_s(), self._landed_s
         running = [one for one in chosen if one.request.state is State.RUNNING]
         broken = [one.request for one in running if one.token < 0]
@@ -297,7 +308,9 @@ class RealRunner:
         self._on_step(flying.step, outputs, now_s)
 
     def _fail(self, step: Step, error: BaseException) -> bool:
-        """End everybody in `step`: what their blocks hold is unknown. Was there anybody?"""
+        """End all requests in `step`, because the contents of their blocks are unknown; return
+        whether there were any.
+        """
         log.error("step %d failed: %s", step.number, error, exc_info=error)
         inside = [*step.decodes, *(chunk.request for chunk in step.chunks)]
         running = [one for one in inside if one.state is State.RUNNING]

@@ -1,9 +1,10 @@
-"""The choice of each request's next token from its logits.
+"""Chooses each request's next token from its logits.
 
-In this order, as vLLM 0.10 does it: logprobs are read off the logits as they came; ends of text
-that would come too early are masked; penalties (repetition after CTRL, Keskar and others 2019, over
-prompt and output; presence and frequency as OpenAI's API defines them, over the output); greedy
-requests take the likeliest; the others are scaled, filtered and drawn.
+The order is that of vLLM 0.10: log probabilities are taken from the original logits; ends of text
+that would come too early are masked; penalties are applied (repetition after CTRL, Keskar and
+others 2019, over prompt and output; presence and frequency as OpenAI's API defines them, over the
+output); greedy requests take the most likely token; the other logits are scaled, filtered and
+drawn.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from engine.scheduler.request import Request
 
 
 class Penalties:
-    """Applies them to a batch; lifetime: worker.
+    """Applies penalties to a batch; lifetime: worker.
 
-    Keeps the counts of the requests of the last call, so that a step counts one token a
-    request; a request that was away is counted again from its tokens, so nobody must report
-    requests that end.
+    It keeps the token counts of the last call's requests, so that a step counts one token a
+    request. A request that was missing in the last call is counted again from its tokens, so ended
+    requests need not be reported.
     """
 
     def __init__(self) -> None:
@@ -42,10 +43,10 @@ class Penalties:
         lengths: Sequence[int],
         latest: Callable[[], Mapping[int, int]],
     ) -> Tensor:
-        """[S, V] with penalties; `logits` itself where there are none, else a copy.
+        """Return logits [S, V] with penalties: `logits` itself if there are none, else a copy.
 
-        `lengths`: tokens that each output has. `latest` gives, by request id, those of the step
-        before this one: it is called where an output lacks its last one, and may wait.
+        `lengths`: tokens of each output. `latest` returns, by request id, the tokens of the
+        previous step: it is called if an output lacks its last token, and may wait.
         """
         kept: dict[int, _Counts] = {}
         rows: list[int] = []
@@ -86,7 +87,7 @@ class Penalties:
 
 
 class _Counts:
-    """Distinct tokens of one request, and how often each stands in its output."""
+    """The distinct tokens of one request, and how often each occurs in its output."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -99,16 +100,16 @@ class _Counts:
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """int64[size]: the distinct tokens."""
+        """The distinct tokens, int64[size]."""
         return self._ids[: self.size]
 
     @property
     def times(self) -> npt.NDArray[np.int64]:
-        """int64[size]: times that each stands in the output."""
+        """How often each token occurs in the output, int64[size]."""
         return self._times[: self.size]
 
     def catch_up(self, length: int, latest: Callable[[], Mapping[int, int]]) -> None:
-        """Count what the output has gained, up to `length` tokens."""
+        """Count the new tokens of the output, up to `length` tokens."""
         # One read: whoever takes tokens in may be at it in another thread.
         gained = self.request.output[self._counted : length]
         if self._counted + len(gained) < length:
@@ -147,7 +148,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """What logprobs are made of, for the rows that request them. Lifetime: step."""
+    """The data of log probabilities for the rows that request them. Lifetime: step."""
 
     rows: list[int]
     counts: list[int]  # of the likeliest, that each requests
@@ -158,14 +159,19 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """`ids`: int64[S], -1 where a row has no likeliest token (NaN, infinity, all masked): end
-    that request with an error. They lie on the logits' device, until they are `fetched`."""
+    """The chosen tokens of a step.
+
+    `ids`: int64[S], -1 if a row has no most likely token (NaN, infinity, all masked): such a
+    request ends with an error. They are on the logits' device until they are `fetched`.
+    """
 
     ids: Tensor
     likely: Likely | None = None
 
     def fetched(self) -> Sampled:
-        """The same on the host, when an event recorded after this call has passed."""
+        """Return the same on the host; complete when an event recorded after this call
+        has passed.
+        """
         likely = self.likely
         if likely is not None:
             likely = replace(
@@ -178,7 +184,7 @@ class Sampled:
 
     @property
     def logprobs(self) -> list[TokenLogprobs | None]:
-        """Of each row, None where none was requested."""
+        """Return the log probabilities of each row; None for a row that requested none."""
         found: list[TokenLogprobs | None] = [None] * len(self.ids)
         if self.likely is None:
             return found
@@ -193,10 +199,10 @@ class Sampled:
 
 
 class Sampler:
-    """Draws tokens; lifetime: worker. What it keeps between steps is only a memory of counts.
+    """Draws tokens; lifetime: worker. Between steps it keeps only token counts.
 
-    `tokens`: ids it may give, 0..tokens-1, where logits have columns that no token belongs to;
-    None: every column.
+    `tokens`: it may choose ids 0..tokens-1 if logits have columns without a token; None: every
+    column.
     """
 
     def __init__(self, tokens: int | None = None) -> None:
@@ -210,12 +216,13 @@ class Sampler:
         positions: Sequence[int] | None = None,
         latest: Callable[[], Mapping[int, int]] = lambda: NOTHING,
     ) -> Sampled:
-        """`logits`: [S, V] of a floating type, left as they are; row i belongs to requests[i].
+        """Return the chosen tokens. `logits`: [S, V] of a floating type, left unchanged; row i
+        belongs to requests[i].
 
         `positions` of the tokens to choose, counted from the prompt's first; None: each request's
-        next one. A request may lack the token before it: `latest` knows that, by request id, and
-        is called only for penalties. Nothing here waits for the device but what `latest` does.
-        Raises ValueError for another number of rows than of requests.
+        next one. A request may lack its previous token: `latest` returns it by request id, and is
+        called only for penalties. Only `latest` may wait for the device. Raises ValueError for
+        another number of rows than of requests.
         """
         if logits.ndim != 2 or len(logits) != len(requests):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(requests)} requests")
@@ -243,16 +250,16 @@ class Sampler:
 
 
 def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1), a multiple of 2^-53, that the token at `position` is drawn by.
+    """Return the number in [0, 1), a multiple of 2^-53, that draws the token at `position`.
 
-    Counter-based: splitmix64's finalizer over a hashed seed and the position.
+    It is counter-based: splitmix64's finalizer over a hashed seed and the position.
     """
     counter = mix(seed & _MASK) + (position + 1) * 0x9E3779B97F4A7C15
     return float(mix(counter & _MASK) >> 11) * 2.0**-53
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """[len(values), 1] of the type and on the device of `like`."""
+    """Return values as [len(values), 1], of the type and on the device of `like`."""
     return placed(values, like.dtype, like.device).unsqueeze(1)
 
 
@@ -262,7 +269,7 @@ def _without_early_ends(
     params: Sequence[SamplingParams],
     lengths: Sequence[int],
 ) -> Tensor:
-    """Mask what would end a request before its `min_tokens`."""
+    """Mask tokens that would end a request before its `min_tokens`."""
     rows: list[int] = []
     ids: list[int] = []
     for row, (request, one) in enumerate(zip(requests, params, strict=True)):
@@ -278,13 +285,18 @@ def _without_early_ends(
 
 
 def _scaled(logits: Tensor, highest: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Logits over temperature, the highest at 0: a tiny temperature then overflows to -inf,
-    which is nothing, and not to +inf, which would be no number."""
+    """Return logits divided by temperature, with the highest at 0.
+
+    A tiny temperature then overflows to -inf, which means probability 0, and not to +inf, which
+    would give NaN.
+    """
     return (logits - highest.unsqueeze(1)) / _column([one.temperature for one in params], logits)
 
 
 def _filtered(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """`scaled`, whose highest is 0 in each row, with -inf for what the filters leave out."""
+    """Return `scaled`, whose highest is 0 in each row, with -inf for tokens that the filters
+    remove.
+    """
     least = [one.min_p for one in params]
     if any(least):
         scaled = scaled.masked_fill(scaled < _column(least, scaled).log(), -torch.inf)
@@ -301,15 +313,16 @@ def _filtered(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _top_k(scaled: Tensor, counts: Sequence[int]) -> Tensor:
-    """Keep each row's `counts` highest, and what equals the last of them."""
+    """Keep each row's `counts` highest values, and those that equal the last of them."""
     highest = scaled.topk(max(counts), dim=1).values
     last = placed(counts, torch.int64, scaled.device).unsqueeze(1) - 1
     return scaled.masked_fill(scaled < highest.gather(1, last), -torch.inf)
 
 
 def _top_p(scaled: Tensor, shares: Sequence[float]) -> Tensor:
-    """Keep the likeliest tokens of each row until they have their share of its mass; of equals
-    the one with the lower id goes first."""
+    """Keep the most likely tokens of each row until they have their share of its mass; of equal
+    tokens the lower id comes first.
+    """
     ordered, ids = scaled.sort(dim=1, descending=True, stable=True)
     mass = ordered.double().exp().cumsum(dim=1)
     enough = mass[:, -1:] * _column(shares, mass)
@@ -319,9 +332,9 @@ def _top_p(scaled: Tensor, shares: Sequence[float]) -> Tensor:
 
 
 def _draw(scaled: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """int64[rows]: the first id at which the mass, summed by id, exceeds its share.
+    """Return int64[rows]: the first id at which the mass, summed by id, exceeds its share.
 
-    A share below 1 of a sum is below the sum, after rounding too, so there always is such an id,
+    A share below 1 of a sum is below the sum, after rounding too, so there is always such an id,
     and its own mass is not 0. Sums are float64: float32 would lose the tail of a large vocabulary.
     """
     mass = scaled.double().exp().cumsum(dim=1)

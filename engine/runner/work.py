@@ -1,4 +1,4 @@
-"""A step as the model gets it: tokens and block ids laid out on the event loop's thread."""
+"""A step in the form for the model: tokens and block ids, laid out on the event loop's thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_BLOCKS = 64  # of a row
 
 
 class BlockRows:
-    """`rows` requests at once; the event loop's. Lifetime: worker."""
+    """The block ids of `rows` running requests; used by the event loop. Lifetime: worker."""
 
     def __init__(self, rows: int) -> None:
         self._cells = np.zeros((rows, LEAST_BLOCKS), dtype=np.int32)
@@ -26,7 +26,9 @@ class BlockRows:
         self._final = [0] * rows  # leading ids that stay: those of published blocks
 
     def of(self, request: Request, row: int) -> NDArray[np.int32]:
-        """The ids of `request`, which has `row` to itself; true until the next call for it."""
+        """Return the block ids of `request`, which has `row` to itself; valid until the next call
+        for it.
+        """
         ids = request.block_ids
         if len(ids) > self._cells.shape[1]:
             wider = np.zeros((len(self._cells), 2 * len(ids)), dtype=np.int32)
@@ -39,9 +41,9 @@ class BlockRows:
 
 
 class TokenPool:
-    """`rows` tokens on `device`. Lifetime: worker.
+    """The latest tokens of `rows` requests on `device`. Lifetime: worker.
 
-    `row` is the event loop's, `fill` and `keep` are the model's thread's.
+    The event loop calls `row`, the model's thread `fill` and `keep`.
     """
 
     def __init__(self, rows: int, device: str = "cpu") -> None:
@@ -50,7 +52,9 @@ class TokenPool:
         self._owners: dict[int, tuple[Request, int]] = {}  # by request id
 
     def row(self, request: Request) -> int:
-        """The row of a running request; there is one for as many as may run at once."""
+        """Return the row of a running request; there are as many rows as requests may run
+        at once.
+        """
         owner, row = self._owners.get(request.request_id, (None, 0))
         if owner is request:
             return row
@@ -70,16 +74,18 @@ class TokenPool:
         batch.token_ids.copy_(torch.where(rows < 0, batch.token_ids, kept))
 
     def keep(self, rows: Sequence[int], ids: torch.Tensor) -> None:
-        """`ids` int64[len(rows)] are the latest tokens now; -1, which is none, as token 0."""
+        """Keep `ids` int64[len(rows)] as the latest tokens; -1, which is no token, is kept as token
+        0.
+        """
         self.latest[placed(rows, torch.int64, self.latest.device)] = ids.clamp(min=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step computes. Lifetime: step.
+    """The work of a step. Lifetime: step.
 
     `sampled` requests get the tokens at `positions`, counted from their prompts' first, in the
-    order of the pieces that want logits; `rows` of the token pool are theirs.
+    order of the pieces that need logits; `rows` are their rows of the token pool.
     """
 
     pieces: list[Piece]
@@ -90,7 +96,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """A step as it goes to the model's thread. Lifetime: step."""
+    """A step that is ready for the model's thread. Lifetime: step."""
 
     work: Work
     batch: FlatBatch  # on the host
@@ -99,20 +105,21 @@ class LaidOut:
 
     @property
     def padded_rows(self) -> int:
-        """Rows computed for nobody."""
+        """Number of rows that are computed as padding."""
         return len(self.batch.token_ids) - len(self.work.pieces) if self.batch.is_fixed else 0
 
     @property
     def int8_backend(self) -> str | None:
-        """What multiplies the layers' INT8 weights in this step; None: none are."""
+        """The backend of the layers' INT8 products in this step; None if there are none."""
         return self.int8.of_step(self.batch.sizes.tokens) if self.int8 else None
 
 
 def work_of(step: Step, pool: TokenPool, blocks: BlockRows) -> Work:
-    """`step`, just scheduled: decodes, then chunks; its pieces' blocks are views of `blocks`.
+    """Return the work of `step`, just scheduled: decodes, then chunks; its pieces' blocks are views
+    of `blocks`.
 
-    A decode computes its last token, whose KV is not in the cache yet; where a step in flight is
-    about to say it, the token pool has it.
+    A decode computes its last token, whose KV is not in the cache yet; if a step in flight will
+    produce that token, the token pool has it.
     """
     sampled = step.sampled
     pieces = [_decode(one, pool.row(one), blocks) for one in step.decodes]

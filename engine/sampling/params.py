@@ -1,4 +1,4 @@
-"""What a request asks of the sampler; no torch here, so that servers check bodies without it.
+"""The sampling parameters of a request, without torch, so that servers can check bodies without it.
 
 Names and neutral values are those of OpenAI's API and of vLLM's `SamplingParams`.
 """
@@ -92,12 +92,12 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """The likeliest token is taken, without chance."""
+        """True if the most likely token is always taken."""
         return self.temperature == 0.0
 
     @property
     def has_penalties(self) -> bool:
-        """Earlier tokens change the logits."""
+        """True if earlier tokens change the logits."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -105,7 +105,7 @@ class SamplingParams:
         )
 
     def check_against(self, max_output_tokens: int, vocab: int) -> None:
-        """Raise InvalidParam for what one request and this model exclude."""
+        """Raise InvalidParam for parameters that contradict this request's limit or this model."""
         if self.min_tokens > max_output_tokens:
             raise InvalidParam(
                 "min_tokens",
@@ -115,27 +115,31 @@ class SamplingParams:
             _check_integer("stop_token_ids", token, 0, vocab - 1)
 
     def stop_tokens(self, end_of_text: Iterable[int]) -> frozenset[int]:
-        """The tokens that end this request where `end_of_text` are the model's own: what
-        `Request.stop_tokens` takes."""
+        """Return the tokens that end this request, for `Request.stop_tokens`; `end_of_text` are the
+        model's own.
+        """
         return self.stop_token_ids if self.ignore_eos else self.stop_token_ids.union(end_of_text)
 
     def choices(self, drawn_seed: int) -> list[SamplingParams]:
-        """One for each of the `n` choices, seeded; `drawn_seed`: where the request has none.
+        """Return the parameters of each of the `n` choices, with seeds; `drawn_seed` is used if the
+        request has none.
 
-        The first choice has the seed as it is, so that it is the answer that `n` = 1 gives.
+        The first choice keeps the seed, so that it is the answer of `n` = 1.
         """
         seed = drawn_seed if self.seed is None else self.seed
         return [replace(self, n=1, seed=choice_seed(seed, index)) for index in range(self.n)]
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Seed (uint64) of choice `index`: the seed itself, then splitmix64 along its sequence."""
+    """Return the seed (uint64) of choice `index`: the seed itself, then splitmix64 along its
+    sequence.
+    """
     seed &= _MASK
     return mix(seed + index * 0x9E3779B97F4A7C15 & _MASK) if index else seed
 
 
 def mix(value: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea, Flood, 2014): uint64 to uint64, one to one."""
+    """Return splitmix64's finalizer of a uint64, one to one (Steele, Lea, Flood, 2014)."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)

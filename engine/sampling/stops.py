@@ -1,8 +1,8 @@
-"""Where the text of an answer ends: stop strings, over text that comes in pieces.
+"""Finds the end of an answer's text: stop strings, in text that arrives in pieces.
 
-Pieces are what a streaming detokenizer gives (`engine.wire.tokens.Tokenizer.stream`): whole
-characters, some pieces empty. Text that may yet become a stop string is held back, so that a
-client never sees the beginning of what is cut off.
+Pieces come from a streaming detokenizer (`engine.wire.tokens.Tokenizer.stream`): whole characters,
+some pieces empty. Text that may still become a stop string is held back, so that a client never
+sees the beginning of a stop string.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from engine.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text for the client. `stop`: the string that ended the answer, None while it goes on."""
+    """Text for the client. `stop`: the string that ended the answer; None while it continues."""
 
     text: str
     stop: str | None = None
 
 
 class StopText:
-    """The text of one choice on its way to the client; lifetime: request.
+    """Cuts the text of one choice at its stop strings; lifetime: request.
 
-    The earliest stop string in the text ends it; of two that end with the same character, the
-    one that began first. `included`: it is part of the text, too. `min_tokens`: text of fewer
-    tokens than that ends nowhere, and a stop string that begins in it does not count.
+    The earliest stop string in the text ends it; of two that end with the same character, the one
+    that began first. `included`: the stop string stays in the text. `min_tokens`: the text of fewer
+    tokens never ends, and a stop string that begins in it does not count.
     """
 
     def __init__(self, stops: tuple[str, ...], *, included: bool, min_tokens: int) -> None:
@@ -38,16 +38,18 @@ class StopText:
 
     @classmethod
     def of(cls, params: SamplingParams | None) -> StopText:
-        """What `params` ask for; nothing is held back without stop strings."""
+        """Return the cutter that `params` ask for; without stop strings it holds nothing back."""
         if params is None:
             return cls((), included=False, min_tokens=0)
         included = params.include_stop_str_in_output
         return cls(params.stop, included=included, min_tokens=params.min_tokens)
 
     def push(self, text: str) -> TextPiece:
-        """Take in the text of one more token, "" too; what may be sent. ValueError after the end.
+        """Take the text of one more token, which may be "", and return what may be sent. Raises
+        ValueError after the end.
 
-        Costs no more than the text and the longest stop string, however long the answer is.
+        The cost depends only on the new text and the longest stop string, however long the answer
+        is.
         """
         if self._ended:
             raise ValueError("text after the stop string that ended it")
@@ -68,13 +70,13 @@ class StopText:
         return TextPiece(held[: len(held) - keep])
 
     def flush(self) -> str:
-        """What is held back when the answer ends for another reason."""
+        """Return the text that is held back when the answer ends for another reason."""
         held, self._held = self._held, ""
         self._ended = True
         return held
 
     def _undecided(self, text: str) -> int:
-        """Characters at the end of `text` that are the beginning of a stop string."""
+        """Return how many characters at the end of `text` are the beginning of a stop string."""
         for length in range(min(self._longest, len(text)), 0, -1):
             end = text[len(text) - length :]
             if any(stop.startswith(end) for stop in self._stops):
