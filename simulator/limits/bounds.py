@@ -1,4 +1,6 @@
-"""What no policy can beat: one workload, one fleet, every metric's bound and where it is from."""
+"""Bounds that no policy can beat: for one workload and one fleet, the bound of every metric and its
+derivation.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +67,9 @@ def most_hits(requests: Sequence[Sequence[int]], reusable: Sequence[int], capaci
 
 
 def _next_hits(requests: Sequence[Sequence[int]], reusable: Sequence[int]) -> list[array[int]]:
-    """For each id of each request, the next request that has it, if it can be a hit there.
+    """For each id of each request, return the next request that has it, if it can be a hit there.
 
-    Where it cannot, that request offers it anew, and keeping it until then is of no use.
+    If it cannot, that request stores the block again, and keeping it until then is of no use.
     """
     coming: dict[int, int] = {}
     nexts: list[array[int]] = []
@@ -84,9 +86,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def srpt_mean_flow(releases: Sequence[float], works: Sequence[float]) -> float:
-    """Least mean time from release to completion: shortest remaining work first.
+    """Return the least mean time from release to completion: shortest remaining work first.
 
-    Optimal for one preemptive machine (Schrage, 1968). 0 without requests.
+    This is optimal for one preemptive machine (Schrage, 1968). The result is 0 without requests.
     """
     if not releases:
         return 0.0
@@ -106,10 +108,10 @@ def srpt_mean_flow(releases: Sequence[float], works: Sequence[float]) -> float:
 
 
 def fcfs_completions(releases: Sequence[float], works: Sequence[float]) -> list[float]:
-    """When each request is done, first come first served.
+    """Return when each request is done, first come first served.
 
-    The longest flow is the least possible, and the last completion is that of any schedule that
-    never idles while there is work.
+    The longest flow time is the least possible, and the last completion is that of any schedule
+    that is never idle while there is work.
     """
     now = -inf
     ends: list[float] = []
@@ -120,12 +122,13 @@ def fcfs_completions(releases: Sequence[float], works: Sequence[float]) -> list[
 
 
 def most_on_time(releases: Sequence[float], works: Sequence[float], limit: float) -> int:
-    """Most requests that can be done within `limit` of their release, the others dropped.
+    """Return the most requests that can be done within `limit` of their release, if the others are
+    dropped.
 
     Deadlines come in the order of releases, so first come first served is the best order for any
-    choice, and stopping requests is of no use. Requests are taken in turn; when one would be
-    late, the one whose removal brings the end forward most is dropped (Kise, Ibaraki and Mine,
-    "A solvable case of the one-machine scheduling problem with ready and due times", 1978).
+    choice, and preemption does not help. Requests are taken in turn; when one would be late, the
+    one whose removal brings the end forward most is dropped (Kise, Ibaraki and Mine, "A solvable
+    case of the one-machine scheduling problem with ready and due times", 1978).
     """
     kept = 0
     # The busy period so far, a column a request: start, release, work.
@@ -150,7 +153,9 @@ def most_on_time(releases: Sequence[float], works: Sequence[float], limit: float
 
 
 def _drop(period: Floats) -> float:
-    """Leave out the one of a busy period that brings its end forward most: the end then."""
+    """Drop the request of a busy period that brings its end forward most, and return the
+    new end.
+    """
     starts, frees, works = period
     slack = starts - frees  # how much earlier each could start
     # Leaving out one moves those behind it by its work, or by the least slack of them.
@@ -173,7 +178,7 @@ DIGITS = 3  # of milliseconds; bounds are rounded away from where they could be 
 
 
 class ProvenBound(msgspec.Struct, frozen=True):
-    """A value that no replay beats, and the relaxation it comes from."""
+    """A value that no replay beats, and the relaxation that proves it."""
 
     value: float
     source: str
@@ -201,7 +206,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds and nanoseconds per request, and per way to divide steps."""
+    """Times of each request, in seconds and nanoseconds, for each way to divide steps."""
 
     floor_ttft_ns: list[int]
     floor_e2e_ns: list[int]
@@ -214,7 +219,7 @@ class _Times:
 def lower_bounds(
     known: Known, machines: Sequence[Machine], network_ns: int, goodput: Goodput
 ) -> Bounds:
-    """All bounds. `network_ns`: router to worker, and back once more.
+    """Return all bounds. `network_ns`: from router to worker, and again back.
 
     Raises ValueError for a workload without a request that can run.
     """
@@ -271,9 +276,9 @@ def _times(known: Known, machines: Sequence[Machine], network_ns: int) -> _Times
 def _flows(
     floor_ns: list[int], times: _Times, works: list[list[float]], way_s: float
 ) -> dict[str, ProvenBound]:
-    """Mean and maximum by the better of both relaxations, quantiles by single requests.
+    """Return mean and maximum by the better of both relaxations, and quantiles by single requests.
 
-    Every request takes its floor at least, so every order statistic does too.
+    Every request takes at least its own minimum, so every order statistic does, too.
     """
     floors = msgspec.structs.asdict(spread(np.array(floor_ns, dtype=np.int64)))
     bounds = {name: ProvenBound(value, FLOOR) for name, value in floors.items()}
@@ -292,7 +297,9 @@ def _flows(
 
 
 def _makespan(known: Known, times: _Times, way_s: float) -> ProvenBound:
-    """From the first arrival to the last token: the work after any instant takes its time."""
+    """Return the bound from the first arrival to the last token: the work that arrives after any
+    instant takes its time.
+    """
     first_s = times.releases_s[0]
     pooled_s = max(fcfs_completions(times.releases_s, w)[-1] for w in times.whole_s) + way_s
     solo_s = max(
@@ -303,7 +310,9 @@ def _makespan(known: Known, times: _Times, way_s: float) -> ProvenBound:
 
 
 def _goodput(known: Known, times: _Times, way_s: float, goodput: Goodput) -> ProvenBound:
-    """Requests that could be good alone, and of them as many as pooled prefill can do in time."""
+    """Return how many requests could be good alone and, of those, can be prefilled in time by the
+    pooled workers.
+    """
     limit_s = goodput.ttft_ms / 1e3
     able = [
         n
@@ -324,5 +333,5 @@ def _mean_ms(times_ns: Sequence[int]) -> float:
 
 
 def _down(value: float) -> float:
-    """Rounded to a report's digits, but not above what it is."""
+    """Return the value rounded to a report's digits, but never above itself."""
     return float(round(value - 0.5 * 10.0**-DIGITS, DIGITS))

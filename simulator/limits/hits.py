@@ -14,7 +14,9 @@ from simulator.traces.job import Job
 
 
 class LruCache:
-    """The ids of `capacity` blocks at most; None: without limit. Lifetime: one row of a table."""
+    """A cache of at most `capacity` block ids; None means no limit. Lifetime: one row of
+    a table.
+    """
 
     def __init__(self, capacity: int | None) -> None:
         self._capacity = capacity
@@ -24,7 +26,7 @@ class LruCache:
         return len(self._ids)
 
     def match(self, ids: Sequence[int]) -> int:
-        """Leading ids that are present."""
+        """Return how many leading ids are cached."""
         present = self._ids
         for depth, block in enumerate(ids):
             if block not in present:
@@ -32,10 +34,11 @@ class LruCache:
         return len(ids)
 
     def insert(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Touch or add every id from the last to the first, then evict: (added, evicted) ids.
+        """Touch or add every id, from the last to the first, then evict; return (added, evicted)
+        ids.
 
-        So a block is always more recent than those behind it, and chains lose their tails first.
-        What is longer than the cache stands in both lists.
+        So a block is always more recent than those after it, and chains lose their tails first. The
+        ids of a chain that is longer than the cache are in both lists.
         """
         present = self._ids
         if self._capacity is None:
@@ -55,9 +58,10 @@ class LruCache:
 
 
 class Holders:
-    """For each id the workers that hold it, as bits: one look-up a block, not one a worker.
+    """The workers that hold each id, as bits: one look-up a block instead of one a worker.
+    Lifetime: one row of a table.
 
-    Lifetime: one row of a table. `match` and `insert` of one worker as in `LruCache`.
+    `match` and `insert` of one worker are those of `LruCache`.
     """
 
     def __init__(self, workers: int, capacity: int | None) -> None:
@@ -66,7 +70,7 @@ class Holders:
         self._bits: dict[int, int] = {}  # ids that nobody holds are left out
 
     def longest(self, ids: Sequence[int]) -> tuple[int, int]:
-        """(longest match of any worker, bits of the workers that have it)."""
+        """Return the longest match of any worker, and the bits of the workers that have it."""
         bits = self._bits
         holders = self._everybody
         for depth, block in enumerate(ids):
@@ -77,11 +81,11 @@ class Holders:
         return len(ids), holders
 
     def match(self, worker: int, ids: Sequence[int]) -> int:
-        """Leading ids that `worker` holds."""
+        """Return how many leading ids `worker` holds."""
         return self._caches[worker].match(ids)
 
     def insert(self, worker: int, ids: Sequence[int]) -> None:
-        """`worker` computes the blocks of `ids`."""
+        """Let `worker` compute the blocks of `ids`."""
         bits = self._bits
         bit = 1 << worker
         added, evicted = self._caches[worker].insert(ids)
@@ -102,17 +106,19 @@ MAX_SHARE = 1.25  # of the mean work in the window, before `bounded` looks elsew
 
 
 class Rule(Protocol):
-    """Lifetime: one row of a table. The rule owns the caches it chooses between."""
+    """A routing rule with the caches that it chooses between. Lifetime: one row of a table."""
 
     def place(self, serial: int, at_ns: int, ids: Sequence[int]) -> tuple[int, int]:
-        """(worker, leading ids it holds) for the request; its ids are in the cache afterwards."""
+        """Return the worker for the request, and how many leading ids it holds; its ids are cached
+        there afterwards.
+        """
 
     def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
-        """Tell what the last placed request costs `worker`."""
+        """Charge `worker` with the cost of the last placed request."""
 
 
 class Blind:
-    """A rule that looks at no cache: `round_robin`, `random`, `hash_1`, `hash_2`."""
+    """A rule that does not look at caches: `round_robin`, `random`, `hash_1`, `hash_2`."""
 
     def __init__(self, name: str, workers: int, capacity: int | None) -> None:
         self._name = name
@@ -129,7 +135,7 @@ class Blind:
         return worker, match
 
     def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
-        """See `Rule`; it does not care."""
+        """See `Rule`; this rule ignores costs."""
 
     def _choose(self, serial: int, ids: Sequence[int]) -> int:
         if self._name == "round_robin":
@@ -143,7 +149,9 @@ class Blind:
 
 
 class Greedy:
-    """The longest match; among equals the least uncached work so far, then the first worker."""
+    """Chooses the longest match; among equals the worker with least uncached work so far, then the
+    first.
+    """
 
     def __init__(self, workers: int, capacity: int | None) -> None:
         self._holders = Holders(workers, capacity)
@@ -169,7 +177,9 @@ class Greedy:
 
 
 class Bounded(Greedy):
-    """Greedy, but the idlest worker where the best had over 1.25 x the mean work of a minute."""
+    """Chooses as Greedy, but the idlest worker if the best had over 1.25 times the mean work of the
+    last minute.
+    """
 
     def __init__(self, workers: int, capacity: int | None) -> None:
         super().__init__(workers, capacity)
@@ -195,9 +205,11 @@ class Bounded(Greedy):
 
 
 def _seconds(at_ns: int) -> float:
-    """Milliseconds times a rounded thousandth, not a quotient: the published tables have it so.
+    """Return milliseconds times a rounded thousandth, and not a quotient, as in the published
+    tables.
 
-    Traces tick in whole seconds, and whether work exactly a minute old still counts hangs on it.
+    Traces have times in whole seconds, and this rounding decides whether work that is exactly a
+    minute old still counts.
     """
     return at_ns / 1_000_000 * 0.001
 
@@ -207,7 +219,9 @@ POOL_RULES = (*BLIND, "greedy", "bounded")
 
 
 def make_rule(name: str, workers: int, capacity: int | None) -> Rule:
-    """The rule called `name`, one of `POOL_RULES`, over empty caches of `capacity` blocks each."""
+    """Return the rule called `name`, one of `POOL_RULES`, with empty caches of `capacity` blocks
+    each.
+    """
     if name == "greedy":
         return Greedy(workers, capacity)
     if name == "bounded":
@@ -221,12 +235,12 @@ MAX_WORKERS = 4096
 
 
 class HitRow(msgspec.Struct, frozen=True):
-    """What one rule reached. Rates are in [0, 1].
+    """The hit rates of one rule, each in [0, 1].
 
     The three rates answer different questions: of all prompt tokens, full blocks only (what is
-    saved), of all block ids listed, a partial last one included (what an index sees), and the
-    mean over requests of the share of each prompt that listed blocks cover (short prompts weigh
-    as much as long ones).
+    saved), of all block ids listed, with a partial last one (what an index sees), and the mean over
+    requests of the share of each prompt that listed blocks cover (short prompts weigh as much as
+    long ones).
     """
 
     rule: str
@@ -240,7 +254,7 @@ class HitRow(msgspec.Struct, frozen=True):
 
 
 class _Tally:
-    """Sums of one row."""
+    """The sums of one row."""
 
     def __init__(self, name: str, workers: int, kv_tokens: int | None, block_tokens: int) -> None:
         self.name, self.workers, self.kv_tokens = name, workers, kv_tokens
@@ -253,7 +267,7 @@ class _Tally:
         self.work_tokens = [0] * workers
 
     def take(self, serial: int, job: Job, ids: Sequence[int]) -> None:
-        """One request, the `serial`th."""
+        """Add one request with number `serial`."""
         worker, match = self.rule.place(serial, job.at_ns, ids)
         full = job.prompt_tokens // self.block_tokens
         hit_tokens = min(match, full) * self.block_tokens
@@ -264,7 +278,7 @@ class _Tally:
         self.rule.charge(worker, job.at_ns, job.prompt_tokens - hit_tokens)
 
     def row(self, requests: int, tokens: int, blocks: int) -> HitRow:
-        """The finished row over so many requests, prompt tokens and listed ids."""
+        """Return the finished row for this many requests, prompt tokens and listed ids."""
         work = sum(self.work_tokens)
         return HitRow(
             rule=self.name,
@@ -286,12 +300,12 @@ def hits(
     kv_tokens: int | None,
     rules: Sequence[str] = RULES,
 ) -> list[HitRow]:
-    """One row per rule, in the order of `rules`, from one pass over `jobs`.
+    """Return one row for each rule, in the order of `rules`, from one pass over `jobs`.
 
     `workers` caches of `kv_tokens` each (None: without limit), in blocks of `block_tokens`, the
-    size an id of the jobs stands for. `single_lru` is one cache of `kv_tokens`, `pooled_lru` one as
-    large as all of them together, `ideal` one without limit. Raises ValueError for an unknown rule
-    or a size out of range.
+    size of a block of the jobs. `single_lru` is one cache of `kv_tokens`, `pooled_lru` one as large
+    as all of them together, `ideal` one without limit. Raises ValueError for an unknown rule or a
+    size out of range.
     """
     _check(block_tokens, workers, kv_tokens, rules)
     pool_tokens = None if kv_tokens is None else kv_tokens * workers

@@ -1,4 +1,6 @@
-"""Where a policy loses time: one effect after the other is switched off, its decisions kept."""
+"""Measures where a policy loses time: one effect after another is switched off, with its decisions
+kept.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ MAX_QUEUE = 2**31 - 1
 
 
 class WorkerTask(NamedTuple):
-    """A request as it reaches a worker."""
+    """A request in the form in which a worker gets it."""
 
     at_ns: int
     chain: Hashes
@@ -29,7 +31,7 @@ class WorkerTask(NamedTuple):
 
 
 class Served(NamedTuple):
-    """When a task had its first and last token, or `NEVER`; prompt tokens found cached."""
+    """The times of a task's first and last token, or `NEVER`, and its cached prompt tokens."""
 
     first_ns: int
     finish_ns: int
@@ -37,7 +39,7 @@ class Served(NamedTuple):
 
 
 def new_worker(machine: Machine) -> VirtualWorker:
-    """A worker as the replay would make it, without KV events and with a queue that never fills."""
+    """Return a worker as in a replay, but without KV events and with an unlimited queue."""
     return VirtualWorker(
         blocks=machine.blocks,
         block_size=machine.block_size,
@@ -53,7 +55,7 @@ def new_worker(machine: Machine) -> VirtualWorker:
 
 
 def serve(worker: VirtualWorker, tasks: Sequence[WorkerTask]) -> list[Served]:
-    """Let `worker` serve `tasks`, which come in order of time and fit it, to the end."""
+    """Let `worker` serve all `tasks`, which are in order of time and fit the worker."""
     first = [NEVER] * len(tasks)
     finish = [NEVER] * len(tasks)
     hit_tokens = [0] * len(tasks)
@@ -77,7 +79,9 @@ def serve(worker: VirtualWorker, tasks: Sequence[WorkerTask]) -> list[Served]:
 
 
 def warm(worker: VirtualWorker, chains: Sequence[tuple[Hashes, int]]) -> int:
-    """Let an idle `worker` compute `chains` (full blocks, their tokens), one by one: ns it took."""
+    """Let an idle `worker` compute `chains` (full blocks, their tokens) one by one; return the
+    nanoseconds it took.
+    """
     now_ns = 0
     for number, (chain, tokens) in enumerate(chains):
         refusal = worker.add(number, chain, tokens, 1, 0, now_ns)
@@ -95,14 +99,18 @@ OWN = 20  # bits for a block's depth in a name of its own
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """Mean time to first token that goes when one more effect is switched off; can be negative."""
+    """The mean time to first token that is saved when one more effect is switched off; it can be
+    negative.
+    """
 
     name: str
     ttft_ms: float
 
 
 class Decisions(msgspec.Struct, frozen=True):
-    """What a policy decided: per request of `Known`, its worker, and when it was sent there."""
+    """The decisions of a policy: the worker of each request of `Known`, and when it was
+    sent there.
+    """
 
     workers: tuple[int, ...]
     sent_ns: tuple[int, ...]
@@ -141,7 +149,7 @@ def losses(
 
 
 class _Pool:
-    """The workers with caches that keep everything, and the tasks they are given."""
+    """The workers, with caches that keep everything, and their tasks."""
 
     def __init__(
         self,
@@ -157,7 +165,9 @@ class _Pool:
         ]
 
     def as_one(self) -> _Pool:
-        """All workers in one: the first one's kind, as fast as all together, never full."""
+        """Return one worker in place of all: of the first one's kind, as fast as all together,
+        never full.
+        """
         speed = sum(machine.speed for machine in self._machines)
         batch = sum(machine.max_batch_size for machine in self._machines)
         one = replace(
@@ -172,7 +182,9 @@ class _Pool:
         return _Pool(known, [one], decisions, self._network_ns)
 
     def mean_ms(self, *, warmed: bool, decoding: bool) -> float:
-        """Mean time to first token. `warmed`: what requests share is cached where they go."""
+        """Return the mean time to first token. `warmed`: shared prefixes are cached where their
+        requests go.
+        """
         flows: list[int] = []
         for worker, machine in enumerate(self._machines):
             order = [n for n, chosen in enumerate(self._decisions.workers) if chosen == worker]
@@ -210,7 +222,7 @@ class _Pool:
         return [one._replace(first_ns=one.first_ns - began_ns) for one in serve(engine, tasks)]
 
     def _roomy(self, machine: Machine, order: list[int]) -> Machine:
-        """With memory for everything that `order` ever computes, twice where it may be."""
+        """Return a worker with memory for everything that `order` ever computes."""
         jobs = [self._known.jobs[n] for n in order]
         size = machine.block_size
         blocks = sum((job.prompt_tokens + job.output_tokens) // size + 2 for job in jobs)
@@ -218,7 +230,9 @@ class _Pool:
 
 
 def own_chain(known: Known, n: int) -> Hashes:
-    """Names for the prompt's full blocks that no other request has: what it shares is warmed."""
+    """Return names for the prompt's full blocks that no other request has; shared blocks are
+    warmed.
+    """
     blocks = known.jobs[n].prompt_tokens // known.block_size
     names: Hashes = np.arange(blocks, dtype=np.uint64) + np.uint64((n + 1) << OWN)
     return names

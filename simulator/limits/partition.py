@@ -1,4 +1,4 @@
-"""A fixed home for each group of requests, and the policy that sends them there."""
+"""A fixed worker for each group of requests, and the policy that sends them there."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ ANYWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The nth arrival goes to the nth of `workers` (ids joined by dots); later ones as `then` says.
+    """Sends the nth arrival to the nth of `workers` (ids joined by dots); later ones as the policy
+    `then` says.
 
-    Where that worker is not eligible, or its number is -1, `then` chooses among the others.
-    Raises ValueError for anything but numbers in `workers`.
+    If that worker is not eligible, or its number is -1, `then` chooses among the others. Raises
+    ValueError for anything but numbers in `workers`.
     """
 
     workers: str = ""
@@ -54,7 +55,7 @@ class Placed:
 
 
 def placed_spec(workers: Sequence[int], then: str = "round_robin") -> str:
-    """The policy's specification for `policies.load`."""
+    """Return the policy's specification for `policies.load`."""
     joined = ".".join(map(str, workers))
     return f"simulator.limits.partition:Placed?workers={joined}&then={quote(then, safe='')}"
 
@@ -63,11 +64,11 @@ SHARE = 4  # a block that more requests have than 1 in (this x workers) is nobod
 
 
 def groups(known: Known, workers: int) -> list[int]:
-    """Group of each request, numbered from 0 in order of first arrival.
+    """Return the group of each request, numbered from 0 in order of first arrival.
 
-    The session where the source tells it. Elsewhere requests belong together when they share the
-    first block of their chains that is not so common that one worker alone could not take all
-    who have it; a request without such a block stands alone.
+    The group is the session if the source has one. Otherwise requests belong together if they share
+    the first block of their chains that is not so common that one worker could not take all its
+    requests; a request without such a block is alone.
     """
     common = len(known) / (SHARE * workers)
     counts: Counter[int] = Counter()
@@ -87,11 +88,12 @@ def groups(known: Known, workers: int) -> list[int]:
 
 
 def partition(known: Known, machines: Sequence[Machine]) -> list[int]:
-    """Worker of each request: whole groups, longest work first onto whoever is done first.
+    """Return the worker of each request: whole groups, longest work first, to the worker that is
+    done first.
 
-    Work is the time of what is not shared, and of the answers as an eighth of a batch decodes
-    them. (Longest processing time first: Graham, 1969.) Workers are numbered as the machines
-    stand, each kind `count` times.
+    Work is the time of what is not shared, and of the answers as an eighth of a batch decodes them.
+    (Longest processing time first: Graham, 1969.) Workers are numbered in the order of the
+    machines, each kind `count` times.
     """
     kinds = [machine for machine in machines for _ in range(machine.count)]
     group_of = groups(known, len(kinds))

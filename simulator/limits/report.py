@@ -1,4 +1,6 @@
-"""Policies against what is possible: bounds below, the best achieved above, losses between."""
+"""Compares policies with what is possible: lower bounds, the best achieved, and the
+losses between.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from simulator.workloads.open import Chainer, JobStream, open_jobs
 
 
 class HitLosses(msgspec.Struct, frozen=True):
-    """Token hit rates from the ceiling down to what was measured, each with less freedom.
+    """Token hit rates from the upper limit down to the measured one, each with less freedom.
 
     `ceiling`: one cache without limit. `union`: one cache with the fleet's memory, the future
     known. `placed`: each worker's cache with its own requests, the future known. `measured`: what
     the engines found. union - placed is lost by routing, placed - measured by eviction (and by
-    what was not yet computed when it was needed).
+    blocks that were not computed yet when they were needed).
     """
 
     ceiling: float
@@ -34,21 +36,23 @@ class HitLosses(msgspec.Struct, frozen=True):
 
     @property
     def routing(self) -> float:
-        """Lost by sending requests away from what they share."""
+        """The hit rate lost by sending requests away from the workers that have their prefixes."""
         return self.union - self.placed
 
     @property
     def eviction(self) -> float:
-        """Lost by evicting what comes back, or by asking for it too early."""
+        """The hit rate lost by evicting blocks that are used again, or by asking for them too
+        early.
+        """
         return self.placed - self.measured
 
 
 class Distance(msgspec.Struct, frozen=True):
-    """One policy. Times in ms, means over requests; gaps in percent.
+    """One policy's distance from the bounds. Times in ms, means over requests; gaps in percent.
 
-    `gap`: (M - bound) / (M of round robin - bound): 0 at the bound, 100 where round robin is.
-    `regret`: M / best achieved - 1. None where not every request that can run was completed (then
-    M is a mean over other requests) or the divisor is 0.
+    `gap`: (M - bound) / (M of round robin - bound): 0 at the bound, 100 at round robin. `regret`: M
+    / best achieved - 1. Both are None if not every request that can run was completed (then M is a
+    mean over other requests), or if the divisor is 0.
     """
 
     policy: str
@@ -78,7 +82,9 @@ def regret_percent(value: float | None, best: float | None) -> float | None:
 
 
 def mean_times_ms(row: ReplayRow, bounds: Bounds) -> tuple[float | None, float | None]:
-    """Mean times to first and last token; None when not everything that can run was completed."""
+    """Return the mean times to first and last token; None if not every request that can run was
+    completed.
+    """
     if row.completed != bounds.requests - bounds.hopeless:
         return None, None
     return row.ttft_ms.mean, row.e2e_ms.mean
@@ -87,7 +93,7 @@ def mean_times_ms(row: ReplayRow, bounds: Bounds) -> tuple[float | None, float |
 def hit_losses(
     known: Known, machines: Sequence[Machine], result: ReplayResult, bounds: Bounds
 ) -> HitLosses:
-    """Where the hits of one replay went."""
+    """Return where the hits of one replay were lost."""
     workers = result.table.worker.tolist()
     kinds = [machine for machine in machines for _ in range(machine.count)]
     found = 0
@@ -114,11 +120,11 @@ FRESH_PROGRESS_MS = 10.0
 
 
 class BoundError(ValueError):
-    """A set-up that cannot be bounded; the message says what to change."""
+    """Raised for a setup that has no bounds; the message says what to change."""
 
 
 class Achieved(msgspec.Struct, frozen=True):
-    """What an assignment reached in the replay, with every request completed. Times in ms."""
+    """The times of an assignment in a replay in which every request was completed, in ms."""
 
     name: str
     ttft_ms: float
@@ -126,7 +132,7 @@ class Achieved(msgspec.Struct, frozen=True):
 
 
 class BoundReport(msgspec.Struct, frozen=True):
-    """One workload on one fleet: what is impossible, what was achieved, and where policies are."""
+    """One workload on one fleet: the bounds, the best achieved, and the policies."""
 
     source: str
     setup: Setup
@@ -147,12 +153,12 @@ def bound(
     open_stream: Callable[[], JobStream] | None = None,
     on_progress: Progress = lambda _what, _done, _total: None,
 ) -> BoundReport:
-    """Bounds for the workload and fleet of `setup`, whose own policy is not used.
+    """Return the bounds for the workload and fleet of `setup`, whose own policy is not used.
 
-    Each policy and round robin are replayed; `waterfall` replays them again with fresh
-    information and their decisions with one effect after another off. `open_stream` replaces
-    `setup.workload`: each call must give the same jobs. Raises BoundError for what has no bound:
-    a closed loop, faults, sizes.
+    Each policy and round robin are replayed; `waterfall` replays them again with fresh information,
+    and their decisions with one effect after another switched off. `open_stream` replaces
+    `setup.workload`: each call must return the same jobs. Raises BoundError for setups without
+    bounds: a closed loop, faults, sizes.
     """
     desk = _Desk(setup, open_stream or (lambda: open_jobs(setup.workload, setup.seed)))
     _check(setup, desk)
@@ -186,7 +192,7 @@ def bound(
 
 
 class _PolicyRun:
-    """One policy's replay."""
+    """The replay of one policy."""
 
     def __init__(self, name: str, result: ReplayResult) -> None:
         self.name, self.result = name, result
@@ -194,7 +200,7 @@ class _PolicyRun:
 
 
 class _Desk:
-    """The workload, read once, and a way to replay it under any policy."""
+    """The workload, read once, and its replays with any policy."""
 
     def __init__(self, setup: Setup, open_stream: Callable[[], JobStream]) -> None:
         self.setup = setup
@@ -209,7 +215,7 @@ class _Desk:
         self.known: Known = know(stream.jobs, chainer.chain, block_size, most)
 
     def attempt(self, policy: str, *, fresh: bool = False) -> ReplayResult:
-        """Replay the workload; `fresh`: the router is told everything at once."""
+        """Replay the workload. `fresh`: the router gets all information without delay."""
         setup = msgspec.structs.replace(self.setup, policy=policy)
         if fresh:
             world = msgspec.structs.replace(
@@ -224,7 +230,7 @@ class _Desk:
         return replay(setup, stream=self._open_stream())
 
     def by_row(self, workers: Sequence[int]) -> list[int]:
-        """Workers of the known requests, spread over all rows of the workload."""
+        """Return the workers of the known requests, for all rows of the workload."""
         rows = self.known.rows
         spread = [ANYWHERE] * (rows[-1] + 1)
         for row, worker in zip(rows, workers, strict=True):

@@ -1,4 +1,4 @@
-"""Hit-rate rows and bounds in the terminal."""
+"""Prints hit-rate rows and bounds in the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METRICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def hits_table(rows: Sequence[HitRow]) -> Table:
-    """One line per rule."""
+    """Return a table with one line for each rule."""
     table = _table(
         "rule", "caches", "tokens each", "hit rate, tokens", "blocks", "per request", "skew"
     )
@@ -32,7 +32,9 @@ def hits_table(rows: Sequence[HitRow]) -> Table:
 
 
 def bound_tables(report: BoundReport) -> RenderableType:
-    """Bounds, the best achieved, the policies between them, what they lose, and the legend."""
+    """Return the tables of bounds, of the best achieved, of the policies and their losses, and the
+    legend.
+    """
     bounds = report.bounds
     heading = Text(f"{report.source}: {bounds.requests} requests")
     parts: list[RenderableType] = [heading, Text(), _bounds_table(bounds), Text()]

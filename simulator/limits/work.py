@@ -1,4 +1,4 @@
-"""How much of a worker's time each request of a known workload takes at least."""
+"""Computes the least time that each request of a known workload takes on a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULTS = SchedulerSettings()
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Workers that are alike. Lifetime: process."""
+    """A group of equal workers. Lifetime: process."""
 
     count: int
     step_time: StepTime
@@ -31,12 +31,14 @@ class Machine:
     prefix_wait_tokens: int  # least prefix in flight that a request waits for; 0: never
 
     def takes(self, prompt_tokens: int) -> bool:
-        """Whether a prompt so long ever gets a token here."""
+        """Return whether a prompt of this length can ever get a token here."""
         return prompt_tokens + 1 <= self.sequence_tokens
 
 
 def machine(group: WorkerGroup, block_size: int) -> Machine:
-    """The workers of `group` with blocks of `block_size` tokens. ValueError: unknown profile."""
+    """Return the workers of `group` with blocks of `block_size` tokens. Raises ValueError for an
+    unknown profile.
+    """
     model = profile(group.profile)
     blocks = max(1, (group.kv_tokens or model.kv_capacity_tokens) // block_size)
     model_tokens = group.max_model_tokens or DEFAULTS.max_model_tokens
@@ -88,12 +90,12 @@ class Known:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests."""
+        """Number of prompt tokens of all requests."""
         return sum(job.prompt_tokens for job in self.jobs)
 
 
 def know(jobs: Iterable[Job], chain_of: ChainOf, block_size: int, most_tokens: int) -> Known:
-    """Read `jobs`, in order of arrival, to the end and hold them.
+    """Read all `jobs`, which are in order of arrival, and keep them.
 
     `chain_of(job, row)`: hashes of full blocks of `block_size` tokens. `most_tokens`: longest
     prompt plus first token that any worker takes.
@@ -127,12 +129,13 @@ def know(jobs: Iterable[Job], chain_of: ChainOf, block_size: int, most_tokens: i
 
 
 def reuse_ceiling_tokens(known: Known) -> int:
-    """Most prompt tokens that can be found cached in all, whatever runs where and in which order.
+    """Return the most prompt tokens that can be found cached in all, whatever runs where and in
+    which order.
 
-    Somebody computes every block before anybody finds it, so of the requests whose prompt or
-    answer has the block one at least does not find it. (Requests for which it holds the last
-    token, and answers, compute it but never find it.) The relaxation: one cache for all, without
-    limit, that whatever is computed reaches at once.
+    Every block is computed before it is found, so of the requests whose prompt or answer has the
+    block, at least one does not find it. (Requests in which it holds the last token, and answers,
+    compute it but never find it.) The relaxation is one unlimited cache for all workers, which
+    computed blocks reach at once.
     """
     finders: dict[int, int] = {}
     others: set[int] = set()
@@ -169,19 +172,20 @@ class _Load:
 
 
 def step_s(step_time: StepTime, tokens: int, seqs: int = 1) -> float:
-    """Seconds of a step of so many new tokens in `seqs` sequences, its attention left out."""
+    """Return the seconds of a step of this many new tokens in `seqs` sequences, without
+    attention.
+    """
     return step_time.seconds(_Load(tokens, seqs))
 
 
 def first_token_ns(machine: Machine, prompt_tokens: int, shared_tokens: int) -> int:
-    """Least ns from a request's arrival at an idle worker to its first token.
+    """Return the least ns from a request's arrival at an idle worker to its first token.
 
-    All but `shared_tokens` of the prompt is computed on its worker after its arrival, whoever
-    asked for it (see `Known`), in steps of `max_num_tokens` at most. Two bounds hold, and the
-    larger is taken. A convex step time below the true one is above 0 for no tokens, so the fewest,
-    equal steps are the fastest by it. And a token's share of a step falls with the step's tokens,
-    so no token takes less than in the fullest step. Attention comes to the same however the tokens
-    are cut.
+    All but `shared_tokens` of the prompt are computed on its worker after its arrival, by any
+    request (see `Known`), in steps of at most `max_num_tokens`. Two bounds hold, and the larger is
+    taken. A convex step time below the true one is above 0 for no tokens, so by it the fewest,
+    equal steps are the fastest. And a token's share of a step falls with the step's tokens, so no
+    token takes less than in the fullest step. Attention is the same however the tokens are divided.
     """
     step_time = machine.step_time
     tokens = prompt_tokens - shared_tokens
@@ -196,11 +200,12 @@ def first_token_ns(machine: Machine, prompt_tokens: int, shared_tokens: int) -> 
 
 
 def further_tokens_ns(machine: Machine, prompt_tokens: int, output_tokens: int) -> int:
-    """Least ns from the first token to the last: a step each, that reads the KV so far.
+    """Return the least ns from the first token to the last: one step for each, which reads the KV
+    so far.
 
-    A token that ends a preemption is given by a prefill, whose attention is cheaper. But the step
-    that preempted gave it nothing and took at least an empty step's time, so a token's attention
-    is charged up to that only.
+    A token that ends a preemption comes from a prefill, whose attention is cheaper. But the step
+    that preempted gave the request nothing and took at least an empty step's time, so a token's
+    attention is charged only up to that.
     """
     step_time = machine.step_time
     steps = answered(machine, prompt_tokens, output_tokens) - 1
@@ -215,12 +220,16 @@ def further_tokens_ns(machine: Machine, prompt_tokens: int, output_tokens: int) 
 
 
 def attention_pairs(start: int, stop: int) -> float:
-    """Query-key pairs of prefilling the tokens `start` to `stop`, as `StepTime` counts them."""
+    """Return the query-key pairs of prefilling the tokens `start` to `stop`, as `StepTime` counts
+    them.
+    """
     return (stop * stop - start * start) / 2
 
 
 def answered(machine: Machine, prompt_tokens: int, output_tokens: int) -> int:
-    """Tokens that the worker gives: an answer ends where the longest sequence does."""
+    """Return the tokens that the worker produces: an answer ends at the longest
+    sequence's limit.
+    """
     return min(output_tokens, machine.sequence_tokens - prompt_tokens)
 
 
@@ -231,20 +240,24 @@ def _least_ns(total_s: float, steps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One way to divide a step: seconds of it that each of its tokens bears, attention apart."""
+    """One way to divide a step: the seconds of it that each of its tokens is charged, without
+    attention.
+    """
 
     prefill_s: float
     decode_s: float
 
 
 def shares(machine: Machine) -> tuple[Share, ...]:
-    """Valid divisions; each gives a bound, and none is the best for every workload.
+    """Return valid ways to divide a step; each gives a bound, and none is the best for every
+    workload.
 
-    Let g(T) be what a step of T tokens takes besides attention and sequences. By tokens alone, each
-    bears the least g(T) / T there is, that of the fullest step. Or a tangent at some T0 of a convex
-    function below g is divided: each token bears its slope, and the rest, the fixed part of a step,
-    falls on its decodes, of which there are `max_batch_size` at most; so a step without decodes
-    bears less than it takes. Tangents are secants of neighbouring T here.
+    Let g(T) be the time of a step of T tokens besides attention and sequences. By tokens alone,
+    each is charged the least g(T) / T there is, that of the fullest step. Or a tangent at some T0
+    of a convex function below g is divided: each token is charged its slope, and the rest, the
+    fixed part of a step, is charged to its decodes, of which there are at most `max_batch_size`; so
+    a step without decodes is charged less than it takes. Tangents are secants of neighbouring T
+    here.
     """
     tokens, batch = machine.max_num_tokens, machine.max_batch_size
     even_s = step_s(machine.step_time, tokens, 0) / tokens
@@ -259,21 +272,21 @@ def shares(machine: Machine) -> tuple[Share, ...]:
 
 
 def prefill_works_s(machines: Sequence[Machine], known: Known) -> list[list[float]]:
-    """For each way to divide steps: seconds of work at speed 1 before each first token.
+    """For each way to divide steps, return the seconds of work at speed 1 before each first token.
 
-    Only what `Known.matched_tokens` leaves over is charged, and to the request that came first of
-    all that need it: on that request's worker it is computed after its arrival and before its
-    first token, so that no part of a step is charged twice or outside of its request's time.
-    Of several kinds of machines, each request is given the one that needs least for it.
+    Only tokens beyond `Known.matched_tokens` are charged, to the earliest of all requests that need
+    them: on that request's worker they are computed after its arrival and before its first token,
+    so no part of a step is charged twice or outside of its request's time. Of several kinds of
+    machines, each request is given the one that needs least for it.
     """
     return _works(machines, known, _prefill_s)
 
 
 def decode_works_s(machines: Sequence[Machine], known: Known) -> list[list[float]]:
-    """The same for the time between each first token and the last.
+    """Return the same for the time between each first token and the last.
 
     Each token is a decode, or ends the prefill that follows a preemption, whichever is cheaper:
-    such a prefill computes what stands in the last, partial block, as full ones may be cached.
+    such a prefill computes the last, partial block, as full blocks may be cached.
     """
     return _works(machines, known, _decode_s)
 
