@@ -1,4 +1,4 @@
-"""What a virtual worker tells about itself; plain and native ones answer with the same type."""
+"""The statistics of a virtual worker; the Python and the native one return the same type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 
 class WorkerStats(NamedTuple):
-    """Lifetime: request (one answer). Totals count from the start, through every `abort`."""
+    """The statistics of one virtual worker. Lifetime: one call. Totals count from the start,
+    through every `abort`.
+    """
 
     busy_ns: int  # in steps, the part of the one in flight included
     steps: int  # the one in flight included

@@ -20,14 +20,16 @@ _ADVICE = "is the router there? --admin URL names its admin port"
 
 
 class AdminError(Exception):
-    """The admin port could not be asked, or refused: says what, where, and what to do."""
+    """Raised if the admin port does not answer, or refuses a request; the text says what, where,
+    and what to do.
+    """
 
 
 class AdminClient:
-    """Lifetime: command."""
+    """An HTTP client of the admin port. Lifetime: command."""
 
     def __init__(self, url: str, key: str | None, advice: str = _ADVICE) -> None:
-        """`advice`: to whoever gave a URL where nobody answers. Raises AdminError."""
+        """`advice`: what to tell the user if nobody answers at the URL. Raises AdminError."""
         self.url = url.rstrip("/")
         self._advice = advice
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -35,15 +37,15 @@ class AdminClient:
             raise AdminError(f"{url!r} is no URL; give one such as http://127.0.0.1:8081")
 
     def text(self, path: str) -> str:
-        """An answer as it is. Raises AdminError."""
+        """Return an answer as text. Raises AdminError."""
         return self._asked("GET", path, None).decode(errors="replace")
 
     def data(self, path: str, most_bytes: int) -> bytes:
-        """An answer's bytes. Raises AdminError, for more than `most_bytes` too."""
+        """Return an answer as bytes. Raises AdminError, also for more than `most_bytes`."""
         return self._asked("GET", path, None, most_bytes)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """JSON for JSON. Raises AdminError."""
+        """Send JSON, and return the JSON answer. Raises AdminError."""
         data = self._asked(method, path, None if body is None else json.dumps(body).encode())
         try:
             return json.loads(data)
@@ -84,7 +86,7 @@ def _why(error: HTTPError) -> str:
 
 
 def add_admin_flags(parser: argparse.ArgumentParser) -> None:
-    """Where the admin port is, and its key."""
+    """Add the flags for the admin port's address and key."""
     parser.add_argument(
         "--admin",
         metavar="URL",
@@ -97,12 +99,12 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def admin_of(args: argparse.Namespace) -> AdminClient:
-    """The admin port of `add_admin_flags`. Raises AdminError."""
+    """Return the client for the flags of `add_admin_flags`. Raises AdminError."""
     return AdminClient(args.admin, key_of(args.admin_key_file))
 
 
 def key_of(path: str | None) -> str | None:
-    """The key in the file of `--admin-key-file`; None where none is given. Raises AdminError."""
+    """Return the key in the file of `--admin-key-file`; None without a file. Raises AdminError."""
     if path is None:
         return None
     try:
@@ -129,7 +131,7 @@ _ACTIONS = ("list", "add", "drain", "undrain", "remove", "role")
 
 
 def add_workers_command(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `warmroute workers`."""
+    """Add the arguments of `warmroute workers`."""
     parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list")
     parser.add_argument("worker", nargs="?", metavar="WORKER", help="number or URL")
     parser.add_argument("role", nargs="?", choices=ROLES, help="that it is to have")
@@ -138,7 +140,7 @@ def add_workers_command(parser: argparse.ArgumentParser) -> None:
 
 
 def workers_command(args: argparse.Namespace) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     try:
         if args.action != "list" and args.worker is None:
             raise AdminError(f"`workers {args.action}` needs a worker: its number or its URL")
@@ -152,7 +154,9 @@ def workers_command(args: argparse.Namespace) -> int:
 
 
 def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows that it is about. Raises AdminError."""
+    """Carry out the command, and return the rows of the workers that it is about. Raises
+    AdminError.
+    """
     action, worker = args.action, args.worker
     if action == "list":
         answer = admin.ask("GET", "/workers")
@@ -173,7 +177,7 @@ def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """One line a worker; who named it stands before its URL, which may be long."""
+    """Return one line for each worker; its source is before its URL, which may be long."""
     rows = list(rows)
     several = len({row["revision"] for row in rows if row.get("revision")}) > 1
     width = max([len(_NAMED_BY), *(len(row.get("named_by", "")) for row in rows)])

@@ -30,7 +30,7 @@ variable, and a variable over the file.
 
 
 class _HelpAll(argparse.Action):
-    """`--help-all`: prints every flag, grouped by section, and ends."""
+    """The flag `--help-all`: print every flag, grouped by section, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         whole = argparse.ArgumentParser(
@@ -47,7 +47,7 @@ class _HelpAll(argparse.Action):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """`--config` and a flag for every key; `--help` shows the main ones (`MAIN`), by group.
+    """Add `--config` and a flag for every key; `--help` shows the main ones (`MAIN`), by group.
 
     Values stay text: `load_config` checks them all.
     """
@@ -115,7 +115,7 @@ def _full(key: ConfigKey) -> str:
 
 
 def add_config_command(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `warmroute config`."""
+    """Add the arguments of `warmroute config`."""
     parser.add_argument(
         "--check", metavar="FILE", help="say whether FILE (and flags, environment) can be used"
     )
@@ -135,7 +135,9 @@ def add_config_command(parser: argparse.ArgumentParser) -> None:
 
 
 def check_command(args: argparse.Namespace) -> int:
-    """`warmroute config`: 0 when the configuration can be used, 2 with the problems when not."""
+    """Run `warmroute config`: return 0 if the configuration is valid, 2 with its problems
+    if not.
+    """
     if args.peer_command is not None:
         return _from_peer(args.peer_command)
     if args.check is not None:
@@ -153,7 +155,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _from_peer(command: str) -> int:
-    """`warmroute config --from`: the file on stdout, and what it lacks on stderr."""
+    """Run `warmroute config --from`: print the file on stdout, and what it lacks on stderr."""
     if command == "-":
         command = sys.stdin.read(MAX_CHARACTERS + 1)
     try:
@@ -185,14 +187,16 @@ END = "<!-- keys: end -->\n"
 
 
 def key_table() -> str:
-    """A Markdown table of all keys: meaning, default, what is allowed, reload."""
+    """Return a Markdown table of all keys: meaning, default, allowed values, reload."""
     lines = ["| key | meaning | default | allowed | reload |", "|---|---|---|---|---|"]
     lines += [_row(key) for key in keys_of(Config).values()]
     return "\n".join(lines) + "\n"
 
 
 def with_table(text: str) -> str:
-    """`text` with the table between its two marks. Raises ValueError when a mark is missing."""
+    """Return `text` with the table between its two marks. Raises ValueError if a mark is
+    missing.
+    """
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

@@ -47,12 +47,12 @@ _RANK = re.compile(r"(.*)@(\d{1,4})")
 
 
 class PeerCommandError(ValueError):
-    """The command line cannot be converted; the text says why, and what to give."""
+    """Raised for a command line that cannot be converted; the text says why, and what to give."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A configuration file, and the flags that have no place in it."""
+    """A configuration file, and the flags that have no key in it."""
 
     peer: PeerRouter
     text: str
@@ -60,14 +60,18 @@ class Converted:
     notes: tuple[tuple[str, str], ...]  # a flag that is not, and why
 
     def summary(self) -> str:
-        """For the terminal: how many flags were taken, and each that was not."""
+        """Return a text for the terminal: how many flags were converted, and each one
+        that was not.
+        """
         lines = [f"{self.peer.name} {self.peer.release}: flags taken over: {self.taken}"]
         return "\n".join([*lines, *(f"  {line}" for line in _told(self.notes))]) + "\n"
 
 
 @dataclass(slots=True)
 class _Given:
-    """The flags of a command line with their values: one list each time that a flag is given."""
+    """The flags of a command line with their values: one list for each time that a flag
+    is given.
+    """
 
     peer: PeerRouter
     rows: Mapping[str, PeerFlag]
@@ -84,13 +88,13 @@ class _Given:
         return found[-1] if found else None
 
     def listed(self, name: str) -> list[str]:
-        """The parts of a value that has commas between them."""
+        """Return the parts of a value that are separated by commas."""
         return [part.strip() for part in (self.last(name) or "").split(",") if part.strip()]
 
 
 @dataclass(slots=True)
 class _Draft:
-    """The file as it grows. Lifetime: one call."""
+    """The file that is being written. Lifetime: one call."""
 
     keys: Mapping[str, ConfigKey]
     lines: dict[str, str] = field(default_factory=dict)  # key path -> its line, or lines of a list
@@ -99,7 +103,7 @@ class _Draft:
     taken: set[str] = field(default_factory=set)
 
     def put(self, path: str, value: Any, flag: str, remark: str = "") -> None:
-        """A line for `path`; as a comment where the value cannot be used on this machine."""
+        """Add a line for `path`; a comment if the value cannot be used on this machine."""
         text, behind = str(value), f"{flag}: {remark}" if remark else flag
         if _has_password(text):
             self.notes.append((flag, f"its value has a password in it; write {path} yourself"))
@@ -119,7 +123,7 @@ class _Draft:
         self.taken.add(flag)
 
     def items(self, path: str, items: Iterable[tuple[Any, str]]) -> None:
-        """The lines of a list; items that cannot be used, and second ones, are left out."""
+        """Add the lines of a list; unusable and repeated items are left out."""
         lines: list[str] = []
         seen: set[Any] = set()
         left_out: set[str] = set()
@@ -146,7 +150,9 @@ class _Draft:
         return "an existing file" if is_file else self.keys[path].allowed
 
     def text(self, head: str) -> str:
-        """The file: keys in the order of the documentation, sections, and what has no line."""
+        """Return the file: keys in the order of the documentation, sections, and the flags without
+        a line.
+        """
         out = [head]
         section = ""
         for path in sorted(self.lines, key=list(self.keys).index):
@@ -165,7 +171,7 @@ class _Draft:
 
 
 def _told(notes: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for each reason, which names all flags that have it."""
+    """Return one line for each reason, with all flags that have it."""
     flags: dict[str, list[str]] = {}
     for flag, why in notes:
         flags.setdefault(why, []).append(flag)
@@ -184,7 +190,7 @@ _BAD_ITEM: Mapping[str, str] = MappingProxyType(
 
 
 def convert(command: str) -> Converted:
-    """The configuration file for a command line. Raises PeerCommandError."""
+    """Return the configuration file for a command line. Raises PeerCommandError."""
     given = _read(command)
     draft = _Draft(keys_of(Config))
     peer = given.peer
@@ -259,7 +265,7 @@ def _read(command: str) -> _Given:
 
 
 def _program(words: list[str]) -> tuple[list[PeerRouter], list[str]]:
-    """The peers that a program's name may mean, and the words behind it."""
+    """Return the peers that a program's name may mean, and the remaining words."""
     for at, word in enumerate(words):
         module = words[at - 1] == "-m" if at else False
         name = word if module else word.rpartition("/")[2].partition(":")[0]
@@ -348,7 +354,7 @@ def _workers(draft: _Draft, given: _Given) -> None:
 
 
 def _worker(text: str) -> dict[str, Any]:
-    """A worker's mapping: `URL@RANK`, with or without scheme and /v1."""
+    """Return the mapping of a worker given as `URL@RANK`, with or without scheme and /v1."""
     worker: dict[str, Any] = {"url": text}
     if ranked := _RANK.fullmatch(text):
         worker = {"url": ranked[1], "rank": int(ranked[2])}
@@ -437,7 +443,9 @@ def _static(draft: _Draft, given: _Given) -> None:
 
 
 def _pods(draft: _Draft, given: _Given) -> None:
-    """Pods by label: here a Service has the label, and names the pods."""
+    """Add a source for pods that the peer selects by label; here a Service has the label and names
+    the pods.
+    """
     flag = "--service-discovery"
     of_pods = [name for name, row in given.rows.items() if row.how == "of_pods"]
     if given.peer.letter == "p" and given.last(flag) != "k8s":
@@ -502,7 +510,7 @@ def _policy(draft: _Draft, given: _Given) -> None:
 def _parameters(
     draft: _Draft, given: _Given, rule: str, exact: str, parameters: list[tuple[str, str]]
 ) -> None:
-    """A rule's parameters; those of one that became warmset are only told."""
+    """Add a rule's parameters; if the rule became warmset, only report them."""
     numbers = {key: _number(given.last(name)) for key, name in parameters}
     spec = f"{exact}?" + "&".join(f"{key}={_digits(one)}" for key, one in numbers.items())
     shown = ", ".join(given.names[name] for _, name in parameters)
@@ -560,7 +568,7 @@ def _keys(draft: _Draft, given: _Given) -> None:
 
 
 def _otlp(draft: _Draft, given: _Given) -> None:
-    """The collector takes OTLP over HTTP at its own port and path."""
+    """Add the trace collector, which takes OTLP over HTTP at its own port and path."""
     endpoint = given.last("--otlp-traces-endpoint") or given.last("--otel-endpoint")
     flags = [
         name
@@ -639,14 +647,14 @@ def _printable(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as YAML has it, on one line."""
+    """Return a value in YAML, on one line."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS_OF_YAML:
         return value
     return json.dumps(value)
 
 
 def _item(value: Any, flag: str) -> list[str]:
-    """The lines of an item of a list; a worker that is only a URL is one line."""
+    """Return the lines of a list's item; a worker that is only a URL takes one line."""
     if not isinstance(value, dict) or set(value) == {"url"}:
         text = value["url"] if isinstance(value, dict) else value
         return [f"  - {_shown(text)}  # {flag}"]

@@ -43,7 +43,7 @@ _MAX_BODY = 16 << 20
 
 
 def add_doctor_command(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `warmroute doctor`."""
+    """Add the arguments of `warmroute doctor`."""
     add = parser.add_argument
     add("servers", nargs="*", metavar="URL", help="URL[,metrics=URL]")
     add(
@@ -89,7 +89,7 @@ def add_doctor_command(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     if args.routing:
         return routing_command(args)
     if args.causes:
@@ -113,7 +113,7 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """Raises DoctorError for what cannot be."""
+    """Return the options in the arguments. Raises DoctorError for invalid ones."""
     from router.doctor.examine import Options
 
     for name in ("seconds", "timeout", "probe_seconds", "probe_requests", "probe_concurrency"):
@@ -182,7 +182,7 @@ def _write(path: Path, report: DoctorReport) -> None:
 
 
 def _progress(args: argparse.Namespace) -> Any:
-    """Lines on stderr; one that is written over where somebody looks on."""
+    """Return a function that shows progress on stderr; in a terminal it overwrites one line."""
     if args.quiet:
         return lambda line: None
     end = "\r" if sys.stderr.isatty() else "\n"

@@ -34,7 +34,7 @@ _NOT_WITH_ROUTING = ("servers", "router", "log", "probe", "measure")
 
 
 def routing_command(args: argparse.Namespace) -> int:
-    """Run `warmroute doctor --routing`; returns its exit status."""
+    """Run `warmroute doctor --routing`; return its exit status."""
     if args.causes:
         from router.doctor.routing.catalogue import ALL_ROUTING_CAUSES
 
@@ -54,7 +54,7 @@ def routing_command(args: argparse.Namespace) -> int:
 
 
 async def _examined(args: argparse.Namespace) -> RoutingReport:
-    """Raises DoctorError, AdminError."""
+    """Return the report on a router. Raises DoctorError or AdminError."""
     from router.doctor.routing.examine import RoutingOptions, examine_routing
 
     for flag in _NOT_WITH_ROUTING:

@@ -1,4 +1,4 @@
-"""Engines that answer on this machine, and the first configuration that names them."""
+"""Finds engines that answer on this machine, and writes a first configuration for them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """An engine's address, and the answers that it gave."""
+    """The address of an engine, and its answers."""
 
     spec: WorkerSpec
     recognized: Recognized | None
     trouble: str = ""  # why it is not recognized
 
     def __str__(self) -> str:
-        """One line for people; printable, whatever the engine says."""
+        """Return one printable line for people, whatever the engine answers."""
         text = str(self.recognized) if self.recognized else f"not recognized: {self.trouble}"
         shown = "".join(c if c.isprintable() else "?" for c in text)
         return shown[:_SHOWN_CHARACTERS]
 
 
 async def find_engines(specs: Sequence[WorkerSpec], ports: Iterable[int]) -> list[FoundWorker]:
-    """Ask the workers given, or else the usual ports of this machine; those that answer."""
+    """Ask the given workers, or the usual ports of this machine; return those that answer."""
     async with WorkerTrust().session() as http:
         if specs:
             return list(await asyncio.gather(*(_ask(http, spec) for spec in specs)))
@@ -60,7 +60,7 @@ async def _ask(http: aiohttp.ClientSession, spec: WorkerSpec) -> FoundWorker:
 
 
 def free_ports(first: int) -> tuple[int, int]:
-    """Two ports from `first` on that nobody listens on."""
+    """Return two free ports, from `first` on."""
     free: list[int] = []
     for port in range(first, 65_536):
         with socket.socket() as probe:
@@ -75,7 +75,7 @@ def free_ports(first: int) -> tuple[int, int]:
 
 
 def configuration(found: Sequence[FoundWorker], port: int, admin_port: int) -> str:
-    """The text of the file. Whatever an engine says stands in comments or in quotes."""
+    """Return the text of the file. Text from an engine is only in comments or in quotes."""
     workers = [f"  - {json.dumps(str(one.spec))}  # {one}" for one in found]
     if not workers:
         workers = [f'  - "{_EXAMPLE}"  # an example: put the URL of your engine here']

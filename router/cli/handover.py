@@ -1,4 +1,6 @@
-"""The fleet in a hot restart: one router lists its workers, the next one follows them."""
+"""Passes the fleet on in a hot restart: the old router lists its workers, the new one
+follows them.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ _LOOK_S = 0.02
 
 
 def added_by_hand(router: Router) -> tuple[str, ...]:
-    """Workers that stay until they are removed by hand."""
+    """Return the workers that stay until an operator removes them."""
     named = (m.named for m in router.fleet.members.values() if not m.leaving)
     return tuple(sorted({str(one.spec) for one in named if one.by_hand}))
 
 
 def workers_of(router: Router) -> tuple[HandoverWorker, ...]:
-    """All workers that stay."""
+    """Return all workers that stay."""
     core = router.dispatcher.core
     found = []
     for member in router.fleet.members.values():
@@ -44,9 +46,9 @@ def workers_of(router: Router) -> tuple[HandoverWorker, ...]:
 
 
 async def resume(router: Router, handover: RestartHandover) -> None:
-    """Follow whom the router before followed, and return once as much is known of them.
+    """Follow the workers of the old router; return once as much is known of them as it knew.
 
-    A worker that is down by now is not waited for longer than `_WARM_S`.
+    A worker that is down by now is waited for at most `_WARM_S`.
     """
     for text in handover.added:
         try:
@@ -65,8 +67,8 @@ async def resume(router: Router, handover: RestartHandover) -> None:
 
 
 def _missing(router: Router, handover: RestartHandover) -> set[str]:
-    """Workers of which the router before knew more. Drains those that it drained, and lets
-    others have the roles that they took there.
+    """Return the workers of which the old router knew more; drain those that it drained, and set
+    roles that it had changed.
     """
     now = {worker.name: worker for worker in workers_of(router)}
     followed = {member.spec.url for member in router.fleet.members.values()}

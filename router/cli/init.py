@@ -25,7 +25,7 @@ _FIRST_PORT = 8080  # the router's own, or the next free one
 
 
 def add_init_command(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `warmroute init`."""
+    """Add the arguments of `warmroute init`."""
     parser.add_argument(
         "--worker",
         action="append",
@@ -43,7 +43,7 @@ def add_init_command(parser: argparse.ArgumentParser) -> None:
 
 
 def init_command(args: argparse.Namespace) -> int:
-    """`warmroute init`: 0 when the file was written, 2 when it could not be."""
+    """Run `warmroute init`: return 0 if the file was written, 2 if not."""
     # Their HTTP client is loaded where it is needed: other commands start sooner.
     from router.cli.find_engines import configuration, find_engines, free_ports
 
@@ -80,7 +80,7 @@ def init_command(args: argparse.Namespace) -> int:
 
 
 def _check_place(out: Path, force: bool) -> None:
-    """Raises OSError that says why the file cannot be written there."""
+    """Raise OSError, which says why, if the file cannot be written there."""
     if out.is_dir():
         raise OSError(f"{out} is a folder; name a file in it")
     if out.exists() and not force:

@@ -23,7 +23,7 @@ Make API keys for `api_keys_file` and `admin_keys_file`.
 
 
 def add_keys_command(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `warmroute keys`."""
+    """Add the arguments of `warmroute keys`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="new | hash | check")
     new = verbs.add_parser("new", help="make a key: the key on stderr, its line on stdout")
     new.add_argument("name", metavar="NAME", help="for people, in the file")
@@ -34,7 +34,7 @@ def add_keys_command(parser: argparse.ArgumentParser) -> None:
 
 
 def keys_command(args: argparse.Namespace) -> int:
-    """Run the command; returns its exit status: 0, or 2 for what cannot be used."""
+    """Run the command; return its exit status: 0, or 2 for bad input."""
     if args.verb == "new":
         return _new(args.name, args.tenant or args.name)
     return _hash() if args.verb == "hash" else _check(Path(args.file))

@@ -28,7 +28,7 @@ differ, 2 one of them could not be asked.
 
 
 def add_kv_command(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `warmroute kv`."""
+    """Add the arguments of `warmroute kv`."""
     add_admin_flags(parser)
     parser.add_argument(
         "--worker", metavar="N", type=int, required=True, help="its number, as /workers shows it"
@@ -39,7 +39,7 @@ def add_kv_command(parser: argparse.ArgumentParser) -> None:
 
 
 def kv_command(args: argparse.Namespace) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     try:
         admin = admin_of(args)
         if args.compare is None:
@@ -63,12 +63,14 @@ def kv_command(args: argparse.Namespace) -> int:
 
 
 def _view(admin: AdminClient, worker_id: int) -> KvView:
-    """Raises AdminError, KvViewError."""
+    """Return the router's view of a worker. Raises AdminError or KvViewError."""
     return decode_kv_view(admin.data(f"/kv?worker={worker_id}", MAX_VIEW_BYTES))
 
 
 def _both(admin: AdminClient, worker_id: int, engine: AdminClient) -> tuple[KvView, int, Chains]:
-    """The router's view and the worker's (batch, blocks), of the same batch where possible."""
+    """Return the router's view, and the worker's batch number and blocks, of the same batch if
+    possible.
+    """
     for last in [False] * (_TRIES - 1) + [True]:
         seq, held = truth_of(engine.data("/kv_snapshot", MAX_SNAPSHOT_BYTES))
         view = _view(admin, worker_id)
@@ -79,7 +81,8 @@ def _both(admin: AdminClient, worker_id: int, engine: AdminClient) -> tuple[KvVi
 
 
 def truth_of(snapshot: bytes) -> tuple[int, Chains]:
-    """(batch, chain hashes of all blocks, ascending) of a worker's snapshot. Raises WireError.
+    """Return the batch number and the chain hashes of all blocks, ascending, in a worker's
+    snapshot. Raises WireError.
 
     Our engine names its blocks by their chain hashes.
     """

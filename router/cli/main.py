@@ -1,4 +1,4 @@
-"""The command `warmroute` and its words."""
+"""The command `warmroute` and its subcommands."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _ADVISE_BOUNDS = ("--nice=10", "--memory-mb=4096", "--budget=3600")
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """One word after `warmroute`."""
+    """One subcommand of `warmroute`."""
 
     help: str
     about: str | None
@@ -91,7 +91,7 @@ class _Command:
 
 
 def _absent(help: str, extra: str) -> _Command:
-    """A command that needs an extra which is not installed."""
+    """Return a subcommand whose extra is not installed; it says which extra it needs."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -149,9 +149,9 @@ _COMMANDS = MappingProxyType(
 
 
 class BriefParser(HintingParser):
-    """Says what is wrong in one line, which a page of usage would hide. Lifetime: process.
+    """Reports a wrong flag in one line, because a page of usage would hide it. Lifetime: process.
 
-    A flag must be written out: half of one is a mistake, not a wish to be guessed.
+    A flag must be written out: the beginning of one is a mistake, and not completed.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -163,7 +163,7 @@ class BriefParser(HintingParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
+    """Run the command; return its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["advise"]:  # its options are another program's
         return _advise(argv[1:])
@@ -197,12 +197,14 @@ def _parser() -> BriefParser:
 
 
 def advise_command(arguments: Sequence[str]) -> list[str]:
-    """The command line. What `arguments` say comes last, and so holds."""
+    """Return the command line; `arguments` come last, so they take precedence."""
     return [sys.executable, *_ADVISE_PROGRAM, *_ADVISE_BOUNDS, *arguments]
 
 
 def _advise(arguments: Sequence[str]) -> int:
-    """Run it in the terminal; its exit status. A process, for the router imports no simulator."""
+    """Run the simulator's advice as a process, because the router imports no simulator; return its
+    exit status.
+    """
     process = subprocess.Popen(advise_command(arguments))
     while True:
         try:

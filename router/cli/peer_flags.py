@@ -16,7 +16,7 @@ NONE, ONE, SEVERAL = 0, 1, 2  # how many values a flag takes
 
 @dataclass(frozen=True, slots=True)
 class PeerRouter:
-    """Another router: its release, how it is started, and where it listens by default."""
+    """Another router: its release, its command, and its default address."""
 
     name: str
     letter: str  # in `PeerFlag.peers`
@@ -87,7 +87,7 @@ RULES: Mapping[str, str] = MappingProxyType(
 
 
 def _row(peers: str, spec: str, key: str, how: str, **more: str) -> PeerFlag:
-    """A row of `--flag` (no value), `--flag=` (one) or `--flag=*` (several)."""
+    """Return a row for `--flag` (no value), `--flag=` (one value) or `--flag=*` (several)."""
     name, equals, many = spec.partition("=")
     return PeerFlag(name, peers, SEVERAL if many else ONE if equals else NONE, key, how, **more)
 
@@ -556,5 +556,5 @@ FLAGS = (
 
 
 def flags_of(peer: PeerRouter) -> dict[str, PeerFlag]:
-    """The rows of one peer, by the name of the flag."""
+    """Return the rows of one peer, by the name of the flag."""
     return {flag.name: flag for flag in FLAGS if peer.letter in flag.peers}

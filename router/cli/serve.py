@@ -1,4 +1,4 @@
-"""The router as a program: it listens, announces itself, runs until told to stop."""
+"""Runs the router as a program: it listens, announces itself, and stops on a signal."""
 
 from __future__ import annotations
 
@@ -43,14 +43,12 @@ async def serve(
     argv: Sequence[str] = (),
     before: Predecessor | None = None,
 ) -> None:
-    """Run the router until SIGTERM or SIGINT; `read_config` reads it anew on SIGHUP.
+    """Run the router until SIGTERM or SIGINT; on SIGHUP, `read_config` reads the configuration
+    again.
 
-    `argv`: the arguments of this router's command, for one that is to follow. `before`: what the
-    router before this one left.
-
-    Raises OSError that says which address cannot be bound or which file not written, and why, or
-    that too few files may be open;
-    ValueError for a bad policy or key file.
+    `argv`: the arguments of this router's command, for a router that follows it. `before`: what the
+    previous router left. Raises OSError, which says which address cannot be bound, which file
+    cannot be written, or that too few files may be open; ValueError for a bad policy or key file.
     """
     files = enough(allow_many_files())
     faulthandler.enable()  # systemd ends what hangs by SIGABRT: the log then says where it stood
@@ -80,7 +78,7 @@ async def serve(
 
 
 class Server:
-    """A router with its ports, in its process. Lifetime: process."""
+    """A router with its ports in one process. Lifetime: process."""
 
     def __init__(
         self,
@@ -89,7 +87,9 @@ class Server:
         read_config: Callable[[], Config],
         follow: Callable[[], None],
     ) -> None:
-        """`files`: how many may be open. `follow` starts a router that follows. Raises TlsError."""
+        """`files`: how many files may be open. `follow` starts a router that follows this one.
+        Raises TlsError.
+        """
         self.stop = asyncio.Event()
         self._router = router
         self._read_config = read_config
@@ -108,7 +108,7 @@ class Server:
         router.metrics.register(lambda: server_metrics(self._client.server))
 
     def obey(self) -> None:
-        """Take signals from now on."""
+        """Handle signals from now on."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop.set)
@@ -116,15 +116,17 @@ class Server:
         loop.add_signal_handler(signal.SIGUSR2, self._follow)
 
     def obey_no_more(self) -> None:
-        """Ignore what asks for more than to stop. gRPC never lets go of the loop, which would keep
-        the router and its native objects until after the interpreter's end.
+        """Handle only signals that stop the router.
+
+        gRPC keeps a reference to the event loop, which would keep the router and its native objects
+        until after the interpreter's end.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGUSR2):
             loop.add_signal_handler(number, _nothing)
 
     async def start(self, before: Predecessor | None) -> None:
-        """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
+        """Learn the workers, listen, and announce it. Raises OSError and ReplicaRefusedError."""
         router, config = self._router, self._router.config
         if router.replica is not None:
             await router.replica.link.agree()
@@ -154,7 +156,7 @@ class Server:
         print(f"ready {client}{shown}{grpc}{self._picker_shown()}", flush=True)
 
     async def _resume(self, before: Predecessor, handover: RestartHandover) -> None:
-        """Follow whom the router before followed."""
+        """Follow the workers of the previous router."""
         from router.cli.handover import resume
 
         router = self._router
@@ -163,7 +165,7 @@ class Server:
             await router.former.follow(before.line, handover.shares)
 
     async def _follow_on(self, before: Predecessor | None) -> None:
-        """Tell the router before that this one serves, and wait for one that follows."""
+        """Tell the previous router that this one serves, and wait for one that follows."""
         router, socket_path = self._router, self._router.config.hot_restart
         if socket_path is None or router.former is None:
             return
@@ -177,14 +179,14 @@ class Server:
         self._handover.start()
 
     def _picker_shown(self) -> str:
-        """Its addresses, for the ready line."""
+        """Return the picker's addresses for the ready line."""
         if (picker := self._picker) is None:
             return ""
         health = f" health={picker.probed.address}" if picker.probed.address else ""
         return f" picker={picker.address}{health}"
 
     async def leave(self) -> tuple[RestartHandover, list[socket.socket]]:
-        """What a router that follows gets."""
+        """Return what a following router gets."""
         from router.cli.handover import added_by_hand, workers_of
         from router.restart.hot_restart import RestartHandover
 
@@ -201,7 +203,9 @@ class Server:
         return handover, [*client, *admin, *(line for line, _ in lines)]
 
     async def hand_over(self) -> None:
-        """Another router serves: accept nothing more, and end when all is answered."""
+        """Accept nothing more, because another router serves, and stop when all requests are
+        answered.
+        """
         self.pulse.serve(False)
         self._router.hand_over()
         self._client.accept_no_more()
@@ -215,7 +219,7 @@ class Server:
         self._lingering = asyncio.create_task(self._linger(), name="after a hot restart")
 
     async def _linger(self) -> None:
-        """Stop once all that is connected has ended, or was given time enough."""
+        """Stop once all connections have ended, or have had enough time."""
         handover_s = self._router.config.timeouts.handover_s
         log.info("handed over: what runs here gets %g s (timeouts.handover_s)", handover_s)
         ports = [port for port in (self._client, self._grpc, self._picker) if port is not None]
@@ -228,7 +232,7 @@ class Server:
         self.stop.set()
 
     async def aclose(self) -> None:
-        """Let what runs end."""
+        """Let running requests end, and close the router."""
         router, shutdown_s = self._router, self._router.config.timeouts.shutdown_s
         if self._lingering is not None:
             self._lingering.cancel()
@@ -250,7 +254,7 @@ class Server:
             await self._handover.aclose()
 
     async def _listen(self) -> tuple[str, str]:
-        """The URLs of clients' and of the admin port; empty for one that is not served."""
+        """Return the URLs of the client port and the admin port; "" for one that is not served."""
         router = self._router
         client = await self._client.listen(router.client_port(), self._sockets[0])
         self._grpc = router.grpc_port()
@@ -266,7 +270,9 @@ class Server:
         return client, admin
 
     def _reload(self) -> None:
-        """A configuration that cannot be used changes nothing. Logs are begun anew all the same."""
+        """Read the configuration again. An invalid one changes nothing, but logs are reopened in
+        any case.
+        """
         with reloading() if self.pulse.serves else nullcontext():
             self._router.reopen_files()
             self._client.renew()
@@ -293,9 +299,9 @@ class Server:
 def _sockets(
     config: Config, before: Predecessor | None
 ) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Those to listen with, of clients and admin; none: the ports make their own.
+    """Return the sockets to listen with, for clients and admin; none if the ports make their own.
 
-    Raises OSError that says which address cannot be bound.
+    Raises OSError, which says which address cannot be bound.
     """
     if config.hot_restart is None:
         return [], []
@@ -312,9 +318,9 @@ def _sockets(
 
 
 def allow_many_files() -> int:
-    """Each request in flight takes two sockets; the usual soft limit is 1,024 open files.
+    """Raise the limit of open files, and return it.
 
-    Returns how many may be open.
+    Each request in flight takes two sockets, and the usual soft limit is 1,024 open files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
@@ -324,7 +330,9 @@ def allow_many_files() -> int:
 
 
 async def _until(stop: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
-    """Return when told to stop; one of `lasting` that dies is a defect and ends the program."""
+    """Wait until `stop` is set. If one of the `lasting` tasks ends, that is a defect and ends the
+    program.
+    """
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([stopping, *lasting], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -334,7 +342,7 @@ async def _until(stop: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
 
 
 def _follower(argv: Sequence[str], config: Config) -> Callable[[], None]:
-    """A function that starts the next router, with the same arguments of the command."""
+    """Return a function that starts the next router with the same arguments."""
     if config.hot_restart is None:
         words = "SIGUSR2: no follower is started: the key `hot_restart` names no socket"
         return lambda: log.error(words)
@@ -344,7 +352,7 @@ def _follower(argv: Sequence[str], config: Config) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Nobody is there any more."""
+    """Do nothing."""
 
 
 def _warn_of_exposure(config: Config) -> None:

@@ -34,7 +34,7 @@ _METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Lifetime: until the one after the next."""
+    """The router's state at one moment. Lifetime: two frames."""
 
     at_s: float
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -44,20 +44,20 @@ class Look:
     sources: list[dict[str, Any]] = field(default_factory=list)
 
     def total(self, name: str) -> float:
-        """The sum of a metric's samples; 0 where there are none."""
+        """Return the sum of a metric's samples; 0 if there are none."""
         return self.totals.get(f"warmroute_{name}", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class OfWorker:
-    """What the latest decisions say of a worker. None: they say nothing."""
+    """A worker in the latest decisions; None for values that they do not have."""
 
     hit_rate: float | None
     ttft_p50_s: float | None
 
 
 def look(admin: AdminClient) -> Look:
-    """Ask. Raises AdminError."""
+    """Read the router's state. Raises AdminError."""
     answer = admin.ask("GET", "/workers")
     rows, sources = answer["workers"], answer.get("sources", [])
     decisions = admin.ask("GET", f"/explain?last={_LATEST}")["decisions"]
@@ -69,7 +69,9 @@ def look(admin: AdminClient) -> Look:
 
 
 def counted(text: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """What Prometheus scrapes, summed up by metric; and what waits, by tenant. Raises WireError."""
+    """Return the router's metrics summed by name, and the waiting requests by tenant. Raises
+    WireError.
+    """
     totals: dict[str, float] = defaultdict(float)
     held: dict[str, float] = {}
     ours = (line for line in text.splitlines() if line.startswith(_METRICS))
@@ -81,7 +83,7 @@ def counted(text: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
 
 
 def rate(before: Look | None, now: Look, name: str) -> float | None:
-    """How fast a counter grows, per second; None: not known, as after a restart."""
+    """Return how fast a counter grows, per second; None if unknown, as after a restart."""
     if before is None or now.at_s <= before.at_s:
         return None
     more = now.total(name) - before.total(name)
@@ -89,7 +91,7 @@ def rate(before: Look | None, now: Look, name: str) -> float | None:
 
 
 def of_workers(decisions: list[dict[str, Any]]) -> dict[int, OfWorker]:
-    """By worker, of the decisions that are kept."""
+    """Return the data of each worker in the kept decisions."""
     prompt: dict[int, int] = defaultdict(int)
     hit: dict[int, int] = defaultdict(int)
     ttft: dict[int, list[float]] = defaultdict(list)
@@ -119,7 +121,7 @@ SORTS: tuple[str, ...] = ("trouble", "requests", "queued", "worker")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How it is to be shown. Lifetime: frame."""
+    """The size and options of the display. Lifetime: frame."""
 
     columns: int
     lines: int
@@ -129,7 +131,7 @@ class View:
 
 
 def frame(admin: str, before: Look | None, now: Look | None, view: View) -> list[str]:
-    """At most `view.lines` lines of at most `view.columns` characters."""
+    """Return at most `view.lines` lines of at most `view.columns` characters."""
     notes = [f"warmroute top  {admin}" + ("  PAUSED" if view.paused else "")]
     if view.trouble:
         notes.append(f"! {view.trouble}")
@@ -162,7 +164,7 @@ def _traffic(before: Look | None, now: Look) -> list[str]:
 
 
 def _sources(now: Look) -> list[str]:
-    """Those that name workers and are in trouble."""
+    """Return a line for each source of workers that is in trouble."""
     ill = [one for one in now.sources if one.get("trouble")]
     return [f"! {one['source']}: {one['trouble']}" for one in ill[:_SOURCES]]
 
@@ -204,7 +206,9 @@ def _mode(row: Mapping[str, Any]) -> str:
 
 
 def _inexact(now: Look) -> list[str]:
-    """Why workers' hits are not exact, and what would lift it; approximate ones first."""
+    """Return why workers' hits are not exact, and what would change that; approximate ones come
+    first.
+    """
     workers: dict[tuple[str, str, str], list[str]] = {}
     for row in now.rows:
         hits = row.get("hits") or {}
@@ -265,13 +269,15 @@ def _rank(state: str) -> int:
 
 
 def _fit(lines: list[str], view: View) -> list[str]:
-    """Cut to the terminal; what a worker says of itself may hold anything."""
+    """Return lines cut to the terminal's width, without control characters, which a worker's text
+    may have.
+    """
     plain = ("".join(c if c.isprintable() else "?" for c in line) for line in lines)
     return [line[: view.columns] for line in plain][: view.lines]
 
 
 def _short(value: float | None) -> str:
-    """At most six characters."""
+    """Return a number in at most six characters."""
     if value is None or not math.isfinite(value):
         return "-"
     for unit, size in ("G", 1e9), ("M", 1e6), ("k", 1e4):
@@ -306,13 +312,13 @@ _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def add_top_command(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `warmroute top`."""
+    """Add the arguments of `warmroute top`."""
     parser.add_argument("--once", action="store_true", help="print one frame, and end")
     add_admin_flags(parser)
 
 
 def top_command(args: argparse.Namespace) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     try:
         admin = admin_of(args)
         first = look(admin)
@@ -327,7 +333,7 @@ def top_command(args: argparse.Namespace) -> int:
 
 
 def _once(admin: AdminClient, first: Look) -> int:
-    """Two looks, for rates."""
+    """Print one frame; it takes two looks, for rates."""
     time.sleep(_EVERY_S)
     try:
         now = look(admin)
@@ -340,7 +346,7 @@ def _once(admin: AdminClient, first: Look) -> int:
 
 @dataclass
 class Watch:
-    """The live view. Lifetime: command."""
+    """The live display. Lifetime: command."""
 
     admin: AdminClient
     now: Look
@@ -350,7 +356,7 @@ class Watch:
     trouble: str = ""
 
     def run(self) -> None:
-        """Until q or Ctrl-C."""
+        """Run until q or Ctrl-C."""
         next_s = time.monotonic() + _EVERY_S
         while True:
             self._draw()
@@ -366,7 +372,7 @@ class Watch:
                 self._look()
 
     def _look(self) -> None:
-        """A router that is away, as while it is restarted, is asked again."""
+        """Look again; a router that does not answer, as during a restart, is asked again later."""
         if self.paused:
             return
         try:
@@ -385,7 +391,7 @@ class Watch:
 
 
 def _key(within_s: float) -> str:
-    """The next key, q where nobody can strike one any more; empty: none within the time."""
+    """Return the next key; q if the terminal is gone; "" if none comes within the time."""
     ready, _, _ = select.select([sys.stdin], [], [], within_s)
     return (os.read(sys.stdin.fileno(), 1).decode(errors="replace") or "q") if ready else ""
 
@@ -402,7 +408,7 @@ def _screen() -> Iterator[None]:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Keys come as they are struck."""
+    """Read keys one by one within the block."""
     number = sys.stdin.fileno()
     kept = termios.tcgetattr(number)
     tty.setcbreak(number)

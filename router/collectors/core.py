@@ -1,9 +1,7 @@
-"""The collector of the decision core, and the registration of those that every router has.
+"""The collector of the decision core, and the registration of the collectors that every router has.
 
-`router/assembly.py` registers the others.
-
-Counts that the core keeps anyway are read from it at scrape time; only times are recorded as
-they happen.
+`router/assembly.py` registers the others. Counts that the core keeps anyway are read from it at
+scrape time; only times are recorded as they happen.
 """
 
 from __future__ import annotations
@@ -40,7 +38,9 @@ def router_metrics(
     check: TokenCheck | None = None,
     keeper: StateKeeper | None = None,
 ) -> RouterMetrics:
-    """The metrics of requests, with those of the core, its log, its saved caches, its tokens."""
+    """Return the metrics of requests, with those of the core, its log, its saved caches and its
+    tokens.
+    """
     metrics = RouterMetrics()
     replies = metrics.requests.replies
     metrics.register(lambda: _core_metrics(core, fleet, prompts, replies))
@@ -52,7 +52,7 @@ def router_metrics(
 
 
 def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
-    """The families, as of now."""
+    """Yield the metrics of the policy."""
     counts: dict[tuple[str, ...], float] = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
     yield counters(
         "warmroute_policy_faults",
@@ -70,7 +70,7 @@ def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
 def _core_metrics(
     core: RouterCore, fleet: FleetManager, prompts: PromptReader, replies: Replies
 ) -> Iterator[Metric]:
-    """The core's own counts, as of now."""
+    """Yield the core's own counts."""
     yield from _decisions(core, prompts)
     yield from _requests(core)
     yield from _index(core)
@@ -188,7 +188,9 @@ def _mirrors(core: RouterCore) -> Iterator[Metric]:
 
 
 def _worker_replies(replies: Replies, fleet: FleetManager) -> Metric:
-    """A worker that left takes its series along, or they would grow with every change."""
+    """Return the replies by worker. A worker that left takes its series along, or they would grow
+    with every change.
+    """
     for gone in replies.keys() - fleet.members.keys():
         del replies[gone]
     return counters(

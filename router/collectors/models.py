@@ -1,4 +1,6 @@
-"""Collector of requests by model, which autoscalers read: from the start, 0 for every known one."""
+"""The collector of requests by model, which autoscalers read; every known model has a value from
+the start.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,8 @@ from router.waiting.queue import MODELS_COUNTED, OTHERS, WorkerWait
 
 
 def model_metrics(core: RouterCore, waiting: WorkerWait) -> Iterator[Metric]:
-    """The families, as of now.
-
-    An autoscaler takes a series that is missing for 0, and does not start a first worker by it: so
-    each known model has its series before its first request.
+    """Yield the metrics of each model. An autoscaler takes a missing series for 0, and would not
+    start a first worker.
     """
     first = waiting.terms().models  # which scale to zero
     models = sorted(waiting.known.names(), key=lambda model: (model not in first, model))

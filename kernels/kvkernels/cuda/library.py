@@ -39,15 +39,17 @@ REFUSED = 1
 
 
 class RefusedError(ValueError):
-    """Arguments that a kernel does not take; begins with the argument's name."""
+    """Raised for arguments that a kernel does not support; the text begins with the argument's
+    name.
+    """
 
 
 class LaunchError(RuntimeError):
-    """A kernel could not be launched, or an earlier one on the device failed."""
+    """Raised if a kernel could not be launched, or an earlier one on the device failed."""
 
 
 class TensorLike(Protocol):
-    """What of a torch tensor is needed here, so that this module does without torch."""
+    """The part of a torch tensor's interface that this module uses, so that it needs no torch."""
 
     @property
     def dtype(self) -> Any: ...
@@ -70,9 +72,9 @@ def _code_of(dtype: Any) -> int | None:
 
 
 def view_of(tensor: TensorLike) -> bytes:
-    """`tensor` as C sees it, a `wr_tensor`; holds while the tensor's memory does.
+    """Return `tensor` as C sees it, a `wr_tensor`; valid while the tensor's memory is.
 
-    Raises RefusedError for a dtype or rank that C has no word for.
+    Raises RefusedError for a dtype or rank that the C ABI does not have.
     """
     shape, code = tensor.shape, _code_of(tensor.dtype)
     dims = len(shape)
@@ -87,10 +89,11 @@ def view_of(tensor: TensorLike) -> bytes:
 
 
 class KeptViews:
-    """`view_of` tensors, kept while they live: layers take the same plan, tables and pages, and a
-    view takes ten times as long to make as to find. Lifetime: process; calls from any thread.
+    """Keeps the views of tensors while the tensors live. Lifetime: process; calls from any thread.
 
-    A tensor that is given other memory is seen anew, one whose shape is changed in place is not.
+    All layers use the same plan, tables and pages, and a view takes ten times as long to make as to
+    look up. A tensor that gets other memory is viewed anew; one whose shape is changed in place is
+    not.
     """
 
     def __init__(self) -> None:
@@ -100,7 +103,7 @@ class KeptViews:
         return len(self._kept)
 
     def of(self, tensor: TensorLike) -> bytes:
-        """What `view_of` gives, and raises."""
+        """Return the view of a tensor, as `view_of` does, with the same errors."""
         key = id(tensor)
         kept = self._kept.get(key)
         if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
@@ -119,7 +122,7 @@ Argument = TensorLike | float | int | None
 
 
 class DeviceLimits(NamedTuple):
-    """Of the current device, and of the library on it."""
+    """The limits of the current device, and of the library on it."""
 
     capability: int  # major * 10 + minor
     multiprocessors: int
@@ -152,8 +155,9 @@ class KernelLibrary:
             raise LaunchError(f"{path} has tensors of {theirs} bytes, not {ours}: build it anew")
 
     def device(self) -> DeviceLimits:
-        """The current device. Raises RefusedError for a driver older than the library, LaunchError
-        where there is none."""
+        """Return the current device. Raises RefusedError for a driver older than the library,
+        LaunchError if there is no device.
+        """
         found = (ctypes.c_int64 * len(DeviceLimits._fields))()
         self._raise(self.functions.wr_device(found), "device")
         return DeviceLimits(*found)
@@ -189,11 +193,11 @@ INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class BuildError(RuntimeError):
-    """A compiler is missing, or refused a source; says which and why."""
+    """Raised if a compiler is missing, or rejects a source; the text says which and why."""
 
 
 class Target(NamedTuple):
-    """How one kind of library is compiled and linked."""
+    """The commands that compile and link one kind of library."""
 
     name: str
     compiler: str
@@ -230,13 +234,13 @@ EMULATOR = Target(
 
 
 def source_folder() -> Path:
-    """Where the kernels' sources are: in the checkout, or what the wheel brought along."""
+    """Return the folder of the kernels' sources: in the checkout, or in the installed wheel."""
     beside = Path(__file__).parent / "sources"
     return beside if beside.is_dir() else Path(__file__).resolve().parents[2] / "cuda"
 
 
 def cache_folder() -> Path:
-    """`build/kernels` of a checkout; of an installation, the user's cache folder."""
+    """Return `build/kernels` of a checkout, or the user's cache folder for an installation."""
     root = Path(__file__).resolve().parents[3]
     if (root / "pyproject.toml").is_file():
         return root / "build" / "kernels"
@@ -245,8 +249,10 @@ def cache_folder() -> Path:
 
 
 def find_cuda() -> Path | None:
-    """The library for GPUs: the one named by WARMROUTE_CUDA_LIBRARY, else one built of these
-    sources, else None. Raises BuildError for a variable that names no file.
+    """Return the library for GPUs: the one named by WARMROUTE_CUDA_LIBRARY, or one built of these
+    sources; None if there is none.
+
+    Raises BuildError for a variable that names no file.
     """
     named = os.environ.get(LIBRARY_VARIABLE)
     if named:
@@ -258,7 +264,7 @@ def find_cuda() -> Path | None:
 
 
 def objects(target: Target) -> dict[Path, Path]:
-    """Each source of `target`, and the object that it becomes."""
+    """Return each source of `target`, and the object that it is compiled to."""
     folder = source_folder()
     files = (path for path in folder.rglob("*.*") if path.is_file())
     texts = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
@@ -273,8 +279,8 @@ def objects(target: Target) -> dict[Path, Path]:
 
 
 def _read_with(source: str, texts: Mapping[str, bytes]) -> set[str]:
-    """A source and all headers of ours that it includes, those of headers too, as named from the
-    folder of all.
+    """Return a source and all of our headers that it includes, directly or not, by their names
+    below the source folder.
     """
     found, left = set(), [source]
     while left:
@@ -286,21 +292,21 @@ def _read_with(source: str, texts: Mapping[str, bytes]) -> set[str]:
 
 
 def library_path(target: Target) -> Path:
-    """Where `build` puts the library of the sources as they are."""
+    """Return where `build` puts the library of the current sources."""
     names = "".join(path.name for path in objects(target).values())
     digest = hashlib.sha256(names.encode()).hexdigest()[:16]
     return cache_folder() / target.name / f"libwarmroute-{digest}.so"
 
 
 def compiler_log(built: Path) -> str:
-    """The compiler's output when it made the object `built`."""
+    """Return the compiler's output for the object `built`."""
     return built.with_suffix(".log").read_text()
 
 
 def build(target: Target = CUDA) -> Path:
-    """The library's path, built where it is not there yet. Raises BuildError.
+    """Return the path of the library, and build it if it does not exist. Raises BuildError.
 
-    Safe beside other processes that build the same: one of them does, the others wait.
+    If several processes build the same library, one of them does it and the others wait.
     """
     path = library_path(target)
     if path.is_file():
@@ -333,7 +339,7 @@ def _compile(target: Target, compiler: str, source: Path, made: Path) -> None:
 
 
 def _run(command: list[str], out: Path) -> str:
-    """Run a compiler; `out` appears whole or not at all. Returns the output."""
+    """Run a compiler, and return its output; `out` appears completely or not at all."""
     partial = out.with_suffix(f".{os.getpid()}{out.suffix}")
     try:
         done = subprocess.run(

@@ -26,7 +26,7 @@ STORED = (torch.int8, torch.float8_e4m3fn)
 
 
 def unsupported(head_dim: int, dtype: torch.dtype, stored: torch.dtype) -> str:
-    """Why the CUDA kernel cannot take this, with pages of `stored`; empty where it can."""
+    """Return why the CUDA kernel does not support this, with pages of `stored`; "" if it does."""
     if why := unsupported_dtype(dtype):
         return why
     if stored not in (dtype, *STORED):
@@ -51,7 +51,7 @@ def append_on_cpu(
     k_scales: torch.Tensor | None,
     v_scales: torch.Tensor | None,
 ) -> None:
-    """In float64 where q is, else in float32."""
+    """Compute in float64 if q is, else in float32."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     pages, page_tokens = k_pages.shape[:2]
     _check(positions, 0, len(cos), "positions")

@@ -1,8 +1,9 @@
-"""Costs of shared decode, measured on the device at hand: plans of a small grid, timed and fitted.
+"""Costs of shared decode, measured on the current device: plans of a small grid are timed, and
+costs are fitted.
 
-The sum that `shared_costs` takes for time is coarse. So what was fitted is believed as far as it
-was seen to hold: wherever a shared plan that it would choose was measured slower than plain decode,
-a shared run has to gain more (`Costs.sharing`) until that one is not chosen.
+The sum that `shared_costs` uses for time is coarse, so the fit is trusted only as far as it was
+seen to hold: if a shared plan that it would choose was measured slower than plain decode, a shared
+run has to gain more (`Costs.sharing`) until that plan is not chosen.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Mix(NamedTuple):
     own_tokens: int
 
     def tables(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Context tokens, page table, and how many pages there are."""
+        """Return context tokens, page table, and the number of pages."""
         prefix, own = self.prefix_tokens // PAGE, -(-self.own_tokens // PAGE)
         each = self.requests // self.groups
         table = torch.empty(self.requests, prefix + own, dtype=torch.int32)
@@ -67,7 +68,9 @@ class Measured(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """What came of it. `is_wary`: runs have to gain more than fitted, for what was slower."""
+    """The result of a calibration. `is_wary`: runs have to gain more than fitted, because of plans
+    that were slower.
+    """
 
     costs: Costs
     is_wary: bool
@@ -80,10 +83,11 @@ def calibrate(
     grid: Sequence[Mix] | None = None,
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Calibration:
-    """Time both plans of each mix of `grid` (GRID) in turn, `tell` how far it is, and find costs.
+    """Time both plans of each mix of `grid` (default GRID) in turn, report progress to `tell`, and
+    return the costs.
 
-    `time_ns(step, page_table, pages)`: once, of one layer. Raises ValueError for times that are
-    not above 0.
+    `time_ns(step, page_table, pages)`: the time of one run of one layer. Raises ValueError for
+    times that are not above 0.
     """
     grid, measured = grid or GRID, []
     for number, mix in enumerate(grid):
@@ -106,7 +110,9 @@ def calibrate(
 
 
 def wary(shape: AttentionShape, costs: Costs, measured: Sequence[Measured]) -> Costs:
-    """`costs`, with so much to gain that no mix is shared that was measured slower shared."""
+    """Return `costs` with so large a required gain that no mix is shared that was measured slower
+    when shared.
+    """
     slower = [one.mix for one in measured if one.shared_ns > MOST_SLOWER * one.plain_ns]
     while any(_shares(shape, costs, mix) for mix in slower):
         costs = costs._replace(sharing=max(LEAST_GAIN_NS, 2 * costs.sharing))

@@ -1,7 +1,7 @@
-"""How a kernel becomes an operator, and which dtypes, heads and pages the kernels take.
+"""Turns a kernel into a torch operator, and says which dtypes, heads and pages the kernels support.
 
 A schema has the order of its C entry point's arguments. All operators write to tensors that they
-are given and return nothing: no allocation in an op, so that a CUDA graph can hold it.
+are given and return nothing: an operator allocates nothing, so that a CUDA graph can contain it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def unsupported_dtype(dtype: torch.dtype) -> str:
-    """Why no kernel computes in `dtype`; empty: all do."""
+    """Return why no kernel computes in `dtype`; "" if all do."""
     return "" if dtype in DTYPES else f"dtype {dtype} (the kernel has bfloat16 and float16)"
 
 
 def unsupported_head(head_dim: int) -> str:
-    """Why no kernel of attention takes such heads; empty: all do."""
+    """Return why no attention kernel supports such heads; "" if all do."""
     return "" if head_dim in HEAD_DIMS else f"head_dim {head_dim} (the kernel has 64 and 128)"
 
 
@@ -37,7 +37,9 @@ def unsupported_shape(
     dtype: torch.dtype,
     most_group: int,
 ) -> str:
-    """Why a kernel whose groups have up to `most_group` heads cannot take it; empty: it can."""
+    """Return why a kernel whose groups have up to `most_group` heads does not support this shape;
+    "" if it does.
+    """
     if why := unsupported_dtype(dtype) or unsupported_head(head_dim):
         return why
     if page_tokens % PAGE_STEP:
@@ -50,8 +52,8 @@ def unsupported_shape(
 def check_table(
     context_tokens: torch.Tensor, page_table: torch.Tensor, pages: int, page_tokens: int
 ) -> None:
-    """Raise ValueError, by row and column, where `page_table` int[R, most pages] does not name
-    the pages, below `pages`, that hold `context_tokens` int[R]. Both on the CPU.
+    """Raise ValueError, with row and column, unless `page_table` int[R, most pages] names pages,
+    each below `pages`, for all of `context_tokens` int[R]. Both are on the CPU.
     """
     if context_tokens.dim() != 1 or page_table.dim() != 2 or len(page_table) != len(context_tokens):
         raise ValueError(
@@ -82,7 +84,9 @@ def tokens_of(
     pages: torch.Tensor,
     wide: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V [tokens, head, dim] of those pages as numbers in `wide`, scaled where quantized."""
+    """Return K and V [tokens, head, dim] of these pages as numbers in `wide`, dequantized if
+    needed.
+    """
     k, v = (
         _numbers(x, factors, pages, wide).flatten(0, 1)
         for x, factors in zip(kept, scales, strict=True)
@@ -106,15 +110,16 @@ LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untype
 
 @cache
 def cuda_library() -> KernelLibrary:
-    """The library for GPUs, built now where it is not there. Raises build.BuildError."""
+    """Return the library for GPUs, and build it if it does not exist. Raises build.BuildError."""
     return KernelLibrary(build.find_cuda() or build.build())
 
 
 def define(name: str, on_cpu: Callable[..., None], written: Sequence[str]) -> None:
-    """Define `warmroute::name`, on CPUs by `on_cpu`, whose signature is the schema; `written`: the
-    arguments that it writes to.
+    """Define the operator `warmroute::name`.
 
-    On CUDA devices `wr_name` runs on the current stream with the same arguments in order.
+    On CPUs it calls `on_cpu`, whose signature is the schema; `written` names the arguments that it
+    writes to. On CUDA devices it runs `wr_name` on the current stream with the same arguments in
+    order.
     """
     schema = torch.library.infer_schema(on_cpu, mutates_args=written)
     LIBRARY.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
@@ -131,4 +136,4 @@ def _on_cuda(name: str, *arguments: Any) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """Outputs are arguments: there is nothing whose shape a tracer would have to know."""
+    """Do nothing: outputs are arguments, so a tracer need not know any shape."""

@@ -57,30 +57,32 @@ class PrefillPlan(NamedTuple):
     merge_slots: torch.Tensor  # [slots]
 
     def on(self, device: torch.device | str) -> PrefillPlan:
-        """The same plan on `device`, by one copy."""
+        """Return the same plan on `device`, by one copy."""
         sizes = len(self.merge_starts) - 1, len(self.items), len(self.merge_slots)
         return views(self.all.to(device), *sizes)
 
 
 def item_tokens(group: int) -> int:
-    """Query tokens of an item, for `group` query heads a KV head. Raises ValueError."""
+    """Return the query tokens of an item, for `group` query heads a KV head. Raises ValueError."""
     if not 1 <= group <= ROWS:
         raise ValueError(f"{group} query heads a KV head: prefill has 1 to {ROWS}")
     return ROWS // group
 
 
 def most_items(requests: int, tokens: int, group: int) -> int:
-    """Enough items for any `requests` with `tokens` new ones together whose keys are not cut."""
+    """Return enough items for any `requests` with `tokens` new tokens together whose keys are not
+    split.
+    """
     return requests + tokens // item_tokens(group)
 
 
 def words(rows: int, items: int, slots: int) -> int:
-    """Length of a plan's buffer."""
+    """Return the length of a plan's buffer."""
     return 5 + ITEM_WORDS * items + rows + slots
 
 
 def views(buffer: torch.Tensor, rows: int, items: int, slots: int) -> PrefillPlan:
-    """`buffer` int32[words(rows, items, slots)] as a plan's parts."""
+    """Return `buffer` int32[words(rows, items, slots)] as the parts of a plan."""
     starts = 4 + ITEM_WORDS * items
     merged = starts + rows + 1
     return PrefillPlan(
@@ -95,9 +97,12 @@ def views(buffer: torch.Tensor, rows: int, items: int, slots: int) -> PrefillPla
 def piece_keys(
     tokens: torch.Tensor, context: torch.Tensor, page_tokens: int, group: int, kv_heads: int
 ) -> torch.Tensor:
-    """Keys of a piece, int64[R], for chunks of so many tokens at the end of so long contexts, whole
-    pages; MAX_CONTEXT where a chunk has CTAs enough. By the request alone, so that neither batch
-    nor device change its bits."""
+    """Return the keys of a piece, int64[R], in full pages, for chunks of `tokens` at the end of
+    `context`.
+
+    It is MAX_CONTEXT for a chunk that has CTAs enough. It depends on the request alone, so that
+    neither batch nor device changes its bits.
+    """
     step = math.lcm(PIECE_STEP, page_tokens)
     ctas = -(-tokens // item_tokens(group)) * kv_heads
     wanted = FILLING_CTAS // ctas.clamp_min(1)
@@ -115,14 +120,14 @@ def plan_prefill(
     items: int | None = None,
     kv_heads: int | None = None,
 ) -> PrefillPlan:
-    """The plan of a step of R requests over `rows` rows of q, on the CPU.
+    """Return the plan of a step of R requests over `rows` rows of q, on the CPU.
 
-    `spans` int[R, 3] has of each request its first row of q, its tokens in this step (0: not for
+    `spans` int[R, 3] has, for each request, its first row of q, its tokens in this step (0: not for
     prefill) and its context tokens, these included. `page_table` int[R, most pages] names its
-    pages, below `pages`. `items` is the room of a fixed buffer (`most_items`), by default just
-    enough. `kv_heads`: of the launch, to cut the keys of chunks that have few items (`piece_keys`);
-    None: no keys are cut. Raises ValueError for a table that does not hold the context, for tokens
-    beyond q or the context, or for too many items.
+    pages, each below `pages`. `items` is the room of a fixed buffer (`most_items`), by default just
+    enough. `kv_heads`: those of the launch, to split the keys of chunks that have few items
+    (`piece_keys`); None: no keys are split. Raises ValueError for a table that does not hold the
+    context, for tokens beyond q or the context, or for too many items.
     """
     spans = _checked(spans, rows)
     first, tokens, context = spans.unbind(1)
@@ -140,7 +145,7 @@ def plan_prefill(
 
 
 def _checked(spans: torch.Tensor, rows: int) -> torch.Tensor:
-    """`spans` as int64 on the CPU; raises ValueError where one is none."""
+    """Return `spans` as int64 on the CPU. Raises ValueError for an invalid one."""
     spans = spans.to("cpu", torch.int64)
     if spans.dim() != 2 or spans.shape[1] != 3:
         raise ValueError(f"spans have shape {list(spans.shape)}, need [requests, 3]")
@@ -158,8 +163,11 @@ def _checked(spans: torch.Tensor, rows: int) -> torch.Tensor:
 def _cut(
     first: torch.Tensor, tokens: torch.Tensor, context: torch.Tensor, keys: torch.Tensor, step: int
 ) -> torch.Tensor:
-    """Items int64[N, 7] without slots: runs of `step` tokens, each cut at multiples of `keys` that
-    its first token sees; (request, row, tokens, position, first key, end, pieces)."""
+    """Return items int64[N, 7] without slots: runs of `step` tokens, each split at multiples of
+    `keys` that its first token sees.
+
+    Columns: request, row, tokens, position, first key, end, pieces.
+    """
     counts = -(-tokens // step)
     request = torch.repeat_interleave(torch.arange(len(tokens)), counts)
     done = (torch.arange(len(request)) - (counts.cumsum(0) - counts)[request]) * step
@@ -176,12 +184,14 @@ def _cut(
 
 
 def _slots_of(made: torch.Tensor) -> torch.Tensor:
-    """How many slots each of `_cut`'s items has."""
+    """Return the number of slots of each of `_cut`'s items."""
     return torch.where(made[:, 6] > 1, made[:, 2], 0)
 
 
 def _filled(made: torch.Tensor, rows: int, room: int) -> PrefillPlan:
-    """`_cut`'s items as a plan, longest first, with the slots of each row in order of its keys."""
+    """Return `_cut`'s items as a plan, longest first, with the slots of each row in order of its
+    keys.
+    """
     counts = _slots_of(made)
     slot = torch.where(counts > 0, counts.cumsum(0) - counts, -1)
     total = int(counts.sum())
@@ -200,7 +210,7 @@ def _filled(made: torch.Tensor, rows: int, room: int) -> PrefillPlan:
 def unsupported(
     heads: int, kv_heads: int, head_dim: int, page_tokens: int, dtype: torch.dtype
 ) -> str:
-    """Why the CUDA kernel cannot take this shape, by name; empty where it can."""
+    """Return why the CUDA kernel does not support this shape, by name; "" if it does."""
     return unsupported_shape(heads, kv_heads, head_dim, page_tokens, dtype, ROWS)
 
 
@@ -217,8 +227,11 @@ def prefill(
     scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     is_mma: bool = False,
 ) -> None:
-    """`torch.ops.warmroute.prefill` with a plan, its `workspace_of`, and scales of K and V;
-    `is_mma`: by the kernel of all GPUs on Hopper, too."""
+    """Call `torch.ops.warmroute.prefill` with a plan, its `workspace_of`, and the scales of K and
+    V.
+
+    `is_mma`: use the kernel of all GPUs on Hopper, too.
+    """
     run = torch.ops.warmroute.prefill_mma if is_mma else torch.ops.warmroute.prefill
     pages = k_pages, v_pages, page_table
     run(q, *pages, *plan[1:], float(scale), out, lse, *workspace, *scales)
@@ -241,7 +254,7 @@ def prefill_on_cpu(
     k_scales: torch.Tensor | None,
     v_scales: torch.Tensor | None,
 ) -> None:
-    """In float64 where q is, else in float32; pieces of keys as the kernel takes them."""
+    """Compute in float64 if q is, else in float32, with keys in the same pieces as the kernel."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     page_tokens, kv_heads = k_pages.shape[1:3]
     group = q.shape[1] // kv_heads

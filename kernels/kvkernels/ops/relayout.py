@@ -43,11 +43,11 @@ MAX_ROWS = 1 << 22  # rows (head, layer, kv, token) of one unit
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """What one worker has of the KV, and in which order. Raises ValueError.
+    """The part of the KV that one worker has, and its order in memory. Raises ValueError.
 
-    `layers` and `heads` are numbers in the whole model, steps of 1. A row is `row_bytes` of one
-    token's K or V of one head: head_dim times the element's size; 4 for a pool of scales.
-    `order`: the axes from outermost to innermost, rows within the last.
+    `layers` and `heads` are numbers in the whole model, in steps of 1. A row is `row_bytes` of one
+    token's K or V of one head: head_dim times the element's size; 4 for a pool of scales. `order`:
+    the axes from outermost to innermost, rows within the last.
     """
 
     layers: range
@@ -72,7 +72,7 @@ class PoolLayout:
                 raise ValueError(f"{name} {number} is below 1")
 
     def shape(self) -> tuple[int, ...]:
-        """How many of each axis, in `order`; rows not counted."""
+        """The size of each axis, in `order`, without rows."""
         count = {
             "block": self.blocks,
             "head": len(self.heads),
@@ -84,11 +84,11 @@ class PoolLayout:
 
     @property
     def bytes(self) -> int:
-        """Of the whole pool."""
+        """Bytes of the whole pool."""
         return prod(self.shape()) * self.row_bytes
 
     def strides(self) -> dict[str, int]:
-        """Bytes from one of an axis to the next."""
+        """Return the bytes from one item of an axis to the next."""
         steps, step = {}, self.row_bytes
         for axis, size in zip(reversed(self.order), reversed(self.shape()), strict=True):
             steps[axis] = step
@@ -97,7 +97,7 @@ class PoolLayout:
 
 
 class Piece(NamedTuple):
-    """The layers and heads that a target has from one source."""
+    """The layers and heads that a target gets from one source."""
 
     source: int
     layers: range
@@ -105,10 +105,11 @@ class Piece(NamedTuple):
 
 
 def pieces(sources: Sequence[PoolLayout], target: PoolLayout, target_rank: int) -> list[Piece]:
-    """Who gives what to `target`. Sources that hold the same take turns by `target_rank`.
+    """Return which source gives which part to `target`; sources that have the same take turns by
+    `target_rank`.
 
-    Raises ValueError where the sources do not hold all that the target has, or hold parts of it
-    in different cuts.
+    Raises ValueError if the sources do not have all that the target has, or have parts of it in
+    different cuts.
     """
     same: dict[tuple[range, range], list[int]] = {}
     for number, source in enumerate(sources):
@@ -129,7 +130,7 @@ def pieces(sources: Sequence[PoolLayout], target: PoolLayout, target_rank: int) 
 
 
 class CopyPlan(NamedTuple):
-    """Runs of one unit of tokens. Lifetime: as long as both layouts hold."""
+    """The runs of one unit of tokens. Lifetime: as long as both layouts hold."""
 
     source: PoolLayout
     target: PoolLayout
@@ -138,7 +139,8 @@ class CopyPlan(NamedTuple):
 
 
 def plan(source: PoolLayout, target: PoolLayout, piece: Piece | None = None) -> CopyPlan:
-    """The runs that take one unit of `piece`, or of all that both hold, from source to target.
+    """Return the runs that copy one unit of `piece`, or of all that both have, from source to
+    target.
 
     Raises ValueError for layouts of different rows, or that have nothing in common.
     """
@@ -166,10 +168,10 @@ def plan(source: PoolLayout, target: PoolLayout, piece: Piece | None = None) -> 
 def moves(
     made: CopyPlan, source_blocks: Sequence[int], target_blocks: Sequence[int], tokens: range
 ) -> torch.Tensor:
-    """int64[M, 2] for `tokens` of a request that has these blocks, on the CPU.
+    """Return int64[M, 2] for `tokens` of a request that has these blocks, on the CPU.
 
-    `tokens.start` is a multiple of the unit; the last unit is copied whole, with what lies beyond
-    the last token. Raises ValueError for that, and for blocks that a pool does not have.
+    `tokens.start` is a multiple of the unit; the last unit is copied whole, with what is beyond the
+    last token. Raises ValueError for another start, and for blocks that a pool does not have.
     """
     unit = made.unit_tokens
     if tokens.step != 1 or tokens.start < 0 or tokens.start % unit:
@@ -187,7 +189,7 @@ def _common(a: range, b: range) -> range:
 
 
 def _offsets(owner: PoolLayout, heads: range, layers: range, index: Ints) -> Ints:
-    """Byte offset of every row of a unit, from the block's beginning on."""
+    """Return the byte offset of every row of a unit from the block's beginning."""
     step = owner.strides()
     steps = [step[axis] for axis in AXES[1:]]
     first = np.array([heads.start - owner.heads.start, layers.start - owner.layers.start, 0, 0])
@@ -196,7 +198,7 @@ def _offsets(owner: PoolLayout, heads: range, layers: range, index: Ints) -> Int
 
 
 def _merged(source: Ints, target: Ints, row_bytes: int) -> Ints:
-    """Rows that follow each other at both ends as one run, of at most RUN_BYTES."""
+    """Return rows that are adjacent at both ends as one run, of at most RUN_BYTES."""
     breaks = (np.diff(source) != row_bytes) | (np.diff(target) != row_bytes)
     starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     ends = np.concatenate((starts[1:], [len(source)]))
@@ -210,7 +212,7 @@ def _merged(source: Ints, target: Ints, row_bytes: int) -> Ints:
 
 
 def _bases(owner: PoolLayout, name: str, blocks: Sequence[int], first: Ints) -> Ints:
-    """Where each unit begins, by the number of its first token."""
+    """Return where each unit begins, by the number of its first token."""
     step, size = owner.strides(), owner.block_tokens
     ids = np.asarray(blocks, dtype=np.int64)
     if len(first) and first[-1] // size >= len(ids):
@@ -225,7 +227,7 @@ def _bases(owner: PoolLayout, name: str, blocks: Sequence[int], first: Ints) -> 
 
 
 def as_bytes(pool: torch.Tensor) -> torch.Tensor:
-    """A contiguous pool of any dtype as int8[bytes]; shares memory."""
+    """Return a contiguous pool of any dtype as int8[bytes], which shares its memory."""
     return pool.view(-1).view(torch.int8)
 
 
@@ -236,8 +238,11 @@ _WORDS = ((8, torch.int64), (4, torch.int32), (1, torch.int8))
 def copy_runs_on_cpu(
     source: torch.Tensor, target: torch.Tensor, runs: torch.Tensor, moves: torch.Tensor
 ) -> None:
-    """In rows as long as all offsets and lengths allow, by two of torch's own copies a batch, so
-    that Python's lock is free meanwhile. Nothing is copied where something would leave a pool."""
+    """Copy runs in rows as long as all offsets and lengths allow, by two of torch's own copies a
+    batch, so that Python's lock is free meanwhile.
+
+    Nothing is copied if something would leave a pool.
+    """
     at, parts = moves.numpy(), runs.numpy()
     at = at[(at >= 0).all(axis=1)]
     _check_inside(at, parts, (len(source), len(target)))
@@ -260,7 +265,7 @@ def copy_runs_on_cpu(
 
 
 def _check_inside(at: Ints, parts: Ints, sizes: tuple[int, int]) -> None:
-    """Raises ValueError for the first run that leaves its pool."""
+    """Raise ValueError for the first run that leaves its pool."""
     for side, name in enumerate(("source", "target")):
         begins = at[:, side, None] + parts[:, side]
         wrong = np.argwhere((parts[:, 2] < 0) | (begins < 0) | (begins + parts[:, 2] > sizes[side]))

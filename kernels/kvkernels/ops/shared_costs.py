@@ -1,6 +1,6 @@
-"""What a shared-decode item costs, so that requests share a prefix only where that pays.
+"""The cost of an item of shared decode, so that requests share a prefix only if that pays.
 
-Time is taken as a sum over what a plan makes the device do, with one coefficient each. That is
+Time is modelled as a sum over the work of a plan, with one coefficient for each kind. That is
 coarse (a GPU overlaps them), but it can be fitted, and sums can be minimized exactly.
 """
 
@@ -17,7 +17,7 @@ MOST_ROWS, MANY_STEP, FEW_STEP, FEW_ROWS = 128, 32, 8, 16  # of `cuda/decode/sha
 
 
 class AttentionShape(NamedTuple):
-    """Of one layer of KV; `layers` of them run by one plan."""
+    """The shape of one layer of KV; one plan runs `layers` of them."""
 
     heads: int
     kv_heads: int
@@ -32,17 +32,17 @@ class AttentionShape(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """K and V of one token in one layer."""
+        """Bytes of K and V of one token in one layer."""
         return 2 * self.kv_heads * (self.head_dim * self.element_bytes + self.scale_bytes)
 
     @property
     def requests_of_item(self) -> int:
-        """As many as its rows have room for."""
+        """Number of requests that fit into the rows of an item."""
         return MOST_ROWS // self.group
 
 
 class Work(NamedTuple):
-    """What a plan makes the device do in one layer: the features of its cost."""
+    """The work of a plan in one layer: the features of its cost."""
 
     first_bytes: int  # of KV, read from memory
     repeated_bytes: int  # of KV that the step has read already: perhaps still in the L2 cache
@@ -64,7 +64,7 @@ class Costs(NamedTuple):
     sharing: float = 0.0  # a run that several requests share; no time, what it has to gain
 
     def of(self, work: Work) -> float:
-        """Nanoseconds."""
+        """Return the nanoseconds of this work."""
         return (
             1e-6 * self.first_mb * work.first_bytes
             + 1e-6 * self.repeated_mb * work.repeated_bytes
@@ -101,7 +101,7 @@ def fit(works: Sequence[Work], measured_ns: Sequence[float]) -> Costs:
 
 
 def padded_rows(rows: Ints) -> Ints:
-    """Rows that the tensor cores compute for items of `rows`."""
+    """Return the rows that the tensor cores compute for items of `rows`."""
     few = -(-rows // FEW_STEP) * FEW_STEP
     return np.where(rows <= FEW_ROWS, few, -(-rows // MANY_STEP) * MANY_STEP)
 
@@ -109,9 +109,11 @@ def padded_rows(rows: Ints) -> Ints:
 def run_cost(
     costs: Costs, shape: AttentionShape, tokens: Ints, requests: Ints, pieces: Ints, slots: Ints
 ) -> NDArray[np.float64]:
-    """Nanoseconds for runs of `tokens` that `requests` each share, in `pieces` with `slots` for
-    each request, as if all had been read before: what is read first is the same for every plan of
-    a step. Arrays broadcast.
+    """Return the nanoseconds for runs of `tokens` that `requests` each share, in `pieces` with
+    `slots` for each request.
+
+    All KV counts as read before: the first read is the same for every plan of a step. Arrays
+    broadcast.
     """
     whole, rest = np.divmod(requests, shape.requests_of_item)
     full = padded_rows(np.asarray(shape.requests_of_item * shape.group))
@@ -129,5 +131,5 @@ def run_cost(
 
 
 def partial_bytes_of_slot(shape: AttentionShape) -> int:
-    """Written and read once."""
+    """Return the bytes of a slot's partial results, written and read once."""
     return 2 * 4 * shape.heads * (shape.head_dim + 1)

@@ -56,7 +56,9 @@ END, SLOT, PAGES = 3, 4, 5  # columns of an item
 
 
 class Items:
-    """Of `runs` over requests in `order`. Lifetime: while steps have these runs and pieces."""
+    """The items of `runs` over requests in `order`. Lifetime: while steps have these runs and
+    pieces.
+    """
 
     def __init__(self, runs: Runs, order: Ints, shape: AttentionShape, costs: Costs) -> None:
         self.shape, self.groups = shape, int((runs.requests > 1).sum())
@@ -88,7 +90,7 @@ class Items:
         self._take_slots(np.where(slots[run] > 0, requests, 0), first)
 
     def _take_slots(self, counts: Ints, first: Ints) -> None:
-        """Every slot's item and place in it, by request and its tokens."""
+        """Assign every slot its item and place, by request and its tokens."""
         item = np.repeat(np.arange(self.count), counts)
         member = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)
         request = self._order[first[item] + member]
@@ -98,11 +100,11 @@ class Items:
         self._merge_ends = np.bincount(request, minlength=len(self._order)).cumsum()
 
     def grow(self, context_tokens: Ints) -> None:
-        """Take each request's own items to its end."""
+        """Extend each request's own items to its end."""
         self._cells[self._growing, END] = context_tokens[self._growing_of]
 
     def tokens(self) -> Ints:
-        """Of each item."""
+        """Return the tokens of each item."""
         ends = self._cells[:, END].astype(np.int64)
         return ends - self.begin
 
@@ -110,7 +112,9 @@ class Items:
         return self.count <= items and self.slots <= slots
 
     def work(self, distinct_tokens: int) -> Work:
-        """Of one layer, in which requests have so many different tokens."""
+        """Return the work of one layer in which requests have `distinct_tokens` different
+        tokens.
+        """
         shape, tokens = self.shape, self.tokens()
         return Work(
             distinct_tokens * shape.token_bytes,
@@ -121,8 +125,9 @@ class Items:
         )
 
     def fill(self, made: SharedPlan, pages: int) -> None:
-        """Write the plan over a table of so many `pages` a request into `made`, which is zeros and
-        has room for it."""
+        """Write the plan over a table of `pages` a request into `made`, which is zeros and has room
+        for it.
+        """
         by_cost = (-(self.tokens() * self._token_ns)).argsort(kind="stable")
         counts = self._counts[by_cost]
         slot = np.empty(self.count, dtype=np.int64)
@@ -156,12 +161,12 @@ class SharedPlan(NamedTuple):
     merge_slots: torch.Tensor  # [most slots]
 
     def on(self, device: torch.device | str) -> SharedPlan:
-        """The same plan on `device`, by one copy."""
+        """Return the same plan on `device`, by one copy."""
         return views(self.all.to(device), len(self.members), len(self.items), len(self.merge_slots))
 
 
 class Saving(NamedTuple):
-    """What a plan's sharing does in one step.
+    """The effect of a plan's sharing in one step.
 
     `shared_prefix_groups` counts the runs of tokens that several requests share; `kv_bytes_saved`
     is KV that plain decode would have read beyond this plan, in all layers; times are the cost
@@ -175,7 +180,7 @@ class Saving(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A plan, and what is known of it."""
+    """A plan, and its saving and sizes."""
 
     plan: SharedPlan
     saving: Saving
@@ -183,17 +188,21 @@ class Step(NamedTuple):
 
 
 def most_items(requests: int, tokens: int) -> int:
-    """Items that fit any plan of `requests` whose contexts have `tokens` together."""
+    """Return the number of items that fits any plan of `requests` whose contexts have `tokens`
+    together.
+    """
     return requests * CHUNKS + tokens // LARGEST_CHUNK
 
 
 def most_slots(requests: int, tokens: int) -> int:
-    """Slots with room to share. A step that would need more shares nothing, which fits."""
+    """Return the number of slots with room to share. A step that would need more shares nothing,
+    which fits.
+    """
     return requests * RUNS * CHUNKS + tokens // LARGEST_CHUNK
 
 
 def views(buffer: torch.Tensor, requests: int, items: int, slots: int) -> SharedPlan:
-    """`buffer` int32[words(requests, items, slots)] as a plan's parts."""
+    """Return `buffer` int32[words(requests, items, slots)] as the parts of a plan."""
     members = 4 + ITEM_WORDS * items
     starts = members + requests
     merged = starts + requests + 1
@@ -208,12 +217,12 @@ def views(buffer: torch.Tensor, requests: int, items: int, slots: int) -> Shared
 
 
 def words(requests: int, items: int, slots: int) -> int:
-    """Length of a plan's buffer."""
+    """Return the length of a plan's buffer."""
     return 5 + ITEM_WORDS * items + 2 * requests + slots
 
 
 class SharedPlanner:
-    """Plans steps one after another; each as if it were the first. Lifetime: worker."""
+    """Plans steps one after another; each plan is that of a first step. Lifetime: worker."""
 
     def __init__(
         self, pages: int, page_tokens: int, shape: AttentionShape, costs: Costs | None = None
@@ -259,7 +268,7 @@ class SharedPlanner:
         return Step(made, saving, work)
 
     def _items(self, tree: PrefixTree, lengths: Ints, room: tuple[int, int] | None) -> Items:
-        """Those of the cheapest runs, or of plain decode where these do not fit."""
+        """Return the items of the cheapest runs, or of plain decode if these do not fit."""
         is_kept = tree is self._tree
         if not (is_kept and (self._from <= lengths).all() and (lengths <= self._until).all()):
             self._choose(tree, lengths)
@@ -276,7 +285,7 @@ class SharedPlanner:
         return self._plain
 
     def _choose(self, tree: PrefixTree, lengths: Ints) -> None:
-        """Choose anew, for as long as what it depends on stays."""
+        """Choose runs anew, valid as long as the data that they depend on stays the same."""
         own = lengths[tree.order]
         runs = Runs(0 * lengths, own, np.arange(len(lengths)), 0 * lengths + 1)
         until = unchanged_until(own)
@@ -298,12 +307,12 @@ def plan_shared(
     costs: Costs | None = None,
     room: tuple[int, int] | None = None,
 ) -> Step:
-    """The plan of one step: `SharedPlanner.step`."""
+    """Return the plan of one step, see `SharedPlanner.step`."""
     return SharedPlanner(pages, page_tokens, shape, costs).step(context_tokens, page_table, room)
 
 
 def _plain_work(lengths: Ints, distinct_tokens: int, shape: AttentionShape) -> Work:
-    """What decode does, one layer."""
+    """Return the work of plain decode in one layer."""
     pieces = np.maximum(pieces_of(lengths), 1)
     slots, tokens = slots_of(0 * lengths, 0 * lengths + 1, pieces), int(lengths.sum())
     rows = int(padded_rows(np.asarray(shape.group)))
@@ -317,7 +326,7 @@ def _plain_work(lengths: Ints, distinct_tokens: int, shape: AttentionShape) -> W
 
 
 def _distinct_tokens(tree: PrefixTree, lengths: Ints, page_tokens: int) -> int:
-    """Tokens of all requests, those of a shared page once."""
+    """Return the number of tokens of all requests, those of a shared page once."""
     above = np.where(tree.parent >= 0, tree.pages[tree.parent], 0)
     twice = (tree.pages - above) * (tree.end - tree.first - 1)
     return int(lengths.sum() - page_tokens * twice.sum())
@@ -329,12 +338,12 @@ MAX_GROUP = 16
 def unsupported(
     heads: int, kv_heads: int, head_dim: int, page_tokens: int, dtype: torch.dtype
 ) -> str:
-    """Why the CUDA kernel cannot take this shape, by name; empty where it can."""
+    """Return why the CUDA kernel does not support this shape, by name; "" if it does."""
     return unsupported_shape(heads, kv_heads, head_dim, page_tokens, dtype, MAX_GROUP)
 
 
 class Splits(Protocol):
-    """A plan, of decode, shared decode or prefill."""
+    """A plan of decode, shared decode or prefill."""
 
     @property
     def merge_slots(self) -> torch.Tensor: ...
@@ -343,7 +352,7 @@ class Splits(Protocol):
 def workspace_of(
     plan: Splits, heads: int, head_dim: int, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(partial, partial_lse) with room for all that a plan of this size can split."""
+    """Return (partial, partial_lse) with room for all that a plan of this size can split."""
     slots = len(plan.merge_slots)
     return (
         torch.empty(slots, heads, head_dim, dtype=torch.float32, device=device),
@@ -352,7 +361,7 @@ def workspace_of(
 
 
 def workspace_bytes(slots: int, heads: int, head_dim: int) -> int:
-    """What `workspace_of` takes for a plan with room for `slots`."""
+    """Return the bytes of `workspace_of` for a plan with room for `slots`."""
     return slots * heads * (head_dim + 1) * torch.float32.itemsize
 
 
@@ -367,7 +376,9 @@ def shared_decode(
     workspace: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> None:
-    """`torch.ops.warmroute.shared_decode` with a plan, `workspace_of` it and scales of K and V."""
+    """Call `torch.ops.warmroute.shared_decode` with a plan, its `workspace_of`, and the scales of K
+    and V.
+    """
     torch.ops.warmroute.shared_decode(
         *(q, k_pages, v_pages, page_table, *plan[1:], float(scale), out, *workspace, *scales)
     )
@@ -390,8 +401,11 @@ def shared_decode_on_cpu(
     k_scales: torch.Tensor | None,
     v_scales: torch.Tensor | None,
 ) -> None:
-    """In float64 where q is, else in float32. Follows the plan's items: keys of the first member
-    for all of them, softmax over all that a request's items gave."""
+    """Compute in float64 if q is, else in float32.
+
+    It follows the plan's items: the keys of the first member for all of them, and one softmax over
+    all results of a request's items.
+    """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     page_tokens, kv_heads = k_pages.shape[1:3]
     scores: list[list[torch.Tensor]] = [[] for _ in q]

@@ -1,8 +1,8 @@
-"""Which requests of a step read the same pages, and which runs of these are shared.
+"""Finds the requests of a step that read the same pages, and chooses the runs of pages to share.
 
-The prefix tree is read off the page tables: prefix caching has made equal prefixes equal page
-ids, so that comparing integers is enough; it is read again only where it may have changed.
-A run is (tokens [begin, end), requests side by side in the tree's order); dynamic programming over
+The prefix tree is read from the page tables: prefix caching has turned equal prefixes into equal
+page ids, so comparing integers is enough; the tree is read again only if it may have changed. A run
+is (tokens [begin, end), requests that are adjacent in the tree's order); dynamic programming over
 the tree's nodes chooses the runs.
 """
 
@@ -47,7 +47,9 @@ class PrefixTree(NamedTuple):
 
 
 def prefix_tree(page_table: NDArray[np.int32], full_pages: Ints) -> PrefixTree:
-    """The tree of `page_table` [requests, pages], of whose row r the first full_pages[r] count."""
+    """Return the tree of `page_table` [requests, pages], of whose row r the first full_pages[r]
+    count.
+    """
     alone = -1 - np.arange(len(full_pages))
     heads = np.where(full_pages > 0, page_table[:, 0], alone) if page_table.size else alone
     by_head = heads.argsort(kind="stable")
@@ -66,7 +68,7 @@ def prefix_tree(page_table: NDArray[np.int32], full_pages: Ints) -> PrefixTree:
 
 
 def _sorted_rows(page_table: NDArray[np.int32], full_pages: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """`rows` with equal prefixes side by side, and how many pages each shares with the next."""
+    """Return `rows` with equal prefixes adjacent, and how many pages each shares with the next."""
     full = full_pages[rows]
     wide = int(full.max()) + 1
     table = np.empty((len(rows), wide + wide % 2), dtype=np.int32)
@@ -84,8 +86,9 @@ def _sorted_rows(page_table: NDArray[np.int32], full_pages: Ints, rows: Ints) ->
 
 
 def _nodes(common: list[int]) -> list[tuple[int, int, int, int, int]]:
-    """(first, end, pages, parent, depth) of each run of rows with a longer common prefix than the
-    rows about it; parents before children."""
+    """Return (first, end, pages, parent, depth) of each run of rows with a longer common prefix
+    than the rows around it; parents before children.
+    """
     closed: list[tuple[int, int, int]] = []  # (pages, first, end), children before parents
     open_runs = [(0, 0)]  # (pages, first), longer prefixes later
     for end, pages in enumerate([*common, 0], start=1):
@@ -108,7 +111,9 @@ def _nodes(common: list[int]) -> list[tuple[int, int, int, int, int]]:
 
 
 class KeptTree:
-    """Lifetime: worker; has a copy of the last step's table."""
+    """Keeps the prefix tree from step to step. Lifetime: worker; it has a copy of the last step's
+    table.
+    """
 
     def __init__(self) -> None:
         self._tree: PrefixTree | None = None
@@ -116,7 +121,9 @@ class KeptTree:
         self._full_pages = np.zeros(0, dtype=np.int64)
 
     def of(self, page_table: NDArray[np.int32], full_pages: Ints) -> PrefixTree:
-        """As `prefix_tree`, and the very same object while the tree stays as it is."""
+        """Return the tree as `prefix_tree` does, and the same object while the tree stays
+        the same.
+        """
         if self._tree is None or not self._goes_on(page_table, full_pages):
             self._tree = prefix_tree(page_table, full_pages)
             self._table = page_table.copy()
@@ -124,7 +131,7 @@ class KeptTree:
         return self._tree
 
     def _goes_on(self, table: NDArray[np.int32], full_pages: Ints) -> bool:
-        """Whether this is a step after the last one that changes nothing in the tree."""
+        """Return whether this step follows the last one without a change in the tree."""
         if len(table) != len(self._full_pages) or not len(table):
             return False
         grown = full_pages - self._full_pages
@@ -150,7 +157,7 @@ Floats = NDArray[np.float64]
 
 
 class Runs(NamedTuple):
-    """Each row of arrays int64[runs] one run; those of one request cover its tokens once."""
+    """Runs as arrays int64[runs]; those of one request cover its tokens once."""
 
     begin: Ints
     end: Ints
@@ -159,35 +166,40 @@ class Runs(NamedTuple):
 
 
 def pieces_of(tokens: Ints) -> Ints:
-    """Items in which a run of `tokens` is computed."""
+    """Return the number of items in which a run of `tokens` is computed."""
     cut: Ints = -(-tokens // chunks_of(tokens))
     return cut
 
 
 def chunks_of(tokens: Ints) -> Ints:
-    """Tokens of an item of runs of `tokens`; multiples of 64.
+    """Return the tokens of an item of runs of `tokens`, a multiple of 64.
 
-    An eighth of the run, within [256, 1024]: shorter ones cost more in partial results than they
-    gain in parallelism, longer ones leave a run alone on too few SMs.
+    It is an eighth of the run, within [256, 1024]: shorter ones cost more in partial results than
+    they gain in parallelism, longer ones leave a run on too few SMs.
     """
     eighth: Ints = -(-tokens // (CHUNKS * CHUNK_STEP)) * CHUNK_STEP
     return np.clip(eighth, LEAST_CHUNK, LARGEST_CHUNK)
 
 
 def unchanged_until(tokens: Ints) -> Ints:
-    """Up to how many tokens a run of at least `tokens` is cut into as many pieces, as long: what
-    fills them, since a chunk grows where there would be more than CHUNKS."""
+    """Return up to how many tokens a run of at least `tokens` has the same number of pieces of the
+    same length.
+
+    That is what fills the pieces, because a chunk grows if there would be more than CHUNKS.
+    """
     filled: Ints = pieces_of(tokens) * chunks_of(tokens)
     return filled
 
 
 def slots_of(begin: Ints, requests: Ints, pieces: Ints) -> Ints:
-    """Partial results of each request. All that a request has, in one piece, needs no merge."""
+    """Return the number of partial results of each request. A request that is computed in one piece
+    needs no merge.
+    """
     return np.where((begin == 0) & (pieces <= 1) & (requests == 1), 0, pieces)
 
 
 class Chooser:
-    """One step's choice. `context_tokens` in the tree's order."""
+    """Chooses the runs of one step. `context_tokens` are in the tree's order."""
 
     def __init__(
         self,
@@ -216,15 +228,18 @@ class Chooser:
         return run_cost(self.costs, self.shape, end - begin, requests, pieces, slots)
 
     def _alone(self, levels: int) -> Floats:
-        """[requests, levels]: what each reads for itself from each ancestor's end to its last
-        node's, in the pieces of all that it reads."""
+        """Return [requests, levels]: the cost of what each request reads alone from each ancestor's
+        end to its last node's, in the pieces of all that it reads.
+        """
         begin, last = self.ends[self.leaf, :levels], self.ends[self.leaf, self.depth[self.leaf]]
         one, pieces = np.ones(1, dtype=np.int64), pieces_of(self.context[:, None] - begin)
         slots = slots_of(begin, one, pieces)
         return run_cost(self.costs, self.shape, last[:, None] - begin, one, pieces, slots)
 
     def unchanged_until(self) -> Ints:
-        """Context tokens of each request up to which the choice stays, from these on."""
+        """Return the context tokens of each request up to which the choice stays the same, from the
+        current ones on.
+        """
         begin = self.ends[self.leaf, : self.deepest + 1]
         until = begin + unchanged_until(self.context[:, None] - begin)
         is_own = np.arange(self.deepest + 1) <= self.depth[self.leaf][:, None]
@@ -232,7 +247,7 @@ class Chooser:
         return least
 
     def choose(self) -> Runs:
-        """The cheapest runs; every request's come in the order of their tokens."""
+        """Return the cheapest runs; every request's runs are in the order of their tokens."""
         levels = self.deepest + 1
         # below[v, k]: the cheapest for all below node v, if what follows ancestor k's end is open.
         below = np.zeros((self.nodes + 1, levels))
@@ -249,7 +264,7 @@ class Chooser:
         return self._follow(closes)
 
     def _follow(self, closes: NDArray[np.bool_]) -> Runs:
-        """The runs of the choices made, from the roots on."""
+        """Return the runs of the choices made, from the roots on."""
         open_at = np.zeros(self.nodes + 1, dtype=np.int64)  # depth from whose end on it is open
         is_shared = np.zeros(self.nodes, dtype=bool)
         begin = np.zeros(self.nodes, dtype=np.int64)

@@ -23,7 +23,7 @@ MAX_ROWS, INPUT_STEP, MAX_INPUTS = 64, 64, 1 << 20
 
 
 def unsupported(rows: int, inputs: int, dtype: torch.dtype) -> str:
-    """Why the CUDA kernel cannot take this shape, by name; empty where it can."""
+    """Return why the CUDA kernel does not support this shape, by name; "" if it does."""
     if why := unsupported_dtype(dtype):
         return why
     if rows > MAX_ROWS:
@@ -34,7 +34,7 @@ def unsupported(rows: int, inputs: int, dtype: torch.dtype) -> str:
 
 
 def w8a16_on_cpu(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
-    """In float64 where x is, else in float32."""
+    """Compute in float64 if x is, else in float32."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     out.copy_((x.to(wide) @ q.to(wide).T) * scales.to(wide))
 
