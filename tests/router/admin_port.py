@@ -1,4 +1,4 @@
-"""The admin port over a fleet of made-up workers."""
+"""An admin port in front of a fleet of invented workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Admin:
             return reply.status, json.loads(text) if text else None
 
     async def join(self, spec: Any = URL) -> int:
-        """Add a worker that its core knows, though nobody listens there."""
+        """Add a worker to the core, although nobody listens at its address."""
         status, row = await self.ask("POST", "/workers", spec)
         assert status == 201, row
         facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=False)

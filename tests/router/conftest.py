@@ -1,4 +1,4 @@
-"""Which way the bytes of a relay go."""
+"""The fixture that chooses between the two implementations of the relay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from tests.router.relay_support import BOTH_PATHS, go_by
 
 @pytest.fixture(params=BOTH_PATHS)
 def both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every relay that a test makes goes the Python way (live), then by the thread."""
+    """Run the test with the relay in Python, then with the relay's thread."""
     go_by(str(request.param), monkeypatch)
     return str(request.param)

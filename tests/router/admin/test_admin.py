@@ -1,4 +1,6 @@
-"""The admin port over real HTTP: workers in and out, reasons, and input that makes no sense."""
+"""Tests of the admin port over real HTTP: adding and removing workers, errors with reasons, invalid
+input.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is believed of a worker's cache, as the admin port answers it."""
+"""Tests of the admin port's view of a worker's cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def view_of(one: Admin, worker_id: int) -> bytes:
 
 
 async def joined(one: Admin) -> int:
-    """A worker whose events are told by the test."""
+    """Add a worker whose KV events the test sends."""
     _, row = await one.ask("POST", "/workers", URL)
     facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=True)
     one.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))

@@ -1,4 +1,4 @@
-"""The page's figures of the last minutes: what is kept, how it is counted, how it is read."""
+"""Tests of the figures of the last minutes on the page `/ui`: which are kept, counted and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What `/ui/state` says is wrong: what, where, why, since when, and where the runbook has it."""
+"""Tests of the problems in `/ui/state`: what is wrong, where, why, since when, and the link to the
+runbook.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ ROOT = Path(__file__).parents[3]
 
 
 async def wrong(one: Crowd) -> dict[str, Any]:
-    """By kind."""
+    """Return the problems on the page by kind."""
     await one.second()
     return {kind["kind"]: kind for kind in (await one.told())["frame"]["wrong"]}
 
 
 def later(one: Crowd, seconds: float) -> None:
-    """So much time passes, as far as the page knows."""
+    """Let time pass for the page."""
     problems = one.router.admin.ui.problems
     for key in problems._since:
         problems._since[key] -= seconds

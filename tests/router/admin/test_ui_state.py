@@ -1,4 +1,6 @@
-"""`/ui` and `/ui/state`: what pages are given, how often it is made, and what nobody may do."""
+"""Tests of `/ui` and `/ui/state`: the data that pages get, how often it is made, and what is
+forbidden.
+"""
 
 from __future__ import annotations
 

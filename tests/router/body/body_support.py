@@ -1,4 +1,4 @@
-"""Bodies of requests for the tests of reading them: of any kind, and such as come every day."""
+"""Request bodies for tests of the readers: of every kind, and common ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the two workers of a split request are sent, and what of it a client may say itself."""
+"""Tests of the bodies of a request in two legs, and of the fields that clients must not set."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ STATE = (
     ],
 )
 def test_what_names_kv_is_signed(params: dict[str, Any], signature: bytes | None) -> None:
-    """Vectors: reference of the protocol, of `serve/disagg_auth.py`."""
+    """The expected signatures are from the protocol's reference, `serve/disagg_auth.py`."""
     expected = None if signature is None else b"sha256=" + signature
     assert TRT.signature(json.dumps(params).encode()) == expected
     assert Trtllm().signature(json.dumps(params).encode()) is None
@@ -165,7 +165,9 @@ def test_what_names_kv_is_signed(params: dict[str, Any], signature: bytes | None
 
 @given(number=st.integers(0, 2**52 - 1), node=st.integers(0, 255))
 def test_numbers_of_requests_are_nobody_elses(number: int, node: int) -> None:
-    """Above those that servers give themselves, within 63 bits, one for each try and node."""
+    """Ids are above those that servers give themselves, within 63 bits, and differ for each try and
+    node.
+    """
     one = Trtllm(node).request_id(TransferAttempt(number, "", stream=False))
     assert 2**40 <= one < 2**63
     assert one >> 16 & 0xFF == node

@@ -1,4 +1,6 @@
-"""Bodies of both legs at once, to the byte: SGLang's rooms and Mooncake's transfers."""
+"""Tests of the bodies of both legs at once, byte by byte: SGLang's rooms and Mooncake's
+transfers.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ LIMITS = {"max_tokens", "max_completion_tokens"}
 
 
 def body_of(seed: int) -> tuple[list[tuple[str, str]], str, str]:
-    """Fields in a client's own order, and the blanks around its colons and commas."""
+    """Return a body whose fields are in a client's own order, with blanks around its colons and
+    commas.
+    """
     draw = random.Random(seed)
     names = draw.sample(sorted(FIELDS), draw.randint(1, len(FIELDS)))
     colon, comma = draw.choice([(":", ","), (": ", ", "), (" :\n  ", ",\n\t"), (":", " ,\r\n")])
@@ -93,7 +97,7 @@ def test_bodies_are_edited_to_the_byte(seed: int) -> None:
 
 
 def _one_token(name: str, value: str) -> str:
-    """A blank before a value is the client's, and stays."""
+    """Return a body that asks for one token. A blank before the client's value stays."""
     blank = value[: len(value) - len(value.lstrip())]
     return blank + ONE_TOKEN[name] if name in ONE_TOKEN else value
 

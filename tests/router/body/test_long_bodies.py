@@ -1,4 +1,6 @@
-"""Long bodies: read in pieces as short ones are read whole, and counted before they are built."""
+"""Tests of long bodies: they are read in pieces with the same result as short ones, and counted
+before they are built.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def read(path: str, body: bytes, limits: ScanLimits = LIMITS) -> Scanned:
 
 
 def told(result: Scanned) -> tuple[Any, ...]:
-    """What can be compared of it."""
+    """Return the comparable parts of a scanned body."""
     prompts = [one if isinstance(one, str) else one.tolist() for one in result.prompts]
     names = ("model", "stream", "messages", "session", "cache_salt", "priority", "by_text")
     more = (result.max_output_tokens, result.choices, result.options.tools)
@@ -58,7 +60,7 @@ def told(result: Scanned) -> tuple[Any, ...]:
 
 
 def outcome(read_it: Callable[[], Scanned]) -> Any:
-    """What was read, or that it was refused."""
+    """Return what was read, or that the body was refused."""
     try:
         return told(read_it())
     except ClientError as error:
@@ -71,7 +73,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on every body is a long one."""
+    """Treat every body as a long one from now on."""
     monkeypatch.setattr(scanning, "LONG_BYTES", 0)
     monkeypatch.setattr(scanning, "_LONG_TEXT_BYTES", 0)
 

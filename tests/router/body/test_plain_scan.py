@@ -1,4 +1,6 @@
-"""The short reading of bodies beside the long one: what it takes, the long one takes alike."""
+"""Tests of the native reader of plain bodies against the reader of all bodies: both give the same
+result.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ HI = {"role": "user", "content": "hi"}
 
 
 async def check(body: bytes, path: str, limits: ScanLimits = LIMITS) -> Plain | None:
-    """Both readings of a body; whatever the short one says, the long one must say."""
+    """Read a body with both readers, and check that they agree."""
     plain = plain_scan(body, path, limits)
     if plain is None:
         return None

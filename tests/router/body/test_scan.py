@@ -1,4 +1,4 @@
-"""Reading request bodies: every shape, every fault, and no exception but ClientError."""
+"""Tests of the body reader: every form, every fault, and no exception other than ClientError."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_bent_json_is_scanned_or_refused(fields: dict[str, Any], data: st.DataOb
 
 
 def check_outcome(body: bytes, path: str) -> None:
-    """Either a Scanned whose promises hold, or a ClientError that can be sent."""
+    """Check that a body gives either a valid Scanned or a ClientError that can be sent."""
     try:
         result = scan(body, path)
     except ClientError as error:

@@ -1,4 +1,6 @@
-"""Bodies of other APIs: what of them is routed by, and that whatever else comes is refused."""
+"""Tests of bodies of other APIs: the parts that routing uses, and the refusal of
+everything else.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,9 @@ def test_what_each_kind_lacks() -> None:
 
 
 def test_marks_of_the_cache_are_no_part_of_a_message() -> None:
-    """A client moves them to the last message, so that earlier ones change from turn to turn."""
+    """A client moves cache marks to the last message, so they would change earlier messages from
+    turn to turn.
+    """
     mark = {"cache_control": {"type": "ephemeral"}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [TEXT_PART | mark]}
     for parts in ([TEXT_PART, TEXT_PART | mark], [TEXT_PART | mark], [result | mark]):

@@ -1,4 +1,4 @@
-"""`warmroute advise`: the simulator's command at low priority, with bounds."""
+"""Tests of `warmroute advise`, which runs the simulator's command at low priority, with limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/coming-from.md: its files are what the command prints, and what it names exists."""
+"""Tests of docs/coming-from.md: its files are those that the command prints, and its keys exist."""
 
 from __future__ import annotations
 

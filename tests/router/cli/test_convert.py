@@ -1,4 +1,6 @@
-"""`warmroute config --from`: other routers' command lines as files that our checker accepts."""
+"""Tests of `warmroute config --from`: command lines of other routers become files that our checker
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ URLS = "--worker-urls http://worker1:8000 http://worker2:8000"
 
 
 def accepted(text: str, folder: Path) -> Config:
-    """The configuration that the file gives. Fails where the checker refuses it."""
+    """Return the configuration in a file. Fails if the checker rejects it."""
     path = folder / "converted.yaml"
     path.write_text(text, encoding="utf-8")
     return load_config(argparse.Namespace(config=str(path)), {}).config
@@ -89,7 +91,7 @@ def test_many_flags_together_give_a_file_or_one_error(seed: int, tmp_path, capsy
 
 
 def converted(command: str, folder: Path) -> dict[str, object]:
-    """The keys of the file for a command line."""
+    """Return the keys of the file for a command line."""
     done = convert(command)
     accepted(done.text, folder)
     keys: dict[str, object] = yaml.safe_load(done.text)

@@ -1,4 +1,4 @@
-"""What `warmroute serve --help` and `--help-all` show, and what `config --print` says of keys."""
+"""Tests of `warmroute serve --help` and `--help-all`, and of the sentences in `config --print`."""
 
 from __future__ import annotations
 

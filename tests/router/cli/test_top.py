@@ -1,4 +1,6 @@
-"""The frames of `warmroute top`: right figures, within the terminal, whatever workers say."""
+"""Tests of the frames of `warmroute top`: right figures, within the terminal, whatever workers
+report.
+"""
 
 from __future__ import annotations
 

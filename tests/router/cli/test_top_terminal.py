@@ -1,4 +1,6 @@
-"""`warmroute top` at a terminal: it follows a router, obeys keys, and leaves no trace."""
+"""Tests of `warmroute top` in a terminal: it follows a router, obeys keys, and restores
+the screen.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ WORKER = {"id": 3, "url": "http://10.0.0.3:8000", "state": "ready", "inflight_re
 
 
 class Admin(ThreadingHTTPServer):
-    """As much of an admin port as `top` asks. Lifetime: test."""
+    """The part of an admin port that `top` uses. Lifetime: test."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -29,7 +31,7 @@ class Admin(ThreadingHTTPServer):
 
 
 class AdminAnswers(BaseHTTPRequestHandler):
-    """One connection. Lifetime: request."""
+    """Answers the requests of one connection. Lifetime: request."""
 
     server: Admin
 
@@ -50,7 +52,7 @@ class AdminAnswers(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *said: Any) -> None:
-        """Nobody reads it."""
+        """Do not log."""
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def admin() -> Iterator[Admin]:
 
 
 class Terminal:
-    """A pseudo-terminal with `top` at its other end. Lifetime: test."""
+    """A pseudo-terminal that `top` writes to. Lifetime: test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shown = ""
@@ -71,7 +73,7 @@ class Terminal:
         monkeypatch.setattr("sys.stdout", os.fdopen(theirs, "w", closefd=False))
 
     def until(self, text: str) -> None:
-        """Read on until it is shown."""
+        """Read until the text is shown."""
         before = len(self.shown)
         while text not in self.shown[before:]:
             self.shown += os.read(self._ours, 65_536).decode()
@@ -81,7 +83,7 @@ class Terminal:
 
 
 def followed(url: str, play: Callable[[], None]) -> int:
-    """Runs `top` while `play` sits at the terminal; the exit status."""
+    """Run `top` while `play` uses the terminal; return the exit status."""
     player = threading.Thread(target=play, daemon=True)
     player.start()
     status = top_command(argparse.Namespace(admin=url, admin_key_file=None, once=False))

@@ -1,4 +1,4 @@
-"""The metrics as Prometheus reads them, and that they do not grow with every change of workers."""
+"""Tests of the metrics as Prometheus reads them; they do not grow with every change of workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.router.core.core_world import BLOCK, chain_of, stored
 
 @asynccontextmanager
 async def routing(workers: int = 1) -> AsyncIterator[Router]:
-    """A router whose workers are known to its core though nobody listens at their addresses."""
+    """Yield a router whose core knows workers, although nobody listens at their addresses."""
     async with aiohttp.ClientSession() as http:
         router = Router(Config(), http)
         try:
@@ -44,7 +44,7 @@ def join(router: Router, port: int = 9) -> int:
 
 
 def samples(router: Router) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Sample name -> labels -> value, by Prometheus's own parser."""
+    """Return the values by sample name and labels, read by Prometheus's own parser."""
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(router.metrics.exposition().decode()):
         assert family.documentation, family.name
@@ -56,7 +56,7 @@ def samples(router: Router) -> dict[str, dict[tuple[tuple[str, str], ...], float
 
 
 def served(router: Router, outcome: Outcome, stream: bool = True) -> None:
-    """One request, from its arrival to its outcome."""
+    """Process one request from its arrival to its outcome."""
     request_id = router.dispatcher.next_request_id()
     now_s = time.monotonic()
     chains = {BLOCK: chain_of([1, 2, 3])}

@@ -1,4 +1,4 @@
-"""What a parser of command lines and a missing path say of the likeliest word."""
+"""Tests of the hint "did you mean" for flags, commands and paths."""
 
 from __future__ import annotations
 

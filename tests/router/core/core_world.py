@@ -1,4 +1,4 @@
-"""A small world round a RouterCore: a few workers, prompts as lists of block numbers."""
+"""A small world around a RouterCore: a few workers, and prompts as lists of block numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = 4
 
 
 def tokens_of(blocks: list[int]) -> np.ndarray:
-    """Each block number stands for BLOCK equal tokens."""
+    """Return the tokens of blocks; each block number stands for BLOCK equal tokens."""
     return np.repeat(np.array(blocks, dtype=np.int32), BLOCK)
 
 
@@ -30,12 +30,12 @@ def chain_of(blocks: list[int]) -> np.ndarray:
 
 
 def names_of(blocks: list[int]) -> tuple[int, ...]:
-    """The engine's own names: a prefix's position-dependent hash that is not ours."""
+    """Return the engine's own names of blocks: hashes of prefixes that differ from ours."""
     return tuple(hash(tuple(blocks[: i + 1])) % 2**64 for i in range(len(blocks)))
 
 
 def stored(blocks: list[int], after: int = 0) -> Stored:
-    """The event of storing `blocks[after:]`, the first `after` being the parent's."""
+    """Return the event of storing `blocks[after:]`, whose parent is the first `after` blocks."""
     names = names_of(blocks)
     return Stored(
         hashes=names[after:],
@@ -46,12 +46,12 @@ def stored(blocks: list[int], after: int = 0) -> Stored:
 
 
 def removed(blocks: list[int], last: int = 1) -> Removed:
-    """The event of evicting the last `last` blocks of the prefix `blocks`."""
+    """Return the event of evicting the last `last` blocks of the prefix `blocks`."""
     return Removed(hashes=names_of(blocks)[len(blocks) - last :])
 
 
 class World:
-    """Lifetime: test."""
+    """A core with its workers and clock. Lifetime: test."""
 
     def __init__(self, workers: int = 3, policy: str = "hybrid", **settings: object) -> None:
         self.now_s = 0.0
@@ -63,7 +63,7 @@ class World:
 
     @property
     def next_id(self) -> int:
-        """Of the next arrival."""
+        """The id of the next arrival."""
         return self._request_id + 1
 
     def join(self, worker_id: int, **facts: object) -> None:
@@ -87,6 +87,6 @@ class World:
         return self.core.on_kv_events(fact)
 
     def hits(self, blocks: list[int]) -> list[int]:
-        """Blocks of the prefix each worker holds by its events alone."""
+        """Return the number of blocks of the prefix that each worker holds, by its events alone."""
         slots = [w.slot for w in self.core.workers]
         return self.core.caches.index.longest_prefix(chain_of(blocks))[slots].tolist()

@@ -1,7 +1,8 @@
-"""A random life of a small pool; prints a digest of all actions. Run as a program by the tests.
+"""A random life of a small pool, which prints a digest of all actions. Tests run it as a program.
 
-Everything that a hash may order is in it: names of models, sessions and tenants as text, blocks
-named by bytes, several block sizes, workers that come, fail and go, held and refused requests.
+It contains everything whose order might depend on a hash: names of models, sessions and tenants as
+text, blocks named by bytes, several block sizes, workers that join, fail and leave, held and
+refused requests.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ POLICIES = (
 
 
 def at_most_three(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Fewest requests; holds while every worker has three."""
+    """Choose the fewest requests; hold while every worker has three."""
     return np.where(fleet.requests < 3, fleet.requests.astype(np.float64), np.inf)
 
 
 class RandomWorld:
-    """Lifetime: test."""
+    """A core with random events. Lifetime: test."""
 
     def __init__(self, policy: str, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -124,7 +125,7 @@ class RandomWorld:
             self.publish(worker_id, self.prompts[request_id], evict=kind == 1)
 
     def leave(self, request_id: int) -> None:
-        """Its client is gone, be it dispatched or held."""
+        """Let the client of a dispatched or held request leave."""
         del self.open[request_id]
         self.at.pop(request_id, None)
         self.tell(self.core.on_failure(Failure(self.now_s, request_id, "client")))
@@ -168,7 +169,7 @@ class RandomWorld:
 
 
 def digest(policy: str, seed: int, steps: int = 600) -> tuple[str, dict[str, int]]:
-    """Of one world's actions, and how often what happened in it."""
+    """Return a digest of one world's actions, and how often each kind of event happened."""
     world = RandomWorld(policy, seed)
     for _ in range(steps):
         world.step()

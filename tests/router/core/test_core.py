@@ -1,4 +1,4 @@
-"""The decision core: choose and charge, release once, retry, hold, eject, determinism."""
+"""Tests of the decision core: choose and charge, release once, retry, hold, eject, determinism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that no worker takes just now: asked again in order, bounded, never answered twice."""
+"""Tests of held requests: asked again in order, bounded, never answered twice."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ def never(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
 
 
 def below_two(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """At most one request a worker."""
+    """Choose a worker without a request, else hold."""
     return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
 
 
 def at_last(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """Holds whatever may wait, and else takes the first worker."""
+    """Hold a request as long as it may wait, then choose the first worker."""
     cost = np.inf if request.may_wait_s > 0.0 else 0.0
     return np.full(len(fleet), cost)
 
 
 class LateOnesFirst:
-    """Takes only what came at 30 s or later; at ticks past 100 s all held are to be asked."""
+    """Takes only requests that arrived at 30 s or later; at ticks after 100 s it asks for all held
+    requests.
+    """
 
     def initial_state(self) -> float:
         return 0.0
@@ -107,7 +109,7 @@ def test_holding_is_bounded_in_number_and_time() -> None:
 
 
 def test_whose_time_is_over_is_asked_a_last_time() -> None:
-    """Not one whose client does not want the answer any more."""
+    """A request whose client no longer wants the answer is not asked again."""
     world = World(workers=1, policy=AT_LAST, hold_s=5.0)
     core = world.core
     early, brief, late = (
@@ -137,7 +139,7 @@ def test_whose_time_is_over_is_asked_a_last_time() -> None:
 def test_a_refusal_tells_how_long_one_that_joins_would_wait(
     places: int, mean_s: float, seed: int
 ) -> None:
-    """One answer at a time, each of another length: what waits is let in as answers end."""
+    """Answers come one at a time with different lengths, and each end lets a waiting request in."""
     rng = np.random.default_rng(seed)
     world = World(workers=1, policy=ONE_EACH, hold_requests=places, hold_s=1e6)
     core = world.core
@@ -147,7 +149,7 @@ def test_a_refusal_tells_how_long_one_that_joins_would_wait(
         return core.on_arrival(arrival)
 
     def answer(running: int) -> int:
-        """Lets it end; the number of the next one."""
+        """End a request, and return the id of the next one."""
         # Where few wait, answers that differ more are forecast twofold wrong by chance alone.
         world.now_s += float(rng.uniform(0.6, 1.4)) * mean_s
         (action,) = core.on_finish(Finish(world.now_s, running))

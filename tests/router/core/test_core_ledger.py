@@ -1,4 +1,4 @@
-"""The ledger under any sequence of facts."""
+"""Tests of the ledger under any sequence of facts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.router.core.core_world import World
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Any sequence of facts: sums equal what is open, and all is zero when all has ended."""
+    """Any sequence of facts: sums equal the open requests, and are zero when all have ended."""
 
     @initialize()
     def start(self) -> None:

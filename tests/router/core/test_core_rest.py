@@ -1,4 +1,4 @@
-"""What is left of an answer whose worker is lost: decided anew, charged once."""
+"""Tests of the rest of an answer whose worker is lost: it is decided anew and charged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same facts and seed give the same actions in every process."""
+"""Tests that the same facts and seed give the same actions in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names blocks as vLLM does by default, and tells of them, without any code of ours."""
+"""Names blocks as vLLM does by default, and makes its events, without any of our code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Engine:
         self.size, self.window, self.seed = size, window, seed
 
     def names(self, tokens: list[int]) -> list[int]:
-        """Of the prompt's full blocks."""
+        """Return the names of the prompt's full blocks."""
         before, found = _digest(self.seed), []
         for at in range(0, len(tokens) - self.size + 1, self.size):
             before = _digest((before, tuple(tokens[at : at + self.size]), None))
@@ -22,7 +22,7 @@ class Engine:
         return found
 
     def told(self, tokens: list[int], first: int, kept: list[int]) -> dict[str, Any]:
-        """The event for a prompt's blocks from `first` on, of which some are kept."""
+        """Return the event for a prompt's blocks from `first` on, of which some are kept."""
         names = self.names(tokens)
         return {
             "type": "BlockStored", "block_hashes": [names[at] for at in kept],

@@ -1,4 +1,4 @@
-"""A core that splits requests over two roles."""
+"""A core that splits requests between prefill and decode workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW = {"prefill_tokens_per_s": 1_000.0, "group": "g"}
 
 
 def pool(*roles: str, **facts: object) -> World:
-    """A worker for each of the roles."""
+    """Return a world with one worker for each of the roles."""
     world = World(workers=0)
     for worker_id, role in enumerate(roles):
         world.join(worker_id, role=role, **SLOW | facts)
@@ -23,7 +23,7 @@ def pool(*roles: str, **facts: object) -> World:
 
 
 def legs(actions: list[Action]) -> list[tuple[int, str]]:
-    """Worker and role of each dispatch."""
+    """Return worker and role of each dispatch."""
     stages = [a.stages for a in actions if isinstance(a, Dispatch)]
     return [(stage.worker_id, stage.role) for (stage,) in stages]
 

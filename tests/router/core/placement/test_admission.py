@@ -1,4 +1,6 @@
-"""Who comes in, who gives way, and that those turned away are told truly when to return."""
+"""Tests of admission: which requests are held, which are refused, and that refusals say truly when
+to return.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.router.property_support import patient
 
 
 def one_each(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """At most one request a worker."""
+    """Hold a request unless some worker has none."""
     return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
 
 
@@ -26,7 +28,7 @@ ONE_EACH = f"{__name__}:one_each"
 
 
 def full(limit: int = 2, **settings: object) -> World:
-    """A world of one worker that is busy, with a queue of so many places."""
+    """Return a world of one busy worker, with a hold queue of `limit` places."""
     world = World(workers=1, policy=ONE_EACH, hold_requests=limit, **settings)
     (action,) = world.core.on_arrival(world.arrival([1]))
     assert isinstance(action, Dispatch)
@@ -34,7 +36,7 @@ def full(limit: int = 2, **settings: object) -> World:
 
 
 def told(actions: list[Action]) -> list[tuple[str, int]]:
-    """(What, whose), for each action that is about a request."""
+    """Return the kind and request of each action about a request."""
     about = [a for a in actions if isinstance(a, (Dispatch, Hold, Reject))]
     return [(a.code if isinstance(a, Reject) else type(a).__name__, a.request_id) for a in about]
 

@@ -1,4 +1,6 @@
-"""The bound that `bounded_load` proves, over random histories through the real ledger and core."""
+"""Tests of the bound that `bounded_load` proves, over random histories with the real ledger and
+core.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class BoundedWorld:
         self.next_id = 0
 
     def loads_s(self) -> np.ndarray:
-        """What every worker has before it: the ledger, read on our own account."""
+        """Return the work of every worker in seconds, read from the ledger."""
         self.core.ledger.advance(self.now_s)
         columns, rows = self.core.columns, slice(0, self.workers)
         rates = columns.prefill_tokens_per_s[rows]
@@ -54,14 +56,18 @@ class BoundedWorld:
         return (queued + columns.requests[rows] * steps) / rates
 
     def whole_s(self, tokens: int) -> float:
-        """What a prompt brings to the slowest worker when nothing of it is cached."""
+        """Return the seconds that a prompt takes at the slowest worker if nothing of it
+        is cached.
+        """
         columns, rows = self.core.columns, slice(0, self.workers)
         rates = columns.prefill_tokens_per_s[rows]
         work = columns.attention.work(tokens, 0)
         return float((work + np.median(columns.step_s[rows] * rates)) / rates.min())
 
     def arrive(self) -> tuple[float, float, float]:
-        """One arrival: its worker's load after it, the mean before it, w_max."""
+        """Let one request arrive; return its worker's load after it, the mean before it,
+        and w_max.
+        """
         blocks = self.random.choice((4, 40, 400))
         trunk = np.arange(1, blocks + 1, dtype=np.uint64) + np.uint64(
             1_000_000 * self.random.randint(1, 2)
@@ -78,7 +84,7 @@ class BoundedWorld:
         return float(self.loads_s()[action.worker_id]), mean_s, most_s
 
     def go_on(self) -> None:
-        """Something else happens."""
+        """Let some other event happen."""
         self.now_s += self.random.expovariate(20.0)
         kind = self.random.randrange(4)
         if kind == 0 and self.first:

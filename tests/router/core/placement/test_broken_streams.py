@@ -1,4 +1,6 @@
-"""Whom streams that break off put aside: nobody of whom few do, and soon one of whom many do."""
+"""Tests of ejection for streams that break off: a worker with few of them is never ejected, one
+with many soon is.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Happening = Callable[[], list[Action]]
 
 @dataclass
 class Traffic:
-    """Streams on virtual time, of which some break off by chance. Lifetime: test."""
+    """Streams on virtual time, some of which break off at random. Lifetime: test."""
 
     rng: random.Random
     shares: Mapping[int, float]  # by worker: of its streams, those that break off; others: of none
@@ -33,7 +35,7 @@ class Traffic:
     sent: Counter[int] = field(default_factory=Counter)
 
     def run(self, streams: int, per_s: float, length_s: float) -> None:
-        """So many streams, one after the other, until the last one's end."""
+        """Run this many streams, one after the other, until the last one ends."""
         self.world = World(self.workers, policy="round_robin", stall_s=1e9, retries_per_s=1e9)
         self._coming: list[tuple[float, int, Happening]] = []
         self._order = 0
@@ -154,7 +156,7 @@ def test_a_client_that_leaves_takes_nothing_back_of_what_its_answer_showed() -> 
 def test_a_worker_of_which_each_stream_breaks_is_put_aside_within_a_few(
     seed: int, per_s: float, breaks_s: float
 ) -> None:
-    """However many others have begun meanwhile: nine must have broken."""
+    """Nine streams must have broken, however many others have begun meanwhile."""
     traffic = Traffic(random.Random(seed), {1: 1.0}, breaks_s)
     traffic.run(int(per_s * 2 * (breaks_s + 1)) + 64, per_s, 32.0)
     assert set(traffic.ejected) == {1}

@@ -1,4 +1,6 @@
-"""Decisions and holds taken apart: what is kept of them, how much, and what a bad plug-in does."""
+"""Tests of the details of decisions and holds: what is kept, how much, and what a faulty plug-in
+does.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ from tests.told_decision import decision_in
 
 
 class Termed:
-    """Two terms, whose sum is the cost; its terms may be replaced. Lifetime: test."""
+    """A policy with two terms, whose sum is the cost; a test may replace its terms.
+    Lifetime: test.
+    """
 
     unit = "s"
 
@@ -60,7 +64,7 @@ class Termed:
 
 
 class TermedWorld(World):
-    """Workers by a policy with terms. Lifetime: test."""
+    """A world whose policy has terms. Lifetime: test."""
 
     def __init__(self, workers: int = 2) -> None:
         super().__init__(workers=workers)

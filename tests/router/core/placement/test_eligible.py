@@ -1,4 +1,4 @@
-"""Who may take a request: the short cut and the rule agree, whatever happened to the pool."""
+"""Tests of eligibility: the fast path and the rule agree, whatever happened to the pool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ SLOTS = 8
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Workers come, go, change, fail; after each step both ways name the same workers."""
+    """Workers join, leave, change and fail; after each step both implementations return the same
+    workers.
+    """
 
     @initialize(workers=st.integers(1, 4))
     def start(self, workers: int) -> None:
@@ -104,7 +106,9 @@ class PoolMachine(RuleBasedStateMachine):
                     self.prefers_its_revision(pending)
 
     def prefers_its_revision(self, pending: Pending) -> None:
-        """Workers of the request's revision where any may take it, else all of its model."""
+        """Workers of the request's revision are eligible if any can take it, else all workers of
+        its model.
+        """
         others = self.eligibility.ask_each(pending)
         arrival = dataclasses.replace(pending.arrival, revision="v1")
         pending = Pending(arrival, 0, 0.5, tried=pending.tried)
@@ -153,7 +157,9 @@ def fleet(world: World, worker_ids: list[int], now_s: float) -> tuple[LiveFleet,
 
 
 def busy_world() -> World:
-    """Own requests in both states; reports with others' load, one of them long ago."""
+    """Return a world with own requests in both states, and load reports of others' requests, one of
+    them old.
+    """
     world = World(workers=5, policy="least_requests")
     for n in range(9):
         world.now_s = n * 0.01
@@ -234,7 +240,7 @@ def test_a_policy_may_ask_another_one_about_a_changed_view() -> None:
 
 
 def decide(read: bool) -> list[Dispatch]:
-    """Six decisions, each read at once or not."""
+    """Return six decisions, each read at once or not."""
     world = World(workers=4)
     actions = []
     for n in range(6):
@@ -247,7 +253,7 @@ def decide(read: bool) -> list[Dispatch]:
 
 
 def test_what_a_decision_explains_is_what_was_seen_then() -> None:
-    """It is worked out when it is read; by then the load has moved on."""
+    """The explanation is computed when it is read, and by then the load has changed."""
     late, at_once = decide(read=False), decide(read=True)
     assert late == at_once
     best = [action.decision.candidates for action in late]
@@ -258,7 +264,7 @@ def test_what_a_decision_explains_is_what_was_seen_then() -> None:
 
 
 def test_a_decision_can_be_taken_apart_and_put_together_again() -> None:
-    """As a recording does, by the names of its parts."""
+    """A recording takes decisions apart and rebuilds them by the names of their parts."""
     action = decide(read=False)[0]
     names = inspect.signature(Decision).parameters
     parts = {name: getattr(action.decision, name) for name in names}

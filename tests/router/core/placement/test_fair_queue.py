@@ -1,4 +1,6 @@
-"""Tenants take turns by work and weight: held to deficit round robin, and to fairness itself."""
+"""Tests of the fair queue: tenants take turns by work and weight, compared with deficit round
+robin.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def serve_all(turns: FairQueue[Job], most: int) -> list[Job]:
 
 
 def deficit_round_robin(lines: dict[str, deque[Job]], quantum: float) -> list[Job]:
-    """Shreedhar and Varghese, SIGCOMM 1995, as plainly as it can be written."""
+    """Return the order of deficit round robin (Shreedhar and Varghese, SIGCOMM 1995), in plain
+    code.
+    """
     served: list[Job] = []
     deficits = dict.fromkeys(lines, 0.0)
     while any(lines.values()):
@@ -74,7 +78,7 @@ def jobs_of(tenants: dict[str, tuple[float, list[float]]]) -> list[Job]:
 @patient
 @given(TENANTS)
 def test_shares_are_those_of_deficit_round_robin_but_for_a_request_or_two(tenants) -> None:
-    """While two tenants both wait, their work over weight differs by a request each at most."""
+    """While two tenants both wait, their work over weight differs by at most one request each."""
     jobs = jobs_of(tenants)
     turns: FairQueue[Job] = FairQueue()
     lines: dict[str, deque[Job]] = {}
@@ -140,7 +144,9 @@ def pending(serial: int, tenant: str, weight: float = 1.0, priority: int = 0) ->
 
 @pytest.mark.parametrize("weights", [(1.0, 3.0), (3.0, 1.0), (0.5, 2.0)])
 def test_one_floods_and_the_other_gets_its_share_of_a_full_queue(weights) -> None:
-    """Served work follows the weights within a tenth, though one sends ten times as much."""
+    """Served work follows the weights within a tenth, although one tenant sends ten times
+    as much.
+    """
     queue = HoldQueue(64)
     done: Counter[str] = Counter()
     serial = 0

@@ -1,4 +1,4 @@
-"""A tenant's line is fair between the persons whose agents' requests wait in it."""
+"""Tests of fairness within a tenant, between the persons whose agents' requests wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.router.property_support import patient
 
 
 class Line:
-    """Waiting requests in order of their start tags, as a tenant's line has them."""
+    """The waiting requests of a tenant in order of their start tags."""
 
     def __init__(self) -> None:
         self.turns = GroupTurns()
@@ -68,7 +68,7 @@ def test_requests_without_a_group_keep_their_order(works: list[float], served: i
 def test_groups_that_wait_together_get_the_same_work_but_for_a_request(
     groups: dict[str, list[float]],
 ) -> None:
-    """The bound of start-time fair queueing: a request of each of the two."""
+    """The bound of start-time fair queueing is one request of each of the two groups."""
     line = Line()
     for group, works in groups.items():
         for work in works:
@@ -92,7 +92,7 @@ def test_groups_that_wait_together_get_the_same_work_but_for_a_request(
 def test_a_request_is_passed_by_few_that_come_after_it(
     later: list[tuple[str, float]],
 ) -> None:
-    """Whoever waits is served before others have had more than its line's share of work."""
+    """A waiting request is served before others have had more than its queue's share of work."""
     line = Line()
     for _ in range(3):
         line.add("first", 100.0)

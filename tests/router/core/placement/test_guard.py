@@ -1,4 +1,4 @@
-"""The guard over a whole core: suspended, tried again, its memory, its time, its terms."""
+"""Tests of the policy guard with a whole core: suspension, retry, memory, time limit, terms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.router.core.placement.failing_policies import fails
 
 
 class Counting:
-    """Remembers how many facts it saw since it began; fails when told to. Lifetime: test."""
+    """A policy that counts the facts since its start, and fails when a test asks for it. Lifetime:
+    test.
+    """
 
     def __init__(self) -> None:
         self.begun = 0
@@ -51,7 +53,7 @@ class Counting:
 
 
 class GuardedWorld(World):
-    """A world of two workers whose policy counts. Lifetime: test."""
+    """A world of two workers whose policy counts facts. Lifetime: test."""
 
     def __init__(self) -> None:
         super().__init__(workers=2)

@@ -1,4 +1,4 @@
-"""What the core makes of how requests fare: rates, refusals, trials, workers that stand still."""
+"""Tests of the core's view of workers' health: failure rates, refusals, trials, stalled workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.router.core.core_world import World
 
 
 def sent(world: World) -> tuple[int, int]:
-    """(request, worker) of one more."""
+    """Send one more request; return its id and worker."""
     arrival = world.arrival([1])
     (action,) = world.core.on_arrival(arrival)
     assert isinstance(action, Dispatch)
@@ -18,7 +18,7 @@ def sent(world: World) -> tuple[int, int]:
 
 
 def fail_at(world: World, worker_id: int, times: int, reason: str = "status_5xx") -> list[Action]:
-    """Requests until so many have failed there; the others are answered."""
+    """Send requests until `times` of them have failed at a worker; the others are answered."""
     actions: list[Action] = []
     while times:
         request_id, at = sent(world)
@@ -82,7 +82,7 @@ def test_a_stream_on_trial_counts_from_its_first_token() -> None:
 
 
 def stalled_world() -> World:
-    """Two streams of worker 0 that have begun, at 0 s."""
+    """Return a world in which two streams of worker 0 have begun at 0 s."""
     world = World(2, policy="round_robin", stall_s=0.5)
     for _ in range(4):
         request_id, at = sent(world)

@@ -1,5 +1,5 @@
-"""How far a worker's KV events are believed: an honest one wholly, whatever its cache does, and one
-whose answers keep refuting its events by what these find.
+"""Tests of the hit confidence: an honest worker's KV events always count in full, those of a worker
+whose answers refute them count less.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def prompt(family: int, blocks: int = BLOCKS) -> list[int]:
 
 
 class Pool(World):
-    """Worker 0 tells whatever a test lets it tell. Lifetime: test."""
+    """A pool in which a test decides the events of worker 0. Lifetime: test."""
 
     def __init__(self, workers: int = 1, **settings: object) -> None:
         super().__init__(workers, **settings)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ class Pool(World):
         self.claim(*(stored(prompt(family)) for family in range(PROMPTS)))
 
     def ask(self, family: int, cached: int | None = 0, **fields: object) -> list[Action]:
-        """Send a prompt to worker 0, which answers that so many blocks of it were cached."""
+        """Send a prompt to worker 0, which answers that this many of its blocks were cached."""
         arrival = self.arrival([*prompt(family), 7], **fields)
         (dispatch,) = self.core.on_arrival(arrival)
         assert isinstance(dispatch, Dispatch)
@@ -64,7 +64,7 @@ class Pool(World):
         return self.core.on_finish(fact)
 
     def refute(self, answers: int = ANSWERS) -> list[Action]:
-        """Answers that find nothing; the actions of the last one."""
+        """Let answers report no cached tokens; return the actions of the last one."""
         told: list[Action] = []
         for family in range(answers):
             assert told == []
@@ -73,7 +73,7 @@ class Pool(World):
 
     @property
     def seen(self) -> Mapping[str, float]:
-        """The columns of worker 0 that a prompt which it claims is decided by."""
+        """Return the columns of worker 0 in a decision about a prompt that it claims to hold."""
         return self.seen_of(prompt(PROMPTS - 1))
 
     def seen_of(self, blocks: list[int]) -> Mapping[str, float]:
@@ -181,7 +181,9 @@ def test_another_worker_at_its_place_is_not_judged_by_it() -> None:
 
 
 def test_what_it_told_in_another_life_is_not_held_against_it() -> None:
-    """Requests that were under way when it went down, or was cleared."""
+    """Requests that were under way when the worker went down, or was cleared, do not count against
+    it.
+    """
     world = Pool()
     arrivals = [world.arrival([*prompt(family), 7]) for family in range(2 * ANSWERS)]
     for arrival in arrivals:
@@ -234,7 +236,7 @@ def test_blocks_that_were_told_to_be_gone_while_others_came_first_are_no_lie() -
 
 
 def test_what_its_own_blocks_push_out_excuses_nothing() -> None:
-    """Its cache is full: each prompt that it computes takes the place of another."""
+    """The worker's cache is full: each prompt that it computes evicts another."""
     world = Pool()
     for family in range(ANSWERS):
         arrival = world.arrival([*prompt(family), 7])
@@ -245,7 +247,9 @@ def test_what_its_own_blocks_push_out_excuses_nothing() -> None:
 
 
 def test_what_only_our_own_dispatches_promised_is_not_held_against_it() -> None:
-    """Siblings of a prompt that is still being computed."""
+    """Requests that share a prompt which is still being computed do not count against the
+    worker.
+    """
     world = World(workers=1)
     world.events(0, 0)
     for _ in range(2 * ANSWERS):
@@ -258,7 +262,9 @@ def test_what_only_our_own_dispatches_promised_is_not_held_against_it() -> None:
 
 
 class HonestEngine:
-    """Computes one prompt after the other, keeps the latest blocks, tells all. Lifetime: test."""
+    """Computes one prompt after the other, keeps the latest blocks, and reports all changes.
+    Lifetime: test.
+    """
 
     def __init__(self, world: World, room: int) -> None:
         self._world, self._room = world, room
@@ -277,7 +283,7 @@ class HonestEngine:
         return len(self._queue)
 
     def compute(self) -> None:
-        """The one that waits longest: its events, its first token, its end."""
+        """Compute the prompt that waits longest: its events, its first token, its end."""
         arrival, blocks = self._queue.pop(0)
         prefixes = [tuple(blocks[: i + 1]) for i in range(len(blocks))]
         found = 0
@@ -305,7 +311,9 @@ class HonestEngine:
 def test_an_honest_worker_is_never_discounted(
     seed: int, room: int, families: int, queue: int
 ) -> None:
-    """However small its cache, however long its queue: what it evicts meanwhile it tells."""
+    """This holds for any size of its cache and any length of its queue, because it reports
+    evictions.
+    """
     world, rng = World(workers=1), Random(seed)
     engine = HonestEngine(world, room)
     for number in range(300):
@@ -324,7 +332,7 @@ def test_an_honest_worker_is_never_discounted(
 def test_a_liar_loses_its_advantage_within_so_many_answers(
     before: int, finds: int, queued: int
 ) -> None:
-    """However long it was honest before, and whatever waits there."""
+    """This holds however long it was honest before, and whatever waits there."""
     world = Pool()
     for family in range(before):
         world.ask(family, cached=BLOCKS)

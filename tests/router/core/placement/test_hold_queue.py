@@ -1,4 +1,6 @@
-"""The order of those who wait: urgent first, then sessions that have begun, then the oldest."""
+"""Tests of the hold queue's order: urgent requests first, then sessions that have begun, then the
+oldest.
+"""
 
 from __future__ import annotations
 

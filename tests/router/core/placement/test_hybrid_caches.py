@@ -1,4 +1,6 @@
-"""Workers of hybrid models: hits by all of their cache groups, beside workers of dense ones."""
+"""Tests of workers with hybrid models: hits need all their cache groups, beside workers of dense
+models.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ PROMPT = [1, 2, 3, 4, 5, 6]
 
 
 def full(blocks: list[int], first: int = 0) -> dict[str, Any]:
-    """Full attention's blocks of a prompt from `first` on."""
+    """Return the event of a prompt's blocks of full attention, from `first` on."""
     names = names_of(blocks)
     return {
         "type": "BlockStored", "block_hashes": names[first:], "block_size": BLOCK,
@@ -28,7 +30,9 @@ def full(blocks: list[int], first: int = 0) -> dict[str, Any]:
 
 
 def window(blocks: list[int], last: int = 2) -> dict[str, Any]:
-    """The last blocks that a window keeps of a prompt, told with the tokens of all of it."""
+    """Return the event of the last blocks that a window keeps of a prompt, with the tokens of the
+    whole prompt.
+    """
     return {
         **full(blocks), "block_hashes": names_of(blocks)[len(blocks) - last :], "group_idx": 0,
         "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": WINDOW,
@@ -42,7 +46,7 @@ def tell(world: World, worker_id: int, seq: int, *events: dict[str, Any]) -> Non
 
 
 def hits(world: World, blocks: list[int], prompt_tokens: int) -> list[int]:
-    """Hit tokens of each worker."""
+    """Return the hit tokens of each worker."""
     rows = Rows.of(world.core.workers)
     found = world.core.caches.hit_tokens(rows, {BLOCK: chain_of(blocks)}, prompt_tokens)
     return [int(hit) for hit in found]
@@ -78,7 +82,7 @@ def test_what_was_sent_there_is_no_hit_before_its_events_come() -> None:
 
 
 def test_the_first_events_end_what_was_expected_of_a_dense_model() -> None:
-    """Before them, nobody knows that the worker's model is a hybrid one."""
+    """Before its first events, nobody knows that the worker's model is hybrid."""
     world = World(workers=1)
     world.core.on_arrival(world.arrival(PROMPT))
     assert hits(world, PROMPT, 6 * BLOCK + 1) == [6 * BLOCK]
@@ -102,7 +106,7 @@ def test_a_worker_that_goes_or_changes_its_model_limits_nobody() -> None:
 
 
 def test_another_block_size_begins_anew_with_its_groups() -> None:
-    """The first event shows that blocks are twice as large, and is applied again with that."""
+    """The first event shows that blocks are twice as large, and is applied again with that size."""
     world = World(workers=1)
     doubled = {"block_size": 2 * BLOCK, "block_hashes": names_of(PROMPT)[1::2]}
     tell(world, 0, 0, {**window(PROMPT), **doubled}, {**full(PROMPT), **doubled})

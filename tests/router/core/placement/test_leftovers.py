@@ -1,4 +1,6 @@
-"""Requests whose clients left while their workers compute on: how long they are charged."""
+"""Tests of requests whose clients left while their workers still compute: how long they are
+charged.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def leave(world: World, number: int, at_s: float, runs_on: bool = True) -> None:
 
 
 def charged(world: World, at_s: float) -> int:
-    """Requests at the first worker, once the core knows what time it is."""
+    """Return the number of requests at the first worker, after the core has seen the time."""
     world.now_s = at_s
     world.core.on_tick(Tick(at_s))
     return int(world.core.columns.requests[0])
@@ -109,7 +111,9 @@ def test_no_answer_is_waited_for_without_end() -> None:
 
 
 def test_its_workers_report_says_that_it_is_over() -> None:
-    """Or that it is not: then it is others' load when the estimate has ended."""
+    """If the report still has the request, it counts as other clients' load after the estimated
+    end.
+    """
     world = world_of()
     first, second = (sent(world, max_output_tokens=1_000) for _ in range(2))
     leave(world, first, 0.1)

@@ -1,4 +1,6 @@
-"""Limits of a model over all its workers: never exceeded, and each request is answered once."""
+"""Tests of limits of a model over all its workers: they are never exceeded, and each request is
+answered once.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ LIMITS = st.fixed_dictionaries(
 
 
 class LimitedWorld(RandomWorld):
-    """One that counts by itself what workers have, and how requests end. Lifetime: test."""
+    """A world that counts the requests of workers, and the ends of requests, by itself. Lifetime:
+    test.
+    """
 
     def __init__(self, policy: str, seed: int, limits: dict[str, dict[str, int]]) -> None:
         self.limits = {model: ModelLimit(**given) for model, given in limits.items()}

@@ -1,4 +1,6 @@
-"""The native costs of the default policy are its own, to the last bit, whatever the pool is."""
+"""Tests of the default policy's native costs: equal to those in Python, bit by bit, for
+any pool.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PARAMETERS = "warmset?gate=0.5&stay=3&running=0.3"
 
 
 class Both(NativeWarmset):
-    """Answers as native code does, and holds each answer to the policy's. Lifetime: test."""
+    """Answers with the native costs, and compares each answer with the Python policy. Lifetime:
+    test.
+    """
 
     def __init__(self, policy: Warmset, core: RouterCore, rng: random.Random) -> None:
         super().__init__(policy)
@@ -45,7 +49,7 @@ class Both(NativeWarmset):
         return super().costs(request, fleet)
 
     def another(self, request: RequestView, fleet: FleetView) -> RequestView:
-        """As if it were of another session, or had waited for longer."""
+        """Return the request as if it belonged to another session, or had waited longer."""
         rng = self.rng
         changes = {
             "standing": rng.choice(get_args(Standing)),
@@ -60,7 +64,9 @@ class Both(NativeWarmset):
 
 
 def disturb(core: RouterCore, rng: random.Random, log_speed: float = 9.0) -> None:
-    """Other speeds, capacities and loads at some workers, within what can be true of one."""
+    """Set other speeds, capacities and loads at some workers, within what is possible for
+    a worker.
+    """
     columns, sets = core.columns, core.session_tracking.sessions
     assert sets is not None
     slot = rng.randrange(core.settings.max_workers)
@@ -81,7 +87,7 @@ def disturb(core: RouterCore, rng: random.Random, log_speed: float = 9.0) -> Non
 
 
 def watched(core: RouterCore, rng: random.Random) -> Both:
-    """Both answers from now on."""
+    """Compare both implementations in each decision from now on."""
     policy = core.guard.policy.policy
     assert type(policy) is Warmset
     both = Both(policy, core, rng)

@@ -1,4 +1,4 @@
-"""Ejecting workers and reinstating them, against a plain model of the rules."""
+"""Tests of ejecting and reinstating workers, against a plain model of the rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RULES = {
 
 
 class Modelled:
-    """One worker, as the rules say. Lifetime: test."""
+    """One worker in the plain model of the rules. Lifetime: test."""
 
     def __init__(self) -> None:
         self.state = "ready"
@@ -51,7 +51,7 @@ class Modelled:
 
 
 class Breakers(RuleBasedStateMachine):
-    """Four workers, requests that end as they like, probes that answer as they like."""
+    """Four workers, with random outcomes of requests and probes."""
 
     @initialize()
     def start(self) -> None:
@@ -109,14 +109,14 @@ class Breakers(RuleBasedStateMachine):
 
     @rule(worker_id=st.integers(0, 3))
     def fail_three(self, worker_id: int) -> None:
-        """The newest three that one worker has fail; the older ones go on."""
+        """Let the newest three requests of one worker fail; the older ones go on."""
         there = [r for r, (at, _) in sorted(self.at.items()) if at == worker_id]
         for request_id in there[-3:]:
             self.end(sorted(self.at).index(request_id), "bad")
 
     @rule(worker_id=st.integers(0, 3))
     def bring_to_trial(self, worker_id: int) -> None:
-        """Its time aside passes, and it answers the probe."""
+        """Let the worker's ejection end, and let it answer the probe."""
         if self.model[worker_id].health == "ejected" and self.model[worker_id].state == "ready":
             self.wait(max(self.model[worker_id].until_s - self.world.now_s, 0.0))
             while worker_id in self.asked:
@@ -187,7 +187,7 @@ class Breakers(RuleBasedStateMachine):
 
     @rule(well=st.booleans())
     def answer(self, well: bool) -> None:
-        """A probe's answer, which may come late, to a worker that is not what it was."""
+        """Answer a probe, perhaps late, when the worker's state has changed."""
         if not self.asked:
             return
         worker_id = min(self.asked)

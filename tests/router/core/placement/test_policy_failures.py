@@ -1,4 +1,4 @@
-"""A policy is anybody's code: whatever it raises or returns, its requests are served."""
+"""Tests of failing policies: whatever a policy raises or returns, requests are served."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.router.core.placement.failing_policies import fails
 
 
 class Scripted:
-    """Answers as told at the moment. Lifetime: test."""
+    """A policy that answers as the test says. Lifetime: test."""
 
     def __init__(self) -> None:
         self.answer: Callable[[int], Any] = np.zeros

@@ -1,4 +1,6 @@
-"""Nobody waits for ever behind what is smaller: a worker is kept, drains, and takes it."""
+"""Tests of reservations: a large request does not wait for ever behind small ones, because a worker
+is kept free for it.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,23 @@ ROOMY, NARROW = 10.0 * LARGE_TOKENS, LARGE_TOKENS - 1.0  # tokens of KV
 
 
 def room(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Fewest requests: of small ones three, a large one only where there is nothing else."""
+    """Choose the fewest requests: at most three small ones, and a large one only at an
+    idle worker.
+    """
     most = 1 if request.prompt_tokens >= LARGE_TOKENS else 3
     fits = (fleet.kv_capacity_tokens >= request.prompt_tokens) & (fleet.requests < most)
     return np.where(fits, fleet.requests.astype(float), np.inf)
 
 
 def nowhere(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Nobody takes a large one, not even with nothing to do."""
+    """Exclude every worker for a large request, even an idle one."""
     if request.prompt_tokens >= LARGE_TOKENS:
         return np.full(len(fleet), np.inf)
     return room(request, fleet, state)
 
 
 class Crowd(World):
-    """Small requests come without an end, each for a while. Lifetime: test."""
+    """A world with an endless stream of small requests. Lifetime: test."""
 
     def __init__(self, capacities: list[float], policy: str = "room", **bounds: Any) -> None:
         super().__init__(workers=0, policy=f"{__name__}:{policy}", **bounds)
@@ -64,14 +68,14 @@ class Crowd(World):
         return arrival.request_id
 
     def end(self) -> None:
-        """Those whose time is over; room that appears is taken at once."""
+        """End the requests whose time is over; free room is used at once."""
         for request_id, (end_s, _) in sorted(self.running.items()):
             if end_s <= self.now_s:
                 del self.running[request_id]
                 self.take(self.core.on_finish(Finish(self.now_s, request_id)))
 
     def crowd(self, seconds: float, count: int = 4, rng: random.Random | None = None) -> None:
-        """Small ones come all the time, `count` of them at every end."""
+        """Let small requests arrive all the time, `count` of them at every end."""
         rng = rng or random.Random(0)
         until_s = self.now_s + seconds
         while self.now_s < until_s:
@@ -180,7 +184,7 @@ def test_one_that_was_hardly_passed_keeps_nobody() -> None:
 def test_everybody_is_sent_in_bounded_time(
     capacities: list[float], large_at_s: list[int], count: int, seed: int
 ) -> None:
-    """Whatever comes meanwhile: a kept worker drains in the time of its longest request."""
+    """Whatever arrives meanwhile, a kept worker drains in the time of its longest request."""
     world = Crowd(capacities, hold_s=1e6, hold_requests=100_000)
     rng = random.Random(seed)
     larges: list[int] = []

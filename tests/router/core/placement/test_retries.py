@@ -1,4 +1,4 @@
-"""Who is tried again, when, and who is not."""
+"""Tests of retries: which requests are retried, when, and which are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Requests of two legs are shared out over revisions by what each revision can carry."""
+"""Tests of the shares of revisions: requests of two legs are distributed by the capacity of each
+revision.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def join(world: World, number: int, role: str, revision: int, serves_alone: bool
 
 
 def revision_of(world: World, session: str | None, **fields: object) -> str | None:
-    """The revision whose workers get a request; it is over at once."""
+    """Return the revision whose workers get a request; the request ends at once."""
     return revision_at(world, world.arrival([1, 2, 3], session=session, splits=True, **fields))
 
 
@@ -70,7 +72,7 @@ def homes(world: World, sessions: int = SESSIONS) -> dict[int, str | None]:
 
 
 def test_the_scarcest_role_bounds_a_revision() -> None:
-    """2P9D against 1P1D: 1 to 1/9, so nine of ten sessions stay."""
+    """2P9D against 1P1D has capacities 1 and 1/9, so nine of ten sessions stay."""
     shares = shares_of(rollout(Count(2, 9), Count(1, 1), max_workers=16).core.workers)
     assert [(one.revision, one.weight) for one in shares] == [("v0", 1.0), ("v1", 1 / 9)]
     keys = (b"%d" % n for n in range(20_000))
@@ -121,7 +123,9 @@ def test_requests_without_a_session_go_by_their_prompt() -> None:
 
 
 def test_prompts_with_one_beginning_are_shared_out() -> None:
-    """A system prompt of 50 blocks, then a block of their own, or a few tokens more."""
+    """The prompts have a system prompt of 50 blocks, then a block of their own, or a few tokens
+    more.
+    """
     world = rollout(Count(2, 2), Count(1, 1))
     system = list(range(50))
     got: Counter[str | None] = Counter()
@@ -197,7 +201,7 @@ def test_a_prefill_leg_that_fails_goes_on_in_another_revision() -> None:
 
 
 def test_another_revision_prefills_what_the_chosen_has_no_room_for() -> None:
-    """v1 decodes with two workers, but its only one that prefills takes one request."""
+    """v1 has two decode workers, but its only prefill worker takes one request."""
     world = rollout(Count(2, 2), Count(1, 2), max_workers=16, worker_requests=1)
     prefills = []
     for n in range(3):
@@ -224,7 +228,7 @@ def test_another_revision_takes_what_none_of_the_chosen_can() -> None:
 
 
 def test_a_decode_worker_of_another_revision_by_now_gets_no_second_leg() -> None:
-    """It changed in place while the prompt was computed."""
+    """The worker was updated in place while the prompt was computed."""
     world = rollout(Count(1, 2))
     arrival = world.arrival([1, 2, 3], splits=True)
     world.core.on_arrival(arrival)

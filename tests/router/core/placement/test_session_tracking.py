@@ -1,4 +1,4 @@
-"""Session tracking: every tracked request ends exactly once, whatever becomes of it."""
+"""Tests of session tracking: every tracked request ends exactly once, whatever happens to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ SEEN: list[RequestView] = []
 
 
 class Watching:
-    """Shows what a decision is told; the worker with the fewest requests, of those below three."""
+    """A policy that keeps the data of each decision, and chooses the worker with the fewest
+    requests, below three.
+    """
 
     needs_sessions = True
 
@@ -42,7 +44,7 @@ def nothing_seen() -> None:
 
 
 def check(world: RandomWorld) -> None:
-    """Nobody's tracked is lost, nor counted twice."""
+    """Check that no tracked request is lost or counted twice."""
     core = world.core
     sessions = core.session_tracking.sessions
     assert sessions is not None
@@ -216,7 +218,7 @@ def test_where_events_were_lost_a_session_is_believed_to_be_at_home() -> None:
 
 
 def test_a_warm_session_that_waits_stays_at_home() -> None:
-    """A policy may hold it until its own worker has room."""
+    """A policy may hold the session's request until its own worker has room."""
     world = World(workers=1, policy=WATCHING)
     history = list(range(20))
     world.core.on_arrival(first := world.arrival(history, session="a"))
@@ -231,7 +233,9 @@ def test_a_warm_session_that_waits_stays_at_home() -> None:
 
 
 def test_a_router_that_begins_anew_tells_old_sessions_from_new_ones() -> None:
-    """By what one worker alone holds; a system prompt is held by several."""
+    """It recognizes them by blocks that only one worker holds; several workers hold a system
+    prompt.
+    """
     world = World(workers=3, policy=WATCHING)
     ours = [*SYSTEM, *range(20, 40)]
     world.events(0, 0, stored(ours))
@@ -310,7 +314,9 @@ def test_what_sessions_want_is_told_of_each_worker_and_not_where_nobody_follows_
 def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
     most: int | None, told: int | None, refused: bool, tokens: int
 ) -> None:
-    """Where another data plane carries it unseen: else no policy would know what a turn takes."""
+    """If another data plane carries the answer unseen, policies would otherwise not know how long a
+    turn is.
+    """
     world = World(workers=1, policy="warmset")
     world.join(0, step_s=0.02)
     arrival = world.arrival([1, 2], stream=False, session="s", max_output_tokens=most)
@@ -325,7 +331,9 @@ def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
 
 
 def test_what_a_worker_refused_is_not_wanted_there() -> None:
-    """As a prompt beyond its memory: its session would seem to fill a cache that it is not in."""
+    """A prompt beyond the worker's memory is refused: its session must not count as if it were in
+    the cache.
+    """
     core = World(workers=1, policy=WATCHING).core
     arrival = World().arrival([1, 2, 3, 4], session="long")
     core.on_arrival(arrival)

@@ -1,4 +1,5 @@
-"""Sub-agents of one parent, whose prompts begin alike, go where that beginning is in a cache.
+"""Tests of sub-agents of one parent: their prompts begin alike, and go where that beginning is
+cached.
 
 Their first prompts have 92 % in common with one another and nothing with their parent's, as in
 recorded sessions of coding agents. The default policy decides.
@@ -30,7 +31,7 @@ class Agents:
         self.at_main = self.ask(MAIN, GROUP, Identity(group=GROUP))
 
     def ask(self, blocks: list[int], session: str, identity: Identity, **fields: object) -> int:
-        """Send a request, which then decodes a long answer; returns its worker."""
+        """Send a request, which then decodes a long answer; return its worker."""
         worker_id = self.queue(blocks, session, identity, **fields)
         self.world.core.on_first_token(FirstToken(self.world.now_s, self.world.next_id - 1))
         self.world.events(worker_id, self._seq[worker_id], stored(blocks))
@@ -39,7 +40,7 @@ class Agents:
         return worker_id
 
     def queue(self, blocks: list[int], session: str, identity: Identity, **fields: object) -> int:
-        """Send a request that is not computed yet; returns its worker."""
+        """Send a request that is not computed yet; return its worker."""
         known = {"session": session, "identity": identity} | fields
         (action,) = self.world.core.on_arrival(self.world.arrival(blocks, **known))
         assert isinstance(action, Dispatch)
@@ -51,7 +52,7 @@ class Agents:
         return self.ask(COMMON + own, f"{GROUP}/{number}", identity, **fields)
 
     def load(self, worker_id: int, requests: int) -> None:
-        """Strangers' prompts are in the queue of a worker."""
+        """Put unrelated prompts into the queue of a worker."""
         for number in range(requests):
             begins = (number + 1) * 10_000_000
             blocks = list(range(begins, begins + 2_500))

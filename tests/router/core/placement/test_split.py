@@ -1,4 +1,6 @@
-"""Requests that one worker prefills and another decodes: who does what, and every charge's end."""
+"""Tests of requests that one worker prefills and another decodes: the choice of workers, and the
+end of every charge.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from tests.router.property_support import patient
 
 
 def busy(world: World, worker_id: int, requests: int = 4) -> None:
-    """Others decode at a worker."""
+    """Let a worker decode other requests."""
     columns = world.core.columns
     columns.requests[world.core.workers.get(worker_id).slot] += requests
 
@@ -65,7 +67,7 @@ def test_a_prefill_whose_worker_is_removed_as_it_ends_begins_anew() -> None:
 
 
 def test_an_idle_worker_that_decodes_does_all_of_it() -> None:
-    """Its prefill disturbs nobody, and no KV needs to be moved."""
+    """Its prefill disturbs no other request, and no KV needs to be moved."""
     assert legs(ask(pool("prefill", "decode"))[1]) == [(1, "both")]
 
 
@@ -79,7 +81,7 @@ def test_what_is_cached_where_it_is_decoded_is_prefilled_there() -> None:
 
 
 def test_answers_bear_prefills_beside_them_as_far_as_their_time_per_token_may_grow() -> None:
-    """Short ones, one after the other, until no more is left; time brings it back."""
+    """Short prefills use up the allowance one after the other; with time it recovers."""
     world = World(workers=0, tpot_s=0.05)
     for worker_id, role in enumerate(("prefill", "decode")):
         world.join(worker_id, role=role, group="g")
@@ -129,7 +131,7 @@ def test_a_prefill_that_fails_is_done_elsewhere_and_nobody_else_is_blamed() -> N
 
 
 def test_a_decode_that_fails_before_its_first_byte_begins_with_the_prefill_again() -> None:
-    """The KV may have been read already, and given to somebody else since."""
+    """The KV may have been read already, and its blocks reused since."""
     world = pool("prefill", "decode", "decode")
     busy(world, 1)
     busy(world, 2)

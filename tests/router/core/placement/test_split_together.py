@@ -1,4 +1,6 @@
-"""Requests whose prefill and decode begin at once: two charges, one blame, every charge's end."""
+"""Tests of requests whose prefill and decode start at once: two charges, one failure, and the end
+of every charge.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ PAIR = {
 
 
 class Ears(RequestListener):
-    """What peers are told. Lifetime: test."""
+    """Keeps the messages that peers would get. Lifetime: test."""
 
     def __init__(self) -> None:
         self.open: dict[tuple[int, str], int] = {}  # request and leg -> worker
@@ -52,7 +54,7 @@ class Ears(RequestListener):
 
 
 def pool(*roles: str, **facts: object) -> World:
-    """A worker for each of the roles."""
+    """Return a world with one worker for each of the roles."""
     world = World(workers=0)
     for worker_id, role in enumerate(roles):
         world.join(worker_id, role=role, **PAIR | facts)
@@ -66,7 +68,7 @@ def ask(world: World, blocks: list[int] = LONG, **fields: object) -> tuple[int, 
 
 
 def pairs(actions: list[Action]) -> list[tuple[int, int]]:
-    """The worker that prefills and the one that decodes, of each dispatch."""
+    """Return the prefill worker and the decode worker of each dispatch."""
     found = []
     for action in actions:
         if isinstance(action, Dispatch):
@@ -283,7 +285,7 @@ def test_one_token_is_for_two_where_nobody_does_all() -> None:
 
 
 def test_one_half_of_a_version_gets_nothing() -> None:
-    """In a rollout the first workers of the new one have no partners yet."""
+    """In a rollout, the first workers of the new version have no partners yet."""
     world = pool("prefill", "decode")
     world.join(2, role="decode", **PAIR | {"group": "new"})
     for _ in range(4):

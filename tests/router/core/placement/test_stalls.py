@@ -1,4 +1,4 @@
-"""Which workers stand still, by what was heard of their streams."""
+"""Tests of stall detection, by the last tokens of workers' streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a failing policy is put aside and tried again, held to a plainly written oracle."""
+"""Tests of when a failing policy is suspended and tried again, against a plain oracle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.core.placement.guard import BACKOFF_MAX_S, BACKOFF_S, TRIAL_DECISION
 
 
 class Plain:
-    """The rule in words: lists instead of bits. Lifetime: test."""
+    """The rule in plain code: lists instead of bits. Lifetime: test."""
 
     def __init__(self) -> None:
         self.decisions: list[bool] = []  # faulty or not, since the last suspension

@@ -1,4 +1,6 @@
-"""Trunks in the core: what a policy is told of them, what is shown, and what a burst computes."""
+"""Tests of trunks in the core: the columns of policies, the explanations, and what a burst
+computes.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ WATCHING = "tests.router.core.placement.test_trunk_copies:Watching"
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """To worker 0 while copies suffice, else to the first worker that lacks the trunk; the costs
-    tell what was seen.
+    """Chooses worker 0 while there are enough copies, else the first worker that lacks
+    the trunk.
     """
 
     needs_sessions: ClassVar[bool] = True
@@ -70,7 +72,7 @@ def test_policies_that_do_not_ask_are_told_of_no_trunk() -> None:
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_cold_burst_of_siblings_computes_the_trunk_once_a_copy(workers: int, seed: int) -> None:
-    """64 at once, 6,000 tokens shared and 704 own ones, on schedulers of virtual time."""
+    """64 requests at once have 6,000 shared and 704 own tokens, on schedulers of virtual time."""
     jobs = [
         Job(1.0, job.chain, job.prompt_tokens, job.output_tokens)
         for job in shared_prompt(64, 60.0, 6_000, 704, 24, seed)

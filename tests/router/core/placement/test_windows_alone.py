@@ -1,4 +1,4 @@
-"""Workers whose model has no full attention: hits as plain sets of kept blocks allow them."""
+"""Tests of workers whose model has no full attention: hits against plain sets of kept blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tokens(blocks: list[int]) -> list[int]:
 
 
 class Pair:
-    """A worker of windows alone, and what its engine keeps: (prompt's first blocks) by name."""
+    """A worker with windows only, and the blocks that its engine keeps, by name."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self.world = World(workers=1)
@@ -44,7 +44,7 @@ class Pair:
         self.seq += 1
 
     def computed(self, blocks: list[int], first: int, kept: list[int]) -> None:
-        """The prompt's blocks behind the first ones, of which the cache keeps some."""
+        """Compute the prompt's blocks from `first` on, of which the cache keeps some."""
         event = self.engine.told(tokens(blocks), first, kept)
         self.tell(event)
         for name in event["block_hashes"]:
@@ -56,14 +56,16 @@ class Pair:
             del self.held[name]
 
     def hit_blocks(self, blocks: list[int]) -> int:
-        """What the router expects of the prompt with one more token."""
+        """Return the hit that the router expects for the prompt with one more token."""
         chain = chain_hashes(tokens_of(blocks), BLOCK)
         rows, caches = Rows.of(self.world.core.workers), self.world.core.caches
         (hit,) = caches.hit_tokens(rows, {BLOCK: chain}, len(blocks) * BLOCK + 1)
         return int(hit) // BLOCK
 
     def allowed(self, blocks: list[int]) -> int:
-        """The same, by the rule: the last blocks before the hit are kept, or all if fewer."""
+        """Return the hit by the rule: the last blocks before it are kept, or all if there are
+        fewer.
+        """
         names = ENGINE.names(tokens(blocks))
         ends = range(len(blocks), 0, -1)
         found = (e for e in ends if all(n in self.held for n in names[max(0, e - self.needed) : e]))
@@ -71,7 +73,7 @@ class Pair:
 
 
 class Histories(RuleBasedStateMachine):
-    """Prompts in chunks, of each of which any blocks may be kept; evictions; an emptied cache."""
+    """Prompts in chunks, of which any blocks may be kept; evictions; an emptied cache."""
 
     @initialize(window=st.sampled_from([WINDOW, 0]))
     def start(self, window: int) -> None:
@@ -134,7 +136,7 @@ def test_nothing_is_expected_of_what_was_sent_there() -> None:
 
 
 def test_a_copy_of_its_record_promises_the_same() -> None:
-    """A router that starts again goes on from the record that the earlier one saved."""
+    """A router that restarts continues from the record that the earlier one saved."""
     pair = Pair()
     pair.computed(PROMPTS[0], 0, [5, 6, 7])
     (worker,) = pair.world.core.workers

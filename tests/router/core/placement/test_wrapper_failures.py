@@ -1,4 +1,4 @@
-"""A wrapper is anybody's code, too: its faults are counted as they are and name it."""
+"""Tests of failing wrappers: their faults are counted, and name the wrapper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random lives of followed sessions, and what must hold in them, counted anew in plain Python."""
+"""Random lives of followed sessions, and their invariants, computed in plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPACITY_TOKENS = 4_000.0
 
 
 def columns() -> WorkerColumns:
-    """Three workers, the last of which does not say how much memory it has."""
+    """Return three workers, the last of which has an unknown capacity."""
     made = WorkerColumns(SLOTS)
     for slot in range(SLOTS):
         made.open(slot, 10 + slot)
@@ -30,13 +30,13 @@ def columns() -> WorkerColumns:
 
 
 def prompt(*parts: tuple[int, int]) -> np.ndarray:
-    """Token ids: of each part (n, tokens), so many that nobody else's part n has."""
+    """Return the token ids of parts (n, tokens); each part n has tokens of its own."""
     ids = [np.arange(n * 100_000, n * 100_000 + tokens, dtype=np.int32) for n, tokens in parts]
     return np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
 
 
 def arrival(tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Arrival:
-    """A request for these tokens."""
+    """Return a request with these tokens."""
     known: dict[str, object] = {
         "now_s": now_s,
         "request_id": 0,
@@ -50,14 +50,14 @@ def arrival(tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Arrival
 def come(
     sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object
 ) -> TrackedRequest:
-    """A request arrives."""
+    """Let a request arrive, and return it."""
     fact = arrival(tokens, now_s, **fields)
     return sessions.arrived(fact, fact.chains[BLOCK], BLOCK)
 
 
 @dataclass(eq=False)
 class Talk:
-    """What the test knows of one session."""
+    """The test's own record of one session."""
 
     session: str | None
     tenant: str
@@ -77,7 +77,7 @@ class Open:
 
 @dataclass
 class History:
-    """A random life of a few sessions on three workers, as a list of small numbers tells it."""
+    """A random life of a few sessions on three workers, described by a list of small numbers."""
 
     limit: int = 8
     now_s: float = 0.0
@@ -89,7 +89,7 @@ class History:
         self.sessions = Sessions(self.columns, SLOTS, self.limit, 4_096)
 
     def step(self, kind: int, which: int, amount: int) -> None:
-        """One thing happens: `kind` of it, to whom, and how much."""
+        """Let one event of this kind happen to one session, with this amount."""
         self.now_s += amount * 0.05
         todo = self.open[which % len(self.open)] if self.open else None
         if kind < 5:
@@ -136,7 +136,7 @@ class History:
         self.sessions.ended(todo.tracked, output_tokens, self.now_s)
 
     def end_all(self) -> None:
-        """Everybody's answer comes, and then nobody's request for an hour."""
+        """End all requests, and let an hour pass without any."""
         while self.open:
             self._end(self.open[0], 3)
         for _ in range(4):
@@ -144,7 +144,7 @@ class History:
             self.sessions.refresh(self.now_s)
 
     def check(self) -> None:
-        """The sums are what the table says; the table is what was told."""
+        """Check that the sums equal those of the table, and the table the test's own record."""
         sessions = self.sessions
         rows = sessions._rows
         alive = [row for row in range(rows.used) if rows.serial[row]]

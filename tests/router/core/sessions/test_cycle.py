@@ -1,4 +1,6 @@
-"""The warm cycle: pause and decode at a calm pace, which a clogged pool does not lengthen."""
+"""Tests of the warm cycle: pause and decode time at a calm pace, which an overloaded pool does not
+lengthen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is learned of speeds and arrivals, and what cannot mislead it for long."""
+"""Tests of the estimates of speeds and arrivals, and of data that must not mislead them
+for long.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def charge(uncached: int = 4000, shown: bool = True, dispatched_s: float = 0.0) 
     [(300.0, 0.2), (15_000.0, 0.015), (15_000.0, 0.2), (1_500_000.0, 0.00015)],
 )
 def test_speeds_are_learned_whatever_they_are(true_rate: float, true_step_s: float) -> None:
-    """From 50 times slower to 100 times faster than the first guess."""
+    """The speeds are from 50 times slower to 100 times faster than the first guess."""
     columns, speed = speeds()
     for _ in range(200):
         speed.first_token(charge(), 4000 / true_rate + columns.step_s[0] / 2)
@@ -45,7 +47,7 @@ def test_speeds_are_learned_whatever_they_are(true_rate: float, true_step_s: flo
 
 
 def test_a_worker_a_hundred_times_faster_is_learned_from_prefills_alone() -> None:
-    """Its whole prefill is shorter than the half step that is believed to come before it."""
+    """Its whole prefill is shorter than the half step that is assumed to come before it."""
     columns, speed = speeds()
     for _ in range(200):
         speed.first_token(charge(), 4000 / 1_500_000.0)
@@ -82,7 +84,9 @@ def test_no_run_of_absurd_samples_leads_out_of_range(sample_s: float) -> None:
     "told", [charge(shown=False), charge(uncached=255), charge(dispatched_s=99.0)]
 )
 def test_what_says_nothing_of_speed_is_not_learned_from(told: Charge) -> None:
-    """Beside answers without first tokens, too short, or answered before it was sent."""
+    """The cases are in addition to answers that have no first token, are too short, or came before
+    the request was sent.
+    """
     columns, speed = speeds()
     speed.first_token(told, 10.0)
     assert columns.prefill_tokens_per_s[0] == 15_000.0
@@ -103,7 +107,7 @@ def pool_speeds(workers: int) -> tuple[WorkerColumns, SpeedEstimator, Ledger]:
 
 
 def lone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
-    """One prefill of a thousand tokens by itself."""
+    """Let a worker compute a single prefill of a thousand tokens."""
     charge = ledger.reserve((slot, "both"), slot, 1_000, 1_000, True, 0.0)
     assert ledger.first_token(charge, 1_000 / rate + 5e-4)
     speed.first_token(charge, 1_000 / rate + 5e-4)
@@ -112,7 +116,7 @@ def lone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
 
 @given(noise=st.lists(st.floats(0.85, 1.17), min_size=20, max_size=20))
 def test_equal_workers_have_one_speed_whatever_the_noise(noise: list[float]) -> None:
-    """Else an idle pool's requests would all go to the one that looked fastest."""
+    """Otherwise all requests of an idle pool would go to the worker that seems fastest."""
     columns, speed, ledger = pool_speeds(3)
     for number, wrong in enumerate(noise):
         lone(speed, ledger, number % 2, 1_500.0 * wrong)
@@ -132,7 +136,7 @@ def test_a_slower_worker_is_told_apart_and_a_newcomer_begins_as_the_pool_is() ->
 
 @pytest.mark.parametrize("streams", [2, 5, 8])
 def test_speed_is_learned_of_prompts_that_are_computed_together(streams: int) -> None:
-    """Three to a step, as an engine with a budget of tokens does it."""
+    """Three prompts share a step, as in an engine with a token budget."""
     columns, speed, ledger = pool_speeds(1)
     for _ in range(5):
         charges = [
@@ -161,7 +165,7 @@ def test_speed_is_learned_of_answers_that_do_not_stream() -> None:
 
 
 def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
-    """However long a step is believed to take: there was none."""
+    """This holds for any assumed length of a step, because there was none."""
     columns, speed, ledger = pool_speeds(1)
     columns.step_s[0], true = 0.015, 3.0 * columns.given_tokens_per_s[0]
     for _ in range(10):
@@ -172,7 +176,7 @@ def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
 
 
 def test_short_answers_teach_how_long_a_step_takes() -> None:
-    """They are over before a first report of their growth."""
+    """They end before the first report of their progress."""
     columns, speed, ledger = pool_speeds(1)
     for _ in range(60):
         charge = ledger.reserve((1, "both"), 0, 1_000, 1_000, True, 0.0)
@@ -185,7 +189,7 @@ def test_short_answers_teach_how_long_a_step_takes() -> None:
 
 @given(short_s=st.lists(st.floats(0.5, 2.0), min_size=40, max_size=40))
 def test_short_prefills_never_look_faster_than_they_were(short_s: list[float]) -> None:
-    """Steps are believed to take as long as two of them, of which only the faster ones count."""
+    """Steps are assumed to take as long as two of them, and only the faster ones count."""
     columns, speed = speeds(step_s=0.040)
     for wrong in short_s:
         speed.first_token(charge(300), 0.020 * wrong)

@@ -1,4 +1,6 @@
-"""What attention costs is learned from prefills of unlike workers, and garbage is borne."""
+"""Tests of the cost of attention, which is learned from prefills of different workers, some with
+wrong times.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 def learned(
     seed: int, pair_tokens: float, wrong: float = 0.0, samples: int = 2_000
 ) -> WorkerColumns:
-    """Columns after so many prefills, a share `wrong` of which took anything but their time."""
+    """Return the columns after `samples` prefills, of which a share `wrong` had arbitrary times."""
     rng = random.Random(seed)
     columns = WorkerColumns(len(SPEEDS))
     columns.prefill_tokens_per_s[:] = 15_000.0

@@ -1,4 +1,6 @@
-"""The hazard of returns is a life table: held to one that is counted from the raw history."""
+"""Tests of the hazard of returns, a life table, against one that is counted from the raw
+history.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ LOOKS = st.lists(st.floats(0.0, 2_000.0), max_size=6)
 
 
 def told(periods: list[tuple[float, bool]], looks_s: list[float]) -> ReturnHazard:
-    """Idle periods (seconds, whether a request ended it) that all began at 0, seen at times."""
+    """Return the hazard after idle periods (seconds, whether a request ended it), all from time 0,
+    seen at these times.
+    """
     hazard = ReturnHazard()
     bins = np.full(len(periods), -1)
     lengths = np.array([length for length, _ in periods])
@@ -40,7 +44,7 @@ def told(periods: list[tuple[float, bool]], looks_s: list[float]) -> ReturnHazar
 
 
 def life_table(periods: list[tuple[float, bool]]) -> tuple[list[float], list[float]]:
-    """At risk and back, in each bin, counted one by one."""
+    """Return the sessions at risk and those that returned in each bin, counted one by one."""
     risk, back = [2.0] * len(EDGES_S), [0.5] * len(EDGES_S)
     for length_s, came_back in periods:
         last = max(b for b, start_s in enumerate(EDGES_S) if start_s <= length_s)
@@ -51,7 +55,7 @@ def life_table(periods: list[tuple[float, bool]]) -> tuple[list[float], list[flo
 
 
 def survival(risk: list[float], back: list[float], idle_s: float) -> float:
-    """Of the life table: within a bin, its logarithm falls in a straight line."""
+    """Return the survival of the life table; within a bin, its logarithm falls linearly."""
     logs = 0.0
     for b, (start_s, end_s) in enumerate(pairwise(EDGES_S.tolist())):
         part = min(max((idle_s - start_s) / (end_s - start_s), 0.0), 1.0)
@@ -85,7 +89,7 @@ def test_bins_are_two_an_octave_and_the_last_one_is_open() -> None:
 
 
 def test_chances_follow_the_traffic() -> None:
-    """Those who come back do so after 2 to 4 s; a third never does."""
+    """Sessions return after 2 to 4 s, and a third of them never does."""
     rng, hazard = random.Random(3), ReturnHazard()
     for _ in range(3_000):
         if rng.random() < 2 / 3:

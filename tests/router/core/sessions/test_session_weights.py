@@ -1,4 +1,4 @@
-"""Native weights of idle sessions are those of plain numpy, to the last bit, whatever they are."""
+"""Tests of native weights of idle sessions: equal to those of plain numpy, bit by bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Columns = dict[str, Any]
 
 
 def table(rows: int, seed: int) -> Columns:
-    """Sessions as they may stand: idle and not, at home and not, some just now, some long ago."""
+    """Return random sessions: idle or not, with a home or not, recent or old."""
     rng = np.random.default_rng(seed)
     edge = rng.choice(EDGES_S, rows)
     away_s = np.where(rng.random(rows) < 0.3, edge, rng.exponential(300.0, rows))
@@ -39,7 +39,7 @@ def table(rows: int, seed: int) -> Columns:
 
 
 def learned(seed: int) -> ReturnHazard:
-    """From some returns."""
+    """Return a hazard learned from some returns."""
     hazard, rng = ReturnHazard(), np.random.default_rng(seed)
     for idle_s in rng.exponential(40.0, 30):
         hazard.returned(-1, float(idle_s))
@@ -48,7 +48,7 @@ def learned(seed: int) -> ReturnHazard:
 
 
 def horizon_s(told: Columns, rows: Ints, speeds: Floats, capacities: Floats) -> Floats:
-    """Until when a return saves more than the memory is worth meanwhile."""
+    """Return how long a return saves more than the memory is worth meanwhile."""
     home = told["home"][rows]
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.maximum(told["private_tokens"][rows], 1.0) / capacities[home]

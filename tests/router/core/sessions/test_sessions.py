@@ -1,4 +1,6 @@
-"""Followed sessions: found by id or by prompt, at home where they were sent, forgotten in time."""
+"""Tests of followed sessions: found by id or by prompt, at home where they were sent, forgotten in
+time.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def followed(limit: int = 64) -> Sessions:
 
 
 def turn(sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> int:
-    """A whole turn on the first worker; the row of its session."""
+    """Run a whole turn on the first worker; return the row of its session."""
     tracked = come(sessions, tokens, now_s, **fields)
     sessions.dispatched(tracked, 0)
     sessions.ended(tracked, 5, now_s)
@@ -63,7 +65,7 @@ def test_sums_are_those_of_the_table_after_any_history(
 def test_the_same_history_gives_the_same_sums(
     before: list[tuple[int, int, int]], after: list[tuple[int, int, int]]
 ) -> None:
-    """And a look at what would be changes none of them."""
+    """Reading the sums that a change would give changes none of them."""
     plain, looked = History(), History()
     for step in [*before, *after]:
         plain.step(*step)
@@ -270,7 +272,7 @@ def test_conversations_at_once_under_one_id_are_sessions_of_their_own() -> None:
 
 
 def test_a_session_that_begins_anew_keeps_its_id() -> None:
-    """As after a compaction: nothing else of it is under way."""
+    """This happens after a compaction, if no other request of the session is under way."""
     sessions = followed()
     first = turn(sessions, prompt(SYSTEM, (1, 400)), session="s")
     assert turn(sessions, prompt(SYSTEM, (2, 60)), 1.0, session="s") == first
@@ -291,7 +293,7 @@ def test_prompts_of_less_than_a_block_are_believed_their_id() -> None:
 
 
 def test_one_cache_key_for_a_main_agent_and_its_sub_agents() -> None:
-    """They count with all of their tokens, as with a key each."""
+    """All their tokens count, as with a key for each."""
     counted = []
     for names in ({}, {"session": "each"}):
         sessions = followed()

@@ -1,4 +1,4 @@
-"""The trunks kept are the ones that weigh most, and want as many copies as their demand asks."""
+"""Tests of trunks: the heaviest ones are kept, with as many copies as their demand needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(start: int, tokens: int) -> np.ndarray:
 
 
 class Traffic:
-    """Prompts of ever new sessions: some heads, then tokens of their own."""
+    """Prompts of new sessions: some shared beginnings, then tokens of their own."""
 
     def __init__(self, pace: PoolPace = PACE, heads: int = TRUNKS_MAX) -> None:
         self.trunks = Trunks(heads)
@@ -65,7 +65,7 @@ def test_two_prompts_that_part_make_a_trunk() -> None:
 
 
 def test_a_steady_demand_wants_so_many_copies_as_can_serve_it() -> None:
-    """20 requests a second of 3,000 own tokens: 4 workers' time, at 80 % each 5 workers."""
+    """20 requests a second of 3,000 own tokens need 4 workers' time, or 5 workers at 80 % each."""
     traffic, head = Traffic(), run(0, 6_000)
     for i in range(1_200):
         chain = traffic.send(head, own_tokens=3_008, now_s=i / 20)
@@ -80,7 +80,9 @@ def test_a_steady_demand_wants_so_many_copies_as_can_serve_it() -> None:
 
 
 def test_a_burst_wants_copies_while_they_save_more_waiting_than_computing_takes() -> None:
-    """64 at once bring 3 s of work: a 15th copy saves 0.43 s of waiting, a 16th but 0.38 s."""
+    """64 requests at once bring 3 s of work: a 15th copy saves 0.43 s of waiting, a 16th only 0.38
+    s.
+    """
     traffic, head = Traffic(), run(0, 6_000)
     for _ in range(64):
         chain = traffic.send(head)
@@ -138,7 +140,9 @@ def test_short_heads_are_no_trunks() -> None:
 
 
 def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> None:
-    """A flood of unique prompts, then one of pairs, each a head of its own, beside two trunks."""
+    """The traffic is a flood of unique prompts, then one of pairs, each with its own beginning,
+    beside two trunks.
+    """
     traffic, heads = Traffic(), (run(0, 6_000), run(1_000, 3_008))
     for i in range(500):
         traffic.send(run(10**7 + i * 1_000, 512))
@@ -166,7 +170,7 @@ def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> No
 def test_counts_are_right_within_the_error_of_space_saving(
     heads: int, arrivals: list[tuple[int, float]], rest_s: float
 ) -> None:
-    """Against each head's own faded count: no row tells more than it, and none that is greater
+    """The oracle is each beginning's own decayed count: no row exceeds it, and none that is greater
     than 1 / heads of all counts is missing.
     """
     trunks, now_s, last_s = Trunks(heads), 0.0, {}
@@ -198,7 +202,7 @@ def test_counts_are_right_within_the_error_of_space_saving(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
-    """Arrivals of prompts that share heads at several depths, and paces, over some time."""
+    """Draw arrivals of prompts that share beginnings at several depths, at several rates."""
     events: list[tuple[Any, ...]] = []
     now_s = 0.0
     for _ in range(draw(st.integers(0, 60))):

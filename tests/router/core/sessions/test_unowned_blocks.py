@@ -1,4 +1,6 @@
-"""What caches held before anybody was followed: it counts, fades, and becomes somebody's."""
+"""Tests of blocks that caches held before any session was followed: they count, lose weight, and
+get an owner.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def test_what_turns_out_to_be_somebodys_is_no_strangers_any_more() -> None:
 
 
 def holding(policy: str, blocks: int = 50) -> World:
-    """One worker that is known to hold 50 blocks when the first tick comes."""
+    """Return a world in which one worker is known to hold 50 blocks at the first tick."""
     world = World(1, policy)
     held = stored(list(range(blocks)))
     world.core.on_kv_events(KvEvents(0.0, 0, 0, (held,), source="snapshot"))
@@ -101,7 +103,7 @@ def test_one_that_kept_its_cache_has_them_again() -> None:
 
 
 def test_what_was_stored_before_our_eyes_is_no_strangers() -> None:
-    """A publisher without replay or snapshot: known once its cache has turned over."""
+    """The publisher has no replay or snapshot: its cache is known once it has turned over."""
     world = World(0, "warmset")
     world.join(0, kv_capacity_tokens=10.0 * BLOCK)
     worker = world.core.workers.get(0)

@@ -1,4 +1,4 @@
-"""What is wanted of each cache: sums by worker, each trunk once, however it came and went."""
+"""Tests of working sets: sums by worker, each trunk once, however sessions come and go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ MOVES = st.lists(
 def test_trunks_count_once_where_a_session_has_them(
     moves: list[tuple[int, int, int, int]], shown_at_most: int
 ) -> None:
-    """Held to a list of who is where; with room for few arrays, or many."""
+    """The oracle is a list of the sessions at each worker; there is room for few arrays,
+    or many.
+    """
     before, working_sets._SHOWN_TRUNKS = working_sets._SHOWN_TRUNKS, shown_at_most
     try:
         sets, here = WorkingSets(SLOTS), list[tuple[int, int]]()

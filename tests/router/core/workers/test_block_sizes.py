@@ -1,4 +1,4 @@
-"""Engines whose events come in blocks of another size than they told."""
+"""Tests of engines whose events have blocks of another size than the engine reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BIG = 48 * BLOCK
 
 
 def prompt(seed: int, size: int, blocks: int) -> dict[str, Any]:
-    """The blocks of one prompt, told in one event."""
+    """Return the blocks of one prompt in one event."""
     ids = [(seed * 7919 + i) % 50_000 for i in range(size * blocks)]
     names = [seed * 1000 + i for i in range(blocks)]
     return {"type": "BlockStored", "block_hashes": names, "token_ids": ids, "block_size": size}

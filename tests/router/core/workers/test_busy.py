@@ -1,4 +1,4 @@
-"""Workers that say that they are busy: who goes first, for how long, at what cost."""
+"""Tests of workers that report that they are busy: the order of others, the pause, the cost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def placed(actions: list) -> Dispatch | Reject:
 
 
 def say_busy(world: World, worker_id: int, busy_s: float = 0.0) -> list:
-    """One request that is for this worker only, and is refused."""
+    """Send a request that only this worker may serve, and let it be refused."""
     action = sent(world, 1, only=worker_id)
     return refused(world, action.request_id, busy_s, retry=False)
 
@@ -297,7 +297,7 @@ def test_nobody_is_spared_where_the_key_says_so() -> None:
 
 
 def test_what_names_no_such_refusal_changes_nothing() -> None:
-    """Recordings of before have none, and "busy" of our own bounds has none either."""
+    """Old recordings have no pause, and neither has "busy" from the router's own limits."""
     world = World(2)
     action = sent(world)
     world.core.on_failure(Failure(world.now_s, action.request_id, "busy", True, "busy"))

@@ -1,4 +1,6 @@
-"""The worker columns: the queue's drain against a plain queue, views, clocks that go back."""
+"""Tests of the worker columns: the queue's drain against a plain queue, views, clocks
+that go back.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def test_the_queue_drains_as_a_plain_queue_would(steps: list[tuple[str, float]])
 
 
 def test_a_worker_that_answers_nobody_keeps_its_queue() -> None:
-    """Out of KV, say: its first request waits, and so do all behind it, for an hour."""
+    """A worker without free KV memory lets its first request wait, and all behind it, for
+    an hour.
+    """
     columns, ledger = columns_of_one_worker()
     first, second, third = (
         ledger.reserve((number, "both"), 0, 500, 500, True, 0.0) for number in range(3)

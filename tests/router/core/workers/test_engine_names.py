@@ -1,4 +1,6 @@
-"""vLLM's names of blocks, computed: its published rules, and which blocks events mean by them."""
+"""Tests of vLLM's names of blocks, computed by its published rules, and of the blocks that events
+mean by them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Blocks expected because of our own dispatches: believed for a while, forgotten in two halves."""
+"""Tests of blocks that are expected because of own dispatches: assumed for a while, then forgotten
+in two halves.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ TTL_S = 10.0
 
 
 def raised(expected: ExpectedBlocks, blocks: list[int], *resident: int) -> list[int]:
-    """Leading blocks per slot, where `resident` are there already."""
+    """Return the leading blocks of each slot if `resident` are cached already."""
     hits = np.array(resident, dtype=np.int32)
     expected.raise_prefix(hits, chain_of(blocks))
     return hits.tolist()
@@ -50,7 +52,7 @@ def test_both_generations_count_and_neither_lowers_what_is_resident() -> None:
 def test_a_block_is_believed_for_half_its_time_at_least_and_all_of_it_at_most(
     steps: list[float], asked_s: float
 ) -> None:
-    """Whenever ticks come, as long as they come at least every 4 s."""
+    """This holds for any times of ticks, as long as they come at least every 4 s."""
     expected = ExpectedBlocks(1, 1024, TTL_S)
     now_s = 0.0
     for step_s in steps:
@@ -110,7 +112,7 @@ PROMPTS = [[1], [1, 2], [1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 6, 7], [8, 2, 3]]
 def test_what_failed_is_expected_only_as_far_as_others_bring_it(
     steps: list[tuple[str, int, list[int], int]],
 ) -> None:
-    """By sets of blocks, where no time passes."""
+    """The oracle uses sets of blocks, and no time passes."""
     expected = ExpectedBlocks(2, 1024, TTL_S)
     believed: tuple[set[int], set[int]] = set(), set()
     running: list[Expectation] = []
@@ -141,7 +143,7 @@ def test_what_failed_is_expected_only_as_far_as_others_bring_it(
 
 
 def expected_hit(world: World, blocks: list[int], worker_id: int) -> int:
-    """Tokens the core expects `worker_id` to hold of this prompt."""
+    """Return the tokens of this prompt that the core expects `worker_id` to hold."""
     choice = world.core.explain(world.arrival(blocks, now_s=world.now_s))
     assert choice is not None
     return next(c.hit_tokens for c in choice.decision.candidates if c.worker_id == worker_id)
@@ -206,7 +208,9 @@ def test_a_request_that_came_to_nothing_leaves_nothing(
 
 
 def test_a_refusal_that_comes_long_after_the_prompt_could_be_computed_leaves_nothing() -> None:
-    """What does not stream leaves the queue when the model says so, whatever the worker does."""
+    """A request that does not stream leaves the queue at the modelled time, whatever the worker
+    does.
+    """
     for has_events in (True, False):
         world = World(workers=0)
         world.join(0, has_events=has_events)
@@ -227,7 +231,9 @@ def test_a_sibling_of_a_refused_request_brings_its_share_of_the_prompt() -> None
 
 
 def test_what_a_worker_stored_and_dropped_is_expected_no_longer() -> None:
-    """At once, whether the request that brought it still runs or not."""
+    """The expectation ends at once, whether or not the request that brought the block
+    still runs.
+    """
     world = World(workers=1)
     for prompt in ([1, 2, 3], [4, 5, 6]):
         world.core.on_arrival(world.arrival(prompt))
@@ -267,7 +273,7 @@ def test_what_only_left_another_tier_is_expected_all_the_same() -> None:
 def test_more_than_the_events_tell_is_expected_only_of_running_requests(
     facts: list[tuple[str, list[int], int]],
 ) -> None:
-    """A worker that computes what it is sent at once holds what is expected when nothing runs."""
+    """A worker that computes its requests at once holds what is expected when nothing runs."""
     world, held, seq = World(workers=1), set[int](), 0
     running: list[tuple[int, list[int]]] = []
     for what, prompt, which in facts:

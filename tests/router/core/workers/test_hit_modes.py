@@ -1,4 +1,6 @@
-"""How exact a worker's hits are: one set of facts for each cause, and which cause goes first."""
+"""Tests of how exact a worker's hits are: one set of facts for each cause, and the order
+of causes.
+"""
 
 from __future__ import annotations
 

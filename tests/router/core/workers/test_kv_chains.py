@@ -1,4 +1,4 @@
-"""KV events that bring our own chain hashes obey the same rules as those that bring tokens."""
+"""Tests of KV events that carry our own chain hashes: the rules are those of events with tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tests.router.core.core_world import BLOCK, World, chain_of, removed, stored
 
 
 def by_chain(event: object) -> object:
-    """The same event as a replay tells it: names are chain hashes, in arrays; no tokens."""
+    """Return the same event in a replay's form: names are chain hashes in arrays, without
+    tokens.
+    """
     if isinstance(event, Cleared):
         return event
     ours = np.array([CHAIN_OF_NAME[name] for name in event.hashes], dtype=np.uint64)
@@ -30,7 +32,9 @@ def by_chain(event: object) -> object:
 
 
 def by_name(event: object) -> object:
-    """The same event with the engine's own names, and with the chain hashes instead of tokens."""
+    """Return the same event with the engine's own names, and with chain hashes instead of
+    tokens.
+    """
     if not isinstance(event, Stored):
         return event
     chain = np.array([CHAIN_OF_NAME[name] for name in event.hashes], dtype=np.uint64)
@@ -48,7 +52,7 @@ CHAIN_OF_NAME = {
 
 
 def seen(world: World) -> tuple[object, ...]:
-    """All that can be told of a worker's KV state from outside."""
+    """Return all that is visible of a worker's KV state."""
     kv = world.core.workers.get(0).kv
     hits = [world.hits(blocks) for blocks in FAMILIES]
     return hits, kv.known, kv.resyncing, kv.resident_blocks, kv.parked_blocks, kv.counters
@@ -83,7 +87,7 @@ _batch = st.tuples(
 def test_any_stream_gives_the_same_state_with_chains_as_with_tokens(
     twin, batches, parked_blocks
 ) -> None:
-    """Children before parents, evicted orphans, gaps, restarts, snapshots: no rule is left out."""
+    """The streams have children before parents, evicted orphans, gaps, restarts and snapshots."""
     bounds = {"parked_blocks": parked_blocks, "backlog_batches": 3, "index_entries": 1024}
     tokens, chains = (World(workers=0, **bounds) for _ in range(2))
     for world in (tokens, chains):
@@ -101,7 +105,9 @@ def test_any_stream_gives_the_same_state_with_chains_as_with_tokens(
 
 
 def test_an_orphan_told_by_its_chain_waits_for_its_parent_too() -> None:
-    """Its hash is known, but not whether what comes before it is there: same answer as live."""
+    """Its hash is known, but not whether the blocks before it are there: the same result
+    as live.
+    """
     world = World(workers=1)
     world.events(0, 0, by_chain(stored([0, 1, 2], after=1)))
     assert world.core.workers.get(0).kv.parked_blocks == 2

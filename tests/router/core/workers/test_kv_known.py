@@ -1,4 +1,6 @@
-"""What makes a cache a lower bound besides a gap: the index's bound, a life nobody can prove."""
+"""Tests of causes besides a gap that make hits a lower bound: the index's limit, and an unproven
+restart.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def test_below_the_bound_nothing_is_forgotten() -> None:
 def test_who_is_known_has_all_of_its_blocks_in_the_index(
     steps: list[tuple[int, int, bool]],
 ) -> None:
-    """Whatever is stored and removed where, at an index with room for half of it."""
+    """This holds for any stores and removals in an index that has room for half of the blocks."""
     world = World(workers=3, index_entries=LIMIT)
     seqs, truth = [0] * 3, [set[int]() for _ in range(3)]
     for worker_id, group, stores in steps:
@@ -109,7 +111,9 @@ def test_who_is_known_has_all_of_its_blocks_in_the_index(
 
 
 def lost_and_back(started_s: float = math.nan, **facts: object) -> World:
-    """Four blocks were known; the connection was lost and is back, without a replay."""
+    """Return a world in which four blocks were known, and the connection was lost and is back
+    without a replay.
+    """
     world = World(workers=0)
     world.join(0, **facts)
     report(world, started_s)
@@ -190,7 +194,7 @@ def test_an_answer_that_finds_little_of_it_shows_another_life(cached: int) -> No
 
 
 def test_what_turns_over_ends_the_doubt_and_drops_what_has_no_room() -> None:
-    """Of another life nothing says that the blocks of the one before are gone."""
+    """After a restart nothing says that the blocks from before are gone."""
     world = lost_and_back(kv_capacity_tokens=8.0 * BLOCK)
     for n in range(8):  # another life: a whole cache, and none of those was removed
         world.events(0, 1 + n, stored([50 + n]))

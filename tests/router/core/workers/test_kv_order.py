@@ -1,4 +1,4 @@
-"""Restarts, duplicates and replays of a stream whose batches are told apart by their digests."""
+"""Tests of restarts, duplicates and replays of a stream whose batches have digests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.router.core.core_world import World, removed, stored
 
 
 class Stream(World):
-    """A world of one worker whose batches carry digests; `life` tells publishers apart."""
+    """A world of one worker whose batches have digests; `life` distinguishes publishers."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(workers=1, **settings)
@@ -60,7 +60,7 @@ def test_a_replay_is_asked_for_from_a_batch_we_would_know_again() -> None:
 
 
 def test_a_restart_that_only_the_replay_shows_is_noticed() -> None:
-    """While we were cut off the publisher began anew and came further than where it had been."""
+    """While the connection was lost, the publisher restarted and passed its former number."""
     stream = Stream()
     for seq in range(3):
         stream.batch(seq, stored([seq]))
@@ -78,7 +78,7 @@ def test_a_restart_that_only_the_replay_shows_is_noticed() -> None:
 
 
 def test_a_restart_after_a_replay_alone_is_noticed() -> None:
-    """Nothing came live yet: the number is no duplicate, for its content is another."""
+    """Nothing came live yet: the batch is no duplicate, because its content differs."""
     stream = Stream()
     for seq in range(3):
         stream.batch(seq, stored([seq]), source="replay")
@@ -158,7 +158,7 @@ def test_a_long_replay_that_begins_too_late_is_bounded_and_quick() -> None:
 
 
 def followed() -> Stream:
-    """A stream of three batches, known."""
+    """Return a stream of three batches whose state is known."""
     stream = Stream()
     for seq in range(3):
         stream.batch(seq, stored([seq]))
@@ -166,7 +166,7 @@ def followed() -> Stream:
 
 
 def taken_over(before: Stream, **changed: object) -> Stream:
-    """A router after `before`, with what that one saved."""
+    """Return a router that starts from what the router `before` saved."""
     frozen = before.kv.frozen()
     assert frozen is not None
     saved = frozen.thawed()
@@ -233,7 +233,7 @@ def test_of_an_engine_that_began_anew_nothing_saved_is_believed() -> None:
 
 @pytest.mark.parametrize("replayed", [[], [5, 6]])
 def test_a_replay_without_the_saved_batch_proves_nothing(replayed: list[int]) -> None:
-    """The engine began anew and is not that far yet, or its buffer is too short."""
+    """The engine restarted and has not come that far, or its buffer is too short."""
     after = taken_over(followed())
     for seq in replayed:
         after.batch(seq, stored([seq]), source="replay")

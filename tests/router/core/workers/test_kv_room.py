@@ -1,4 +1,6 @@
-"""What a worker may tell to hold: what fits into its cache, with some slack."""
+"""Tests of the blocks that a worker may claim to hold: as many as fit into its cache, with some
+slack.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,7 @@ def test_blocks_of_the_wire_are_counted_by_their_tier_where_it_matters(medium: s
 
 @pytest.mark.parametrize("wire", [False, True])
 def test_events_of_which_none_can_be_used_are_told_of_once(wire: bool) -> None:
-    """Blocks that are only named, by names that mean nothing; over the wire, tokens in pairs."""
+    """The blocks have only names that mean nothing; over the wire, their tokens are pairs."""
 
     def tell(worker: int, seq: int) -> list[Action]:
         if not wire:
@@ -144,7 +146,7 @@ def test_events_of_which_none_can_be_used_are_told_of_once(wire: bool) -> None:
 
 
 def capacity_of(world: World, worker_id: int = 0) -> float:
-    """Blocks of KV that decisions go by."""
+    """Return the blocks of KV capacity that decisions use."""
     slot = worker_of(world, worker_id).slot
     return float(world.core.columns.kv_capacity_tokens[slot]) / BLOCK
 
@@ -157,7 +159,9 @@ def capacity_of(world: World, worker_id: int = 0) -> float:
 def test_how_much_one_holds_is_learned_of_what_it_pushes_out(
     capacity: int, prompts: list[tuple[int, int]]
 ) -> None:
-    """An engine that does not say, and pushes out the block used longest ago where it must."""
+    """The engine does not report its capacity, and evicts the least recently used block when it
+    must.
+    """
     world = World(workers=0)
     world.join(0, kv_capacity_tokens=math.nan)
     cache: dict[int, None] = {}
@@ -204,7 +208,7 @@ def test_without_events_it_is_learned_of_answers() -> None:
 
 
 def answered(world: World, blocks: list[int], cached_blocks: int) -> None:
-    """A request, and what its answer says of the hit."""
+    """Send a request whose answer reports this hit."""
     arrival = world.arrival(blocks)
     world.core.on_arrival(arrival)
     tokens = arrival.prompt_tokens

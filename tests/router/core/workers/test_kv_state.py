@@ -1,4 +1,4 @@
-"""KV events: order, gaps, replays, snapshots, restarts, orphans."""
+"""Tests of KV events: order, gaps, replays, snapshots, restarts, orphans."""
 
 from __future__ import annotations
 
@@ -241,7 +241,9 @@ def test_blocks_that_are_stored_for_ever_and_never_removed_are_bounded() -> None
 
 
 def test_orphans_that_were_evicted_make_room_for_others() -> None:
-    """After a gap nobody filled, children of what was missed are parked and evicted for ever."""
+    """After a gap that is never filled, children of missed blocks are parked and evicted all the
+    time.
+    """
     world = World(workers=1, parked_blocks=16)
     for n in range(100):
         chain = [n, 1000 + n, 2000 + n]

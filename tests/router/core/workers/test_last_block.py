@@ -1,4 +1,6 @@
-"""Engines that compute the last block of each hit again: learned by answers, and unlearned."""
+"""Tests of engines that recompute the last block of each hit: answers teach it, and can
+unteach it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def told(lessons: LastBlocks, slot: int, count: int, off: int, promised: int = 5
 def test_as_many_answers_in_a_row_as_the_rule_says_decide(
     answers: list[tuple[int, int, int]],
 ) -> None:
-    """Beside a plain oracle: the kinds of all answers since the latest lesson, by worker."""
+    """The oracle is plain: the kinds of all answers since the last change, by worker."""
     lessons = LastBlocks(SLOTS)
     learned, since = [False] * SLOTS, [list[int]() for _ in range(SLOTS)]
     for slot, promised, off in answers:
@@ -70,7 +72,7 @@ def test_answers_that_found_nothing_teach_nothing() -> None:
 
 
 class Engine(World):
-    """A worker that told of a prompt, and finds some blocks less of it. Lifetime: test."""
+    """A worker that reported a prompt's blocks, and finds some blocks less. Lifetime: test."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -88,7 +90,7 @@ class Engine(World):
 
     @property
     def expected(self) -> int:
-        """Blocks that the next request is expected to find."""
+        """Return the blocks that the next request is expected to find."""
         choice = self.core.explain(self.arrival([*PROMPT, 8]))
         assert isinstance(choice, Choice)
         return choice.decision.hit_tokens // BLOCK

@@ -1,4 +1,6 @@
-"""Mirrors of workers that tell nothing: bounded, right about an LRU, and right again once wrong."""
+"""Tests of mirrors of workers without events: bounded, right for an LRU cache, and right again
+after an error.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Engine:
         self.pool = BlockPool(blocks, 1, record_events=False)
 
     def serve(self, path: Path, output_blocks: int = 0) -> int:
-        """Blocks of the prompt that were cached."""
+        """Serve a prompt, and return the number of its blocks that were cached."""
         chain = chain_of(path).tolist()
         hit = self.pool.hit(chain)
         held = self.pool.acquire(chain, hit)
@@ -47,7 +49,9 @@ class Engine:
 
 
 def paths(seed: int, count: int, families: int = 30, depth: int = 12) -> list[Path]:
-    """Prompts of a few families that share heads of any length; some families are hotter."""
+    """Return prompts of a few families that share beginnings of any length; some families are more
+    frequent.
+    """
     rng = random.Random(seed)
     drawn = []
     for _ in range(count):
@@ -65,7 +69,7 @@ def errors(
     output_blocks: int = 0,
     corrected: bool = True,
 ) -> list[int]:
-    """Blocks expected beyond those found, request by request."""
+    """Return, for each request, how many more blocks were expected than found."""
     beyond = []
     for path in asked:
         prediction = mirrors.expect(0, chain_of(path), told)

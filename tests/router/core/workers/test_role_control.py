@@ -1,4 +1,6 @@
-"""The controller that follows the mix, on virtual time: how close it comes, and that it rests."""
+"""Tests of the role controller on virtual time: how close it comes to the best split, and that it
+settles.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ MIXES = {"prompts": (4.0, 1.0), "answers": (1.0, 3.0), "even": (2.0, 2.0), "more
 
 
 class Fluid:
-    """A pool without queues: what is carried is the lesser of its halves. Lifetime: test.
+    """A pool without queues, which carries the lesser of what its roles can carry. Lifetime: test.
 
-    `mix`: work of a request in seconds of a worker, prefill and decode.
+    `mix`: the work of a request in seconds of a worker, for prefill and decode.
     """
 
     def __init__(self, workers: int, prefill: int, *, fixed: bool = False) -> None:
@@ -34,7 +36,9 @@ class Fluid:
     def run(
         self, mix: tuple[float, float], seconds: int, load: float = 9.0, noise: float = 0.0
     ) -> float:
-        """Requests carried. `load`: offered, in requests/s times the sum of their work."""
+        """Return the requests carried. `load`: offered, in requests/s times the sum of
+        their work.
+        """
         draw = random.Random(int(self.now_s))
         carried = 0.0
         for _ in range(seconds):
@@ -65,7 +69,7 @@ class Fluid:
 def best_fixed(
     pool: Fluid, mix: tuple[float, float], seconds: int, load: float, noise: float
 ) -> float:
-    """What the best split that stays carries of the same requests."""
+    """Return what the best fixed split carries of the same requests."""
     workers, found = sum(pool.counts.values()), []
     for prefill in range(1, workers):
         fixed = Fluid(workers, prefill, fixed=True)
@@ -100,7 +104,7 @@ def test_each_phase_of_a_shifting_mix_carries_what_the_best_split_does(
 def test_a_mix_that_stays_is_left_in_peace(
     p: float, d: float, workers: int, noise: float, seed: int
 ) -> None:
-    """Once the split is found, nothing turns to and fro."""
+    """Once the split is found, no worker changes its role back and forth."""
     pool = Fluid(workers, max(workers // 2, 1))
     pool.now_s = float(seed)
     pool.run((p, d), 1_200, 1.5 * workers, noise)

@@ -1,4 +1,4 @@
-"""Blocks below the GPU reach the policy as further hit tokens."""
+"""Tests of blocks below the GPU, which policies see as additional hit tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEN: list[FleetView] = []  # what the policy was shown last
 
 
 def looks(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Every worker costs the same; keeps what it saw."""
+    """Return equal costs for all workers, and keep the columns."""
     SEEN[:] = [fleet]
     return np.zeros(len(fleet))
 
@@ -35,7 +35,7 @@ POLICY = "tests.router.core.workers.test_tier_hits:looks"
 
 
 def shown(world: World, **fields: object) -> list[tuple[int, int, int]]:
-    """(gpu, host, disk) hit tokens of each worker for the whole chain."""
+    """Return the hit tokens (gpu, host, disk) of each worker for the whole chain."""
     world.core.explain(world.arrival(CHAIN, **fields))
     (fleet,) = SEEN
     columns = (fleet.hit_tokens, fleet.hit_tokens_host, fleet.hit_tokens_disk)
@@ -82,7 +82,7 @@ def test_what_a_dispatch_will_leave_on_the_gpu_counts_there() -> None:
     prompt_tokens=st.integers(1, 40),
 )
 def test_every_split_of_a_chain_over_tiers(held: list[list[int]], prompt_tokens: int) -> None:
-    """`held[w][i]`: the tier where worker w holds block i, and there only."""
+    """`held[w][i]` is the only tier in which worker w holds block i."""
     world = World(workers=3, policy=POLICY)
     for worker_id, tiers in enumerate(held):
         events = [
@@ -116,7 +116,9 @@ RATE = 20_000.0  # prefill tokens a second
 
 
 def test_a_hit_in_host_memory_spares_what_loading_is_shorter() -> None:
-    """1,000 tokens take 50 ms to compute and 10 ms to load: they spare what 800 would."""
+    """1,000 tokens take 50 ms to compute and 10 ms to load: they save as much as 800 tokens on the
+    GPU.
+    """
     fleet = fleet_of(
         hit_tokens=[0, 0, 200, 0],
         hit_tokens_host=[1_000, 1_000, 800, 1_000],
@@ -128,7 +130,7 @@ def test_a_hit_in_host_memory_spares_what_loading_is_shorter() -> None:
 
 
 def test_attention_is_part_of_the_prefill_that_is_spared() -> None:
-    """At 1e-4 of a token's work a pair, 1,000 tokens after none take 1,050 tokens' time."""
+    """At 1e-4 of a token's work a pair, 1,000 tokens after none take the time of 1,050 tokens."""
     fleet = fleet_of(
         hit_tokens=0,
         hit_tokens_host=1_000,
