@@ -42,6 +42,7 @@ ASK = to_run("docs/quickstart.md")[-1]
 READ = {
     "start": ["README.md", "docs/quickstart.md"],
     "peers": ["docs/coming-from.md"],
+    "recipes": ["docs/recipes.md"],
     "pool": [
         "docs/operations.md",
         "docs/engines.md",
@@ -165,6 +166,17 @@ def test_coming_from_another_router(stranger: Host) -> None:
     with Page("docs/coming-from.md", stranger) as page:
         page.does(5)
         does(stranger, page.next())
+    stranger.stop_all()
+
+
+def test_recipes(stranger: Host) -> None:
+    """Each line serves two engines that stand for the recipe's."""
+    for n in (1, 2):
+        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+    with Page("docs/recipes.md", stranger) as page:
+        while page.left:
+            page.does()
+            stranger.stop()
     stranger.stop_all()
 
 
