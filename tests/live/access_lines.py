@@ -1,4 +1,4 @@
-"""Lines of the access log, waited for."""
+"""Waits for the lines that a router writes to its access log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 async def until_logged(path: Path, count: int) -> dict[str, dict[str, Any]]:
-    """The lines by their numbers."""
+    """Wait until the access log has `count` lines; return them by request id."""
 
     async def there() -> bool:
         return len(lines_of(path)) >= count

@@ -1,8 +1,8 @@
-"""A worker with the APIs that our own engine has not: a real server that answers in their shapes.
+"""A worker with the APIs that our own engine lacks: a real server that answers in their shapes.
 
-Field by field after OpenAI's API reference (responses, embeddings), Anthropic's (messages, version
-2023-06-01), vLLM 0.33 (scores, ranks) and SGLang 0.5.23 (`/generate`). It computes nothing: the
-answers are fixed, so that tests can hold what came through to what was sent.
+Its fields follow OpenAI's API reference (responses, embeddings), Anthropic's (messages, version
+2023-06-01), vLLM 0.33 (scores, ranks) and SGLang 0.5.23 (`/generate`). The engine computes nothing:
+its answers are fixed, so that tests can compare what a client got with what the engine sent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def responses_usage() -> dict[str, Any]:
 
 
 def response(model: str, status: str) -> dict[str, Any]:
-    """A response, whole or begun."""
+    """Return a response object; it has a text and usage only if `status` is "completed"."""
     text = "".join(WORDS) if status == "completed" else ""
     part = {"type": "output_text", "text": text, "annotations": []}
     message = {"id": "msg_1", "type": "message", "role": "assistant", "status": status}
@@ -151,7 +151,7 @@ def ranked(body: Any) -> dict[str, Any]:
 
 
 def chat(body: Any) -> dict[str, Any]:
-    """`n` choices; each calls the first tool of the request."""
+    """Return a chat completion with `n` choices, each of which calls the request's first tool."""
     name = body["tools"][0]["function"]["name"]
     call = {"id": "call_1", "type": "function"}
     tool_calls = [{**call, "function": {"name": name, "arguments": '{"what": "it"}'}}]
@@ -177,7 +177,11 @@ STREAMS = {
 
 @dataclass
 class ApiEngine:
-    """Lifetime: test. `serves`: what it has; all else it answers as Starlette does."""
+    """An engine of one model that serves the paths in `serves`. It answers other paths with 404, as
+    Starlette does.
+
+    Lifetime: test.
+    """
 
     model: str
     serves: frozenset[str]
@@ -187,7 +191,7 @@ class ApiEngine:
     computed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def paths(self) -> list[str]:
-        """Those it was asked for."""
+        """Return the paths of all requests that the engine got."""
         return [path for path, _, _ in self.asked]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -244,7 +248,7 @@ class ApiEngine:
 
 @asynccontextmanager
 async def api_engine(model: str, *serves: str) -> AsyncIterator[ApiEngine]:
-    """An engine of `model` with these paths."""
+    """Yield a running engine of `model` that serves the paths in `serves`."""
     engine = ApiEngine(model, frozenset(serves))
     engine.computed.set()
     async with served_by(engine.answer, client_max_size=1 << 24) as engine.url:

@@ -1,4 +1,4 @@
-"""Policies that do what no policy should, for tests of a router that has to live with them."""
+"""Policies that misbehave, for tests of a router that must survive them."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from policies.contract import FleetView, Floats, RequestView
 
 
 def raises(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """An error of its own."""
+    """Raise an error of its own."""
     raise KeyError("no such column")
 
 
 def exits(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """It takes the router for its own program."""
+    """Call `sys.exit`, as if the router were the policy's own program."""
     sys.exit(3)
 
 
 def nan(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """NaN is no cost."""
+    """Return NaN as a cost, which is invalid."""
     return np.full(len(fleet), np.nan)
 
 
 def too_long(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """A cost too many."""
+    """Return one cost more than there are workers."""
     return np.zeros(len(fleet) + 1)
 
 
 def sleeps(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """50 ms in the router's only loop."""
+    """Block the router's event loop for 50 ms."""
     time.sleep(0.05)
     return np.zeros(len(fleet))
 
 
 def hangs(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """For ever."""
+    """Loop forever in Python."""
     while True:
         pass
 
 
 def hangs_in_c(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """For ever, and nobody else's Python runs meanwhile."""
+    """Hang forever in C code that holds the GIL, so that no other Python code runs."""
     re.match("(a+)+$", "a" * 60 + "b")
     return np.zeros(len(fleet))
 
 
 class Forgetful:
-    """Its memory fails with the first fact."""
+    """A policy whose `observe` fails on the first fact."""
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        """Nobody is better."""
+        """Return equal costs for all workers."""
         return np.zeros(len(fleet))
 
     def initial_state(self) -> list[Any]:
-        """Nothing."""
+        """Return an empty state."""
         return []
 
     def observe(self, fact: Any, state: list[Any]) -> list[Any]:
-        """Fails."""
+        """Raise an error."""
         return state[1]  # type: ignore[no-any-return]
 
 
 class Unborn(Forgetful):
-    """Its memory cannot even begin."""
+    """A policy whose `initial_state` fails."""
 
     def initial_state(self) -> list[Any]:
-        """Fails."""
+        """Raise an error."""
         raise OSError("no such file")

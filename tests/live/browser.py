@@ -1,4 +1,4 @@
-"""Chromium, driven through its DevTools protocol: what a page shows, says and asks for."""
+"""Drives Chromium through its DevTools protocol: what a page shows, logs and requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAGS = (
 
 
 class Page:
-    """One tab. Lifetime: the `async with` of `opened`."""
+    """One tab of the browser. Lifetime: the `async with` of `opened`."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.complaints: list[str] = []  # errors and warnings of the console, exceptions, CSP
@@ -36,7 +36,7 @@ class Page:
         self._reading = asyncio.create_task(self._read())
 
     async def begin(self) -> None:
-        """A tab of its own."""
+        """Open a new tab and attach to it."""
         target = await self.call("Target.createTarget", url="about:blank")
         there = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = there["sessionId"]
@@ -44,7 +44,10 @@ class Page:
             await self.call(f"{domain}.enable")
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol; its result. Raises AssertionError: the browser refused."""
+        """Send one command of the protocol and return its result.
+
+        Raises AssertionError if the browser answers with an error.
+        """
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         message = {"id": number, "method": method, "params": params}
@@ -59,7 +62,9 @@ class Page:
     async def screen(
         self, width: int, height: int, dark: bool = False, still: bool = False
     ) -> None:
-        """A window of that many CSS pixels, a colour scheme, and whether motion is unwanted."""
+        """Set the window's size in CSS pixels, its colour scheme and whether it asks for less
+        motion.
+        """
         phone = width < 600
         await self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -75,12 +80,12 @@ class Page:
         await self.call("Emulation.setEmulatedMedia", features=features)
 
     async def go(self, url: str) -> None:
-        """Open a page."""
+        """Open the page at `url`."""
         told = await self.call("Page.navigate", url=url)
         assert "errorText" not in told, told
 
     async def run(self, expression: str) -> Any:
-        """The value of an expression in the page, as JSON has it."""
+        """Return the value of a JavaScript expression in the page, decoded from JSON."""
         told = await self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -88,7 +93,7 @@ class Page:
         return told["result"].get("value")
 
     async def until(self, expression: str, what: str) -> None:
-        """Ask until it is true; fails by name."""
+        """Poll until the JavaScript expression is true; the failure message names `what`."""
         clock = asyncio.get_running_loop().time
         deadline_s = clock() + _UNTIL_S
         while not await self.run(f"Boolean({expression})"):
@@ -96,12 +101,12 @@ class Page:
             await asyncio.sleep(0.05)
 
     async def text(self, selector: str) -> str:
-        """What is written in the first element that fits."""
+        """Return the text of the first element that matches the selector."""
         found: str = await self.run(f"document.querySelector({json.dumps(selector)}).textContent")
         return found
 
     async def point(self, x: float, y: float, click: bool = False) -> None:
-        """Move the mouse there, and click."""
+        """Move the mouse to (x, y) and click there if `click`."""
         where = {"x": x, "y": y}
         await self.call("Input.dispatchMouseEvent", type="mouseMoved", **where)
         if click:
@@ -111,19 +116,19 @@ class Page:
                 )
 
     async def press(self, key: str) -> None:
-        """Strike a key that is named as `KeyboardEvent.key` names it."""
+        """Press a key; its name is a value of `KeyboardEvent.key`."""
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
     async def picture(self, file: Path, whole: bool = True) -> bytes:
-        """A screenshot, of the whole page or of what the window shows; PNG."""
+        """Write a PNG screenshot of the whole page, or only of what the window shows."""
         told = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         shot = base64.b64decode(told["data"])
         await asyncio.to_thread(file.write_bytes, shot)
         return shot
 
     async def end(self) -> None:
-        """Read no more."""
+        """Stop reading the browser's messages."""
         self._reading.cancel()
         await asyncio.wait([self._reading])
 
@@ -151,7 +156,7 @@ class Page:
 
 @asynccontextmanager
 async def opened(profile: Path, flags: Sequence[str] = ()) -> AsyncIterator[Page]:
-    """A browser of its own with one tab, which ends with the block."""
+    """Start a browser and yield its one tab; the browser ends with the block."""
     assert CHROMIUM is not None
     process = await asyncio.create_subprocess_exec(
         *(CHROMIUM, *_FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"),
@@ -182,7 +187,7 @@ async def opened(profile: Path, flags: Sequence[str] = ()) -> AsyncIterator[Page
 
 
 async def _place(file: Path, process: asyncio.subprocess.Process) -> str:
-    """Where the browser listens, once it has said so."""
+    """Wait until the browser has written its DevTools address to the file; return the address."""
     while True:
         assert process.returncode is None, f"chromium ended with {process.returncode}"
         lines = _lines(file)

@@ -1,4 +1,4 @@
-"""A router and engines behind faulty wires, all of which can be killed and started again."""
+"""A router and engines behind faulty proxies; tests can kill and restart each of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SNAPSHOT_HARM = 0.5
 
 @dataclass
 class Engine:
-    """One engine and what stands between it and the router. Lifetime: test."""
+    """One engine with the relay and the HTTP proxy between it and the router. Lifetime: test."""
 
     name: str
     options: dict[str, Any]  # ports are its own for good
@@ -49,21 +49,23 @@ class Engine:
 
     @property
     def exact_due(self) -> bool:
-        """Whether nothing can have been lost of it for good."""
+        """Return whether the router must know the engine's cache exactly: each lost event can be
+        recovered from a snapshot or a complete replay.
+        """
         if self.front is not None:
             return True
         whole = self.relay.replay_modes == COMPLETE
         return whole and self.relay.counted["replay_of_nobody"] == self.unanswered
 
     def compared(self, exact: bool) -> None:
-        """What the router knows of it is right, and exact or not."""
+        """Record that the router's view was compared with the engine's cache and found right."""
         if exact:
             self.unanswered = self.relay.counted["replay_of_nobody"]
 
 
 @dataclass
 class Pool:
-    """Lifetime: test."""
+    """A router and three engines, with methods that do harm to them. Lifetime: test."""
 
     programs: Programs
     http: aiohttp.ClientSession
@@ -83,26 +85,28 @@ class Pool:
         return self.router.facts["admin"]
 
     def set_faults(self, faults: Faults) -> None:
-        """Let the wires do harm; none with CALM."""
+        """Make all relays and proxies inject these faults; CALM injects none."""
         for engine in self.engines:
             engine.relay.faults = faults
             if engine.front is not None:
                 engine.front.harm = 0.0 if faults == CALM else SNAPSHOT_HARM
 
     async def kill_engine(self) -> None:
-        """kill -9, and another start at the same ports."""
+        """Kill one engine with SIGKILL and start another process at the same ports."""
         engine = self._one()
         await _kill(engine.program)
         await asyncio.sleep(self.rng.uniform(0, 0.5))
         await self._start_engine(engine)
 
     async def kill_router(self) -> None:
-        """kill -9, and another start at the same ports."""
+        """Kill the router with SIGKILL and start another one at the same ports."""
         await _kill(self.router)
         await self._start_router()
 
     async def kill_both(self) -> None:
-        """The next router never hears of the engine that was."""
+        """Kill the router and one engine, then restart both: the new router never sees the old
+        engine.
+        """
         engine = self._one()
         await _kill(self.router)
         await _kill(engine.program)
@@ -140,7 +144,7 @@ class Pool:
         self.router = await self.programs.start(name, "router", self.router_arguments)
 
     async def touch(self, number: int) -> None:
-        """Make the engine publish: `TOUCHED_BLOCKS` that nobody has seen."""
+        """Make an engine publish events: send it a new prompt of `TOUCHED_BLOCKS` blocks."""
         engine = self.engines[number]
         prompt = [self.rng.randrange(30_000) for _ in range(TOUCHED_BLOCKS * BLOCK + 1)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
@@ -148,19 +152,19 @@ class Pool:
             assert reply.status == 200, await reply.text()
 
     async def view(self, number: int) -> KvView:
-        """What the router believes of an engine."""
+        """Return the router's view of an engine's cache."""
         async with self.http.get(f"{self.admin}/kv?worker={number}") as reply:
             assert reply.status == 200, await reply.text()
             return decode_kv_view(await reply.read())
 
     async def truth(self, number: int) -> tuple[int, Chains]:
-        """(batch, blocks) of an engine by its own account."""
+        """Return (number of the last batch, blocks) from the engine's own snapshot."""
         async with self.http.get(f"{self.engines[number].url}/kv_snapshot") as reply:
             assert reply.status == 200
             return truth_of(await reply.read())
 
     async def until_ready(self) -> None:
-        """The router takes requests for every engine."""
+        """Wait until every worker of the router is ready."""
 
         async def ready() -> bool:
             async with self.http.get(f"{self.admin}/workers") as reply:
@@ -170,7 +174,7 @@ class Pool:
         await until(ready, "every worker to be ready")
 
     def story(self) -> Counter[str]:
-        """What was done to it, and by its wires."""
+        """Count what was done to the pool and which faults its relays and proxies injected."""
         counted = [engine.relay.counted for engine in self.engines]
         counted += [engine.front.counted for engine in self.engines if engine.front]
         return sum(counted, Counter(self.done))
@@ -183,7 +187,9 @@ async def _kill(program: Program) -> None:
 
 @asynccontextmanager
 async def pool(log_dir: Path, seed: int, router: list[str]) -> AsyncIterator[Pool]:
-    """Three engines: with a snapshot behind a bad front, and two as other engines write events."""
+    """Yield a pool of three engines: one with snapshots behind a faulty HTTP proxy, and two whose
+    events are rewritten into other engines' forms.
+    """
     rng = random.Random(seed)
     context = zmq.asyncio.Context()
     try:
@@ -247,7 +253,7 @@ def _port(url: str) -> str:
 
 
 def differences(view: KvView, held: Chains) -> tuple[int, int]:
-    """(blocks the router does not know of, blocks that are not there)."""
+    """Return (blocks missing in the router's view, blocks in the view that the engine lacks)."""
     ours = view.chains()
     missing = np.setdiff1d(held, ours, assume_unique=True)
     return len(missing), len(np.setdiff1d(ours, held, assume_unique=True))

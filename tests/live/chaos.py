@@ -1,4 +1,6 @@
-"""A router under load, and what it may hold once the load is gone."""
+"""Puts a router under load and checks that it gives back its files, threads and memory
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ SPARE_KIB = 64 << 10  # what is remembered, up to its limits, and the heap
 
 @dataclass
 class Load:
-    """What clients met. Lifetime: test."""
+    """Counts what clients were answered. Lifetime: test."""
 
     served: int = 0
     cut: list[int] = field(default_factory=list)  # workers whose streams broke off
@@ -38,7 +40,7 @@ class Load:
 
 
 async def client(stack: Stack, load: Load, rng: random.Random, stop: asyncio.Event) -> None:
-    """Ask again and again: plain and streamed, from a few families of prompts."""
+    """Send whole and streamed requests without a pause; prompts come from a few families."""
     async with aiohttp.ClientSession() as http:
         while not stop.is_set():
             family = rng.randrange(6)
@@ -78,7 +80,7 @@ async def one_request(
 
 
 async def footprint(stack: Stack) -> tuple[int, int, int]:
-    """(open files besides connections to workers, threads, KiB of memory) of the router."""
+    """Return the router's (open files without connections to workers, threads, KiB of memory)."""
     proc = Path("/proc") / str(stack.router.process.pid)
     connections = sum(row["open_connections"] for row in await stack.rows())
     status = (proc / "status").read_text().splitlines()
@@ -89,7 +91,7 @@ async def footprint(stack: Stack) -> tuple[int, int, int]:
 async def under_load(
     stack: Stack, load: Load, rng: random.Random, act: Awaitable[None], count: int = CLIENTS
 ) -> None:
-    """Clients ask without a pause until `act` is over."""
+    """Run `count` clients that send requests without a pause until `act` is done."""
     stop = asyncio.Event()
     clients = [
         asyncio.create_task(client(stack, load, random.Random(rng.random()), stop))
@@ -103,7 +105,9 @@ async def under_load(
 async def until_as_before(
     stack: Stack, before: tuple[int, int, int], spare_kib: int = SPARE_KIB
 ) -> None:
-    """Until its footprint is what it was; a failure says what it is."""
+    """Wait until the router's footprint is back at `before`, within spare room; a failure prints
+    both.
+    """
     spare = SPARE_FDS, SPARE_THREADS, spare_kib
     now = before
 

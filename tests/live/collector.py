@@ -1,4 +1,6 @@
-"""A collector of OpenTelemetry's traces: OTLP over HTTP, decoded by the protocol's own package."""
+"""A collector of OpenTelemetry traces: receives OTLP over HTTP and decodes it with OpenTelemetry's
+own package.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ KINDS = {Span.SPAN_KIND_SERVER: "server", Span.SPAN_KIND_CLIENT: "client"}
 
 @dataclass(frozen=True)
 class Seen:
-    """A span, in plain words."""
+    """A span with its fields decoded to plain Python values."""
 
     name: str
     trace: str
@@ -38,7 +40,7 @@ class Seen:
 
 @dataclass
 class Collector:
-    """Lifetime: test."""
+    """An OTLP server that keeps every span that it receives. Lifetime: test."""
 
     port: int
     answer: Any = 200  # a status, or what to do with a request
@@ -50,7 +52,7 @@ class Collector:
         return ["--tracing-endpoint", f"http://127.0.0.1:{self.port}", "--tracing-sample", "1"]
 
     async def traces(self, requests: int = 1) -> dict[str, list[Seen]]:
-        """By trace id, once the spans of so many requests have come."""
+        """Wait until the spans of `requests` requests have arrived; return spans by trace id."""
 
         async def there() -> bool:
             return sum(span.kind == "server" for span in self.seen) >= requests

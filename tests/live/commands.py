@@ -1,4 +1,4 @@
-"""Commands of the router's program against what runs, forked as the programs of tests are."""
+"""Runs a command of the router's program, started in the same way as the tests' other programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.live.stack import WAIT_S
 
 
 async def said_by(*arguments: str, module: str = "router") -> tuple[int, str]:
-    """(exit status, all that it said) of one that ends by itself."""
+    """Run a command until it exits; return (exit status, its whole output)."""
     with tempfile.TemporaryFile() as sink:
         process = await processes.launch(module, arguments, sink)
         try:

@@ -1,7 +1,9 @@
-"""Many clients at once: streams that stay open, and requests at a rate; every answer is judged.
+"""Many clients at once, some with open streams and some with requests at a fixed rate; each answer
+is checked.
 
-What is right is known beforehand: a timed worker's tokens are a function of the prompt. So a stream
-that went on at another worker must not lack a token, repeat one, or have two in the wrong order.
+A timed worker's tokens are a function of the prompt, so the right answer is known beforehand. A
+stream that was migrated to another worker must not lack a token, repeat one, or have two in the
+wrong order.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ SHOWN = 10  # of what went wrong
 
 @dataclass
 class Crowd:
-    """`streams` ask again as soon as they were answered; others begin at `rate` a second, as long
-    as fewer than `AT_ONCE` of them are under way. Lifetime: test.
+    """Clients that check every answer.
+
+    `streams` clients send a new request as soon as the last one was answered. Others begin `rate`
+    requests a second, with at most `AT_ONCE` in flight. Lifetime: test.
     """
 
     url: str
@@ -78,7 +82,7 @@ class Crowd:
         return f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
 
     def told(self) -> str:
-        """For a person: what was done, and what went wrong."""
+        """Return a summary for people: what was served and what went wrong."""
         waits = sorted(self.waits_s)
         p50, p99 = (waits[int(len(waits) * share)] if waits else 0.0 for share in (0.5, 0.99))
         return (
@@ -89,17 +93,17 @@ class Crowd:
         )
 
     def begun_per_s(self) -> float:
-        """Those that are no streams, over all the time so far."""
+        """The rate of requests begun that are not streams, per second since the start."""
         return self.begun / max(time.monotonic() - self.began_s, 1e-9)
 
     async def stream_on(self, stop: asyncio.Event) -> None:
-        """One client with one stream after another."""
+        """Run one client that reads one stream after another until `stop`."""
         async with self._talking() as client:
             while not stop.is_set():
                 await self._ask(client, True)
 
     async def at_the_rate(self, stop: asyncio.Event) -> None:
-        """One client of those that begin requests when they are due."""
+        """Run one of the clients that begin requests at the fixed rate until `stop`."""
         async with self._talking() as client:
             while not stop.is_set():
                 due_s = self.began_s + self.begun / self.rate
@@ -110,7 +114,7 @@ class Crowd:
 
     @asynccontextmanager
     async def _talking(self) -> AsyncIterator[Client]:
-        """A client, whose connection is closed at the end."""
+        """Yield a client; its connection is closed at the end."""
         client = Client(self.url, self.tls, self.stays, self.reconnects)
         try:
             yield client
@@ -139,7 +143,9 @@ class Crowd:
 
 
 class Client:
-    """One connection, and another one after it was lost: a tenth of what aiohttp's costs."""
+    """One client connection, which is replaced when it is lost. It needs a tenth of aiohttp's CPU
+    time.
+    """
 
     def __init__(self, url: str, tls: ssl.SSLContext | None, stays: int, reconnects: bool) -> None:
         self.again = 0
@@ -153,8 +159,10 @@ class Client:
         self._writer: asyncio.StreamWriter | None = None
 
     async def ask(self, request: bytes, stream: bool) -> str:
-        """The text of an answer. Raises ValueError where it is none, or not whole, OSError and
-        EOFError where the connection ends before it.
+        """Send a request and return the answer's text.
+
+        Raises ValueError if the answer is malformed or incomplete, and OSError or EOFError if the
+        connection ends before it.
         """
         idle = self._writer is not None
         try:
@@ -222,7 +230,9 @@ def _text(data: bytes) -> str:
 
 @asynccontextmanager
 async def crowding(crowd: Crowd) -> AsyncIterator[Crowd]:
-    """The crowd at its work, from when streams are answered; at the end all were answered."""
+    """Run the crowd during the block, which begins once streams are answered; afterwards wait for
+    all answers.
+    """
     stop = asyncio.Event()
     crowd.began_s = time.monotonic()
     async with asyncio.TaskGroup() as clients:

@@ -1,4 +1,4 @@
-"""A proxy before a worker that lets its streamed replies break off, how and where a test says."""
+"""A proxy in front of a worker that cuts streamed replies off where and how a test says."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CHUNK_END = b"\n\n\r\n"  # an event is a chunk at our workers
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of a reply after so many whole events."""
+    """Where a reply is cut off: after how many whole events, and in which way."""
 
     events: int
     how: How
 
 
 class Cutter:
-    """Fates are taken in turn by the replies to inference requests, whoever gives them."""
+    """A proxy that gives each reply to an inference request the next fate of a shared queue."""
 
     def __init__(self, url: str, fates: deque[Fate]) -> None:
         self._at = url.removeprefix("http://").split(":")
@@ -32,7 +32,7 @@ class Cutter:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of the router's."""
+        """Serve one connection from the router."""
         up_reader, up_writer = await asyncio.open_connection(self._at[0], int(self._at[1]))
         self._writers |= {writer, up_writer}
         fate: list[Fate | None] = [None]
@@ -92,13 +92,13 @@ class Cutter:
         raise ConnectionResetError
 
     def close(self) -> None:
-        """End what is under way."""
+        """Close all open connections."""
         for writer in tuple(self._writers):
             writer.transport.abort()
 
 
 def _nth_end(data: bytes, start: int, events: int) -> int | None:
-    """Where the `events`-th event from `start` ends; None while it has not come."""
+    """Return where the `events`-th event from `start` ends, or None if it has not arrived yet."""
     at = start if start >= 4 else None
     for _ in range(events):
         found = -1 if at is None else data.find(_CHUNK_END, at)
@@ -108,7 +108,7 @@ def _nth_end(data: bytes, start: int, events: int) -> int | None:
 
 @asynccontextmanager
 async def cutter(url: str, fates: deque[Fate]) -> AsyncIterator[str]:
-    """The address of a cutter before the worker at `url`."""
+    """Yield the URL of a cutter in front of the worker at `url`."""
     it = Cutter(url, fates)
     server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
     try:

@@ -1,9 +1,10 @@
-"""Between an engine's event sockets and the router's: a wire that does all that wires may do.
+"""A relay between an engine's event sockets and the router's that injects every fault a network can
+cause.
 
-It loses batches, one or many at a time, says them twice, holds them back, drops its connections,
-and answers replays late, twice, in part, in the older form or not at all. What it never does is
-what TCP and one publisher never do: put live batches into another order. Everything is drawn from
-one seed and counted. It can also rewrite events as other engines write them, under other names.
+It loses batches, one or many at a time, sends them twice, delays them and drops its connections. It
+answers replays late, twice, in part, in the older form or not at all. It never reorders live
+batches, which TCP and one publisher never do either. All faults are drawn from one seed and
+counted. The relay can also rewrite events into the forms of other engines, with other block names.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ INCOMPLETE = ("late_start", "cut", "no_end", "refused")
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How likely each fault is, for a live batch; and for a replay to be less than whole."""
+    """The probability of each fault for a live batch, and of an incomplete replay."""
 
     drop: float = 0.01
     burst: float = 0.003
@@ -46,7 +47,9 @@ CALM = Faults(drop=0, burst=0, twice=0, hang=0, reconnect=0, replay=0)
 
 @dataclass
 class EventRelay:
-    """One engine's relay. Lifetime: test; the engine may be another process at the same ports."""
+    """The relay of one engine. Lifetime: test; the engine's process may be replaced at the same
+    ports.
+    """
 
     context: zmq.asyncio.Context
     rng: random.Random
@@ -70,11 +73,12 @@ class EventRelay:
         self.replay = _bound(self._router)
 
     def reach_again(self) -> None:
-        """Connect anew to an engine that began anew.
+        """Connect again to an engine that was restarted, with a new socket.
 
-        While nobody listens at a port, a connection to it may reach its own or another socket
-        that got the same number; ZMQ takes a wrong kind of peer for final. It takes another socket:
-        libzmq 4.3.5 ends the process where a message is half read as its peer is disconnected.
+        While nobody listens at a port, a connection to it may reach its own socket or another one
+        that got the same number; ZMQ treats a peer of the wrong kind as final. The old socket
+        cannot be disconnected: libzmq 4.3.5 ends the process if a peer is disconnected while a
+        message is half read.
         """
         assert self._tasks is not None
         assert self._listening is not None
@@ -82,7 +86,7 @@ class EventRelay:
         self._listening = self._tasks.create_task(self._relay_live())
 
     async def run(self) -> None:
-        """Relay until cancelled."""
+        """Relay events and replays until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._listening = self._tasks.create_task(self._relay_live())
@@ -130,7 +134,7 @@ class EventRelay:
                 await self._pub.send_multipart(frames)
 
     async def _reconnect(self) -> None:
-        """All connections break; what is published until the router is back reaches nobody."""
+        """Break all connections; batches published before the router reconnects are lost."""
         self.counted["reconnects"] += 1
         self._pub.close(linger=0)
         self._pub = self.context.socket(zmq.PUB)
@@ -181,7 +185,9 @@ class EventRelay:
         return [*head, seq, self.rewrite(payload)]
 
     async def _fetch(self, start: bytes) -> AsyncGenerator[tuple[bytes, bytes, bytes], None]:
-        """The engine's own answer. Raises TimeoutError where it gives none."""
+        """Yield the engine's own replay from `start`. Raises TimeoutError if the engine does not
+        answer.
+        """
         dealer = self.context.socket(zmq.DEALER)
         try:
             dealer.connect(self.upstream_replay)
@@ -201,7 +207,7 @@ class EventRelay:
 
 @asynccontextmanager
 async def relaying(*relays: EventRelay) -> AsyncIterator[None]:
-    """Run relays until the block ends."""
+    """Run the relays until the block ends."""
     tasks = [asyncio.create_task(relay.run()) for relay in relays]
     try:
         yield

@@ -31,7 +31,9 @@ _PAGE = b"<html><body><h1>It works</h1></body></html>"
 
 @dataclass
 class FailingEngine:
-    """Lifetime: test. `way` is how it fails from now on; None: it serves."""
+    """An engine that fails in the way that `way` names; None means that it serves.
+    Lifetime: test.
+    """
 
     way: Way | None = None
     service_s: float = 0.03
@@ -42,13 +44,13 @@ class FailingEngine:
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def vanish(self) -> None:
-        """Listen no more, and answer nothing that comes on connections that are open."""
+        """Close the listening socket and stop answering on open connections."""
         assert self.server is not None
         self.server.close()
         self._silent = True
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, request after request."""
+        """Serve the requests of one connection, one after another."""
         self._writers.add(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
@@ -77,7 +79,7 @@ class FailingEngine:
         return (200, {}) if path == "/health" else (404, {"detail": "Not Found"})
 
     async def _answer(self, body: dict[str, Any], path: str, out: asyncio.StreamWriter) -> bool:
-        """Whether the connection ends with this answer."""
+        """Answer a request; return whether the connection ends with this answer."""
         way, streams = self.way, bool(body.get("stream"))
         chat = path.endswith("chat/completions")
         if way is None or (way == "no_adapter" and body["model"] != ADAPTER):
@@ -119,7 +121,7 @@ _EVENTS_HEAD = (
 
 
 def _failure(way: Way, model: str, streams: bool, chat: bool) -> bytes:
-    """The answer of an engine that fails at once."""
+    """Return the bytes that a failing engine answers at once."""
     error = {"object": "error", "message": "the engine failed", "code": 500}
     if way.startswith("status_"):
         status = int(way.removeprefix("status_"))
@@ -184,7 +186,7 @@ def _whole(status: int, body: Any, extra: bytes = b"", kind: bytes = b"applicati
 
 @asynccontextmanager
 async def engine() -> AsyncIterator[FailingEngine]:
-    """One that serves, at a port of its own."""
+    """Yield a running engine that serves well at first, at its own port."""
     failing = FailingEngine()
     server = await asyncio.start_server(failing.serve, "127.0.0.1", 0)
     failing.server = server

@@ -1,6 +1,6 @@
-"""Before an engine's HTTP port: passes everything on, and does harm to answers as it is told.
+"""A proxy in front of an engine's HTTP port that damages answers in the way that a test sets.
 
-`/health` and all that is not a POST goes through untouched: the worker looks well and is not.
+`/health` and everything that is not a POST pass unchanged: the worker looks healthy and is not.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 @dataclass
 class FaultyFront:
-    """Lifetime: test. `harm` may change at any time and is of the answers from then on.
+    """The proxy. `harm` may change at any time and applies to answers from then on.
 
-    reset: the connection ends before the answer; cut: after its first piece; torn: wherever it is,
-    that of answers begun before, too, by a reset that takes along what is under way; garbage: no
-    HTTP; garbled: chunks that are none, after the first piece. An answer that is no stream is cut
-    between its head and its body. silent: nothing comes, until the router hangs up.
+    reset: the connection ends before the answer; cut: after the answer's first piece; torn: a reset
+    at any point, which also hits answers that have begun and drops data in flight; garbage: the
+    answer is not HTTP; garbled: invalid chunks after the first piece. An answer that is not a
+    stream is cut between its head and its body. silent: nothing is sent until the router hangs up.
+    Lifetime: test.
     """
 
     upstream: str
@@ -70,7 +71,9 @@ class FaultyFront:
             writer.close()
 
     def _harm_of(self, method: str, path: str) -> str:
-        """What is done to requests that compute; the router's questions pass unharmed."""
+        """Return the harm for a request: only inference requests are harmed, the router's probes
+        pass.
+        """
         return self.harm if method == "POST" and not path.endswith("/render") else "none"
 
     async def _answer(
@@ -132,7 +135,7 @@ def _reset(out: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def faulty(upstream: str, http: aiohttp.ClientSession) -> AsyncIterator[FaultyFront]:
-    """A front that does no harm yet."""
+    """Yield a proxy in front of `upstream` that does no harm yet."""
     front = FaultyFront(upstream, http)
     server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
     front.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""The router's command for a process that may open few files: a program.
+"""Runs the router's command in a process with a low limit of open files.
 
 python -m tests.live.few_files FILES serve ...
 """

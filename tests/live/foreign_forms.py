@@ -1,6 +1,7 @@
-"""Events of our engine rewritten as other engines write them: arrays, and block names that are
-no hash of ours. Written against the field order of vLLM 0.20 to 0.23, on purpose without our
-own encoder.
+"""Rewrites our engine's events into other engines' forms: arrays, and block names that are not our
+hashes.
+
+The forms follow the field order of vLLM 0.20 to 0.23 and do not use our own encoder on purpose.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _REMOVED = ("block_hashes", "medium", "group_idx")
 
 
 def arrays_of_digests(payload: bytes) -> bytes:
-    """The batch as arrays, each block named by 32 bytes."""
+    """Return the batch as arrays, each block named by 32 bytes."""
     ts_s, events, rank = msgspec.msgpack.decode(payload)
     return msgspec.msgpack.encode([ts_s, [_array(event) for event in events], rank])
 
 
 def maps_of_signed(payload: bytes) -> bytes:
-    """The batch as maps, each block named by a number that may be below zero."""
+    """Return the batch as maps, each block named by a signed number."""
     ts_s, events, rank = msgspec.msgpack.decode(payload)
     for event in events:
         if "block_hashes" in event:
@@ -47,7 +48,7 @@ def _array(event: dict[str, Any]) -> list[Any]:
 
 
 def _digest(name: int) -> bytes:
-    """A name that says nothing of ours: 32 bytes, its last 8 another hash."""
+    """Return a block name of 32 bytes, the last 8 of which are another hash than ours."""
     other = xxhash.xxh3_64_intdigest(name.to_bytes(8, "little"), seed=7)
     return name.to_bytes(8, "little") * 3 + other.to_bytes(8, "big")
 

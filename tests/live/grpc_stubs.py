@@ -1,4 +1,4 @@
-"""Stubs of gRPC."""
+"""Client stubs and service bases of the gRPC services that tests use."""
 
 from __future__ import annotations
 

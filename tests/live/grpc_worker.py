@@ -1,4 +1,4 @@
-"""What looks like Triton with one model, and does by gRPC what a request's id says."""
+"""A server that looks like Triton with one model; a request's id says how its gRPC answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOOD = 512  # messages of that size, more than all buffers on their way hold
 
 
 def asked(id: str, model: str = MODEL, text: bytes = b"hello") -> pb.ModelInferRequest:
-    """A request; its id says how it is answered."""
+    """Return an inference request; its id says how the worker answers."""
     request = pb.ModelInferRequest(model_name=model, id=id)
     request.inputs.add(name="T", datatype="BYTES", shape=[1])
     request.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
@@ -33,7 +33,7 @@ def asked(id: str, model: str = MODEL, text: bytes = b"hello") -> pb.ModelInferR
 
 
 def answer_to(request: pb.ModelInferRequest, data: bytes = b"answer") -> pb.ModelInferResponse:
-    """One answer to it."""
+    """Return one answer to the request."""
     answer = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
     answer.outputs.add(name="O", datatype="UINT8", shape=[len(data)])
     answer.raw_output_contents.append(data)
@@ -42,11 +42,12 @@ def answer_to(request: pb.ModelInferRequest, data: bytes = b"answer") -> pb.Mode
 
 @dataclass
 class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """By a request's id before a dash. Lifetime: test.
+    """A gRPC worker whose answer depends on the part of a request's id before a dash.
 
-    Unary: ok, slow (a tenth of a second), full, internal, hang. Of a stream: ok (three answers),
+    Unary calls: ok, slow (a tenth of a second), full, internal, hang. Streams: ok (three answers),
     none (no answer), full, refused (by the stream's status), cut (one answer, then the stream
     breaks), hang, stuck (one answer, then it hangs), slow, flood (big answers, until `enough`).
+    Lifetime: test.
     """
 
     url: str = ""
@@ -61,7 +62,7 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
     server: Any = None
 
     async def start_grpc(self) -> None:
-        """Listen."""
+        """Start listening."""
         options = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
         self.server = grpc.aio.server(options=options)
         add_GRPCInferenceServiceServicer_to_server(self, self.server)
@@ -70,11 +71,11 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
         await self.server.start()
 
     async def stop_grpc(self) -> None:
-        """End all calls, and listen no more."""
+        """End all calls and stop listening."""
         await self.server.stop(0)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        """One answer."""
+        """Answer a unary call."""
         self.seen[request.id] += 1
         self.metadata.append(dict(context.invocation_metadata()))
         match request.id.partition("-")[0]:
@@ -89,7 +90,7 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
         return answer_to(request)
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        """As many as it likes."""
+        """Answer a streaming call; the request's id decides how many answers it gets."""
         async for request in requests:
             self.seen[request.id] += 1
             match request.id.partition("-")[0]:
@@ -142,7 +143,7 @@ def _pages(decoupled: bool) -> dict[str, Any]:
 
 
 async def metrics_page(request: web.Request) -> web.Response:
-    """Its metrics, of a batch that has had a request."""
+    """Return Triton's metrics after a batch with one request."""
     of = f'model="{MODEL}",version="1"'
     requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
     figures = [f'{requests}{{{of},request_type="scheduled"}} 0']
@@ -155,7 +156,7 @@ async def metrics_page(request: web.Request) -> web.Response:
 async def grpc_worker(
     decoupled: bool = True, port: int = 0, http_port: int = 0, **flags: bool
 ) -> AsyncIterator[Any]:
-    """Such a worker, its gRPC at `port`; 0: where the system chooses."""
+    """Yield a running worker. Its gRPC listens at `port`; with 0 the system chooses the port."""
     worker, pages = GrpcWorker(port=port, **flags), _pages(decoupled)
 
     async def page(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""Routers that hand their sockets over."""
+"""Starts routers that take over each other's sockets by a hot restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.live.stack import engine_arguments
 
 
 class Routers:
-    """Routers that follow each other at the same ports. Lifetime: test."""
+    """Routers that replace one another at the same ports. Lifetime: test."""
 
     def __init__(self, programs: Programs, folder: Path, workers: list[Program]) -> None:
         self.programs = programs

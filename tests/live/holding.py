@@ -1,4 +1,4 @@
-"""A policy that sends nothing anywhere, for tests of requests that are held."""
+"""A policy that sends no request to any worker, for tests of held requests."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from policies.contract import FleetView, Floats, RequestView
 
 
 def hold_all(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """No worker will do."""
+    """Return infinite costs, so that the router holds the request."""
     return np.full(len(fleet), np.inf)

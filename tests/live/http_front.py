@@ -1,7 +1,7 @@
-"""Before an engine's HTTP port: passes everything on, and does harm to its snapshots alone.
+"""A proxy in front of an engine's HTTP port that damages only the engine's KV snapshots.
 
-A snapshot is refused, cut off, or held back before or after it is taken, so that it is newer or
-older than the live events that the router has by then.
+A snapshot is refused, cut off, or delayed before or after the engine takes it, so that it is newer
+or older than the live events that the router has by then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 @dataclass
 class HttpFront:
-    """Lifetime: test; the engine may be another process at the same port."""
+    """The proxy. Lifetime: test; the engine's process may be replaced at the same port."""
 
     rng: random.Random
     upstream: str

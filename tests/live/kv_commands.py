@@ -1,4 +1,4 @@
-"""The command warmroute kv."""
+"""Runs the command `warmroute kv`."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from tests.live.stack import Stack
 
 
 async def kv(stack: Stack, *arguments: str) -> tuple[int, str]:
-    """(exit status, what it said)."""
+    """Run `warmroute kv` with these arguments; return (exit status, output)."""
     return await said_by("kv", "--admin", stack.admin, *arguments)

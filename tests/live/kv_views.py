@@ -1,4 +1,6 @@
-"""What a router believes of workers' caches, and a line to their events that can be cut."""
+"""Reads what a router believes about its workers' caches, and relays events over a line that can be
+cut.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.told_decision import decision_in
 
 
 async def explained(stack: Stack, prompt: list[int], model: str = MODEL) -> dict[str, Any]:
-    """What the router expected of a completion, and what the worker had cached."""
+    """Send a completion; return what the router expected and how much the worker had cached."""
     body = {"model": model, "prompt": prompt, "max_tokens": 1}
     headers = {"x-warmroute-explain": "1"}
     url = f"{stack.url}/v1/completions"
@@ -41,7 +43,9 @@ def port_of(url: str) -> int:
 
 @asynccontextmanager
 async def cut_line(port: int) -> AsyncIterator[tuple[int, Callable[[bool], Awaitable[None]]]]:
-    """A line to `port`: where it begins, and what cuts it (False) or mends it (True)."""
+    """Relay TCP to `port`; yield the relay's port and a function that cuts it (False) or mends it
+    (True).
+    """
     line = SlowLine(port, 0.0)
     begin = lasting_port()
     server = await asyncio.start_server(line.serve, "127.0.0.1", begin)

@@ -1,6 +1,6 @@
-"""A replica that wants a lease: `python -m tests.live.lease_holder URL LEASE_S`.
+"""A replica that asks for a lease: `python -m tests.live.lease_holder URL LEASE_S`.
 
-It says `told TOKEN` when it is given or loses the lease, and `asked TOKEN` for each line it reads.
+It prints `told TOKEN` when it gets or loses the lease, and `asked TOKEN` for each line it reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class LeaseHolder:
-    """Such a replica as a program. Lifetime: test; to be ended."""
+    """The process of a replica that asks for a lease. Lifetime: test; call `end`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -40,24 +40,24 @@ class LeaseHolder:
         )
 
     def ask(self) -> None:
-        """One line; what it says to it is to be read."""
+        """Ask the replica for its token; the answer is the next `asked` line."""
         self._in.write(b"?\n")
 
     async def says(self) -> tuple[str, int | None]:
-        """Its next line: `told` or `asked`, and the token."""
+        """Return the replica's next line as (`told` or `asked`, token or None)."""
         line = await asyncio.wait_for(self._out.readline(), WAIT_S)
         word, token = line.decode().split()
         return word, None if token == "None" else int(token)
 
     async def fence(self) -> int | None:
-        """The token that it has now."""
+        """Return the token that the replica holds now, or None."""
         self.ask()
         while (said := await self.says())[0] != "asked":
             pass
         return said[1]
 
     async def end(self) -> None:
-        """By the end of its input; what it does not heed ends it."""
+        """Close the replica's input to end it; kill it if it does not end in time."""
         if self.process.returncode is None:
             self._in.close()
             try:

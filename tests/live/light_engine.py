@@ -1,4 +1,6 @@
-"""An engine that answers at once, light enough for dozens in one test; it knows who may ask it."""
+"""An engine that answers at once, light enough for dozens in one test; it counts requests that it
+should not get.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tests.live.stack import MODEL
 
 @dataclass
 class LightEngine:
-    """Lifetime: test. It may be started and stopped again and again, at the same URL."""
+    """An engine that can be started and stopped many times at the same URL. Lifetime: test."""
 
     model: str = MODEL
     adapters: tuple[str, ...] = ()
@@ -43,7 +45,7 @@ class LightEngine:
         await web.TCPSite(self._runner, self.host, self.port, reuse_address=True).start()
 
     async def stop(self) -> None:
-        """As a crash does: what runs is cut, the port is closed."""
+        """Stop as in a crash: cut running requests and close the port."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

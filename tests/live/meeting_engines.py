@@ -1,7 +1,9 @@
-"""Two workers that meet by themselves, as real HTTP servers: SGLang, vLLM with MooncakeConnector.
+"""Disaggregated workers that find each other: SGLang, and vLLM with MooncakeConnector, as real HTTP
+servers.
 
-Both legs come at once. The one that decodes finds the other one over the network, by what its body
-says, and neither gives up soon by itself: the minutes of the real ones are `PATIENCE_S` here.
+Both legs of a request arrive at once. The decode worker finds the prefill worker over the network
+by what its request body says, and neither gives up soon by itself: the minutes that real workers
+wait are `PATIENCE_S` here.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ Faults = list[str]
 
 @dataclass
 class Room:
-    """What one worker computes for another. Lifetime: until it was fetched, or failed."""
+    """The KV of one request that a prefill worker keeps for a decode worker.
+
+    Lifetime: until the KV was fetched, or failed.
+    """
 
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Future[str] = field(
@@ -35,16 +40,17 @@ class Room:
     )
 
     def end(self, why: str) -> None:
-        """`why` it failed; "" where its KV was fetched."""
+        """End the transfer: `why` is the reason of its failure, or "" if the KV was fetched."""
         if not self.over.done():
             self.over.set_result(why)
 
 
 class MeetingWorker:
-    """One worker of either engine and either role. Lifetime: test.
+    """One worker of either engine and either role.
 
-    `faults` are taken by the requests in their order: "" none, a status, "hang", "close" (before
-    the first byte), "break" (after it), "late" (a prefill that fails when its KV was fetched).
+    Each request takes the next of `faults`: "" (none), a status, "hang", "close" (before the first
+    byte), "break" (after it), "late" (a prefill that fails after its KV was fetched). Lifetime:
+    test.
     """
 
     def __init__(self, role: str, ranks: int = 1) -> None:
@@ -64,7 +70,7 @@ class MeetingWorker:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[MeetingWorker]:
-        """Both of its servers."""
+        """Run both servers of the worker: the API and the bootstrap server."""
         app, bootstrap = web.Application(), web.Application()
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._well)
@@ -98,7 +104,9 @@ class MeetingWorker:
         raise web.HTTPNotFound
 
     async def _switch(self, request: web.Request) -> web.Response:
-        """SGLang's, with `--enable-pd-role-switch`: only while nothing runs."""
+        """Switch the role as SGLang does with `--enable-pd-role-switch`: only while no request
+        runs.
+        """
         if self.running:
             said = {"success": False, "message": "the engine is not idle"}
             return web.json_response(said, status=400)
@@ -140,7 +148,9 @@ class MeetingWorker:
         raise NotImplementedError
 
     async def _fetch(self, request: web.Request) -> web.Response:
-        """Of another worker: it takes what is computed here for it. Its leaving ends the room."""
+        """Serve a decode worker that fetches KV computed here; the room ends when that worker hangs
+        up.
+        """
         room = self.rooms.get(request.query["room"])
         if room is None:
             for _ in range(int(PATIENCE_S / 0.01)):  # it may come sooner than the other leg
@@ -159,7 +169,7 @@ class MeetingWorker:
         return web.Response(status=500 if why else 200, text=why)
 
     async def fetched(self, address: str, room: str) -> str:
-        """Why KV did not come from another worker; "" where it did."""
+        """Fetch KV from another worker; return why it failed, or "" if it came."""
         if self.deaf:
             await asyncio.sleep(PATIENCE_S)
             return f"timed out after {PATIENCE_S} s"
@@ -174,7 +184,7 @@ class MeetingWorker:
     async def answered(
         self, request: web.Request, asked: dict[str, Any], words: tuple[str, ...], fault: str
     ) -> web.StreamResponse:
-        """The whole answer, streamed or not."""
+        """Write the whole answer, streamed or not."""
         usage = {"prompt_tokens": 9, "completion_tokens": len(words)}
         if not asked.get("stream"):
             if fault == "break":
@@ -264,9 +274,8 @@ class SGLang(MeetingWorker):
 
 
 class Mooncake(MeetingWorker):
-    """vLLM 0.33 with MooncakeConnector: a transfer's name for each request.
-
-    A prefill is answered when it was computed, and its KV waits to be fetched.
+    """vLLM 0.33 with MooncakeConnector: each request names its transfer. A prefill is answered when
+    it was computed, and its KV waits to be fetched.
     """
 
     def __init__(self, role: str, ranks: int = 1) -> None:

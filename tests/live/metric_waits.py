@@ -1,4 +1,4 @@
-"""Metrics of a router, waited for."""
+"""Waits for values of a router's metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An engine whose KV events are read once and gone, as programs see it. It answers no inference."""
+"""An engine like TensorRT-LLM, whose KV events are gone once one client has read them; it serves no
+inference.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ OPTIONS = f"kind=trtllm,events=poll,block_size={SIZE},kv_tokens=1e6"
 
 @dataclass
 class Cache:
-    """What an engine holds: each block under a number, on top of nothing. Lifetime: test."""
+    """The cache of the polled engine: blocks with numbers as names, in sequences without a parent.
+    Lifetime: test.
+    """
 
     engine: Engine = field(default_factory=Engine)
     url: str = ""
@@ -26,7 +30,7 @@ class Cache:
     chains: dict[int, int] = field(default_factory=dict)
 
     def store(self, first: int, count: int) -> None:
-        """One event, a sequence of its own."""
+        """Publish one event that stores a new sequence of `count` blocks."""
         if not self.begun:
             self.begun = True
             self.engine.emit(CREATED)
@@ -48,7 +52,7 @@ class Cache:
 
 @asynccontextmanager
 async def polled_engine() -> AsyncIterator[Cache]:
-    """Served over HTTP until the end."""
+    """Serve the engine over HTTP during the block; yield its cache."""
     cache = Cache()
     models = {"object": "list", "data": [{"id": MODEL, "owned_by": "tensorrt_llm"}]}
     app = web.Application()

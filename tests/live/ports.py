@@ -1,4 +1,4 @@
-"""Ports for programs that are ended and started again at the same address."""
+"""Ports for programs that are stopped and started again at the same address."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _turn = itertools.count(os.getpid() * 61)
 
 
 def lasting_port() -> int:
-    """A port of loopback that nobody listens on, and that stays free while its program is down.
+    """Return a free loopback port that stays free while its program is down.
 
-    A port that the system chose (`--port 0`) may go to anybody's outgoing connection meanwhile.
+    While a program is down, a port that the system chose (`--port 0`) may be taken by any outgoing
+    connection.
     """
     for turn in itertools.islice(_turn, _PORTS):
         port = _FIRST + turn % _PORTS

@@ -1,5 +1,7 @@
-"""Hundreds of engines as far as a router's feeds can tell: real event sockets, and HTTP that says
-who they are. They answer no inference.
+"""Hundreds of engines as far as a router's KV feeds can tell: real event sockets, and HTTP that
+identifies each engine.
+
+They serve no inference.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _MODELS = msgspec.json.encode({"object": "list", "data": [{"id": MODEL, "owned_b
 
 @dataclass
 class Publisher:
-    """One worker's sockets, its batches and what it kept back of them. Lifetime: test."""
+    """One worker's event sockets, its batches, and a count of batches that it did not send.
+    Lifetime: test.
+    """
 
     pub: zmq.asyncio.Socket
     router: zmq.asyncio.Socket
@@ -42,7 +46,7 @@ class Publisher:
     asked: int = 0  # for replays
 
     def add(self, prompt: npt.NDArray[np.int32], ts_s: float = 0.0) -> None:
-        """One more batch: this prompt's blocks, named by small numbers."""
+        """Add a batch that stores this prompt's blocks under small numbers as names."""
         first = sum(len(chain) for chain in self.chains)
         chain = chain_hashes(prompt, BLOCK)
         event = {
@@ -59,7 +63,7 @@ class Publisher:
         self.chains.append(chain)
 
     async def subscribed(self) -> None:
-        """Wait until the router's subscription is here: what is sent before reaches nobody."""
+        """Wait until the router has subscribed; batches sent before that reach nobody."""
         while await self.pub.recv() != b"\x01":
             pass
 
@@ -67,7 +71,7 @@ class Publisher:
         await self.pub.send_multipart([b"", number.to_bytes(8, "big"), self.batches[number]])
 
     async def serve(self) -> None:
-        """Answer replays until cancelled."""
+        """Answer replay requests until cancelled."""
         while True:
             identity, _, start = await self.router.recv_multipart()
             self.asked += 1
@@ -79,14 +83,14 @@ class Publisher:
 
 @dataclass
 class Publishers:
-    """Lifetime: test."""
+    """All publishers of a test and the URL of their common HTTP server. Lifetime: test."""
 
     url: str
     all: list[Publisher]
 
     @property
     def specs(self) -> list[str]:
-        """As the router takes workers."""
+        """The publishers as values of the router's `--worker`."""
         return [
             f"{self.url}/{number},kind=vllm,events={one.live},replay={one.replay}"
             for number, one in enumerate(self.all)
@@ -95,7 +99,7 @@ class Publishers:
 
 @asynccontextmanager
 async def publishing(count: int) -> AsyncIterator[Publishers]:
-    """That many publishers, until the block ends."""
+    """Run `count` publishers until the block ends."""
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, 4 * count + 64)
     made = [_publisher(context) for _ in range(count)]
@@ -140,6 +144,6 @@ def _who() -> web.Application:
 
 
 def all_chains(publisher: Publisher) -> Sequence[int]:
-    """Chain hashes of everything it ever stored, ascending."""
+    """Return the chain hashes of all blocks that the publisher ever stored, ascending."""
     held: Sequence[int] = np.unique(np.concatenate(publisher.chains))
     return held

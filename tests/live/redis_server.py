@@ -1,4 +1,6 @@
-"""A real redis-server for a test: started, stopped, killed, paused and started again, empty."""
+"""A real redis-server for a test: it can be started, stopped, killed, paused and started again,
+empty.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ needs_redis = pytest.mark.skipif(
 
 
 class RedisServer:
-    """Lifetime: test. `more`: further options, as on its command line."""
+    """The redis-server; `more` has further command-line options. Lifetime: test."""
 
     def __init__(self, folder: Path, *more: str, port: int | None = None) -> None:
         self.folder = folder
@@ -40,7 +42,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Empty: nothing is saved."""
+        """Start the server with an empty database; it saves nothing."""
         self.folder.mkdir(exist_ok=True)
         command = ["redis-server", *self.more[:1]] if self._has_file() else ["redis-server"]
         options = self.more[1:] if self._has_file() else self.more
@@ -57,11 +59,11 @@ class RedisServer:
             time.sleep(0.01)
 
     def client(self, **options: Any) -> redis.Redis:
-        """For the test's own commands."""
+        """Return a client for the test's own commands."""
         return redis.Redis(port=self.port, socket_timeout=5, **options)
 
     def kill(self) -> None:
-        """As kill -9 does."""
+        """Kill the server with SIGKILL."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
@@ -69,7 +71,7 @@ class RedisServer:
             self._process = None
 
     def pause(self) -> None:
-        """It runs no more, and its connections stay."""
+        """Stop the process with SIGSTOP; its connections stay open."""
         assert self._process is not None
         freeze(self._process.pid)
 
@@ -83,7 +85,7 @@ class RedisServer:
 
 @contextlib.contextmanager
 def redis_server(folder: Path, *more: str) -> Iterator[RedisServer]:
-    """One that runs, and is gone at the end."""
+    """Yield a running redis-server and stop it at the end."""
     server = RedisServer(folder, *more)
     server.start()
     try:

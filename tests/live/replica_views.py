@@ -1,4 +1,4 @@
-"""Replicas that hear each other's KV events."""
+"""Starts replicas that hear each other's KV events, and reads their views of the caches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.live.stack import Stack, until
 
 
 class Routers:
-    """Routers of the same workers. Lifetime: test."""
+    """Starts routers of the same workers. Lifetime: test."""
 
     def __init__(
         self, url: str, workers: list[str], programs: Programs, http: aiohttp.ClientSession

@@ -1,4 +1,4 @@
-"""A pair of routers of the same workers, as real programs that share state."""
+"""Two routers of the same workers that share state, as real programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Around = Callable[[], contextlib.AbstractContextManager[object]]
 
 @dataclass
 class Pair:
-    """Two routers of the same workers. Lifetime: test."""
+    """Two routers of the same workers, and what their clients got. Lifetime: test."""
 
     stacks: list[Stack]
     failed: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Pair:
 
     @contextlib.asynccontextmanager
     async def traffic(self) -> AsyncIterator[None]:
-        """Requests one after the other through each router, until the block ends."""
+        """Send requests one after the other through each router until the block ends."""
         tasks = [asyncio.create_task(self._ask(n)) for n in range(4)]
         try:
             yield
@@ -55,7 +55,9 @@ async def pair(
     around: Sequence[Around] = (contextlib.nullcontext,) * 2,
     policy: str = "warmset",
 ) -> AsyncIterator[Pair]:
-    """Both know each other. `around`: what is so while each of them is started."""
+    """Yield two routers that are in sync. `around` has a context for each router that is active
+    while it starts.
+    """
     async with (
         Programs(folder) as programs,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
@@ -82,7 +84,7 @@ async def pair(
 
 
 async def until_metric(stack: Stack, name: str, good: Callable[[float], bool]) -> float:
-    """Seconds until a metric is as it should be."""
+    """Wait until a metric's value is good; return the seconds that it took."""
     began_s = time.monotonic()
 
     async def reached() -> bool:
@@ -97,7 +99,9 @@ async def requests_at_workers(stack: Stack) -> list[int]:
 
 
 async def until_equal(both: Pair) -> float:
-    """Seconds until both say the same of each worker."""
+    """Wait until both routers show the same requests at each worker; return the seconds that it
+    took.
+    """
     began_s = time.monotonic()
 
     async def equal() -> bool:

@@ -1,7 +1,7 @@
 """A model that follows a script: it starts two sub-agents, which end, and then ends itself.
 
-It answers in the three protocols that agents' clients speak, by server-sent events. Forms: OpenAI's
-API reference (chat completions, responses) and Anthropic's (messages, version 2023-06-01).
+It streams server-sent events in the three protocols of agents' clients, after OpenAI's API
+reference (chat completions, responses) and Anthropic's (messages, version 2023-06-01).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Call = tuple[str, dict[str, Any], str | None]  # a tool, its arguments, its name
 
 @dataclass
 class ScriptedModel:
-    """Lifetime: test. `asked` has each request: path, headers in lower case, body."""
+    """The scripted model. `asked` has each request's path, lower-case headers and body. Lifetime:
+    test.
+    """
 
     asked: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
 
@@ -45,7 +47,7 @@ class ScriptedModel:
 
 
 def _next(body: dict[str, Any]) -> str | list[Call]:
-    """What the model does next in this conversation: a text, or calls of tools."""
+    """Return what the model says next in this conversation: a text, or tool calls."""
     said = json.dumps(body.get("messages") or body.get("input"))
     tools = dict(_tools(body.get("tools") or []))
     start = next((name for name in _STARTS if name in tools), None)

@@ -1,4 +1,6 @@
-"""Clients whose prompts share trunks, grow turn by turn, carry salts, and are given up."""
+"""Clients whose prompts share trunks, grow turn by turn and carry salts; some clients give up
+early.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ SALTS = (None, None, None, "red", "blue")
 
 
 def trunk_prompt(trunk: int) -> list[int]:
-    """What many prompts begin with: 10 blocks and more."""
+    """Return a common prefix of many prompts, 10 blocks or longer."""
     return [trunk * 1000 + i for i in range(160 + 32 * trunk)]
 
 
 @dataclass
 class Load:
-    """What clients met, and how right the router's expectations were. Lifetime: test."""
+    """Counts what clients got and how right the router's expected hits were. Lifetime: test."""
 
     url: Callable[[], str]
     rng: random.Random
@@ -47,7 +49,7 @@ class Load:
         self._running.set()
 
     def pause(self) -> None:
-        """Nothing new; `idle` says when the last is over."""
+        """Stop sending new requests; `idle` tells when the last one has ended."""
         self._running.clear()
 
     @property

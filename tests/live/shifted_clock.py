@@ -1,4 +1,4 @@
-"""Programs whose clocks on the wall are wrong, by so many seconds, or jump."""
+"""Runs programs whose wall clocks are wrong by some seconds, or jump."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _SOURCE = Path(__file__).with_name("shifted_clock.c")
 
 
 class ShiftedClock:
-    """Skips where no C compiler is. Lifetime: test."""
+    """A preloaded library that shifts a program's wall clock. Skips the test without a C compiler.
+
+    Lifetime: test.
+    """
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
@@ -27,20 +30,24 @@ class ShiftedClock:
         subprocess.run([*command, str(_SOURCE), "-o", str(self._library), "-ldl"], check=True)
 
     def environment(self, shift_s: int) -> dict[str, str]:
-        """What a program has to have in its environment."""
+        """Return the environment variables that shift a program's clock by `shift_s`."""
         return {"LD_PRELOAD": str(self._library), "SHIFTED_CLOCK_S": str(shift_s)}
 
     def jump(self, file: Path, shift_s: int) -> None:
-        """The clocks of programs started with `jumping` by this file are so far off from now on."""
+        """Set the clocks of the programs started with `jumping(file)` to be off by `shift_s` from
+        now on.
+        """
         with file.open("r+b" if file.exists() else "w+b") as opened:
             opened.write(struct.pack("=q", shift_s))
 
     def off_by(self, shift_s: int) -> AbstractContextManager[None]:
-        """Programs started meanwhile have such a clock; this one does not."""
+        """Shift the clock of programs started during the block; this process keeps its own."""
         return self._with(self.environment(shift_s))
 
     def jumping(self, file: Path) -> AbstractContextManager[None]:
-        """Programs started meanwhile have a clock that jumps to what `file` says at any time."""
+        """Give programs started during the block a clock that follows the shift in `file` at any
+        time.
+        """
         self.jump(file, 0)
         return self._with({"LD_PRELOAD": str(self._library), "SHIFTED_CLOCK_FILE": str(file)})
 

@@ -1,4 +1,4 @@
-"""A line to a server on which each byte takes its time, as over a long distance."""
+"""A TCP line on which each byte is delayed, as over a long distance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_CHUNKS = 4_096  # under way in one direction; then nothing more is read
 
 
 class SlowLine:
-    """To `port` of this machine; both directions alike. Lifetime: test."""
+    """A line to `port` of this machine with equal delay in both directions. Lifetime: test."""
 
     def __init__(self, port: int, one_way_s: float) -> None:
         self.one_way_s = one_way_s
@@ -19,7 +19,7 @@ class SlowLine:
         self._lines: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side ends it."""
+        """Serve one connection until either side ends it."""
         line = asyncio.current_task()
         assert line is not None
         self._lines.add(line)
@@ -43,14 +43,16 @@ class SlowLine:
                     end.close()
 
     async def aclose(self) -> None:
-        """End all that goes on."""
+        """End all open connections."""
         lines = list(self._lines)
         for line in lines:
             line.cancel()
         await asyncio.gather(*lines, return_exceptions=True)
 
     async def _way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Reading goes on while what was read is under way: the line is long, not narrow."""
+        """Copy one direction; it reads on while earlier data is delayed, so that only latency grows
+        and not throughput falls.
+        """
         loop = asyncio.get_running_loop()
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_CHUNKS)
 
@@ -76,7 +78,7 @@ class SlowLine:
 
 @contextlib.asynccontextmanager
 async def slow_line(port: int, one_way_s: float) -> AsyncIterator[int]:
-    """The port where such a line begins."""
+    """Yield the port of a line to `port` with a delay of `one_way_s` seconds."""
     line = SlowLine(port, one_way_s)
     server = await asyncio.start_server(line.serve, "127.0.0.1", 0)
     try:

@@ -1,4 +1,4 @@
-"""A router and its workers as real programs, and workers that misbehave on purpose."""
+"""Starts a router and its workers as real programs, and workers that misbehave on purpose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Lifetime: test module."""
+    """A running router with its workers and an HTTP client. Lifetime: test module."""
 
     programs: Programs
     router: Program
@@ -39,26 +39,26 @@ class Stack:
         return self.router.facts["admin"]
 
     async def complete(self, prompt: Any, headers: Any = None, **fields: Any) -> tuple[int, Any]:
-        """(status, JSON) of a completion."""
+        """Send a completion; return (status, JSON)."""
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 2} | fields
         url = f"{self.url}/v1/completions"
         async with self.http.post(url, json=body, headers=headers) as reply:
             return reply.status, await reply.json()
 
     async def post(self, data: bytes, path: str = "/v1/completions") -> tuple[int, Any]:
-        """(status, JSON) of bytes posted as they are."""
+        """Post raw bytes; return (status, JSON)."""
         headers = {"Content-Type": "application/json"}
         async with self.http.post(f"{self.url}{path}", data=data, headers=headers) as reply:
             return reply.status, await reply.json()
 
     async def rows(self) -> list[dict[str, Any]]:
-        """The router's workers."""
+        """Return the rows of the router's `/workers`."""
         async with self.http.get(f"{self.admin}/workers") as reply:
             rows: list[dict[str, Any]] = (await reply.json())["workers"]
             return rows
 
     async def row(self, worker_id: int) -> dict[str, Any]:
-        """One of the router's workers."""
+        """Return one worker's row of the router's `/workers`."""
         return next(row for row in await self.rows() if row["id"] == worker_id)
 
     async def add(self, spec: str) -> int:
@@ -70,7 +70,7 @@ class Stack:
         return worker_id
 
     async def remove(self, worker_id: int) -> None:
-        """Remove a worker at once."""
+        """Remove a worker at once, without a drain."""
         async with self.http.delete(f"{self.admin}/workers/{worker_id}?force=true") as reply:
             assert reply.status == 200, await reply.text()
 
@@ -81,11 +81,11 @@ class Stack:
         await until(reached, f"worker {worker_id} to be {state}")
 
     async def metric(self, name: str) -> float:
-        """The sum of a metric's samples at the router."""
+        """Return the sum of a router metric's samples."""
         return await metric_sum(self.http, self.admin, name)
 
     async def assert_idle(self) -> None:
-        """Every load counter, of the router and of its workers, is back at zero."""
+        """Check that every load counter of the router and its workers is back at zero."""
 
         async def idle() -> bool:
             rows = [r for r in await self.rows() if "inflight_requests" in r]
@@ -113,7 +113,9 @@ async def metric_sum(http: aiohttp.ClientSession, url: str, name: str) -> float:
 async def until(
     condition: Callable[[], Awaitable[bool]], what: str, within_s: float = WAIT_S
 ) -> None:
-    """Poll until true; fails by name after so long."""
+    """Poll until the condition is true; after `within_s` seconds, fail with a message that names
+    `what`.
+    """
     deadline_s = time.monotonic() + within_s
     while not await condition():
         assert time.monotonic() < deadline_s, f"waited {within_s:g} s for {what}"
@@ -121,7 +123,9 @@ async def until(
 
 
 def engine_arguments(**options: Any) -> list[str]:
-    """A quick timed worker with small blocks, at a port it can be started at again."""
+    """Return the arguments of a fast timed worker with small blocks, at a port where it can be
+    restarted.
+    """
     known = {
         "port": lasting_port(),
         "timed": PROFILE,
@@ -136,7 +140,9 @@ def engine_arguments(**options: Any) -> list[str]:
 
 
 def computing_arguments(model: Path) -> list[str]:
-    """A worker that computes with the model in a folder, at a port of its own."""
+    """Return the arguments of a worker that computes with the model in a folder, at its
+    own port.
+    """
     port = str(lasting_port())
     return ["serve", str(model), "--port", port, "--threads", "1", "--model-name", MODEL]
 
@@ -150,9 +156,10 @@ async def running(
     model: Path | None = None,
     **engine: Any,
 ) -> AsyncIterator[Stack]:
-    """A router in front of timed workers, ready to serve; `headers` go with every request.
+    """Yield a router with timed workers that are ready.
 
-    `model`: the folder of one that the workers compute with instead.
+    `headers` are sent with every request. With `model`, the workers compute with the model in that
+    folder instead.
     """
     flags = (lambda: computing_arguments(model)) if model else (lambda: engine_arguments(**engine))
     async with Programs(log_dir) as programs, aiohttp.ClientSession(headers=headers) as http:
@@ -167,9 +174,9 @@ async def running(
 
 
 async def exchanged(url: str, request: bytes | str, *fields: str) -> tuple[int, bytes]:
-    """(status, body) of the first answer to a request that no client library would send.
+    """Send a request that no client library would send; return (status, body) of the first answer.
 
-    `request`: all its bytes, or method and path, where `fields` are the head's.
+    `request` has all the bytes, or only method and path if `fields` give the head's fields.
     """
     if isinstance(request, str):
         lines = (f"{request} HTTP/1.1", *fields, "Connection: close", "", "")
@@ -190,10 +197,11 @@ async def exchanged(url: str, request: bytes | str, *fields: str) -> tuple[int, 
 async def misbehaving(
     answer: bytes, models: str = MODEL, heads: list[bytes] | None = None, metrics: bytes = b""
 ) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A worker that says it is fine and answers every inference request with raw `answer`.
+    """Run a worker that looks healthy and answers every inference request with the raw bytes
+    `answer`.
 
-    Yields its URL and the bodies it was sent, whose heads go to `heads`; an empty `answer` closes
-    the connection. `metrics`: of its gauges, where it has some.
+    Yields its URL and the bodies that it got; the requests' heads are added to `heads`. An empty
+    `answer` closes the connection. `metrics` is the text of its metrics page, if it has one.
     """
     seen: list[bytes] = []
     heads = [] if heads is None else heads

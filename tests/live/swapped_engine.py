@@ -1,7 +1,7 @@
-"""An engine whose process is replaced behind its URL, by another version, in less than 0.1 s.
+"""An engine whose process is replaced by another version behind the same URL in less than 0.1 s.
 
-Connections to the process before end, and hardly a probe comes in between. Which version made the
-KV and which one read it is noted for every pair of legs.
+Connections to the old process end, and a probe hardly ever falls into the gap. For every pair of
+legs the engine records which version made the KV and which one read it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ _VERSION = web.AppKey("version", str)
 
 
 class SwappedEngine:
-    """A worker with vLLM's surface, one leg after the other. Lifetime: test."""
+    """A worker with vLLM's API and sequential legs. Lifetime: test."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
-        """`pairs` gets the versions of both legs of each answer that read KV."""
+        """Create the engine; `pairs` gets the versions of both legs for each answer that
+        read KV.
+        """
         self.version = ""
         self.url = ""
         self.asked = 0  # for its version
@@ -44,7 +46,7 @@ class SwappedEngine:
             await self._runner.cleanup()
 
     async def swap(self, version: str) -> None:
-        """Let a process of this version take the place of the one before."""
+        """Replace the process by one of this version."""
         before = self._runner
         if before is not None:
             for site in list(before.sites):
@@ -71,7 +73,7 @@ class SwappedEngine:
 
     @web.middleware
     async def _living(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A process that was replaced answers nothing, though a connection of it was overlooked."""
+        """Refuse requests on connections that belong to a replaced process."""
         if request.app[_VERSION] != self.version and request.transport is not None:
             request.transport.abort()
         return await handler(request)

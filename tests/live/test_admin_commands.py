@@ -1,4 +1,4 @@
-"""`warmroute workers` and `warmroute top` against a running router."""
+"""Tests of `warmroute workers` and `warmroute top` against a running router."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin port with keys, and with names by which it may be asked."""
+"""Tests of the admin port: its keys, and the host names that it answers to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What agents' clients send, recorded, goes through a real router to workers of two kinds.
+"""Tests that recorded requests of agents' clients go through a real router to two kinds of workers.
 
-Timed engines answer the chats, and servers that answer in the shapes of Anthropic's API and of the
-Responses API the others.
+Timed engines answer the chats. Servers that answer in the shapes of Anthropic's API and of the
+Responses API answer the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def recorded(client: str, chats: bool) -> Iterator[dict[str, Any]]:
 
 
 def expanded(value: Any) -> Any:
-    """The same with long texts in the place of placeholders; equal ones stay equal."""
+    """Return the value with placeholders replaced by long texts; equal placeholders get equal
+    texts.
+    """
     if isinstance(value, dict):
         long = {name: expanded(part) for name, part in value.items()}
         if isinstance(text := value.get("text"), str) and not text.startswith("x-anthropic"):
@@ -47,7 +49,7 @@ def expanded(value: Any) -> Any:
 
 
 def items(row: dict[str, Any]) -> list[str]:
-    """The conversation, an item each, as far as its model sees it."""
+    """Return the conversation as a list of its items, as far as the model sees them."""
     said = row["body"].get("messages") or row["body"].get("input") or []
     return [json.dumps(_seen(item), sort_keys=True) for item in said]
 
@@ -65,7 +67,9 @@ def _seen(item: Any) -> Any:
 
 
 async def sent(http: aiohttp.ClientSession, url: str, row: dict[str, Any], model: str) -> Any:
-    """Send a recorded request; returns why it went where it did, None of what is not placed."""
+    """Send a recorded request; return the router's explanation, or None for a request that is not
+    placed.
+    """
     headers = [(name, value) for name, value in row["headers"]]
     body = None
     if row["body"] is not None:
@@ -90,7 +94,9 @@ async def sent(http: aiohttp.ClientSession, url: str, row: dict[str, Any], model
 async def assert_turns_find_their_caches(
     http: aiohttp.ClientSession, url: str, rows: list[dict[str, Any]], model: str
 ) -> None:
-    """Each turn that continues the one before goes to the same worker, which has most of it."""
+    """Check that each turn goes to the worker of the turn before, and expects most of that turn's
+    prompt in its cache.
+    """
     before: dict[tuple[Any, ...], tuple[list[str], Any]] = {}
     turns = 0
     for row in rows:
@@ -117,7 +123,7 @@ async def until_ready(http: aiohttp.ClientSession, url: str, workers: int) -> No
 
 
 async def answered_anew(request: web.Request) -> web.StreamResponse:
-    """Answer as a worker that finds nothing of any prompt in its cache, and says so."""
+    """Answer as a worker that reports no cached tokens for any prompt."""
     if request.path != "/v1/messages":
         return await answered(request)
     tokens = len(await request.read()) // 4
@@ -128,7 +134,7 @@ async def answered_anew(request: web.Request) -> web.StreamResponse:
 
 
 async def answered(request: web.Request) -> web.StreamResponse:
-    """Answer as a worker without KV events, and without counts of cached tokens."""
+    """Answer as a worker without KV events and without counts of cached tokens."""
     events = {"/v1/messages": message_events, "/v1/responses": responses_events}
     if request.path == "/v1/models":
         return web.json_response({"object": "list", "data": [{"id": MODEL}]})
@@ -174,7 +180,7 @@ async def test_messages_and_responses_of_agents_find_their_caches(tmp_path, clie
 
 
 def assert_agents_are_told_apart(decisions: list[dict[str, Any]], client: str) -> None:
-    """An operator sees whose requests these were."""
+    """Check that the decisions show an operator which client and which agent sent each request."""
     parents = {row["parent"] for row in decisions} - {None}
     if client == "pi":  # each of its sub-agents is a program of its own
         assert not parents
@@ -200,7 +206,9 @@ async def test_claude_code_finds_a_name_that_it_shows(tmp_path) -> None:
 
 
 async def test_the_doctor_names_an_attribution_line_that_changes(tmp_path) -> None:
-    """A worker makes tokens of the line, so that it finds nothing again that the router expects."""
+    """The worker counts the changing line as prompt tokens, so that it finds none of the cached
+    blocks that the router expects.
+    """
     rows = [row for row in recorded("claude_code", chats=False) if row["version"] == "2.1.170"]
     async with (
         Programs(tmp_path) as programs,

@@ -1,4 +1,4 @@
-"""Claude Code, Codex and OpenCode as npm has them, through a real router to a scripted model."""
+"""Tests of Claude Code, Codex and OpenCode from npm through a real router to a scripted model."""
 
 from __future__ import annotations
 

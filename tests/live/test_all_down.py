@@ -1,4 +1,4 @@
-"""No worker left, reload, shutdown: what operators meet."""
+"""Tests of what operators see with no worker left, on a reload and at shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says where Redis does not take its announcement, against a real one."""
+"""Tests of what a worker logs when a real Redis does not take its announcement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY = Announcement(url="http://127.0.0.1:1")
 
 
 async def said(url: str, caplog: pytest.LogCaptureFixture) -> str:
-    """The first line that announcing there leaves in the log."""
+    """Announce at `url` and return the first line that this leaves in the log."""
 
     async def told() -> bool:
         return bool(caplog.messages)

@@ -1,5 +1,6 @@
-"""APIs beside completions and chats, through the real router: byte-exact, counted, and only asked
-of workers that have them."""
+"""Tests of APIs other than completions and chats through the real router: they pass byte for byte,
+are counted, and go only to workers that have them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ async def stack(tmp_path_factory):
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(stack):
-    """A second worker of the same model, with every API; gone after the test."""
+    """Add a second worker of the same model with every API; it is removed after the test."""
     served = (*BODIES, "/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank", "/opaque")
     async with api_engine(MODEL, *served) as engine:
         worker_id = await stack.add(engine.url)

@@ -1,4 +1,4 @@
-"""Bad input through real HTTP: a clear answer, no crash, no load left behind."""
+"""Tests of bad input through real HTTP: a clear answer, no crash, no load left behind."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_unknown_fields_and_formatting_reach_the_worker_byte_for_byte(stac
     ],
 )
 async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answer) -> None:
-    """Half of the pool answers rubbish; every client gets a real answer."""
+    """One worker answers garbage, and every client still gets a real answer."""
     first = count(100 * len(answer))  # prompts that nobody holds: those known would go home
     async with misbehaving(answer) as (url, seen):
         worker_id = await stack.add(url)
@@ -157,7 +157,7 @@ async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answ
 
 
 async def test_a_worker_that_dies_before_it_said_anything_is_an_error(stack) -> None:
-    """What it wrote is no answer, and must not look like one."""
+    """An incomplete answer must not look like a complete one: the client gets a 502."""
     half = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\nhalf"
     async with misbehaving(half, "half") as (url, _):
         worker_id = await stack.add(url)
@@ -279,7 +279,9 @@ async def test_the_admin_port_refuses_what_a_browser_could_send_across_origins(s
 
 @pytest.mark.parametrize("path", ["/explain", "/ui", "/ui/state", "/workers", "/metrics", "/kv"])
 async def test_a_page_whose_name_was_rebound_reads_nothing_of_the_admin_port(stack, path) -> None:
-    """Its Host is the page's own name, whatever address that means by now."""
+    """After DNS rebinding, the Host header still has the page's own name, so the router
+    refuses it.
+    """
     for host in ("evil.example:8081", "localhost.evil.example", "127.0.0.1.evil.example", "[x]"):
         status, body = await exchanged(stack.admin, f"GET {path}", f"Host: {host}")
         assert status == 421, (host, body)
@@ -293,7 +295,7 @@ async def test_a_page_whose_name_was_rebound_reads_nothing_of_the_admin_port(sta
     ["localhost", "LocalHost.:8081", "127.0.0.1:8081", "[::1]:8081", "10.1.2.3", "[fe80::1]"],
 )
 async def test_the_admin_port_may_be_asked_by_any_address_and_as_localhost(stack, host) -> None:
-    """Prometheus and Kubernetes ask by a pod's address, a forwarded port is localhost's."""
+    """Prometheus and Kubernetes use a pod's address, and a forwarded port uses localhost."""
     for path in ("/workers", "/metrics", "/ui"):
         assert (await exchanged(stack.admin, f"GET {path}", f"Host: {host}"))[0] == 200
 

@@ -1,4 +1,6 @@
-"""A router whose policy raises, answers nonsense, dawdles or hangs: every request is answered."""
+"""Tests of a router whose policy raises, returns nonsense, is slow or hangs: every request is
+answered.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One of four workers fails all it is sent, at once: it looks idle, and must not win for that."""
+"""Tests of a pool in which one of four workers fails every request at once: its low load must not
+attract requests.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def _case(*case: Any) -> Any:
 
 
 async def _content(stack: Stack, prompt: list[int], model: str, streams: bool) -> bool:
-    """Whether the answer to a completion is whole and has text."""
+    """Send a completion; return whether its answer is whole and has text."""
     body = {"model": model, "prompt": prompt, "max_tokens": 4, "stream": streams}
     try:
         async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
@@ -54,7 +56,7 @@ async def _content(stack: Stack, prompt: list[int], model: str, streams: bool) -
 
 
 async def _load(stack: Stack, warm: bool, model: str, streams: bool) -> int:
-    """How many of `REQUESTS` got no content."""
+    """Send `REQUESTS` requests; return how many got no content."""
     rng, failed = random.Random(0), 0
     left = iter(range(REQUESTS))
 

@@ -1,4 +1,4 @@
-"""Workers that say that they have no room, or not the model: what their clients see of it."""
+"""Tests of what clients see when workers answer that they are full or lack the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSALS = [
 
 @dataclass
 class Refusing(LightEngine):
-    """It answers, or says at once that it has no room."""
+    """An engine that answers, or refuses at once because it has no room."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Refusing(LightEngine):
 async def pool(
     tmp_path: Path, engines: int, *router: str, kind: type[Refusing] = Refusing
 ) -> AsyncIterator[tuple[Stack, list]]:
-    """A router before so many of them."""
+    """Yield a router with `engines` engines of this kind."""
     found = [kind() for _ in range(engines)]
     try:
         for engine in found:
@@ -137,7 +137,9 @@ async def test_a_single_worker_is_asked_all_the_same_and_its_state_is_shown(tmp_
 
 @dataclass
 class Denying(Refusing):
-    """It lists an adapter, or no more, and has it, or has not."""
+    """An engine with an adapter: `lists` says whether it lists the adapter, `has` whether it serves
+    it.
+    """
 
     lists: bool = True
     has: bool = True

@@ -1,4 +1,6 @@
-"""A canary of one model's revisions, live: shares of sessions, workers that leave, and failures."""
+"""Live tests of a canary between a model's revisions: shares of sessions, workers that leave,
+failures.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ EMBED = "/v1/embeddings"
 
 
 async def who(stack: Stack, engines: list[ApiEngine], asked: str = "chat") -> list[list[str]]:
-    """The sessions that each engine got, of all that ask once."""
+    """Send one request for each session; return the sessions that each engine got."""
     for engine in engines:
         engine.asked.clear()
     bodies = [{"model": asked, "input": "a", "session_id": f"s{n}"} for n in range(SESSIONS)]

@@ -1,4 +1,6 @@
-"""Workers die, freeze, join and leave in any order under load: nothing is lost, nothing leaks."""
+"""Tests that nothing is lost or leaked while workers die, freeze, join and leave in any order under
+load.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ HEAP_KIB = 32 << 10  # the heap alone, where all that is remembered was full bef
 
 @dataclass
 class Storm:
-    """Does harm to workers, never to all at once. Lifetime: test."""
+    """Does harm to workers, but never to all at once. Lifetime: test."""
 
     stack: Stack
     extra: Program  # a worker that joins and leaves
@@ -49,7 +51,7 @@ class Storm:
             await asyncio.sleep(self.rng.uniform(0.05, 0.4))
 
     async def kill(self) -> None:
-        """kill -9, and another start at the same port."""
+        """Kill a worker with SIGKILL and start another one at the same port."""
         number = self.rng.randrange(len(self.stack.workers))
         worker = self.stack.workers[number]
         self.done.append(f"kill {number}")
@@ -72,7 +74,7 @@ class Storm:
         process.send_signal(signal.SIGCONT)
 
     async def swing(self) -> None:
-        """Add the extra worker; or remove it, at once or when it is idle."""
+        """Add the extra worker, or remove it at once or when it is idle."""
         if self.extra_id is None:
             self.done.append("add")
             self.extra_id = await self.stack.add(self.extra.url)

@@ -1,4 +1,6 @@
-"""Workers come and go a hundred times a minute: all is answered, by who is in the pool."""
+"""Tests that all requests are answered while workers join and leave a hundred times a minute, and
+only by workers in the pool.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ CLIENTS = 6
 
 @dataclass
 class Pool:
-    """Engines and the registry that they are in. Lifetime: test."""
+    """Engines, and the Redis registry that lists them. Lifetime: test."""
 
     server: RedisServer
     stack: Stack
@@ -52,7 +54,7 @@ class Pool:
         client.sadd(names_key(FLEET), engine.url)
 
     async def join(self) -> None:
-        """A new one, or one that was there before."""
+        """Start and announce a new engine, or one that was in the pool before."""
         self.done["joined"] += 1
         again = self.away and self.rng.random() < 0.5
         engine = self.away.pop(self.rng.randrange(len(self.away))) if again else LightEngine()
@@ -63,7 +65,7 @@ class Pool:
         self.announce(engine)
 
     async def leave(self) -> None:
-        """With a goodbye, or by a crash."""
+        """Take an engine out of the pool: it announces that it stops, or it crashes."""
         engine = self.here.pop(self.rng.randrange(len(self.here)))
         if self.rng.random() < 0.3:
             self.done["crashed"] += 1
@@ -76,7 +78,9 @@ class Pool:
             self.leaving.append(asyncio.create_task(self._see_off(engine)))
 
     async def _see_off(self, engine: LightEngine) -> None:
-        """Once the router has let go of it, nobody may ask it; it listens on to see that."""
+        """Wait until the router has removed the engine; the engine then keeps listening to count
+        requests that should not come.
+        """
 
         async def gone() -> bool:
             return all(row["url"] != engine.url for row in await self.stack.rows())
@@ -88,7 +92,7 @@ class Pool:
 
 @asynccontextmanager
 async def pool(tmp_path: Path, server: RedisServer, seed: int) -> AsyncIterator[Pool]:
-    """A router that finds its workers in Redis; `LEAST` of them are there."""
+    """Yield a router that discovers its workers in Redis; the pool starts with `LEAST` engines."""
     flags = ["--state", server.url, "--discover", "redis", "--slow-start-s", "1"]
     async with running(tmp_path, workers=0, router=flags) as stack:
         one = Pool(server, stack, random.Random(seed))
@@ -153,7 +157,9 @@ async def test_every_request_is_answered_by_a_worker_of_the_pool(tmp_path, secon
 
 @needs_redis
 async def test_a_heartbeat_that_flaps_costs_no_request_and_no_turn(tmp_path) -> None:
-    """Its first loss is believed, the next ones are not: it is the same worker all the time."""
+    """The router removes the worker on its first lost heartbeat and lets it linger on the next
+    ones.
+    """
     with redis_server(tmp_path / "redis") as server:
         async with pool(tmp_path, server, seed=1) as one:
             ill, client = one.here[0], server.client()
@@ -193,7 +199,7 @@ async def test_a_heartbeat_that_flaps_costs_no_request_and_no_turn(tmp_path) -> 
 
 
 async def test_models_and_adapters_of_workers_that_a_file_names(tmp_path) -> None:
-    """Two base models, an adapter that one worker has and one that both have."""
+    """Two base models, an adapter of one worker and an adapter of both go to the right workers."""
     engines = [
         LightEngine("base", ("tone", "shared")),
         LightEngine("base", ("shared",)),

@@ -1,4 +1,4 @@
-"""OpenAI's own client, sync and async, at its normal work through the router."""
+"""Tests of OpenAI's own client, sync and async, in normal use through the router."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ async def test_streams_with_usage_and_tools_in_the_request(client) -> None:
 
 
 async def test_what_a_worker_cannot_do_is_said_in_its_own_words(client, stack) -> None:
-    """Our engine does not repeat the prompt; its refusal arrives as the client's own mistake."""
+    """Our engine does not support `echo`; the client gets the engine's refusal as its own error
+    class.
+    """
     with pytest.raises(openai.BadRequestError) as caught:
         await client.completions.create(model=MODEL, prompt=[5, 6], echo=True, max_tokens=2)
     assert "echo is not served" in caught.value.message

@@ -1,5 +1,6 @@
-"""Other people's clients at their normal work through the router: curl, LangChain, Anthropic's
-client, a strict reader of event streams, Triton's client."""
+"""Tests of other clients in normal use through the router: curl, LangChain, Anthropic's client, a
+strict reader of event streams, Triton's client.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ async def stack(tmp_path_factory):
 
 
 async def curl(stack, *arguments: str, path: str = "/v1/completions", data: Any = None) -> str:
-    """What curl prints of a request; it must end well."""
+    """Run curl for a request and return its output; curl must exit with 0."""
     program = shutil.which("curl")
     if program is None:
         pytest.skip("there is no curl")
@@ -142,7 +143,9 @@ async def test_anthropics_client(stack) -> None:
 
 
 async def test_tritons_client_where_its_paths_are_passed_on(stack) -> None:
-    """The router knows nothing of `/v2`: it passes it on where the operator says so, or refuses."""
+    """Without KServe support the router passes `/v2` on if the operator says so, and refuses it
+    otherwise.
+    """
     triton = pytest.importorskip("tritonclient.http")
     numpy = pytest.importorskip("numpy")
     path = "/v2/models/other/infer"

@@ -1,6 +1,7 @@
-"""Clocks on the wall jump by an hour, both ways, under load: no answer is wrong, nobody is lost.
+"""Tests of wall clocks that jump by an hour, both ways, under load: no answer is wrong, no request
+is lost.
 
-What waits, expires or counts by time goes by a clock that only counts on. The date is for logs.
+Waits, expiries and rates use a monotonic clock; the date is only for logs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def clock(tmp_path: Path) -> ShiftedClock:
 
 @contextlib.contextmanager
 def starting(folder: Path, clock: ShiftedClock, name: str) -> Iterator[None]:
-    """A program that is started meanwhile has a clock of its own, keys and an access log."""
+    """Give a program started during the block its own jumping clock, keys and an access log."""
     with clock.jumping(folder / f"clock-{name}"), pytest.MonkeyPatch.context() as patch:
         patch.setenv("WARMROUTE_API_KEYS_FILE", str(folder / "keys.txt"))
         patch.setenv("WARMROUTE_ACCESS_LOG", str(folder / f"access-{name}"))
@@ -48,7 +49,7 @@ def starting(folder: Path, clock: ShiftedClock, name: str) -> Iterator[None]:
 
 
 def jumps(rounds: int) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Whose clocks jump, and to how far off: all at once, or one by itself first."""
+    """Yield (programs whose clocks jump, shift in seconds): all at once, or one program first."""
     for names in (CLOCKS[:1], CLOCKS) if rounds == 1 else (*zip(CLOCKS), CLOCKS) * rounds:
         for shift_s in (HOUR_S, -HOUR_S, 0):
             yield names, shift_s
@@ -63,7 +64,7 @@ async def figures(both: Pair) -> list[dict[str, float]]:
 
 
 async def shows(stack: Stack, shift_s: int) -> bool:
-    """Whether a router's date is so far off."""
+    """Return whether the date in a router's answers is off by `shift_s`."""
     async with stack.http.get(f"{stack.admin}/ui/state") as reply:
         unix_s: float = (await reply.json())["frame"]["unix_s"]
     return abs(unix_s - time.time() - shift_s) < 60
@@ -110,7 +111,7 @@ async def test_an_hour_forward_and_back_under_load(
 async def test_the_access_log_follows_a_date_that_was_corrected(
     tmp_path: Path, clock: ShiftedClock
 ) -> None:
-    """As on a machine that learns the time only after the router was started."""
+    """A machine may learn the time only after the router was started."""
     with clock.jumping(tmp_path / "clock"):
         clock.jump(tmp_path / "clock", -HOUR_S)
         log = tmp_path / "access"
@@ -129,14 +130,14 @@ async def test_the_access_log_follows_a_date_that_was_corrected(
 
 
 async def jumped(folder: Path, clock: ShiftedClock, names: tuple[str, ...], shift_s: int) -> None:
-    """The clocks show another date, for some time."""
+    """Shift the clocks of these programs and leave them so for some time."""
     for name in names:
         clock.jump(folder / f"clock-{name}", shift_s)
     await asyncio.sleep(LEAST_S)
 
 
 async def both_served(*crowds: Crowd) -> None:
-    """Each has been served since, and nobody was lost."""
+    """Wait until each crowd was served again, and check that no answer was lost."""
     served = [crowd.served.total() for crowd in crowds]
 
     async def more() -> bool:

@@ -1,4 +1,6 @@
-"""`warmroute config --from` against real engines: its file is served as it was printed."""
+"""Tests of `warmroute config --from` against real engines: a router serves with the printed file
+unchanged.
+"""
 
 from __future__ import annotations
 

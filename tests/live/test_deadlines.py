@@ -1,4 +1,6 @@
-"""Clients' deadlines with real programs: before an answer, within it, while one is waited for."""
+"""Tests of clients' deadlines with real programs: before an answer, during it, and while a request
+is held.
+"""
 
 from __future__ import annotations
 

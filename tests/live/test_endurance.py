@@ -1,7 +1,8 @@
-"""Five minutes of each fault under 200 open streams and 200 requests a second: nothing is lost.
+"""Tests of five minutes of each fault under 200 open streams and 200 requests a second: nothing is
+lost.
 
-Every answer is judged token by token (`crowd.py`); streams whose worker fails go on at another one.
-Tests that are not full do the same for seconds, to a smaller crowd.
+Every answer is checked token by token (`crowd.py`); streams whose worker fails continue at another
+worker. Quick tests do the same for seconds with a smaller crowd.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ SLOW_S = 6.0  # between two tokens that take some 60 ms: to 1 %
 
 @dataclass(frozen=True)
 class Ground:
-    """Where harm is done: the third worker stands behind `front`. Lifetime: test."""
+    """A router and workers to harm; the third worker is behind the faulty proxy `front`. Lifetime:
+    test.
+    """
 
     stack: Stack
     front: FaultyFront
@@ -56,7 +59,9 @@ class Ground:
         return time.monotonic() < self.until_s
 
     async def pause(self, least_s: float, most_s: float) -> None:
-        """So long, or to the end if that is sooner, but never without any harm done."""
+        """Wait some seconds, or until the end of the test if that is sooner and some harm
+        was done.
+        """
         left_s = max(self.until_s - time.monotonic(), SHORT_S / 3)
         await asyncio.sleep(min(self.rng.uniform(least_s, most_s), left_s))
 
@@ -66,7 +71,7 @@ class Ground:
         await process.wait()
 
     async def starts(self, number: int) -> None:
-        """Another engine at the same port, with an empty cache."""
+        """Start another engine at the same port, with an empty cache."""
         port = int(self.stack.workers[number].url.rpartition(":")[2])
         name = f"worker-{number}-{time.monotonic_ns()}"
         arguments = engine_arguments(port=port, speed=SPEED)
@@ -76,7 +81,7 @@ class Ground:
 
 
 async def kill(ground: Ground) -> None:
-    """kill -9; another one starts after seconds."""
+    """Kill an engine with SIGKILL; another one starts some seconds later."""
     number = ground.rng.randrange(2)
     await ground.dies(number)
     await ground.pause(1, 8)
@@ -85,7 +90,7 @@ async def kill(ground: Ground) -> None:
 
 
 async def restart(ground: Ground) -> None:
-    """Stopped as an operator does, and started again at once: its cache is empty."""
+    """Stop an engine as an operator does and start it again at once, with an empty cache."""
     number = ground.rng.randrange(2)
     await ground.dies(number, signal.SIGTERM)
     await ground.starts(number)
@@ -93,7 +98,7 @@ async def restart(ground: Ground) -> None:
 
 
 async def stop(ground: Ground) -> None:
-    """SIGSTOP for less and for more than streams may be silent."""
+    """Stop an engine with SIGSTOP, sometimes for longer than streams may be silent."""
     process = ground.stack.workers[ground.rng.randrange(2)].process
     process.send_signal(signal.SIGSTOP)
     try:
@@ -104,7 +109,7 @@ async def stop(ground: Ground) -> None:
 
 
 async def all_but_one(ground: Ground) -> None:
-    """All dead but the one behind the front."""
+    """Kill all engines except the one behind the proxy."""
     await asyncio.gather(ground.dies(0), ground.dies(1))
     await ground.pause(4, 12)
     await asyncio.gather(ground.starts(0), ground.starts(1))
@@ -112,7 +117,7 @@ async def all_but_one(ground: Ground) -> None:
 
 
 def answers(harm: Harm) -> Callable[[Ground], Awaitable[None]]:
-    """Harm to one worker's answers, and time in which it is taken back."""
+    """Return a function that damages one worker's answers for some time and then stops."""
 
     async def harming(ground: Ground) -> None:
         ground.front.harm = harm
@@ -183,7 +188,9 @@ async def test_what_another_worker_could_serve_is_served(
 
 
 async def no_false_belief(stack: Stack, number: int, worker: Program) -> None:
-    """The router believes in no block that the worker, which may be another by now, has not."""
+    """Wait until the router's index has no block that the worker lacks; the worker may have been
+    restarted.
+    """
 
     async def true() -> bool:
         async with stack.http.get(f"{stack.admin}/kv?worker={number}") as reply:

@@ -1,4 +1,4 @@
-"""A worker's cache as the router sees it, when workers die, freeze and return."""
+"""Tests of the router's view of a worker's cache when workers die, freeze and return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT = list(range(1000, 1640))  # 40 blocks of 16
 
 
 async def warmed(stack: Stack) -> None:
-    """The first worker holds PROMPT, and the router knows."""
+    """Wait until the first worker holds PROMPT and the router knows it."""
     await explained(stack, [*PROMPT, 1])
     await until_resident(stack, 0, 40)
 
@@ -182,7 +182,7 @@ async def test_a_frozen_worker_that_nobody_can_replace_is_waited_for(tmp_path: P
 
 
 async def hit_tokens(stack: Stack, prompt: list[int], model: str = MODEL) -> dict[int, int]:
-    """By worker: what it is believed to hold of a prompt."""
+    """Return the expected hit tokens of a prompt for each worker."""
     body = {"model": model, "prompt": prompt, "max_tokens": 1}
     async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
         assert reply.status == 200, await reply.text()

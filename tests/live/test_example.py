@@ -1,4 +1,6 @@
-"""The policy and the wrapper in CONTRIBUTING.md run as it says, in the simulator and the router."""
+"""Tests that the policy and the wrapper in CONTRIBUTING.md run as it says, in the simulator and the
+router.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ MODULE = "my_routing"
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of CONTRIBUTING.md in that language."""
+    """Return the code blocks of CONTRIBUTING.md in this language."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> str:
-    """The example's specification; its module is written to `tmp_path`."""
+    """Write the example's module to `tmp_path` and return the policy's specification."""
     (code,) = (block for block in blocks("python") if "def thrifty" in block)
     assert len(code.splitlines()) <= 10
     (tmp_path / f"{MODULE}.py").write_text(code)

@@ -1,4 +1,4 @@
-"""Why a request went where it went, from everywhere where a running router tells it."""
+"""Tests of the explanations of decisions, in every place where a running router shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASK = "x-warmroute-explain"
 
 
 async def told(stack: Stack, prompt: list[int], how: str = "1") -> dict[str, Any]:
-    """The header of a streamed answer that was read to its end."""
+    """Send a streamed request, read it to its end and return the explanation in its header."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "stream": True}
     body["stream_options"] = {"include_usage": True}
     url = f"{stack.url}/v1/completions"
@@ -29,7 +29,7 @@ async def page(stack: Stack, query: str) -> tuple[int, dict[str, Any]]:
 
 
 async def answered(stack: Stack, request: int) -> dict[str, Any]:
-    """What is kept of a request once its end is, which may come after the client's."""
+    """Wait until the router has recorded a request's end, and return its decision record."""
     kept: dict[str, Any] = {}
 
     async def ended() -> bool:

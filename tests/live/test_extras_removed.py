@@ -1,4 +1,6 @@
-"""Each extra's folder may be left out of an installation: a router that needs none of it serves."""
+"""Tests that a router serves without the folder of each extra that its configuration does
+not use.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """A router without an extra, in a folder. Lifetime: test."""
+    """A copy of the router in a folder, without one extra. Lifetime: test."""
 
     folder: Path
     extra: str
@@ -64,7 +66,7 @@ class Without:
         )
 
     async def said(self, *arguments: str) -> tuple[int | None, str]:
-        """Its exit status and what it says went wrong."""
+        """Run the router until it exits; return its exit status and its error output."""
         process = await self.run(*arguments)
         _, errors = await asyncio.wait_for(process.communicate(), WAIT_S)
         return process.returncode, errors.decode()
@@ -83,7 +85,7 @@ def without(tmp_path: Path, request: pytest.FixtureRequest) -> Without:
 
 @asynccontextmanager
 async def ready(process: asyncio.subprocess.Process) -> AsyncIterator[str]:
-    """The line that it says when it serves."""
+    """Yield the line that the program prints once it serves; kill the program at the end."""
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), WAIT_S)
@@ -98,7 +100,7 @@ async def ready(process: asyncio.subprocess.Process) -> AsyncIterator[str]:
 
 
 async def chat(url: str) -> str:
-    """What a chat is answered, once there is a worker."""
+    """Wait until the router is ready, send a chat and return the answer's text."""
     async with aiohttp.ClientSession() as http:
         async with asyncio.timeout(WAIT_S):
             while True:

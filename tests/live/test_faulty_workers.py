@@ -1,4 +1,4 @@
-"""One worker does harm under load: clients see nothing of it that another worker can prevent."""
+"""Tests of one faulty worker under load: clients see no fault that another worker can prevent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CI_HARMS = "cut", "garbled", "slow"  # to answers that had begun, which is harde
 
 
 async def harm_for(front: FaultyFront, harm: Harm, seconds: float) -> None:
-    """Harm for so long, and until some was done."""
+    """Damage answers for some seconds, and until at least one was damaged."""
     front.harm = harm
     await asyncio.sleep(seconds)
 
@@ -112,7 +112,9 @@ async def test_with_all_but_one_dead_that_one_serves(tmp_path: Path) -> None:
 async def test_a_stopped_worker_is_left_alone_at_once_and_its_streams_go_on_when_it_does(
     tmp_path: Path,
 ) -> None:
-    """By the defaults two probes must time out before it counts as down: that takes seconds."""
+    """With default settings a worker counts as down after two probes time out, which
+    takes seconds.
+    """
     async with running(tmp_path, workers=2, router=QUICK, speed=1) as stack:
         body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 400, "stream": True}
         url = f"{stack.url}/v1/completions"
@@ -141,7 +143,7 @@ async def test_a_stopped_worker_is_left_alone_at_once_and_its_streams_go_on_when
 
 
 async def taken_back(stack: Stack, worker_id: int) -> None:
-    """Give requests until one of them was the trial."""
+    """Send requests until the router has tried the worker again and taken it back."""
 
     async def ready() -> bool:
         await stack.complete([random.randrange(1000)] * 48)

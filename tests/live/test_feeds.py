@@ -1,4 +1,6 @@
-"""Our own engine's events over its real sockets, and engines that connect to a real router."""
+"""Tests of our own engine's events over its real sockets, and of engines that connect to a real
+router.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ async def complete(http: aiohttp.ClientSession, url: str, prompt: list[int]) -> 
 
 
 async def source_of(http: aiohttp.ClientSession, url: str) -> ZmqSource:
-    """As the engine itself says."""
+    """Return the event source that the engine reports."""
     async with http.get(f"{url}/kv_event_sources") as reply:
         return kv_event_sources(await reply.read(), "127.0.0.1").by_rank[0]
 
@@ -72,7 +74,9 @@ async def test_our_engines_blocks_are_those_that_xxhash_says(tmp_path: Path, ask
 
 
 def heard_live(http: aiohttp.ClientSession, url: str, one: Rig):  # type: ignore[no-untyped-def]
-    """Whether a batch came live, after one more was published: until then they may pass unheard."""
+    """Return a condition that publishes a batch and is true once a batch was received live; before
+    the subscription takes hold, batches are lost.
+    """
     told = count(101)
 
     async def once() -> bool:
@@ -90,7 +94,7 @@ def replayed(counters: object):  # type: ignore[no-untyped-def]
 
 
 async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Path) -> None:
-    """Two workers share it; their engines are told apart by topic."""
+    """Two workers share the endpoint; the router tells their engines apart by topic."""
     context = zmq.asyncio.Context()
     with context.socket(zmq.PUB) as probe:
         live = f"tcp://127.0.0.1:{probe.bind_to_random_port('tcp://127.0.0.1')}"
@@ -125,7 +129,7 @@ async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Pat
 async def test_prompts_with_ids_of_images_find_the_blocks_that_events_tell_of(
     tmp_path: Path,
 ) -> None:
-    """Their bodies go on as they came; of two workers the one with the blocks gets each of them."""
+    """The worker with the blocks gets each request, and its body passes unchanged."""
     wide = [*PROMPT[:SIZE], *[2**62 + 10**6] * SIZE, *PROMPT[:SIZE], 2**31, *PROMPT[1:SIZE]]
     short = b'{"model" : "tiny", "prompt": %s, "max_tokens":1}' % str([*wide, 5]).encode()
     bodies = [short, short.replace(b"}", b" " * 40_000 + b"}"), short.replace(b"[", b"[" * 2)]

@@ -1,4 +1,6 @@
-"""End to end, with real programs: a request finds the warm worker, the load returns to zero."""
+"""End-to-end tests with real programs: a request finds the warm worker, and the load returns to
+zero.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +196,9 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(stack) -> None:
 
 
 async def test_a_killed_worker_is_replaced_within_the_request_and_rediscovered(stack) -> None:
-    """kill -9 under load: no request is lost, and the worker comes back when it does."""
+    """With a worker killed under load no request is lost, and the worker is used again after its
+    restart.
+    """
     victim = await stack.programs.start("victim", "engine", engine_arguments())
     port = victim.url.rpartition(":")[2]
     worker_id = await stack.add(victim.url)
@@ -217,7 +221,9 @@ async def test_a_killed_worker_is_replaced_within_the_request_and_rediscovered(s
 
 
 async def test_the_doctor_examines_the_workers_of_a_router(stack) -> None:
-    """One examination at a time; what runs nothing is idle, not ill."""
+    """The router runs one examination at a time, and reports a pool without load as idle, not as
+    ill.
+    """
     url = f"{stack.admin}/doctor"
 
     async def examined(query: str, **headers: str) -> tuple[int, Any]:

@@ -1,4 +1,6 @@
-"""Programs that are started in a folder whose modules have the names of ours and of libraries."""
+"""Tests of programs started in a folder whose modules have the same names as ours or as
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ OWN = "def own(request, fleet, state):\n    return fleet.requests + 0.0\n"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Each of its modules ends the program that imports it, but for one policy."""
+    """Return a folder with one usable policy; any other module there ends the program that imports
+    it.
+    """
     for name in TAKEN:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the folder')\n")
     (tmp_path / "my_routing.py").write_text(OWN)

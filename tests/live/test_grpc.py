@@ -1,4 +1,6 @@
-"""KServe's gRPC through the router: faults of workers, of clients, and what is no gRPC at all."""
+"""Tests of KServe's gRPC through the router: faults of workers, faults of clients, and data that is
+not gRPC.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 
 @asynccontextmanager
 async def behind(stack: Stack, *workers: GrpcWorker) -> AsyncIterator[list[int]]:
-    """The workers, known to the router; none of them is charged with anything in the end."""
+    """Add the workers to the router; at the end check that none is charged with a request."""
     ids = [await stack.add(f"{one.url},grpc={one.address}") for one in workers]
     try:
         yield ids
@@ -64,14 +66,14 @@ async def streamed(stub: Stub, requests: Iterable[Any], **more: Any) -> list[Any
 
 
 async def failed(call: Any) -> tuple[grpc.StatusCode, str]:
-    """The code and the message of a call that fails."""
+    """Return the code and the message of a call, which must fail."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value.code(), error.value.details() or ""
 
 
 def bytes_field(count: int) -> bytes:
-    """A raw tensor of so many bytes, as a message has it."""
+    """Return a raw tensor of `count` bytes, encoded as a message's field."""
     field: bytes = pb.ModelInferRequest(raw_input_contents=[bytes(count)]).SerializeToString()
     return field
 
@@ -289,7 +291,9 @@ async def test_a_worker_without_grpc_is_not_asked_by_it(stack: Stack) -> None:
 
 
 async def test_what_answers_later_than_http_is_found(stack: Stack) -> None:
-    """Its gRPC takes connections and says nothing when it is recognized; metrics begin later."""
+    """When the router recognizes the worker, its gRPC port accepts connections and does not answer;
+    its metrics come later.
+    """
     ports = [lasting_port() for _ in range(3)]
     while ports[2] != ports[0] + 2:
         ports = [*ports[1:], lasting_port()]
@@ -448,7 +452,9 @@ async def test_what_runs_ends_before_the_router_does(
 
 
 async def test_what_waits_for_a_models_limit_is_refused_as_by_a_full_triton(tmp_path: Path) -> None:
-    """And in the order of Triton's priorities, within the time that a request gives."""
+    """Waiting requests are served in the order of Triton's priorities, within each request's own
+    timeout.
+    """
     limits = ("--model-limits", f"{MODEL}:max_requests=1", "--limits-hold-requests", "2")
     async with (
         running(tmp_path, workers=0, router=(*ROUTER, *limits)) as stack,

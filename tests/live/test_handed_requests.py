@@ -1,4 +1,6 @@
-"""A hot restart cuts no stream; the new router charges what the old one still has at workers."""
+"""Tests that a hot restart cuts no stream, and that the new router charges workers for the old
+router's requests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ TOKENS = 6_000  # of a real engine: about a minute, and its clients leave before
 
 
 class PatientEngine(LightEngine):
-    """One whose streams go on until they are told to end, and that says nothing of its load."""
+    """An engine whose streams run until the test ends them, and which reports no load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +54,7 @@ def _event(text: str, reason: str | None) -> bytes:
 
 
 class Ground:
-    """Engines, and routers that follow each other. Lifetime: test."""
+    """Engines, and routers that replace one another. Lifetime: test."""
 
     def __init__(self, routers: Routers, http: aiohttp.ClientSession) -> None:
         self.routers = routers
@@ -63,7 +65,7 @@ class Ground:
         return Stack(self.routers.programs, router, [], self.http)
 
     async def start(self, name: str, *flags: str) -> Stack:
-        """The next router, which knows the engines."""
+        """Start the next router and wait until its workers are ready."""
         workers = [part for one in self.engines for part in ("--worker", f"{one.url},kind=openai")]
         stack = self.stack(await self.routers.start(name, *workers, *FLAGS, *flags))
         for worker_id in range(len(self.engines)):
@@ -90,7 +92,7 @@ async def ground(folder: Path) -> AsyncIterator[Ground]:
 
 
 async def stream(stack: Stack, number: int, **fields: Any) -> float:
-    """Seconds that an answer took which came whole; below 0: it was cut."""
+    """Read a stream to its end; return the seconds that it took, or -1 if it was cut."""
     began_s = time.monotonic()
     body = {"model": MODEL, "prompt": [number] * 40, "stream": True} | fields
     try:
@@ -105,7 +107,7 @@ Streams = list[asyncio.Task[float]]
 
 
 async def streams_at(stack: Stack, numbers: Sequence[int], charged: int, **fields: Any) -> Streams:
-    """Streams that run; `charged`: requests at workers then."""
+    """Start streams; wait until the workers are charged with `charged` requests."""
     tasks = [asyncio.create_task(stream(stack, number, **fields)) for number in numbers]
     await until_charged(stack, charged)
     return tasks
@@ -123,7 +125,7 @@ async def requests_by_url(stack: Stack) -> dict[str, int]:
 
 
 async def ends(stack: Stack) -> None:
-    """The router ends by itself."""
+    """Wait until the router exits by itself with status 0."""
     assert await asyncio.wait_for(stack.router.process.wait(), 40) == 0
 
 
@@ -212,7 +214,9 @@ async def test_a_router_before_that_is_killed_takes_its_charges_along(tmp_path: 
 async def test_the_third_router_charges_what_both_before_it_have(
     tmp_path: Path, killed: bool
 ) -> None:
-    """Also if the second one dies at once: the third hears the first by itself."""
+    """This holds even if the second router dies at once, because the third one hears from the first
+    directly.
+    """
     async with ground(tmp_path) as one:
         first = await one.start("first")
         streams = await streams_at(first, range(STREAMS), STREAMS)

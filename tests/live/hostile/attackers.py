@@ -1,10 +1,11 @@
-"""Hostile clients in a process of their own, so that good ones wait for the router: a program.
+"""Hostile clients in their own process, so that good clients wait only for the router.
 
     python -m tests.live.hostile.attackers mutated|slow PORT COUNT SEED
 
-`mutated`: COUNT requests with faults put into them; `slow`: COUNT connections that send a header a
-second. Prints one JSON object: how many answers of each status came, what became of connections.
-Ends with an error where one was left hanging, or something else than the router's parser answered.
+`mutated` sends COUNT requests with faults in them; `slow` opens COUNT connections that send one
+header a second. The program prints one JSON object: how many answers of each status came and how
+the connections ended. It exits with an error if a connection was left hanging, or if something
+other than the router's parser answered.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ADDRESSES = 200  # to come from: an address has 28,000 ports, each kept for a mi
 async def attack(
     port: int, parts: Sequence[bytes], stays: bool, counted: Counter[str], turn: int = 0
 ) -> None:
-    """One hostile connection: answered or closed, never left hanging."""
+    """Open one hostile connection; it must be answered or closed and never left hanging."""
     async with asyncio.timeout(LATEST_S):
         reader, writer = await _connected(port, turn)
         got = b""
@@ -64,7 +65,7 @@ async def _connected(port: int, turn: int) -> tuple[asyncio.StreamReader, asynci
 
 
 async def mutated(port: int, requests: int, seed: int) -> Counter[str]:
-    """Send so many requests, `AT_ONCE` connections at a time; what came back."""
+    """Send `requests` faulty requests over `AT_ONCE` connections at a time; count the answers."""
     counted: Counter[str] = Counter()
     source: Iterator[bytes] = faults(seed)
     turns = itertools.count()
@@ -83,7 +84,9 @@ async def mutated(port: int, requests: int, seed: int) -> Counter[str]:
 
 
 async def slow(port: int, connections: int, seed: int) -> Counter[str]:
-    """Open so many connections and send a header a second each, until the router closes them."""
+    """Open `connections` connections that each send one header a second until the router closes
+    them.
+    """
     counted: Counter[str] = Counter()
 
     async def one(turn: int) -> None:
@@ -116,7 +119,7 @@ async def slow(port: int, connections: int, seed: int) -> Counter[str]:
 
 
 def main(kind: str, port: str, count: str, seed: str) -> None:
-    """Attack and print."""
+    """Run the attack and print its counts."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     attacking = {"mutated": mutated, "slow": slow}[kind]

@@ -1,7 +1,7 @@
-"""Requests that two readers could read differently, and what is to become of each.
+"""Requests that two HTTP parsers could read differently, and how the router must treat each.
 
-Collected by idea: framing (RFC 9112, sections 6 and 11.2), line ends and folding (2.2, 5.2),
-targets (3.2), fields (RFC 9110, 5), protocol switches (RFC 9110, 7.8; RFC 7540, 3.2).
+They are grouped by topic: framing (RFC 9112, sections 6 and 11.2), line ends and folding (2.2,
+5.2), targets (3.2), fields (RFC 9110, 5), protocol switches (RFC 9110, 7.8; RFC 7540, 3.2).
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ _SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 def head(
     *fields: bytes, line: bytes = b"POST /v1/completions HTTP/1.1", host: bool = True
 ) -> bytes:
-    """A head of these fields."""
+    """Return a request head with these fields."""
     first = [line, b"Host: x"] if host else [line]
     return b"\r\n".join([*first, *fields]) + b"\r\n\r\n"
 
 
 def sized(*fields: bytes, line: bytes = b"POST /v1/completions HTTP/1.1") -> bytes:
-    """A good request but for what is given."""
+    """Return a request with a valid body and length, and with these fields and this
+    request line.
+    """
     return head(_SIZED, *fields, line=line) + BODY
 
 
 def coded(chunks: bytes, *fields: bytes) -> bytes:
-    """A chunked request."""
+    """Return a request with a chunked body."""
     return head(_CODED, *fields) + chunks
 
 
 def refused() -> Iterator[tuple[str, int, bytes]]:
-    """(name, status, bytes): never to reach a worker."""
+    """Yield (name, status, bytes) of requests that must never reach a worker."""
     yield from _framing()
     yield from _chunks()
     yield from _lines()
@@ -192,7 +194,7 @@ def _first_lines() -> Iterator[tuple[str, int, bytes]]:
 
 
 def served() -> Iterator[tuple[str, bytes]]:
-    """(name, bytes): unusual, and right; a worker gets `BODY` of each."""
+    """Yield (name, bytes) of unusual but valid requests; a worker gets `BODY` of each."""
     yield "plain", sized()
     yield "coded", coded(_WHOLE)
     yield "coded, in capitals", head(b"TRANSFER-ENCODING: ChUnKeD") + _WHOLE

@@ -1,9 +1,10 @@
-"""Bodies of 16 MB that are legal JSON, and that cost a parser as much as can be; who asks beside.
+"""Bodies of 16 MB that are legal JSON and as costly to parse as possible, and a client that
+measures its waits.
 
-`python -m tests.live.hostile.heavy_bodies PORT PID` is a client of its own: every few milliseconds
-it asks the router, process PID, for /health and for a completion of a model that nobody serves. To
-each line that it reads it answers with the longest waits since the last one, in milliseconds. What
-the router's threads waited for a core meanwhile is not counted.
+`python -m tests.live.hostile.heavy_bodies PORT PID` runs that client. Every few milliseconds it
+asks the router (process PID) for /health and for a completion of a model that no worker serves. For
+each line that it reads, it prints the longest waits since the last line, in milliseconds. Time in
+which the router's threads waited for a core is not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddin
 
 @dataclass(frozen=True, slots=True)
 class Heavy:
-    """One body. `code` is that of a refusal that it must get, whoever the workers are."""
+    """One kind of heavy body. `code` is the error code that the router must answer with;
+    None: any.
+    """
 
     name: str
     path: str
@@ -165,7 +168,7 @@ BODIES = (
 
 
 def post(port: int, path: str, body: bytes) -> tuple[int, bytes]:
-    """(status, answer) of a body."""
+    """Post a body; return (status, answer)."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", port), LOST_S) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
@@ -176,7 +179,7 @@ def post(port: int, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 class Waits:
-    """The longest waits of one who asks the same again and again. Lifetime: program."""
+    """Measures the longest waits of a client that repeats one request. Lifetime: program."""
 
     def __init__(self, port: int, pid: int, request: bytes) -> None:
         self._port, self._request = port, request
@@ -202,7 +205,9 @@ class Waits:
             self._longest_s = max(self._longest_s, self._now_s() - began_s)
 
     def _now_s(self) -> float:
-        """A clock that stands while a thread of the router waits for a core (Linux, schedstat)."""
+        """Return a clock that stops while a thread of the router waits for a core (Linux,
+        schedstat).
+        """
         queued_ns = 0
         for thread in self._threads.iterdir():
             try:
@@ -212,14 +217,14 @@ class Waits:
         return time.monotonic() - queued_ns / 1e9
 
     def take_ms(self) -> float:
-        """The longest since the last call."""
+        """Return the longest wait since the last call, in ms."""
         self._note()
         longest_s, self._longest_s = self._longest_s, 0.0
         return 1e3 * longest_s
 
 
 def main(port: int, pid: int) -> None:
-    """Ask, and tell."""
+    """Send requests all the time and print the longest waits for each line of input."""
     asked = json.dumps({"model": "nobody", "prompt": "a few words", "max_tokens": 1}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(asked)
     health = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -1,5 +1,6 @@
-"""An engine that tells whatever a test wants of its cache, its ranks and where its events are: a
-real HTTP server and real event sockets, with nothing behind them.
+"""An engine that reports whatever a test wants about its cache, ranks and event sockets.
+
+It has a real HTTP server and real event sockets, and no cache behind them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ vllm:cache_config_info{{block_size="{size}",num_gpu_blocks="{blocks}",engine="{r
 
 @dataclass
 class Liar:
-    """Lifetime: test."""
+    """The lying engine. Lifetime: test."""
 
     pub: zmq.asyncio.Socket
     endpoint: str  # where its events are
@@ -47,16 +48,16 @@ class Liar:
     named: int = 0  # blocks that it gave a name
 
     async def subscribed(self) -> None:
-        """Wait until somebody subscribes: what is sent before reaches nobody."""
+        """Wait until a subscriber is there; events sent before that reach nobody."""
         while await self.pub.recv() != b"\x01":
             pass
 
     async def claim(self, *prompts: Sequence[int]) -> None:
-        """One batch of events: these prompts are in its cache."""
+        """Publish one batch of events that says these prompts are in the cache."""
         await self._publish(self._stored(prompt) for prompt in prompts)
 
     async def clear(self) -> None:
-        """Its cache is empty."""
+        """Publish that the cache is empty."""
         await self._publish([AllBlocksCleared()])
 
     def _stored(self, prompt: Sequence[int]) -> BlockStored:
@@ -96,7 +97,9 @@ class Liar:
 
 @asynccontextmanager
 async def lying(events_at: str = "tcp://127.0.0.1", **told: Any) -> AsyncIterator[Liar]:
-    """One that listens at 127.0.0.1, its events at a port of `events_at`, or at an ipc path."""
+    """Yield a lying engine at 127.0.0.1; its events are at a free port of `events_at` or at an ipc
+    path.
+    """
     context = zmq.asyncio.Context()
     pub = context.socket(zmq.XPUB)  # a PUB that tells of its subscribers
     pub.setsockopt(zmq.SNDHWM, 0)
@@ -114,7 +117,7 @@ async def lying(events_at: str = "tcp://127.0.0.1", **told: Any) -> AsyncIterato
 
 @dataclass
 class Prompts:
-    """Prompts of `tokens` ids that share nothing. Lifetime: test."""
+    """Makes prompts of `tokens` ids that have no common prefix. Lifetime: test."""
 
     tokens: int
     made: int = field(default=0)

@@ -1,4 +1,4 @@
-"""Requests with faults put into them, without end, from a seed."""
+"""Endless requests with faults in them, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SNIPPETS = (
 
 
 def faults(seed: int) -> Iterator[bytes]:
-    """Endless requests, each with up to five faults, most of them small."""
+    """Yield endless requests, each with up to five faults, most of which are small."""
     rng = random.Random(seed)
     parts = [data for _, data in served()]
     parts += [data for _, _, data in refused() if len(data) < 4_000]

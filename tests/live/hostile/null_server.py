@@ -1,10 +1,10 @@
-"""The least that a server can do for a hostile client: a program.
+"""The cheapest possible server for hostile clients, as a baseline: a program.
 
-python -m tests.live.hostile.null_server
+    python -m tests.live.hostile.null_server
 
-Answers the first bytes of each connection with 400 and drops the rest. What good clients of a
-router on the same machine wait while attackers are at this server is what the attack costs by
-itself. Prints its port.
+It answers the first bytes of each connection with 400 and drops the rest. The waits of good clients
+at a router on the same machine, while attackers are at this server, are the cost of the attack
+itself. The program prints its port.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ANSWER = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r
 
 
 class Refusing(asyncio.Protocol):
-    """Lifetime: connection."""
+    """Answers the first bytes with 400 and closes. Lifetime: connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

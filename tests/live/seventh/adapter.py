@@ -1,7 +1,7 @@
-"""The engine "seventh", which exists in this project's tests alone (`server.py`).
+"""The adapter of the engine "seventh", which exists only in this project's tests (`server.py`).
 
 Copied to `router/engines/seventh.py`, with one line in `router/engines/table.py`, it is all that
-the router has to know of a new engine.
+the router needs for a new engine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class _Load(msgspec.Struct):
 
 
 class SeventhKv:
-    """One leg after the other: `{"keep": true}` in the first; its answer says where the KV is."""
+    """Disaggregation with one leg after the other: the first leg has `{"keep": true}`, and its
+    answer says where the KV is.
+    """
 
     fields = (_KV,)
     serves_alone, concurrent, answers_late = True, False, False

@@ -1,6 +1,7 @@
-"""A router that knows one engine more: by a file of its own, and one line in the table of engines.
+"""A router that knows one more engine: it adds the engine's file and one line in the table of
+engines.
 
-python -m tests.live.seventh.router serve ...
+    python -m tests.live.seventh.router serve ...
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _IMPORT = "from router.engines import "
 
 
 def registered(table: str) -> str:
-    """The text of `table.py` with the engine's line, and its name among the imports."""
+    """Return the text of `table.py` with the engine's line and its import added."""
     assert table.count(_BEFORE) == table.count(_IMPORT) == 1
     return table.replace(_BEFORE, LINE + _BEFORE).replace(_IMPORT, f"{_IMPORT}seventh, ")
 
@@ -35,7 +36,7 @@ class _Text(Loader):
 
 
 class _Overlay(MetaPathFinder):
-    """Finds these modules by their texts before any other finder. Lifetime: process."""
+    """An import finder that loads these modules from changed texts. Lifetime: process."""
 
     def __init__(self, texts: dict[str, str]) -> None:
         self._texts = texts

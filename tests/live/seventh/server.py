@@ -1,4 +1,4 @@
-"""A server that speaks a protocol of its own, "seventh", before a real timed worker of ours."""
+"""A server with a protocol of its own, "seventh", in front of one of our real timed workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GAUGES = {
 
 
 class SeventhServer:
-    """Lifetime: test."""
+    """The server of the engine "seventh". Lifetime: test."""
 
     def __init__(self, worker_url: str, role: str, http: aiohttp.ClientSession) -> None:
         self._worker_url = worker_url
@@ -83,7 +83,7 @@ class SeventhServer:
 
 @asynccontextmanager
 async def serving(worker_url: str, role: str) -> AsyncIterator[tuple[str, SeventhServer]]:
-    """Such a server before a worker; its URL."""
+    """Run the server in front of a worker; yield its URL and the server."""
     async with aiohttp.ClientSession() as http:
         server = SeventhServer(worker_url, role, http)
         runner = web.AppRunner(server.app())
@@ -97,5 +97,5 @@ async def serving(worker_url: str, role: str) -> AsyncIterator[tuple[str, Sevent
 
 
 def kv_field_of(body: dict[str, Any]) -> str:
-    """The field of a request's body that says where its KV is, as JSON; null: none does."""
+    """Return, as JSON, the body's field that says where the KV is, or null if it has none."""
     return json.dumps(body.get(THEIRS))
