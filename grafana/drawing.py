@@ -218,8 +218,9 @@ def choice(name: str, label: str, values: tuple[str, ...], first: str) -> dict[s
 
 
 ONE_ROUTER = labels("router", "Router", "label_values(warmroute_inflight_requests, instance)")
+# Links carry choices along by their names, and "all of them" is no choice of one.
 SOME_ROUTERS = labels(
-    "router", "Routers", "label_values(warmroute_inflight_requests, instance)", several=True
+    "routers", "Routers", "label_values(warmroute_inflight_requests, instance)", several=True
 )
 WORKER = labels(
     "worker",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from grafana.drawing import Panel, Row, firing_alerts, quantiles, rate, selected, stat, top
 from grafana.limits import limit
 
-ROUTERS = 'instance=~"$router"'
+ROUTERS = 'instance=~"$routers"'
 # Codes of refusals by who would have to change something.
 OF_CLIENTS = "model_not_found|context_length_exceeded|deadline_exceeded|rate_limit_exceeded"
 OF_WORKERS = "worker_error|retry_budget_exhausted"

@@ -85,7 +85,7 @@ PANELS = {
 
 def resolved(expr: str, router: str, engine: str = ".*") -> str:
     """What Grafana sends for a panel's query with the choices that a dashboard begins with."""
-    chosen = {"router": router, "engine": engine, "worker": ".*", "top": "10"}
+    chosen = {"router": router, "routers": router, "engine": engine, "worker": ".*", "top": "10"}
     chosen |= {"ttft": "1.0", "tpot": "0.05", "objective": "0.99"}
     chosen |= {"__rate_interval": "5s", "__range": "10s"}
     return re.sub(r"\$(\w+)", lambda found: chosen[found[1]], expr)

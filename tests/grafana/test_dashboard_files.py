@@ -116,6 +116,14 @@ def test_choices_are_the_readers(name) -> None:
     assert set(variables) - used <= {"worker", "top"}, "a choice that changes nothing"
 
 
+def test_a_link_carries_no_choice_of_several_to_a_choice_of_one() -> None:
+    kinds: dict[str, set[bool]] = {}
+    for file in FILES.values():
+        for variable in file["templating"]["list"]:
+            kinds.setdefault(variable["name"], set()).add(variable.get("multi", False))
+    assert [name for name, several in kinds.items() if len(several) > 1] == []
+
+
 def test_only_a_few_of_a_thousand_workers_are_drawn() -> None:
     """Whatever has a series a worker or an engine is cut to the highest or the lowest of them."""
     for (dashboard, title), panel in PANELS.items():
