@@ -48,8 +48,9 @@ async def page_of(url: str) -> str:
 async def holds(pool: Pool, prefix: str, recorded: str) -> None:
     """The first server tells all that panels ask for, and so does the recorded page."""
     body = {"model": MODEL, "prompt": [5] * 40, "max_tokens": 4, "stream": True}
-    status, _ = await pool.servers[0].post("/v1/completions", body)
-    assert status == 200
+    for _ in range(2):  # SGLang counts cached tokens from the first hit on
+        status, _ = await pool.servers[0].post("/v1/completions", body)
+        assert status == 200
     wanted = {name for name in asked(prefix) if name not in UNTOLD}
     release = pool.environment.release
     wanted -= {name for name, since in SINCE.items() if release[: len(since)] < since}
