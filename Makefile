@@ -25,6 +25,7 @@ CLIENTS := clients==1 perf_analyzer==2.50 envoy==1.40.0 torchvision==0.28.0 bfcl
 SIM_FLAGS ?=
 STUDY_FLAGS ?=
 FIGURES_FLAGS ?=
+PICTURES_FLAGS ?=
 BENCH_FLAGS ?=
 WHEEL_FLAGS ?=
 # Tests start hundreds of Pythons: where the environment lets none keep what it compiled, each would
@@ -44,7 +45,7 @@ TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-vllm run test test-live test-native environments test-engines test-all \
-  check check-lint check-types check-arrows check-tidy bench sim study figures wheel image chart clean
+  check check-lint check-types check-arrows check-tidy bench sim study figures pictures wheel image chart clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +138,10 @@ study: $(STAMP) ## the sweeps behind docs/notes/policy-study.md, resumed: make s
 
 figures: $(STAMP) ## what commands print in README and docs, and figures of the demo, made anew
 	$(BIN)/python -m tests.simulator.figures_in_docs $(FIGURES_FLAGS)
+
+# Flags: PICTURES_FLAGS='ui --record'
+pictures: $(STAMP) ## the pictures of README and docs, made anew by a headless chromium
+	$(BIN)/python -m tests.live.pictures $(PICTURES_FLAGS)
 
 # Flags: WHEEL_FLAGS='--arch x86_64 --python python3.13 --no-sdist'
 wheel: $(WHEEL_STAMP) ## wheels for x86_64 and aarch64, and an sdist, in dist/
