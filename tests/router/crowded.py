@@ -1,4 +1,4 @@
-"""A router with as many workers as wanted, none of which exists, and load that is made up."""
+"""A router with any number of invented workers, and invented load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KV_TOKENS = 400_000.0
 
 @dataclass
 class Crowd:
-    """Lifetime: test."""
+    """A router with invented workers. Lifetime: test."""
 
     router: Router
     url: str  # of the admin port
@@ -45,7 +45,7 @@ class Crowd:
     requests: list[RequestState] = field(default_factory=list)
 
     def join(self, models: Sequence[str] = ("m",), url: str | None = None) -> int:
-        """A worker that is believed to be ready."""
+        """Add a worker that counts as ready."""
         router, number = self.router, len(self.router.fleet.members)
         here = url or f"http://127.0.{number // 250}.{number % 250 + 1}:9"
         worker_id = router.fleet.add(parse_worker_spec(here)).worker_id
@@ -65,14 +65,14 @@ class Crowd:
         return worker_id
 
     def state(self, worker_id: int, state: Any, facts: WorkerFacts | None = None) -> None:
-        """What its shell would tell of it."""
+        """Tell the core a worker's state, as its monitor would."""
         now_s = self.router.dispatcher.clock()
         self.router.dispatcher.tell(WorkerChange(now_s, worker_id, state, facts))
 
     async def send(
         self, session: str = "s", tenant: str | None = None, model: str = "m", body: bytes = b""
     ) -> None:
-        """A request that was dispatched and has no answer yet."""
+        """Dispatch a request, which is not answered yet."""
         service, draws = self.router.service, self.draws
         own = np.frombuffer(draws.randbytes(8 * draws.randrange(5, 60)), dtype=np.uint64)
         blocks = draws.choice(HEADS)
@@ -97,7 +97,7 @@ class Crowd:
         self.requests.append(request)
 
     def answer(self, share: float = 1.0, fails: float = 0.0) -> None:
-        """The oldest requests are over; some of them fail for good."""
+        """End the oldest requests; some of them fail for good."""
         for request in self.requests[: int(len(self.requests) * share)]:
             now_s = self.router.dispatcher.clock()
             request.ticket.first_token(now_s)
@@ -109,11 +109,11 @@ class Crowd:
         del self.requests[: int(len(self.requests) * share)]
 
     async def second(self) -> None:
-        """A second has passed, as far as the page's history goes."""
+        """Let a second pass for the history of the page."""
         self.router.admin.ui.sample()
 
     async def told(self, query: str = "") -> Any:
-        """What `/ui/state` answers; None for 204."""
+        """Return the answer of `/ui/state`; None for 204."""
         async with self.http.get(f"{self.url}/ui/state{query}") as reply:
             assert reply.status in (200, 204), await reply.text()
             return msgspec.json.decode(await reply.read()) if reply.status == 200 else None
@@ -121,7 +121,7 @@ class Crowd:
 
 @asynccontextmanager
 async def crowd(workers: int, **config: Any) -> AsyncIterator[Crowd]:
-    """A router whose admin port is served and whose workers are all believed to be ready."""
+    """Yield a router with its admin port, whose workers all count as ready."""
     async with aiohttp.ClientSession() as http:
         limits = Limits(workers=max(workers + 8, 16))
         router = Router(Config(limits=limits, intervals=Intervals(health_s=600.0), **config), http)

@@ -1,4 +1,4 @@
-"""A fleet that follows sources which say what a test says."""
+"""A fleet that follows sources whose reports a test decides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.router.waiting import until
 
 
 class Told:
-    """A source that says what the test says. Lifetime: test."""
+    """A source whose reports a test decides. Lifetime: test."""
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[Report | Exception] = asyncio.Queue()
@@ -38,7 +38,7 @@ class Told:
 
 @dataclass
 class World:
-    """Lifetime: test."""
+    """A fleet with its sources and clock. Lifetime: test."""
 
     manager: FleetManager
     discovery: Discovery

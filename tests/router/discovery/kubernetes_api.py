@@ -39,7 +39,7 @@ _STATUS = {"refuses": 503, "forbidden": 403, "unknown": 404}
 def pool(
     name: str, labels: Mapping[str, str], *ports: int, protocol: str | None = None
 ) -> dict[str, Any]:
-    """An InferencePool as its controller's webhook takes it."""
+    """Return an InferencePool that its controller's webhook accepts."""
     spec: dict[str, Any] = {
         "selector": {"matchLabels": dict(labels)},
         "targetPorts": [{"number": port} for port in ports],
@@ -51,7 +51,9 @@ def pool(
 
 
 def objective(name: str, of: str, priority: Any = None, **ref: str) -> dict[str, Any]:
-    """An InferenceObjective of the pool `of`, with what the API fills in; `ref`: of its poolRef."""
+    """Return an InferenceObjective of the pool `of`, with what the API fills in. `ref`: fields of
+    its poolRef.
+    """
     named = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": of} | ref
     spec = {"poolRef": named} | ({} if priority is None else {"priority": priority})
     return {"metadata": {"name": name}, "spec": spec, "status": {"conditions": []}}
@@ -65,7 +67,7 @@ def pod(
     notes: Mapping[str, str] | None = None,
     deleted: bool = False,
 ) -> dict[str, Any]:
-    """A pod with more fields than anybody needs; `deleted`: it has its grace period left."""
+    """Return a pod with more fields than the router reads. `deleted`: it is in its grace period."""
     meta: dict[str, Any] = {"name": name, "uid": f"uid-{name}", "labels": dict(labels)}
     if notes is not None:
         meta["annotations"] = dict(notes)
@@ -93,7 +95,7 @@ class _Change:
 
 @dataclass
 class KubernetesApi:
-    """Lifetime: test. All that changes is under its caller's control; nothing happens by time."""
+    """An API server that changes only when the test says so. Lifetime: test."""
 
     version: int = 1
     illness: Illness = ""
@@ -110,51 +112,53 @@ class KubernetesApi:
     _port: int = 0
 
     async def put(self, kind: str, what: dict[str, Any]) -> None:
-        """Create it, or change it."""
+        """Create an object, or change it."""
         await self._change(kind, what["metadata"]["name"], copy.deepcopy(what))
 
     async def delete(self, kind: str, name: str) -> None:
-        """It is gone at once; nothing where there was none."""
+        """Delete an object at once, if it exists."""
         if name in self._objects.get(kind, {}):
             await self._change(kind, name, None)
 
     async def compact(self) -> None:
-        """Forget all changes: watches from before, and pages of lists begun before, are 410."""
+        """Forget all changes: earlier watches, and later pages of earlier lists, get 410."""
         self.version += 1
         self._oldest, self._changes = self.version, []
 
     async def say(self, what: Literal["bookmark", "end", "break", "garbage", "expire"]) -> None:
-        """To all watches: a bookmark, their end, a broken line, no JSON, or that they are old."""
+        """Send all watches a bookmark, their end, a broken line, a line that is no JSON, or that
+        they are too old.
+        """
         for said in self._watches.values():
             said.put_nowait(what)
         async with self._news:
             self._news.notify_all()
 
     async def watching(self, kind: str) -> None:
-        """Return once somebody watches the kind."""
+        """Wait until a client watches the kind."""
         async with self._news:
             await self._news.wait_for(lambda: kind in self._kinds.values())
 
     async def asked_again(self, kind: str, times: int = 1) -> None:
-        """Return once the kind was asked for so many times from now on."""
+        """Wait until the kind was requested this many times from now on."""
         wanted = times + sum(k == kind for k, _ in self.asked)
         async with self._news:
             await self._news.wait_for(lambda: sum(k == kind for k, _ in self.asked) >= wanted)
 
     def objects(self, kind: str) -> dict[str, dict[str, Any]]:
-        """All that there are now."""
+        """Return all current objects of a kind."""
         return self._objects.get(kind, {})
 
     def lists(self, kind: str) -> int:
-        """How often the kind was listed, pages but the first not counted."""
+        """Return how often the kind was listed; only first pages count."""
         return sum(k == kind and not {"watch", "continue"} & q.keys() for k, q in self.asked)
 
     def watched(self, kind: str) -> list[str]:
-        """Versions from which watches were begun."""
+        """Return the versions from which watches started."""
         return [q["resourceVersion"] for k, q in self.asked if k == kind and "watch" in q]
 
     async def start(self) -> None:
-        """Listen, at the port of before."""
+        """Listen, at the same port as before."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
@@ -164,7 +168,7 @@ class KubernetesApi:
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
-        """Nobody listens; what was open is cut."""
+        """Stop listening, and cut open connections."""
         await self.say("break")
         if self._runner is not None:
             await self._runner.cleanup()
@@ -251,7 +255,7 @@ class KubernetesApi:
     async def _interrupt(
         self, request: web.Request, reply: web.StreamResponse, what: str, kind: str, version: int
     ) -> bool:
-        """Do what `say` wants; whether the watch goes on."""
+        """Do what `say` asks for; return whether the watch goes on."""
         if what == "bookmark":
             api, title = KINDS[kind]
             meta = {"resourceVersion": str(version), "creationTimestamp": None}
@@ -277,7 +281,7 @@ def _line(kind: str, what: Mapping[str, Any]) -> bytes:
 
 
 def _event(change: _Change, query: Mapping[str, str]) -> bytes:
-    """What a watch with these selectors hears of it; empty: nothing."""
+    """Return the event that a watch with these selectors gets for a change; empty if none."""
     was = change.before is not None and _selected(change.before, query)
     now = change.after is not None and _selected(change.after, query)
     if now:
@@ -300,7 +304,7 @@ def _selected(one: Mapping[str, Any], query: Mapping[str, str]) -> bool:
 
 @asynccontextmanager
 async def kubernetes_api() -> AsyncIterator[KubernetesApi]:
-    """It listens on loopback, at a port that the system chooses."""
+    """Yield an API server on loopback, at a port that the system chooses."""
     api = KubernetesApi()
     await api.start()
     try:

@@ -1,4 +1,4 @@
-"""A small API server that plays answers by the API's documented schema (Kubernetes 1.33)."""
+"""A small API server that replays answers in the API's documented schema (Kubernetes 1.33)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATH = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
 
 
 def endpoint(address: str, **conditions: bool | None) -> dict[str, Any]:
-    """Ready and serving, but for what is said."""
+    """Return an endpoint that is ready and serving, except for the given conditions."""
     known = {"ready": True, "serving": True, "terminating": False} | conditions
     target = {"kind": "Pod", "namespace": "llm", "name": f"vllm-{address}", "uid": "5f0e"}
     return {"addresses": [address], "conditions": known, "targetRef": target, "nodeName": "n1"}
@@ -31,7 +31,7 @@ def terminating(address: str) -> dict[str, Any]:
 def a_slice(
     name: str, version: int, *endpoints: Any, ports: Any = None, kind: str = "IPv4"
 ) -> dict[str, Any]:
-    """As the endpoint slice controller writes them."""
+    """Return a slice as the endpoint slice controller writes it."""
     return {
         "kind": "EndpointSlice",
         "apiVersion": "discovery.k8s.io/v1",
@@ -68,7 +68,7 @@ def too_old() -> bytes:
 
 @dataclass
 class Watch:
-    """What one watch says: it waits for more until the test ends it. Lifetime: test."""
+    """The lines of one watch, which waits for more until the test ends it. Lifetime: test."""
 
     lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
@@ -77,17 +77,17 @@ class Watch:
             self.lines.put_nowait(line)
 
     def ends(self) -> None:
-        """As the server's own timeout does."""
+        """End the watch, as the server's own timeout does."""
         self.lines.put_nowait(None)
 
     def breaks(self) -> None:
-        """In the middle of an event."""
+        """Break the watch off in the middle of an event."""
         self.lines.put_nowait(b"")
 
 
 @dataclass
 class ApiServer:
-    """Lifetime: test."""
+    """An API server that replays the test's answers. Lifetime: test."""
 
     url: str = ""
     lists: deque[Any] = field(default_factory=deque)  # answers in turn, the last one for ever
@@ -107,7 +107,7 @@ class ApiServer:
 
     @property
     def watched(self) -> list[str]:
-        """Versions from which each watch was begun."""
+        """The version from which each watch started."""
         return [one["resourceVersion"] for one in self.asked if one.get("watch")]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -134,7 +134,7 @@ class ApiServer:
 
 @asynccontextmanager
 async def api_server() -> AsyncIterator[ApiServer]:
-    """It listens on loopback, at a port that the system chooses."""
+    """Yield an API server on loopback, at a port that the system chooses."""
     server = ApiServer()
     app = web.Application()
     app.router.add_get(PATH, server.answer)

@@ -30,7 +30,7 @@ def up(report: Report) -> list[str]:
 
 
 class Following:
-    """The reports of a source, its latest at hand. Lifetime: test."""
+    """Follows the reports of a source, and keeps the latest. Lifetime: test."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Following:
             self._news.set()
 
     async def until(self, reached: Callable[[Report], bool], what: str = "") -> Report:
-        """The first report from now on, or the latest, that is so."""
+        """Return the latest report, or the first one from now on, for which `reached` is true."""
         async with asyncio.timeout(10.0):
             while not (self.reports and reached(self.reports[-1])):
                 self._news.clear()
@@ -67,7 +67,7 @@ class Following:
         return self.reports[-1]
 
     async def is_up(self, *addresses: str) -> Report:
-        """Until these are all that there are, all well."""
+        """Wait until exactly these workers are reported, without trouble."""
         wanted = [one if ":" in one else f"{one}:8000" for one in addresses]
         return await self.until(
             lambda r: r.workers is not None and not r.trouble and up(r) == sorted(wanted),
@@ -75,7 +75,9 @@ class Following:
         )
 
     def believed(self) -> list[str]:
-        """Who would get requests, though its probes answer for ever and no grace ends."""
+        """Return the workers that would get requests if all probes were answered and no grace time
+        ended.
+        """
         answers = self.trust.workers(1.0, 3600.0, lambda _: True)
         return hosts(one.spec.url for one in answers if not one.stopping)
 

@@ -1,4 +1,4 @@
-"""The fleet follows configuration, sources and what was added by hand."""
+"""Tests that the fleet follows the configuration, sources, and workers that were added by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ A, B, C = (f"http://127.0.0.1:{port}" for port in (11, 12, 13))
 
 @pytest.fixture(autouse=True)
 def down(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Every URL is a worker, and answers probes unless it is among these."""
+    """Treat every URL as a worker that answers probes, except those in the returned set."""
     down: set[str] = set()
 
     async def known(http: object, spec: WorkerSpec, *_: object) -> Recognized:

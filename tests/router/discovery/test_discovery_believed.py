@@ -1,4 +1,4 @@
-"""What of a source is believed: losing everybody, flapping, failing."""
+"""Tests of the trust in a source: it loses all workers, flaps, or fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRACE_S = 30.0
 
 
 def seen(*names: str) -> tuple[ReportedWorker, ...]:
-    """`x!` is one that stops."""
+    """Return reported workers; `x!` is a worker that stops."""
     return tuple(
         ReportedWorker(WorkerSpec(f"http://{name.removesuffix('!')}"), name.endswith("!"))
         for name in names
@@ -22,7 +22,7 @@ def seen(*names: str) -> tuple[ReportedWorker, ...]:
 
 
 def names(believed: SourceTrust, now_s: float, up: str = "") -> list[str]:
-    """Who is believed to be there; `up`: those that answer probes."""
+    """Return the workers that count as present. `up`: those that answer probes."""
     found = believed.workers(now_s, GRACE_S, lambda spec: spec.url.removeprefix("http://") in up)
     return sorted(one.spec.url.removeprefix("http://") for one in found)
 

@@ -1,4 +1,6 @@
-"""An InferencePool and its pods: what an API server says, whatever happens on the way."""
+"""Tests of an InferencePool and its pods: an API server's answers, with all kinds of
+interruptions.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +203,7 @@ _TREES = st.recursive(
 
 @given(st.binary(max_size=100) | _TREES.map(json.dumps).map(str.encode))
 def test_garbage_is_refused_or_makes_no_trouble(data: bytes) -> None:
-    """Whatever an API says, nothing but WatchError and TooOldError comes of it."""
+    """Any answer of an API raises nothing other than WatchError and TooOldError."""
     pools, pods = pools_of(spec()), pods_of(spec(), terms())
     objectives = objectives_of(spec())
     with contextlib.suppress(WatchError):
@@ -448,7 +450,9 @@ async def _do(api: KubernetesApi, one: Following, step: tuple[Any, ...]) -> None
 
 
 def _truth(api: KubernetesApi) -> tuple[set[str], set[str], set[str]]:
-    """Workers that are ready, not ready, and stop, by a plain reading of all objects."""
+    """Return the workers that are ready, not ready, and stopping, by a plain reading of all
+    objects.
+    """
     ready: set[str] = set()
     unready: set[str] = set()
     leaving: set[str] = set()
@@ -474,7 +478,9 @@ def _truth(api: KubernetesApi) -> tuple[set[str], set[str], set[str]]:
 
 
 async def _settled(api: KubernetesApi, one: Following) -> None:
-    """Until the source says what the API has; then what is believed must follow from it."""
+    """Wait until the source reports the API's state; then check that the trusted workers follow
+    from it.
+    """
     ready, unready, leaving = _truth(api)
     there = "chat" in api.objects("inferencepools")
     said = "" if there else "no InferencePool llm/chat"

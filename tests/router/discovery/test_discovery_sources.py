@@ -1,4 +1,4 @@
-"""Files and DNS as sources of workers."""
+"""Tests of files and DNS as sources of workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_S = 0.01
 
 
 async def told(source: Source) -> AsyncIterator[Report]:
-    """Its reports, each within ten seconds."""
+    """Yield the reports of a source, each within ten seconds."""
     async with aclosing(source.reports()) as reports:  # type: ignore[type-var]
         while True:
             yield await asyncio.wait_for(anext(reports), 10.0)
@@ -33,7 +33,7 @@ def urls(report: Report) -> list[str]:
 
 
 def replace_with(path: Path, text: str) -> None:
-    """As careful programs write files."""
+    """Replace a file by renaming, as careful programs do."""
     beside = path.with_suffix(".new")
     beside.write_text(text)
     os.replace(beside, path)
@@ -132,7 +132,9 @@ def dns(text: str, **options: Any) -> DnsSource:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[tuple[str, int]]:
-    """The system's resolver answers these, one after another, the last one for ever."""
+    """Let the system's resolver give these answers one after another, and the last one from then
+    on.
+    """
     asked: list[tuple[str, int]] = []
     left = list(given)
 

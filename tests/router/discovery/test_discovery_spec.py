@@ -1,4 +1,4 @@
-"""How sources of workers are written."""
+"""Tests of the syntax of sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TensorRT-LLM's disaggregation YAML as a pool, and the store by which its workers join."""
+"""Tests of TensorRT-LLM's disaggregation YAML, and of the store at which its workers announce
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ OPERATIONS = st.one_of(
 
 @given(st.lists(OPERATIONS, max_size=40))
 def test_the_store_is_a_table_of_keys_with_an_end(steps: list[tuple[Any, ...]]) -> None:
-    """Beside a model that keeps all and looks at the time when it is asked."""
+    """The oracle keeps all keys, and compares times when it is asked."""
     store, now_s = ClusterStore(), 0.0
     model: dict[str, float] = {}
     for number, (what, *rest) in enumerate(steps):
@@ -165,7 +167,7 @@ def test_what_cannot_be_a_worker_is_named(tmp_path: Path) -> None:
 
 @dataclass
 class Joining:
-    """A source whose store listens, and what it said last. Lifetime: test."""
+    """A source whose store listens, and its latest report. Lifetime: test."""
 
     url: str
     http: aiohttp.ClientSession
@@ -178,7 +180,7 @@ class Joining:
             return reply.status, await reply.json()
 
     async def join(self, port: int, role: int, ttl: int = 10) -> str:
-        """As a worker does it."""
+        """Announce a worker as TensorRT-LLM does."""
         name = f"CONTEXT-127.0.0.1:{port}-1-2-003"
         key = f"/trtllm-disagg/blue/workers/{name}"
         info = {"worker_id": name, "host": "127.0.0.1", "port": port, "role": role}

@@ -1,6 +1,7 @@
-"""Each of the 39 causes as a pool that has it, and as the same pool without.
+"""Each of the 39 causes as a pool that has it, and as the same pool without it.
 
-A case is the cause's number, what its first finding must say, the field to change, and the two.
+A case is the cause's number, the text that its first finding must have, the field to change, and
+the two pools.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.router.doctor.pools import (
 
 
 class Case(NamedTuple):
-    """A cause."""
+    """One case of a cause."""
 
     number: int
     says: tuple[str, ...]  # parts of its evidence
@@ -63,12 +64,14 @@ HEALTHY: dict[str, Any] = {
 def one(
     configured: dict[str, Any], figures: dict[str, Any], gauges: Any = "", **facts: Any
 ) -> Evidence:
-    """A Triton with one model."""
+    """Return the evidence of a Triton with one model."""
     return pool(triton([configured], figures, gauges=gauges), **facts)
 
 
 def llm(gauges: dict[str, Any], params: dict[str, str] | None = None, **facts: Any) -> Evidence:
-    """A Triton with the TensorRT-LLM backend, whose statistics say batch 1 for every request."""
+    """Return the evidence of a Triton with the TensorRT-LLM backend, whose statistics have batch 1
+    for every request.
+    """
     fields = facts.pop("fields", {})
     made = config(**(LLM | {"parameters": parameters(**(params or {}))} | fields))
     figures = ran("tensorrt_llm", {1: (40, 0.2)})
@@ -76,13 +79,13 @@ def llm(gauges: dict[str, Any], params: dict[str, str] | None = None, **facts: A
 
 
 def failures(count: int) -> list[str]:
-    """The counter of requests that waited too long."""
+    """Return the counter of requests that waited too long."""
     name = 'nv_inference_request_failure{model="m",version="1",reason="REJECTED"}'
     return [f"{name} {3 + (count if look else 0)}\n" for look in range(LOOKS + 1)]
 
 
 def queue(**policy: Any) -> dict[str, Any]:
-    """A configuration with a queue policy."""
+    """Return a configuration with a queue policy."""
     return config(dynamic_batching={"default_queue_policy": policy})
 
 
@@ -462,7 +465,9 @@ PYTHON_AND_POOL = (
 
 
 def others() -> dict[str, tuple[int, Evidence, Evidence]]:
-    """The same causes at engines that are no Triton: name -> cause, sick, well."""
+    """Return the same causes at engines other than Triton: name -> cause, pool with it, pool
+    without it.
+    """
     vllm = "vllm:num_requests_running {r}\nvllm:num_requests_waiting {w}\n"
     vllm += "vllm:kv_cache_usage_perc {u}\n"
     vllm += 'vllm:cache_config_info{{block_size="16",num_gpu_blocks="1000"}} 1\n'

@@ -1,7 +1,7 @@
-"""Readings of pools that never were: as servers tell them, byte for byte, parsed as they are.
+"""Readings of invented pools, in the bytes that servers send, parsed as real ones are.
 
-A model's figures are those of the watch; before it there were warm-up requests, slow ones, which
-nobody may count.
+A model's figures are those of the observed time; before it there were slow warm-up requests, which
+must not be counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ URLS = tuple(f"http://gpu{n}:8000" for n in range(1, 9))
 
 
 def config(name: str = "m", **fields: Any) -> dict[str, Any]:
-    """A model's configuration as `/config` has it: Python, batches of 8, the batcher on."""
+    """Return a model's configuration in the form of `/config`: Python, batches of 8, the batcher
+    on.
+    """
     plain: dict[str, Any] = {
         "name": name,
         "platform": "",
@@ -46,12 +48,12 @@ def config(name: str = "m", **fields: Any) -> dict[str, Any]:
 
 
 def instances(count: int, **more: Any) -> list[dict[str, Any]]:
-    """`instance_group`."""
+    """Return the field `instance_group`."""
     return [{"name": "m_0", "kind": "KIND_CPU", "count": count, **more}]
 
 
 def parameters(**values: str) -> dict[str, Any]:
-    """`parameters`."""
+    """Return the field `parameters`."""
     return {name: {"string_value": value} for name, value in values.items()}
 
 
@@ -63,7 +65,9 @@ def ran(
     failed: int = 0,
     cache_hits: int = 0,
 ) -> dict[str, Any]:
-    """A model's figures of the watch: `sizes` are executions and ms by batch size."""
+    """Return a model's figures of the observed time: `sizes` are executions and ms by
+    batch size.
+    """
     sizes = {} if sizes is None else sizes
     rows = sum(batch * count for batch, (count, _) in sizes.items())
     return {
@@ -79,7 +83,9 @@ def ran(
 
 
 def _stats(figures: dict[str, Any], watched: bool) -> dict[str, Any]:
-    """As `/v2/models/stats` has it, before the watch or after."""
+    """Return the figures in the form of `/v2/models/stats`, before the observed time or
+    after it.
+    """
     on = 1 if watched else 0
 
     def sums(count: int, ms: float) -> dict[str, int]:
@@ -123,9 +129,10 @@ def _stats(figures: dict[str, Any], watched: bool) -> dict[str, Any]:
 
 
 def trt(model: str = "tensorrt_llm", still: bool = False, **gauges: Any) -> list[str]:
-    """The TensorRT-LLM backend's gauges, a page a look. A list of values gives each look its own.
+    """Return the TensorRT-LLM backend's gauges, one page for each look.
 
-    Names as in `_TRT`; with `still` the engine makes no step.
+    A list of values gives each look its own. Names are those in `_TRT`; with `still` the engine
+    makes no step.
     """
     pages = []
     for look in range(LOOKS + 1):
@@ -161,7 +168,7 @@ _TRT = {
 
 
 def lengths(prompt: int, output: int) -> dict[str, Any]:
-    """Gauges of token lengths: other ones before the watch than in it."""
+    """Return gauges of token lengths that differ before and within the observed time."""
     counts = [10 * look for look in range(1, LOOKS + 2)]
     return {
         "input_sum": [10 * 5 + prompt * (count - 10) for count in counts],
@@ -178,7 +185,7 @@ def triton(
     url: str = URL,
     version: str = "2.51.0",
 ) -> Watched:
-    """A Triton over a watch."""
+    """Return a Triton over an observed time."""
     known = {
         c["name"]: parse_json(json.dumps(c).encode(), TritonModelConfig, "config") for c in configs
     }
@@ -196,7 +203,7 @@ def triton(
 def plain(
     kind: str, pages: list[str] | str, url: str = "http://gpu1:8001", **settings: str
 ) -> Watched:
-    """Another engine over a watch."""
+    """Return another engine over an observed time."""
     each = [pages] * (LOOKS + 1) if isinstance(pages, str) else pages
     readings = tuple(
         Reading(1000.0 + SECONDS * look / LOOKS, parse_gauges(page))
@@ -206,10 +213,10 @@ def plain(
 
 
 def pool(*watched: Watched, **facts: Any) -> Evidence:
-    """All that is judged."""
+    """Return the evidence of these servers."""
     return Evidence(tuple(evidence_of(one) for one in watched), ClientFacts(**facts))
 
 
 def router(in_flight: float = 0.0, connections: float = 0.0, **more: Any) -> RouterEvidence:
-    """What our router counted."""
+    """Return the counts of our router."""
     return RouterEvidence(connections, in_flight, more.pop("most", in_flight), **more)

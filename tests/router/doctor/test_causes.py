@@ -1,4 +1,6 @@
-"""All 39 causes: each is named first with its numbers, and its healthy twin shows nothing."""
+"""Tests of all 39 causes: each is named first with its numbers, and the same pool without it has no
+findings.
+"""
 
 from __future__ import annotations
 

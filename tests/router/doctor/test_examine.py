@@ -1,4 +1,6 @@
-"""The whole examination over HTTP: who is asked what, bad servers, the probe, the command."""
+"""Tests of the whole examination over HTTP: which questions are asked, bad servers, the probe, the
+command.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ SLEEP_S = 0.01
 
 
 class SmallTriton:
-    """Triton's HTTP for one model that takes 10 ms a request and one at a time. Lifetime: test."""
+    """Triton's HTTP for one model that takes 10 ms a request, one at a time. Lifetime: test."""
 
     def __init__(self, **fields: Any) -> None:
         self.config: dict[str, Any] | None = config(**fields)
@@ -39,7 +41,7 @@ class SmallTriton:
         self._free = asyncio.Lock()
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Any path."""
+        """Answer a request for any path."""
         self.asked.append(request.path)
         if request.path.endswith("/infer"):
             return await self._infer(await request.json())
@@ -87,7 +89,7 @@ class SmallTriton:
 
 @asynccontextmanager
 async def small_triton(**fields: Any) -> AsyncIterator[tuple[str, SmallTriton]]:
-    """Its URL, and itself."""
+    """Yield the URL of a server, and the server."""
     model = SmallTriton(**fields)
     async with served_by(model.answer) as url:
         yield url, model
@@ -197,7 +199,7 @@ def test_load_goes_to_this_machine_unless_allowed() -> None:
 
 
 async def test_our_engine_says_why_it_does_not_batch() -> None:
-    """A real worker whose KV cache holds one request of eight."""
+    """The worker is real, and its KV cache holds one request of eight."""
     async with running(kv_tokens=1600, speed=4.0) as worker:
         scheduler = worker.worker.runner.scheduler
 

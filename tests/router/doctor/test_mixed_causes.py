@@ -1,6 +1,6 @@
-"""Several causes at once: the one whose removal admits the most requests is named first.
+"""Tests of several causes at once: the one whose removal admits most requests is named first.
 
-Also what looks like a cause and is none.
+They also cover what looks like a cause and is none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.router.doctor.pools import (
 
 
 class Mixed(NamedTuple):
-    """Causes in the order in which they must be named, and the pool that has them."""
+    """Causes in the order in which they must be named, and a pool that has them."""
 
     numbers: tuple[int, ...]
     evidence: Evidence
@@ -225,7 +225,9 @@ def test_an_engine_is_not_blamed_for_the_one_before_it(
 
 @pytest.mark.parametrize("singles", [0, 1, 3, 200])
 def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
-    """Nor are they too little load to batch: few execute, for the cache takes the others."""
+    """They are also not too little load to batch: few execute, because the cache answers the
+    others.
+    """
     configured = config(response_cache={"enable": True}, instance_group=instances(2))
     figures = ran(sizes={1: (singles, 20.0)}, queue_ms=1.0, cache_hits=4000)
     assert [found.number for found in judge(one(configured, figures))] == [12]
@@ -241,8 +243,9 @@ def test_a_load_that_is_little_without_the_cache_too_is_told() -> None:
 def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
     count: int, numbers: list[int]
 ) -> None:
-    """The requests of the cache neither make two executions enough to judge by, nor do they keep
-    those that execute from being alone."""
+    """Requests that the cache answers neither make two executions enough to judge by, nor company
+    for those that execute.
+    """
     delayed = {"max_queue_delay_microseconds": "20000"}
     configured = config(response_cache={"enable": True}, dynamic_batching=delayed)
     figures = ran(sizes={1: (count, 20.0)}, queue_ms=20.0, cache_hits=4000)
@@ -250,8 +253,9 @@ def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
 
 
 def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
-    """They count as requests that waited, for no time at all: nine of ten make a wait of three
-    batches look like one of a third."""
+    """They count as requests that waited for no time: nine of ten make a wait of three batches look
+    like one of a third.
+    """
     configured = config(response_cache={"enable": True}, dynamic_batching=None)
     figures = ran(sizes={1: (100, 20.0)}, queue_ms=60.0, cache_hits=900)
     assert [found.number for found in judge(one(configured, figures))] == [1, 12]
@@ -259,7 +263,7 @@ def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
 
 @pytest.mark.parametrize(("joined", "numbers"), [(8, [5]), (100, [])])
 def test_a_few_batches_do_not_tell_how_long_batches_take(joined: int, numbers: list[int]) -> None:
-    """Those few were joined while the machine stood still, which is why they took long."""
+    """These few were joined while the machine paused, so they took long."""
     configured = config(instance_group=instances(4))
     figures = ran(sizes={1: (700, 20.0), 2: (joined, 36.0)}, queue_ms=10.0)
     assert [found.number for found in judge(one(configured, figures))] == numbers

@@ -1,4 +1,6 @@
-"""A model that asks other models of its server: what it waits for is not taken for its own work."""
+"""Tests of a model that calls other models of its server: its waiting does not count as its own
+work.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ WRAPPER, INNER = config("wrapper"), config("inner")
 
 
 def numbers(found: tuple[Finding, ...]) -> list[tuple[int, str]]:
-    """Each finding's cause and model."""
+    """Return each finding's cause and model."""
     return [(one.number, one.where.rpartition(" ")[2]) for one in found]
 
 
@@ -33,7 +35,7 @@ def server(*models: tuple[dict[str, Any], dict[str, Any]], gauges: Any = "") -> 
 def test_a_wrapper_that_asks_one_by_one_is_named(
     figures: dict[str, Any], batcher: dict[str, Any]
 ) -> None:
-    """And neither its computing, nor the clients of the model that it asks."""
+    """Neither its computation nor the clients of the model that it calls are named."""
     found = judge(server((config("wrapper", **batcher), figures), (INNER, ONE_BY_ONE)))
     assert numbers(found) == [(26, "wrapper")]
     assert "inner has 0.83 at a time of 8" in found[0].found.evidence
@@ -80,7 +82,7 @@ def test_a_wrapper_that_waits_does_not_compute(
 
 
 def test_nor_does_one_that_waits_for_an_engine() -> None:
-    """By the engine's gauges; and by the count of requests, where it shows none."""
+    """The evidence is the engine's gauges, or the count of requests if it has none."""
     streamed = ran("tensorrt_llm", {1: (1_350, 0.2)})
     engine = config("tensorrt_llm", model_transaction_policy={"decoupled": True})
     shown = trt(active=8, scheduled=8, max=8, kv_max=1000, kv_used=300, tokens_per=64)
@@ -103,7 +105,7 @@ def test_only_python_asks() -> None:
 
 
 def test_a_model_with_clients_of_its_own_keeps_its_causes() -> None:
-    """Two models beside one another: no count of requests is the other's."""
+    """The two models are independent: no count of requests belongs to the other."""
     alone = config("wrapper", dynamic_batching=None), ran("wrapper", {1: (450, 20.0)}, 140.0)
     other = INNER, ran("inner", {1: (290, 20.0)}, 0.3)
     assert (1, "wrapper") in numbers(judge(server(alone, other)))
@@ -122,7 +124,7 @@ DELAY = {"max_queue_delay_microseconds": 100_000}
 def test_preferred_sizes_that_triton_fills_in_are_not_advised_against(
     sizes: list[int], largest: int, advised: str | None
 ) -> None:
-    """Where none is written Triton adds the largest batch: to leave that out changes nothing."""
+    """If none is written, Triton adds the largest batch, so leaving it out changes nothing."""
     batcher = DELAY | {"preferred_batch_size": sizes}
     model = config(dynamic_batching=batcher, max_batch_size=largest)
     found = judge(server((model, LONE)))[0]

@@ -1,4 +1,4 @@
-"""Whatever servers tell, the doctor ends with findings that can be printed, or with none."""
+"""Tests that the doctor ends with printable findings, or with none, whatever servers answer."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ FACTS = st.fixed_dictionaries(
 
 
 def of_engine(gauges: dict[str, Any]) -> list[str]:
-    """Pages of the engine `m`."""
+    """Return pages of the engine `m`."""
     return trt("m", **gauges)
 
 
 def checked(evidence: Evidence) -> None:
-    """What holds of any report."""
+    """Check the properties of any report."""
     findings = judge(evidence)
     report = DoctorReport(evidence, findings, 10.0)
     assert json.loads(json.dumps(report.shown(), allow_nan=False))["loaded"] == evidence.loaded

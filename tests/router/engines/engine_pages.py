@@ -1,4 +1,4 @@
-"""An engine's HTTP surface, page by page: a real server that answers as documented, or badly."""
+"""An engine's HTTP pages: a real server that answers as documented, or badly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pages = Mapping[str, Any]
 
 @asynccontextmanager
 async def engine(pages: Pages, asked: list[str] | None = None) -> AsyncIterator[str]:
-    """An engine that serves `pages` and notes what it is `asked`; its URL."""
+    """Yield the URL of an engine that serves `pages`, and notes requested paths in `asked`."""
     over = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -68,13 +68,13 @@ async def _cut(request: web.Request) -> web.StreamResponse:
 async def recognized(
     pages: Pages, options: str = "", asked: list[str] | None = None, timeout_s: float = 5.0
 ) -> Recognized:
-    """What is made of an engine with these pages and of these options."""
+    """Return what the router recognizes in an engine with these pages and options."""
     async with engine(pages, asked) as url, aiohttp.ClientSession() as http:
         return await recognize(http, parse_worker_spec(url + options), timeout_s)
 
 
 async def loads_of(pages: Pages, options: str = "") -> Mapping[int, RankLoad]:
-    """The engine's load, read as recognition found it to be read."""
+    """Return the engine's load, read in the way that recognition found."""
     async with engine(pages) as url, aiohttp.ClientSession() as http:
         one = await recognize(http, parse_worker_spec(url + options), 5.0)
         assert one.loads is not None

@@ -1,4 +1,6 @@
-"""An engine of several data-parallel ranks: one HTTP server, one event publisher for each."""
+"""An engine of several data-parallel ranks: one HTTP server, and one event publisher for
+each rank.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ vllm:cache_config_info{{block_size="16",num_gpu_blocks="1000",engine="{rank}"}} 
 
 @dataclass
 class RankedEngine:
-    """What it was asked, and what it has. Lifetime: test."""
+    """The engine's ranks, and the requests that it got. Lifetime: test."""
 
     publishers: list[zmq.asyncio.Socket]
     ports: list[int]
@@ -51,7 +53,7 @@ class RankedEngine:
         return {str(rank): {"endpoint": f"tcp://*:{port}"} for rank, port in enumerate(ports)}
 
     async def publish(self, rank: int, tokens: tuple[int, ...]) -> None:
-        """The blocks of these tokens become resident at one rank, whatever else there was."""
+        """Publish that one rank has stored the blocks of these tokens."""
         names = tuple(range(1, len(tokens) // BLOCK_TOKENS + 1))
         event = BlockStored(hashes=names, parent=None, tokens=tokens, block_size=BLOCK_TOKENS)
         payload = encode_batch(time.time(), [event], rank)
@@ -87,7 +89,7 @@ class RankedEngine:
 
 @asynccontextmanager
 async def ranked_engine(ranks: int = 2, most: int = 3) -> AsyncIterator[RankedEngine]:
-    """An engine of `ranks` ranks, which may become up to `most`."""
+    """Yield an engine of `ranks` ranks, of which there can be up to `most`."""
     context = zmq.asyncio.Context()
     publishers = [context.socket(zmq.PUB) for _ in range(most)]
     ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in publishers]

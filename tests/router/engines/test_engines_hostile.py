@@ -1,4 +1,6 @@
-"""Whatever an engine answers: it is recognized, or refused with a reason; a load is a load."""
+"""Tests of arbitrary answers of an engine: it is recognized, or rejected with a reason, and a load
+is valid.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ ODD = st.one_of(
 
 @st.composite
 def hostile(draw: st.DrawFn) -> Pages:
-    """An engine of which one page is changed: a value in its JSON, or its bytes."""
+    """Draw an engine of which one page is changed: a value in its JSON, or its bytes."""
     pages = dict(draw(st.sampled_from(ENGINES)))
     path = draw(st.sampled_from(sorted(pages)))
     page = pages[path]
@@ -58,7 +60,7 @@ def hostile(draw: st.DrawFn) -> Pages:
 
 
 def _changed(draw: st.DrawFn, value: Any) -> Any:
-    """`value` with something else in one place."""
+    """Draw `value` with something else in one place."""
     if isinstance(value, dict) and value and draw(st.integers(0, 4)):
         key = draw(st.sampled_from(sorted(value)))
         return {**value, key: _changed(draw, value[key])}

@@ -1,4 +1,4 @@
-"""SGLang as its versions answer: who it is, its ranks, three generations of load."""
+"""Tests of SGLang's versions: recognition, ranks, and three formats of load."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_v1_loads() -> None:
 
 @pytest.mark.parametrize("page", [[{"dp_rank": 0}, {"dp_rank": 1}], {}], ids=["list", "object"])
 async def test_get_load_counts_those_who_wait_among_its_requests(page: object) -> None:
-    """To 0.5.20 a list; one object in 0.4.8."""
+    """The answer is a list up to 0.5.20, and one object in 0.4.8."""
     load = {"num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 9_000}
     page = [{**load, **one} for one in page] if isinstance(page, list) else load
     pages = {"/v1/models": MODELS, "/server_info": INFO, "/get_load": page}

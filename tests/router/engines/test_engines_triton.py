@@ -1,4 +1,4 @@
-"""Triton with the TensorRT-LLM backend behind its OpenAI frontend."""
+"""Tests of Triton with the TensorRT-LLM backend behind its OpenAI frontend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TensorRT-LLM's `trtllm-serve`: destructive answers, ranks that are one worker, polled events."""
+"""Tests of TensorRT-LLM's `trtllm-serve`: answers that can be read once, ranks that are one worker,
+polled events.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is behind a URL: real HTTP servers that answer as engines do, or badly on purpose."""
+"""Tests of recognition: real HTTP servers that answer as engines do, or badly on purpose."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_vllm_tells_what_it_calls_its_model() -> None:
 
 
 async def test_a_vllm_is_not_used_for_a_model_that_it_does_not_list() -> None:
-    """It would answer 404; other servers may know more names than they list."""
+    """vLLM would answer 404; other servers may know more names than they list."""
     assert (await recognized(VLLM, ",model=m")).facts.models == ("m",)
     with pytest.raises(UnrecognizedError, match="it serves no model 'x', but 'm'"):
         await recognized(VLLM, ",model=x")
@@ -84,7 +84,9 @@ async def test_caches_that_are_guessed_are_guessed_in_larger_blocks() -> None:
 
 
 async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
-    """Its events could not be used: their blocks would be of another size than the worker's."""
+    """Its events could not be used, because their blocks would have another size than the
+    worker's.
+    """
     assert (
         "block_size=16 was given, it says 32" in (await recognized(VLLM, ",block_size=16")).advice
     )
@@ -110,7 +112,9 @@ async def test_an_engine_without_vllms_metrics_is_served_without_load_reports() 
 
 
 async def test_a_renderer_is_named() -> None:
-    """As `vllm launch render` of 0.32 answers; vLLM's servers of embeddings render nothing."""
+    """The answers are those of `vllm launch render` 0.32; vLLM's servers of embeddings render
+    nothing.
+    """
     models = {"data": [{"id": "m", "owned_by": "vllm"}]}
     pages: Pages = {"/v1/models": models, "/metrics": "up 1\n", "/version": {"version": "0.32.0"}}
     renders = {"/v1/chat/completions/render": 405, "/v1/completions/render": 405}
@@ -135,7 +139,7 @@ async def test_our_own_engine_has_a_snapshot() -> None:
 
 
 async def test_our_own_engines_that_read_each_others_kv_are_a_group() -> None:
-    """Of one version and one model kept alike; a worker without a role could take one."""
+    """They have one version and store one model alike; a worker without a role could take one."""
     models = {"data": [{"id": "m", "owned_by": "warmroute"}]}
     ours = {**VLLM, "/v1/models": models, "/version": {"version": "0.1"}}
     told = {**ours, "/server_info": {"role": "both", "group": "abc"}}
@@ -260,7 +264,7 @@ async def test_a_rank_has_its_own_events_load_and_capacity() -> None:
 
 
 async def test_ranks_that_do_not_begin_at_zero_are_addressed_by_their_place() -> None:
-    """vLLM with hybrid balancing: this server has the ranks 2 and 3 of four."""
+    """In vLLM with hybrid balancing, this server has the ranks 2 and 3 of four."""
     metrics = RANKS.replace('engine="0"', 'engine="2"').replace('engine="1"', 'engine="3"')
     pages = {"/v1/models": MODELS, "/metrics": metrics}
     assert (await recognized(pages)).ranks == (2, 3)

@@ -1,4 +1,4 @@
-"""What renderers answer, and answers that make no sense."""
+"""Tests of renderers' answers, valid and invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers as text and as mappings."""
+"""Tests of workers given as text and as mappings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's URL in the forms that people paste."""
+"""Tests of a worker's URL in the forms that people paste."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's servers tell of themselves."""
+"""The pages of TensorRT-LLM's servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints that feeds connect to, or are bound at."""
+"""Endpoints that feeds connect to, or bind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def free_endpoint() -> str:
 
 @asynccontextmanager
 async def connecting(one: Rig, live: str, topic: bytes) -> AsyncIterator[Publisher]:
-    """An engine whose publisher connects, as vLLM's does where the endpoint has no wildcard."""
+    """Yield an engine whose publisher connects, as vLLM's does if the endpoint has no wildcard."""
     async with publisher(one.context, topic) as engine:
         engine.pub.close(linger=0)
         engine.pub = one.context.socket(zmq.XPUB)

@@ -1,4 +1,4 @@
-"""Payloads of a feed, and what a router knows by them."""
+"""Payloads of a feed, and the blocks that a router knows from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.router.events.feed_wire import (
 
 
 def payload(n: int, padding: int = 0) -> bytes:
-    """Batch n, as of vLLM 0.20: the block of the tokens [n, n] at the root."""
+    """Return batch n in the form of vLLM 0.20: the block of the tokens [n, n] at the root."""
     event = ["BlockStored", [n], None, [n, n], 2, None, "GPU", None, None, 0]
     return pack(event, *([["Unknown", b"x" * padding]] if padding else []))
 

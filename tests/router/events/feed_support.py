@@ -35,7 +35,7 @@ Answer = Callable[["Publisher", bytes, int], Awaitable[None]]
 
 
 def payload(n: int) -> bytes:
-    """The batch numbered `n`: block n becomes resident."""
+    """Return the batch numbered `n`, which stores block n."""
     event = stored([n])
     return encode_batch(0.0, [wire(event)])
 
@@ -55,7 +55,7 @@ async def in_five_frames(publisher: Publisher, identity: bytes, start: int) -> N
 
 
 async def in_four_frames(publisher: Publisher, identity: bytes, start: int) -> None:
-    """Without the topic, as vLLM before 0.27."""
+    """Answer a replay without the topic, as vLLM before 0.27."""
     for seq in range(start, publisher.next_seq):
         frames = [identity, b"", seq.to_bytes(8, "big"), publisher.payload(seq)]
         await publisher.router.send_multipart(frames)
@@ -68,7 +68,7 @@ async def with_garbage(publisher: Publisher, identity: bytes, start: int) -> Non
 
 
 async def without_end(publisher: Publisher, identity: bytes, start: int) -> None:
-    """The same old batch, for ever."""
+    """Answer a replay with the same old batch for ever."""
     while True:
         await publisher.router.send_multipart(replay_frames(identity, "", 0, payload(0)))
         await asyncio.sleep(0)
@@ -91,11 +91,11 @@ class Publisher:
     others: dict[int, bytes] = field(default_factory=dict)  # payloads that are not `payload`'s
 
     def payload(self, seq: int) -> bytes:
-        """As it was published."""
+        """Return a batch as it was published."""
         return self.others.get(seq) or payload(seq)
 
     async def publish(self, lost: bool = False) -> None:
-        """The next batch; `lost` ones are numbered and never sent."""
+        """Publish the next batch; `lost` ones get a number and are not sent."""
         seq, self.next_seq = self.next_seq, self.next_seq + 1
         if not lost:
             await self.pub.send_multipart(live_frames("", seq, self.payload(seq)))
@@ -129,7 +129,7 @@ class Line:
         return all(self.world.hits([block]) == [1] for block in blocks)
 
     async def subscribed(self) -> None:
-        """Publish until one arrives: subscribing takes a moment."""
+        """Publish until a batch arrives, because subscribing takes a moment."""
         deadline_s = time.monotonic() + DEADLINE_S
         while not any(isinstance(f, KvEvents) and f.source == "live" for f in self.told):
             assert time.monotonic() < deadline_s, "the feed heard nothing"
@@ -137,7 +137,7 @@ class Line:
             await asyncio.sleep(0.01)
 
     async def settled(self) -> None:
-        """All that was published is known exactly."""
+        """Wait until everything published is known exactly."""
         await until(
             lambda: self.kv.known and self.holds(*range(self.publisher.next_seq)),
             "everything to be known",

@@ -1,7 +1,7 @@
-"""Publishers that speak documented bytes over real sockets, and a feed with a core behind it.
+"""Publishers that send documented bytes over real sockets, and a feed with a core behind it.
 
-Nothing here uses our own encoders or hashes: payloads are packed by hand, chain hashes computed
-with the `xxhash` package.
+They use none of our own encoders or hashes: payloads are packed by hand, and chain hashes are
+computed with the `xxhash` package.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ END = b"\xff" * 8
 
 
 def chain_of(tokens: Sequence[int], size: int, seed: int = 0, extra: bytes = b"") -> list[int]:
-    """Chain hashes of the full blocks of `size` tokens; `extra` is hashed with the first one."""
+    """Return the chain hashes of the full blocks of `size` tokens; `extra` is hashed with the first
+    one.
+    """
     chain = []
     for start in range(0, len(tokens) - size + 1, size):
         block = struct.pack(f"<{size}i", *tokens[start : start + size])
@@ -46,18 +48,18 @@ def chain_of(tokens: Sequence[int], size: int, seed: int = 0, extra: bytes = b""
 
 
 def seed_of(lora: str | None = None, salt: str | None = None) -> int:
-    """The seed of a chain whose sequence has an adapter or a salt."""
+    """Return the seed of a chain whose sequence has an adapter or a salt."""
     return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([MODEL, lora, salt]))
 
 
 def pack(*events: object, rank: int | None = 0) -> bytes:
-    """A batch of events as they are, at time 1.5."""
+    """Return a batch of these events at time 1.5."""
     return msgspec.msgpack.encode([1.5, list(events), rank])
 
 
 @dataclass
 class Publisher:
-    """An engine's sockets and what it keeps for a replay. Lifetime: test."""
+    """An engine's sockets, and the batches that it keeps for a replay. Lifetime: test."""
 
     pub: zmq.asyncio.Socket  # an XPUB says when a subscription has arrived; its bytes are a PUB's
     router: zmq.asyncio.Socket
@@ -69,7 +71,7 @@ class Publisher:
     asked: list[int] = field(default_factory=list)  # where each replay began
 
     async def heard(self) -> None:
-        """Wait until somebody has subscribed."""
+        """Wait until a client has subscribed."""
         async with asyncio.timeout(DEADLINE_S):
             assert (await self.pub.recv())[:1] == b"\x01"
 
@@ -79,7 +81,7 @@ class Publisher:
             await self.pub.send_multipart([self.topic, struct.pack(">Q", seq), payload])
 
     async def answer(self) -> None:
-        """Serve replays until cancelled, as the engines' publisher threads do."""
+        """Serve replays until cancelled, as engines' publisher threads do."""
         while True:
             identity, empty, start = await self.router.recv_multipart()
             assert (empty, len(start)) == (b"", 8)
@@ -98,7 +100,7 @@ class Publisher:
 async def publisher(
     context: zmq.asyncio.Context, topic: bytes = b"", new_form: bool = True
 ) -> AsyncIterator[Publisher]:
-    """A publisher whose live and replay endpoints are bound to free ports."""
+    """Yield a publisher whose live and replay endpoints are bound to free ports."""
     pub, router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
     ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (pub, router)]
     live, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
@@ -113,7 +115,7 @@ async def publisher(
 
 @dataclass
 class Rig:
-    """A core and the feeds of its workers, told facts as in the router. Lifetime: test."""
+    """A core and the feeds of its workers, with facts as in the router. Lifetime: test."""
 
     context: zmq.asyncio.Context
     http: aiohttp.ClientSession
@@ -136,7 +138,7 @@ class Rig:
             self.feeds[action.worker_id].resync(action.from_seq)
 
     def opened(self, source: EventSource, worker_id: int = 0, block_size: int = 2) -> Feed:
-        """A feed for a worker that joins; it does not run yet."""
+        """Return a feed for a worker that joins; it is not started."""
         self.world.join(worker_id, block_size=block_size, models=(MODEL,))
         shared = FeedContext(
             self.http,
@@ -155,13 +157,15 @@ class Rig:
     async def following(
         self, source: EventSource, worker_id: int = 0, block_size: int = 2
     ) -> AsyncIterator[Feed]:
-        """A worker whose events come from there."""
+        """Follow a worker whose events come from this source."""
         feed = self.opened(source, worker_id, block_size)
         async with running(feed.run()):
             yield feed
 
     def hit(self, chain: Sequence[int], worker_id: int = 0, tier: int = 0) -> int:
-        """Leading blocks of a chain that the worker holds by its events, up to a tier."""
+        """Return the leading blocks of a chain that the worker holds by its events, up to
+        a tier.
+        """
         slot = self.world.core.workers.get(worker_id).slot
         index = self.world.core.caches.index
         return int(index.longest_prefix_tiers(np.array(chain, dtype=np.uint64))[tier, slot])
@@ -173,7 +177,7 @@ class Rig:
         )
 
     async def until_seq(self, seq: int, worker_id: int = 0) -> None:
-        """Until the core was told the live batch `seq`."""
+        """Wait until the core has received the live batch `seq`."""
 
         def told() -> bool:
             facts = (f for f in self.told if isinstance(f, KvEvents) and f.worker_id == worker_id)
@@ -184,7 +188,7 @@ class Rig:
 
 @asynccontextmanager
 async def rig(**fields: Any) -> AsyncIterator[Rig]:
-    """A core without workers, and what feeds need."""
+    """Yield a core without workers, and the things that feeds need."""
     context = zmq.asyncio.Context()
     hubs = SharedReaders()
     try:
@@ -197,7 +201,7 @@ async def rig(**fields: Any) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def running(coroutine: Any) -> AsyncIterator[None]:
-    """A task for as long as the block takes; what it breaks of breaks the test."""
+    """Run a task as long as the block; an error in the task fails the test."""
     task = asyncio.create_task(coroutine)
     try:
         yield
@@ -217,7 +221,7 @@ async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 def source_of(one: Publisher, replay: bool = True) -> ZmqSource:
-    """The publisher's endpoints, as its engine says them."""
+    """Return the publisher's endpoints, as its engine reports them."""
     return ZmqSource(one.live, one.replay if replay else None, topic=one.topic.decode())
 
 
@@ -229,7 +233,7 @@ async def followed(
     block_size: int = 2,
     **fields: Any,
 ) -> AsyncIterator[tuple[Rig, Publisher, Feed]]:
-    """A publisher that a feed has subscribed to, its first question for a replay answered."""
+    """Yield a publisher to which a feed has subscribed, with its first replay answered."""
     async with (
         rig(**fields) as one,
         publisher(one.context, topic, new_form) as engine,

@@ -1,4 +1,6 @@
-"""A core, the one who asks for what it misses, and a publisher that answers at the test's word."""
+"""A core, the task that asks for missed events, and a publisher that answers when the
+test says so.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ BUFFER = 6  # batches that a publisher can replay
 
 @dataclass
 class Publisher:
-    """One life of a worker's publisher. Lifetime: example."""
+    """A worker's publisher from one start to the next. Lifetime: example."""
 
     life: int
     held: set[int] = field(default_factory=set)
@@ -33,7 +35,7 @@ class Publisher:
     history: dict[int, set[int]] = field(default_factory=lambda: {-1: set()})
 
     def publish(self, block: int) -> tuple[int, bytes]:
-        """Store the block, or remove it where it is held; -1: clear all."""
+        """Store the block, or remove it if it is held; -1 clears all."""
         if block < 0:
             event: Any = AllBlocksCleared()
             self.held.clear()
@@ -55,7 +57,9 @@ class Publisher:
 
 
 class Recovery:
-    """Lifetime: example. Every wait of the one who asks ends when the test says `go_on`."""
+    """The core and the asking task, whose waits end when the test calls `go_on`.
+    Lifetime: example.
+    """
 
     def __init__(self, snapshot: bool, buffer: int) -> None:
         self.has_snapshot = snapshot
@@ -86,7 +90,7 @@ class Recovery:
     # --- the router -------------------------------------------------------------------------
 
     def _start(self, saved: CacheSnapshot | None = None) -> None:
-        """Another router, with what one before it saved."""
+        """Start another router, with what the one before it saved."""
         self.world = World(workers=0, backlog_batches=BUFFER + 2)
         facts = WorkerFacts(
             name="w", models=("m",), block_size=BLOCK, kv_capacity_tokens=CAPACITY_BLOCKS * BLOCK
@@ -112,7 +116,7 @@ class Recovery:
             self._missed.ask(action.from_seq)
 
     async def stop(self) -> None:
-        """Nobody asks any more; what was on its way is lost."""
+        """Stop the asking task; messages on their way are lost."""
         assert self._task is not None
         self._task.cancel()
         with suppress(asyncio.CancelledError):
@@ -130,7 +134,7 @@ class Recovery:
         await self._wait()
 
     async def snapshot(self) -> bool:
-        """As of now, as of when it arrives, or none."""
+        """Answer with a snapshot of now, with one of the time of its arrival, or with none."""
         if not self.has_snapshot:
             return False
         publisher, heard_seq = self.publisher, self._teller.next_seq - 1
@@ -142,7 +146,7 @@ class Recovery:
         return True
 
     async def replay(self, from_seq: int) -> Replayed | None:
-        """Whole, from later on, cut off, broken off, or none."""
+        """Answer with a replay that is whole, begins later, is cut off, breaks off, or is none."""
         publisher = self.publisher
         first = max(from_seq, len(publisher.payloads) - self._buffer)
         batches = list(enumerate(publisher.payloads))[first:]
@@ -178,24 +182,24 @@ class Recovery:
                 await self._teller.batch(seq, payload, "live")
 
     async def go_on(self, how: int) -> None:
-        """The one who asks may do one step; `how` 0 is a whole answer."""
+        """Let the asking task do one step; `how` 0 is a whole answer."""
         if self._gate is not None and not self._gate.done():
             self._gate.set_result(how)
 
     async def reconnect(self) -> None:
-        """The connection broke, and what was on its way is lost."""
+        """Break the connection; messages on their way are lost."""
         self.on_the_way.clear()
         self._missed.note_absence()
         self._missed.ask_after_absence()
 
     async def restart_unseen(self) -> None:
-        """Another publisher, though all that was noticed is that the connection broke."""
+        """Restart the publisher; the router notices only a broken connection."""
         self._unnoticed = True
         self.publishers.append(Publisher(len(self.publishers)))
         await self.reconnect()
 
     async def restart(self) -> None:
-        """Another publisher, and health probes notice."""
+        """Restart the publisher; health probes notice it."""
         await self.stop()
         self.publishers.append(Publisher(len(self.publishers)))
         for state in ("down", "ready"):
@@ -212,7 +216,7 @@ class Recovery:
         self._start(self.saved)
 
     async def quiet(self) -> None:
-        """Let whoever can run do so."""
+        """Let every task that can run do so."""
         for _ in range(6):
             await asyncio.sleep(0)
         assert self._task is not None
@@ -220,7 +224,7 @@ class Recovery:
             self._task.result()
 
     async def settle(self) -> None:
-        """Everything arrives, and every question is answered whole."""
+        """Deliver everything, and answer every question completely."""
         for _ in range(500):
             await self.deliver(1)
             await self.quiet()
@@ -232,7 +236,9 @@ class Recovery:
         raise AssertionError("it asks without end")
 
     def check(self) -> None:
-        """What is called exact is what was held as of that batch; else it is a part of it."""
+        """Check that a state that counts as exact is the cache as of that batch, and any other a
+        part of it.
+        """
         kv, seen = self.kv, self.seen
         if kv._doubtful or self._unnoticed:
             return

@@ -1,4 +1,4 @@
-"""What engines say of their event endpoints: vLLM's and SGLang's answers, good and bad."""
+"""Tests of engines' answers about their event endpoints: vLLM's and SGLang's, valid and invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One reader for several feeds: seats, bounds, and what happens when the reader breaks."""
+"""Tests of one reader for several feeds: seats, limits, and a broken reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ADDRESS = "tcp://127.0.0.1:5557"
 
 
 class Reader:
-    """Gives what the test puts in. Lifetime: test."""
+    """Returns the messages that the test puts in. Lifetime: test."""
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[tuple[str, object] | Exception] = asyncio.Queue()

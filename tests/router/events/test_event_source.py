@@ -1,4 +1,4 @@
-"""Endpoints of ranks, and what ZMQ can connect to or bind."""
+"""Tests of the endpoints of ranks, and of endpoints that ZMQ can connect to or bind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A worker's event stream over real ZMQ sockets: gaps, replays of both forms, snapshots, floods."""
+"""Tests of a worker's event stream over real ZMQ sockets: gaps, both forms of replays, snapshots,
+floods.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ async def test_a_late_joiner_without_snapshots_replays_from_the_beginning(answer
 async def test_what_was_published_before_the_subscription_took_hold_is_asked_for(
     snapshot: bool,
 ) -> None:
-    """No further batch shows the gap: the worker may be idle for hours."""
+    """No further batch would show the gap, because the worker may be idle for hours."""
     async with line(snapshot=snapshot, subscribed_s=0.3) as one:
         await until(lambda: bool(one.told), "the first answer")
         await one.publisher.publish(lost=True)

@@ -1,4 +1,6 @@
-"""Events that cannot be used cost no other event, over real sockets, with a replay to be had."""
+"""Tests of unusable events over real sockets: they cost no other event, and a replay is
+available.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ WIDE = GOOD | {"block_hashes": [98], "token_ids": [2**62 + 10**6] * BLOCK}
 
 
 def batch(bad: Any) -> bytes:
-    """Twenty events, the tenth of which is `bad`."""
+    """Return twenty events, the tenth of which is `bad`."""
     events = [good(block) for block in range(100, 119)]
     events.insert(9, bad)
     return msgspec.msgpack.encode([0.0, events, 0]).replace(b"XYZ", b"X\xffZ")
@@ -110,7 +112,7 @@ async def test_ids_of_images_are_hashed_and_the_batch_is_whole() -> None:
 
 
 async def test_a_batch_that_cannot_be_read_is_passed_over_once_replayed() -> None:
-    """What was known stays, as a lower bound; it is not asked for again and again."""
+    """The known blocks stay as a lower bound, and the batch is not requested again and again."""
     async with line() as one:
         await one.subscribed()
         await one.settled()

@@ -1,4 +1,4 @@
-"""Engines that connect to an endpoint the router binds, told apart by topic."""
+"""Tests of engines that connect to an endpoint which the router binds, distinguished by topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = chain_of([9, 9], 2)
 
 
 def stored(name: int, parent: int | None, tokens: list[int]) -> bytes:
-    """As vLLM 0.20."""
+    """Return a store event in the form of vLLM 0.20."""
     return pack(["BlockStored", [name], parent, tokens, 2, None, "GPU", None, None, 0])
 
 

@@ -1,4 +1,6 @@
-"""Publishers that go away and come back: the same ones, and others that no number tells apart."""
+"""Tests of publishers that go away and come back: the same ones, and others with the same
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def gone_and_back(one: Rig, engine: Publisher) -> None:
-    """Its live socket closes, and another one is there at the same address."""
+    """Close the engine's live socket, and open another one at the same address."""
     engine.pub.close(linger=0)
     engine.pub = one.context.socket(zmq.XPUB)
     engine.pub.setsockopt(zmq.LINGER, 0)
@@ -43,7 +45,7 @@ async def gone_and_back(one: Rig, engine: Publisher) -> None:
 
 
 def is_bound(pub: zmq.asyncio.Socket, live: str) -> bool:
-    """Bind it, if the address is free."""
+    """Bind the socket if the address is free; return whether it was."""
     try:
         pub.bind(live)
     except zmq.ZMQError:
@@ -53,7 +55,7 @@ def is_bound(pub: zmq.asyncio.Socket, live: str) -> bool:
 
 @asynccontextmanager
 async def following_four() -> AsyncIterator[tuple[Rig, Publisher]]:
-    """A publisher four batches of which are known."""
+    """Yield a publisher of which four batches are known."""
     async with followed(subscribed_s=0.01) as (one, engine, _):
         for seq in range(4):
             await engine.send(seq, payload(seq))
@@ -102,7 +104,7 @@ async def test_the_same_one_tells_what_it_published_meanwhile() -> None:
 
 
 def test_a_publisher_whose_machine_is_gone_is_noticed_by_tcp() -> None:
-    """Nothing here can cut a line without a word: only that TCP is told to ask is tested."""
+    """A test cannot cut a line silently, so it only checks that TCP keep-alive is on."""
     with zmq.asyncio.Context() as context:
         feed = cast(FeedContext, SimpleNamespace(zmq=context))
         options = (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT)
@@ -136,7 +138,7 @@ async def test_while_the_connection_is_lost_the_cache_is_not_known(
 async def test_what_waited_here_when_the_connection_was_lost_proves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is told after the loss is seen, and goes on with the next number."""
+    """Its number is the next one, but it is delivered after the loss is noticed."""
     async with following_four() as (one, engine):
         slowly = asyncio.Event()
 
@@ -155,7 +157,7 @@ async def test_what_waited_here_when_the_connection_was_lost_proves_nothing(
 
 
 async def test_without_a_replay_the_next_number_proves_nothing() -> None:
-    """Another life of the engine may have published as many batches as the one before."""
+    """A restarted engine may have published as many batches as before."""
     for missed in (False, True):
         async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
             await engine.send(0, payload(0))

@@ -1,4 +1,6 @@
-"""Replays that bring less than was missed: the rest is asked for elsewhere, or once more."""
+"""Tests of replays that bring less than was missed: the rest is requested elsewhere, or
+once more.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tests.router.events.feed_support import Line, Publisher, in_five_frames, li
 
 
 async def one_too_late(publisher: Publisher, identity: bytes, start: int) -> None:
-    """As a buffer that has moved on."""
+    """Answer one batch later than requested, as a buffer that has moved on."""
     await in_five_frames(publisher, identity, start + 1)
 
 

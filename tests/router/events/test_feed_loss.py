@@ -1,4 +1,6 @@
-"""Batches that are lost, late, twice there or out of order between a replay and the live stream."""
+"""Tests of batches that are lost, late, duplicated or out of order between a replay and the live
+stream.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tests.router.events.feed_wire import (
 
 
 async def test_what_a_full_send_queue_drops_is_replayed() -> None:
-    """The publisher's high-water mark: batches vanish there without a word."""
+    """Beyond the publisher's high-water mark, batches vanish silently."""
     batches = 600
     async with rig(backlog_batches=20, timeout_s=5.0) as one, publisher(one.context) as keeper:
         pub = zmq.Context(one.context).socket(zmq.PUB)  # sends at once, or drops
@@ -103,7 +105,7 @@ async def test_a_publisher_that_began_anew_has_an_empty_cache() -> None:
 
 
 async def test_a_publisher_that_began_anew_unheard_is_noticed_by_its_numbers() -> None:
-    """Its first batches were lost: the one heard is a gap behind its own beginning."""
+    """Its first batches were lost: the received one shows a gap after its own start."""
     async with followed() as (one, engine, _):
         for seq in range(4):
             await engine.send(seq, payload(seq))
@@ -180,7 +182,7 @@ async def test_batches_of_a_replay_that_are_live_too_count_once() -> None:
 
 
 async def test_a_replay_with_batches_dropped_on_the_way_is_asked_for_the_rest() -> None:
-    """A ROUTER drops what its send queue has no room for, the end mark too."""
+    """A ROUTER drops what its send queue has no room for, also the end mark."""
 
     async with rig() as one, publisher(one.context) as engine:
         for seq in range(6):
@@ -223,7 +225,7 @@ async def test_a_replay_without_its_end_mark_is_over_when_no_more_comes() -> Non
 async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One batch now and then, each in time: the whole takes too long."""
+    """Batches come now and then, each in time, but the whole takes too long."""
     monkeypatch.setattr(asking_module, "_REPLAY_MAX_S", 0.2)
     go = asyncio.Semaphore(2)
     monkeypatch.setattr(Publisher, "answer", lambda engine: endless(Held(engine, go)))
@@ -239,7 +241,7 @@ async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
 async def test_a_replay_that_brings_ever_later_batches_is_waited_for_however_long_it_takes() -> (
     None
 ):
-    """Twenty seconds for each of them, which is much more than a replay may bring nothing in."""
+    """Each takes twenty seconds, much more than a replay may take without any batch."""
     async with rig() as one, publisher(one.context) as engine:
         for seq in range(5):
             await engine.send(seq, payload(seq), lost=True)

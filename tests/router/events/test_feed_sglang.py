@@ -1,7 +1,8 @@
-"""SGLang's events over real sockets: arrays with signed names (0.5.9) and maps (0.5.20, 0.5.23).
+"""Tests of SGLang's events over real sockets: arrays with signed names (0.5.9) and maps (0.5.20,
+0.5.23).
 
 Field orders: SGLang `disaggregation/kv_events.py`. Names of pages: the first 8 bytes, signed, of
-SHA-256 over the page's tokens behind the digest before.
+SHA-256 over the page's tokens after the previous digest.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CHAIN = chain_of(TOKENS, PAGE)
 
 
 def names_of(tokens: list[int], page: int) -> list[int]:
-    """SGLang 0.5.9 `mem_cache/utils.py`: signed and chained."""
+    """Return the names of SGLang 0.5.9 `mem_cache/utils.py`: signed and chained."""
     names, digest = [], b""
     for start in range(0, len(tokens), page):
         words = struct.pack(f"<{page}I", *tokens[start : start + page])
@@ -42,13 +43,13 @@ NAMES = names_of(TOKENS, PAGE)
 
 
 def stored_array(at: int, pages: int = 1) -> list[Any]:
-    """As 0.5.9 to 0.5.18: one page an event, or several."""
+    """Return an event of 0.5.9 to 0.5.18: one page an event, or several."""
     names, tokens = NAMES[at : at + pages], TOKENS[at * PAGE : (at + pages) * PAGE]
     return ["BlockStored", names, NAMES[at - 1] if at else None, tokens, PAGE, None, "GPU"]
 
 
 def stored_map(at: int, pages: int = 1, **fields: Any) -> dict[str, Any]:
-    """As from 0.5.20 on: what is nil is left out."""
+    """Return an event of 0.5.20 and later, which leaves out what is nil."""
     return {
         "type": "BlockStored",
         "block_hashes": NAMES[at : at + pages],
@@ -61,7 +62,7 @@ def stored_map(at: int, pages: int = 1, **fields: Any) -> dict[str, Any]:
 
 
 def test_names_are_those_of_sglang() -> None:
-    """Vector of SGLang 0.5.9 for pages of 16 tokens, 1 to 32."""
+    """The vector is from SGLang 0.5.9 for pages of 16 tokens, 1 to 32."""
     assert NAMES[:2] == [8635429971592222890, 1256577331724852459]
     assert NAMES[2] < 0, "it must be negative to show anything, as a name and as a parent"
 
@@ -107,7 +108,7 @@ async def test_salts_and_adapters_have_chains_of_their_own() -> None:
 
 
 async def test_pages_of_one_token_are_blocks_of_one_token() -> None:
-    """The page size where the operator gives none."""
+    """This is the page size if the operator sets none."""
     tokens = TOKENS[:5]
     names = names_of(tokens, 1)
     events = [
@@ -120,7 +121,7 @@ async def test_pages_of_one_token_are_blocks_of_one_token() -> None:
 
 
 async def test_bigrams_are_skipped_and_the_stream_goes_on() -> None:
-    """EAGLE's token ids are pairs, which nobody asks for."""
+    """EAGLE's token ids are pairs, which no request uses."""
     pairs = [[t, t + 1] for t in TOKENS[:PAGE]]
     odd = ["BlockStored", [77], None, pairs, PAGE, None, "GPU"]
     async with followed(block_size=PAGE) as (one, engine, feed):

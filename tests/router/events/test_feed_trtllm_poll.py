@@ -1,4 +1,6 @@
-"""TensorRT-LLM's events by `POST /kv_cache_events`, from the documented JSON to the index."""
+"""Tests of TensorRT-LLM's events by `POST /kv_cache_events`, from the documented JSON to
+the index.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,7 @@ async def test_a_hole_in_the_numbers_is_a_gap_that_nobody_can_fill() -> None:
 
 
 async def test_a_late_joiner_knows_a_part_only() -> None:
-    """What somebody else has read is gone."""
+    """Events that another client has read are gone."""
     async with polled() as (one, engine, _):
         engine.numbers[None] = 40
         engine.emit(stored(None, block(1, TOKENS[:4])))

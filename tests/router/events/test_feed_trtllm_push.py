@@ -1,4 +1,6 @@
-"""TensorRT-LLM's ZMQ push (2026-08): vLLM's frames, maps, images, ranks by port or ipc name."""
+"""Tests of TensorRT-LLM's ZMQ push (2026-08): vLLM's frames, maps, images, ranks by port or ipc
+name.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ async def test_blocks_of_the_largest_window_are_followed() -> None:
 
 
 async def test_an_image_is_not_taken_for_plain_text() -> None:
-    """Here its placeholders are plain ids: only `mm_keys` tell."""
+    """Its placeholders are plain ids, so only `mm_keys` reveals the image."""
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 2, "uuid": None}
     with_image = stored(1, None, TOKENS[:4], mm_keys=[[image]])
     extra = b"ab" * 32 + struct.pack("<i", 2)
@@ -63,7 +65,7 @@ async def test_an_image_is_not_taken_for_plain_text() -> None:
 
 
 async def test_string_tokens_are_skipped_and_the_stream_goes_on() -> None:
-    """Placeholders of images come as strings."""
+    """Placeholders of images are strings."""
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 0, "uuid": None}
     odd = stored(2, 1, ["ab" * 32, 5, 6, 7], mm_keys=[[image]])
     async with followed(block_size=SIZE) as (one, engine, feed):
@@ -99,7 +101,7 @@ async def test_each_rank_has_an_ipc_name_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_a_batch_dropped_in_a_full_queue_is_a_gap() -> None:
-    """Numbers are given before the queue: what it had no room for is missing in a replay too."""
+    """Batches are numbered before the queue, so a dropped one is missing in a replay, too."""
     async with followed(block_size=SIZE) as (one, engine, _):
         await engine.send(0, pack(stored(1, None, TOKENS[:4])))
         await one.until_hit(CHAIN, 1)

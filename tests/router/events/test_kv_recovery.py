@@ -1,4 +1,4 @@
-"""Whatever is lost of events and of the answers to questions, a core and its asker recover."""
+"""Tests of recovery: a core and its asking task recover from any loss of events and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replay, of a cache that grew before anybody followed it: what is known, and when."""
+"""Tests of the replay of a cache that grew before it was followed: what is known, and when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A_BATCH = 20  # blocks
 
 
 def batches(blocks: int) -> Iterator[tuple[int, tuple]]:
-    """Numbered batches that store so many blocks, 20 at a time, each a prompt of its own."""
+    """Yield numbered batches that store `blocks` blocks, 20 at a time, each a prompt of its own."""
     for seq in range(blocks // A_BATCH):
         first = seq * A_BATCH
         yield seq, (stored(list(range(first, first + A_BATCH))),)
@@ -76,7 +76,7 @@ def test_a_replay_that_breaks_off_is_a_part_until_a_live_batch_shows_how_much() 
 
 
 def test_a_replay_that_goes_on_beyond_a_live_batch_is_a_part_until_its_end() -> None:
-    """Live batches were lost between the last that came and those that the replay brings."""
+    """Live batches were lost between the last that came and those in the replay."""
     world = World(workers=1)
     told = dict(batches(200))
     tell(world, 0, 0, told[0], "live")
@@ -91,7 +91,7 @@ def test_a_replay_that_goes_on_beyond_a_live_batch_is_a_part_until_its_end() -> 
 
 
 def test_a_buffer_that_has_moved_on_is_a_lower_bound_until_it_holds_a_whole_cache() -> None:
-    """The engine's buffer begins after batch 0, so that much of its cache may be older."""
+    """The engine's buffer begins after batch 0, so a part of its cache may be older."""
     for capacity, known in ((200, True), (1_000, False)):
         world = World(workers=0)
         world.join(0, kv_capacity_tokens=float(capacity * BLOCK))
@@ -103,7 +103,7 @@ def test_a_buffer_that_has_moved_on_is_a_lower_bound_until_it_holds_a_whole_cach
 
 
 def restored(policy: str, blocks: int) -> World:
-    """A worker whose cache was saved by a router before this one, and proven since."""
+    """Return a worker whose cache the previous router saved, and that was proven since."""
     before = World(workers=1, policy=policy)
     for seq, events in batches(blocks):
         tell(before, 0, seq, events, "live")
@@ -121,7 +121,7 @@ def restored(policy: str, blocks: int) -> World:
 @pytest.mark.parametrize("blocks", [200, 6_000])
 @pytest.mark.parametrize("ticks", [1, 7])
 def test_working_sets_after_a_replay_are_those_of_a_saved_cache(blocks: int, ticks: int) -> None:
-    """However often a tick looked while it was told."""
+    """This holds for any number of ticks during the replay."""
     world = World(workers=1, policy="warmset")
     told = list(batches(blocks))
     for at, (seq, events) in enumerate(told):
@@ -168,7 +168,7 @@ def test_a_part_that_is_told_whole_later_counts_anew() -> None:
 
 
 def test_a_replay_that_filled_a_gap_makes_nobody_a_stranger() -> None:
-    """All that it brought was stored since the cache was followed from its first batch."""
+    """All its blocks were stored since the cache was followed from its first batch."""
     world = World(workers=1, policy="warmset")
     told = dict(batches(200))
     tell(world, 0, 0, told[0], "live")

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's answers become, and that no answer breaks the reader."""
+"""Tests of the reader of TensorRT-LLM's answers, which no answer breaks."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ datas = st.one_of(
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(datas, max_size=4))
 def test_whatever_comes_is_an_error_or_a_batch(several: list[Any]) -> None:
-    """What is read makes a batch, unless a token is none."""
+    """Whatever is read makes a batch, unless a token is invalid."""
     numbered = [{"event_id": n, "data": data} for n, data in enumerate(several)]
     for event in read_answer(json.dumps(numbered).encode()):
         if isinstance(event, WireError):

@@ -1,4 +1,6 @@
-"""Requests of known models wait for their first worker: who may, for how long, who goes first."""
+"""Tests of requests that wait for the first worker of a known model: which may wait, how long, in
+which order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue of requests for models whose workers come and go, on a clock that the test turns."""
+"""A queue of requests for models whose workers come and go, on a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a router by themselves: a fleet manager without a core, an admin port."""
+"""Parts of a router alone: a fleet manager without a core, an admin port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from router.settings.ports import admin_port_settings
 
 @asynccontextmanager
 async def fleet_of(max_workers: int) -> AsyncIterator[tuple[FleetManager, list[WorkerFact]]]:
-    """It asks its workers 50 times a second; nothing is left of it in the end."""
+    """Yield a fleet manager that probes its workers 50 times a second, and ends with the block."""
     others, told = asyncio.all_tasks(), list[WorkerFact]()
     context = zmq.asyncio.Context()
     terms = FleetTerms(0.5, 0.02, 0.02, 100, RelayLimits())
@@ -38,7 +38,7 @@ async def fleet_of(max_workers: int) -> AsyncIterator[tuple[FleetManager, list[W
 
 @asynccontextmanager
 async def admin_port(router: Router) -> AsyncIterator[str]:
-    """The admin port of a router without others, on a free port; yields its URL."""
+    """Yield the URL of a router's admin port on a free port."""
     config = msgspec.structs.replace(router.config, admin_port=0)
     listener = AdminListener(lambda: admin_port_settings(config))
     try:

@@ -1,4 +1,6 @@
-"""A worker without a path: told from one that refuses, kept from clients, and not asked again."""
+"""Tests of a worker that lacks a path: distinguished from a refusal, hidden from clients, and not
+asked again.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_only_what_speaks_of_the_path_means_the_path(
 
 @pytest.mark.parametrize("escaped", [False, True])
 def test_a_target_with_escapes_that_is_not_found_says_nothing_of_the_path(escaped: bool) -> None:
-    """Triton leaves them as they are, so any client could take a path from all others."""
+    """Triton does not decode escapes, so any client could make a path seem missing for
+    all others.
+    """
     client, body = CollectedReply(99), b'{"error":"Not Found"}'
     sieve = MissingPathFilter(client, ANSWERS, escaped)
     sieve.head(ReplyHead(404, b"", (), Framing.LENGTH, len(body)))

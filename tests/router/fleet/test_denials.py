@@ -1,4 +1,4 @@
-"""A worker that says that it has not got the model, which another one has."""
+"""Tests of a worker that answers that it lacks a model which another worker has."""
 
 from __future__ import annotations
 

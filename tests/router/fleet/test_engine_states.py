@@ -1,4 +1,4 @@
-"""What engines are like while they serve: slow to say that they live, asleep, not ready."""
+"""Tests of engines' states while they serve: slow to answer probes, asleep, not ready."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SLEEP = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} 1\n'
 async def followed(
     pages: dict[str, Any], asked: list[str], limits: Limits | None = None
 ) -> AsyncIterator[Member]:
-    """A worker with these pages, as soon as it is ready."""
+    """Yield a worker with these pages, as soon as it is ready."""
     config = Config(
         limits=limits or Limits(),
         intervals=Intervals(load_report_s=0.05, health_s=HEALTH_S),
@@ -50,7 +50,7 @@ async def followed(
 
 
 async def test_an_engine_that_takes_its_time_to_answer_a_probe_is_given_it() -> None:
-    """SGLang's waits for its scheduler: longer than others may take."""
+    """SGLang's answer waits for its scheduler, longer than other engines' may take."""
     asked: list[str] = []
 
     async def slow() -> str:
@@ -77,7 +77,9 @@ async def test_another_engine_that_takes_so_long_is_silent(
 
 
 async def test_an_engine_that_began_anew_and_then_hangs_is_silent() -> None:
-    """It serves while it is looked at anew, and is silent where its probes would be unanswered."""
+    """It serves while it is recognized again, and is silent at the time when its probes would be
+    unanswered.
+    """
     asked: list[str] = []
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + GROWN % 9}
     async with followed(pages, asked) as member:
@@ -101,7 +103,7 @@ async def test_an_engine_put_to_sleep_is_down_until_it_wakes() -> None:
 
 
 async def test_a_paused_engine_gets_nothing_until_it_is_resumed() -> None:
-    """Its health probes are answered all the while, and its metrics say nothing of it."""
+    """Its health probes are answered all the time, and its metrics do not show the pause."""
     pages = {**VLLM, "/health": "ok", "/is_paused": {"is_paused": False}}
     async with followed(pages, []) as member:
         pages["/is_paused"] = {"is_paused": True}
@@ -139,7 +141,7 @@ async def test_an_engine_that_is_too_busy_to_say_whether_it_is_paused_is_not() -
 
 
 async def test_an_engine_that_sleeps_at_level_0_is_down_until_it_wakes() -> None:
-    """It has put nothing away: none of its states is 1."""
+    """It has released no memory: none of its states is 1."""
     level_0 = (SLEEP % "awake").replace(" 1", " 0") + (SLEEP % "discard_all").replace(" 1", " 0")
     pages = {**VLLM, "/health": "ok"}
     async with followed(pages, []) as member:
@@ -155,14 +157,15 @@ CLEARED = ["AllBlocksCleared"]
 
 
 def holding(*blocks: int) -> list[Any]:
-    """Events of blocks as `payload` has them."""
+    """Return events of blocks in the form of `payload`."""
     return [["BlockStored", [n], None, [n, n], 2, None, "GPU", None, None, 0] for n in blocks]
 
 
 @dataclass
 class Engine:
-    """A vLLM with events. As the real one does, it tells with its next step only that its cache
-    was emptied. Lifetime: test.
+    """A vLLM with events. Lifetime: test.
+
+    Like the real one, it reports only with its next step that its cache was emptied.
     """
 
     pages: dict[str, Any]
@@ -181,7 +184,7 @@ class Engine:
 
 @asynccontextmanager
 async def publishing() -> AsyncIterator[Engine]:
-    """An idle engine with four blocks, known."""
+    """Yield an idle engine with four known blocks."""
     context = zmq.asyncio.Context()
     config = Config(
         intervals=Intervals(load_report_s=0.05, health_s=HEALTH_S),
@@ -237,7 +240,7 @@ async def test_another_engine_in_the_place_of_one_that_slept_has_what_it_says() 
 
 @pytest.mark.parametrize("cleared", [True, False], ids=["cleared", "kept"])
 async def test_what_was_paused_may_have_been_emptied(cleared: bool) -> None:
-    """POST /pause empties the cache unless it was told not to: nobody can see which."""
+    """POST /pause empties the cache by default, and nobody can see whether it did."""
     async with publishing() as one:
         one.pages["/is_paused"] = {"is_paused": True}
         await until(lambda: not one.member.ready, "it to be paused")
@@ -262,7 +265,7 @@ async def test_an_idle_reset_is_seen_by_the_count_of_its_requests() -> None:
 
 
 async def reported(one: Engine, metrics: str) -> None:
-    """Wait until three load reports of such a page were made."""
+    """Wait until three load reports with this page were made."""
     pages: list[str] = []
 
     async def page() -> str:
@@ -288,13 +291,15 @@ LORA = (
 
 
 def listing(*adapters: str) -> dict[str, Any]:
-    """A page of models: the base and its adapters."""
+    """Return a page of models: the base and its adapters."""
     (base,) = MODELS["data"]
     return {"data": [base, *({"id": name, "parent": base["id"]} for name in adapters)]}
 
 
 async def test_adapters_that_are_loaded_while_an_engine_serves_are_learned(monkeypatch) -> None:
-    """At once if one is in use that nobody knew of; else, and when it is unloaded, a bit later."""
+    """They are learned at once if an unknown one is in use; else, and when one is unloaded, a
+    little later.
+    """
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + LORA % ("", "", 1)}
     asked: list[str] = []
 
@@ -380,7 +385,7 @@ async def test_a_triton_that_has_run_tells_how_large_its_blocks_are() -> None:
 
 
 def adapters(count: int) -> list[dict[str, object]]:
-    """Adapters of `m`, as vLLM lists them: in the order in which they were loaded."""
+    """Return adapters of `m` as vLLM lists them: in the order in which they were loaded."""
     return [{"id": f"tune-{n}", "parent": "m"} for n in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""An engine is asked for its version once for all who want to know, and never before they do."""
+"""Tests that an engine is asked for its version once for all that need it, and never earlier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KNOWN = EngineVersion("1", None, "/version")
 
 @dataclass
 class Engine:
-    """An engine whose answers the test lets go. Lifetime: test."""
+    """An engine whose answers the test releases. Lifetime: test."""
 
     version: str = "1"
     status: int = 200

@@ -1,4 +1,6 @@
-"""What a worker's load figures show besides its load: trouble with them, and another life."""
+"""Tests of what load reports reveal besides load: trouble with them, and a restart of the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ async def test_a_later_process_is_another_life_whatever_its_counters_say() -> No
 async def test_several_processes_behind_one_address_are_no_lives(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A proxy that gives each question to another engine."""
+    """A proxy passes each question to another engine."""
     turn = 0
 
     async def by_turns() -> str:

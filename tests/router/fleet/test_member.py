@@ -1,4 +1,4 @@
-"""A worker's life and the fleet's: defects in a follower, removal, reload."""
+"""Tests of members of the fleet: defects in a follower, removal, reload."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OTHER = "http://127.0.0.1:10"
 
 @dataclass
 class Fleet:
-    """A manager, and what its members told. Lifetime: test."""
+    """A fleet manager, and the facts of its members. Lifetime: test."""
 
     manager: FleetManager
     told: list[WorkerFact]
@@ -67,13 +67,13 @@ async def fleet(max_workers: int = 4) -> AsyncIterator[Fleet]:
 
 
 async def silence(*_: object) -> str:
-    """A worker whose probes are fine."""
+    """Answer for a worker whose probes succeed."""
     return ""
 
 
 @pytest.fixture(autouse=True)
 def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every URL is a worker with events, without asking it."""
+    """Recognize every URL as a worker with events, without asking it."""
 
     async def known(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
         await asyncio.sleep(0)
@@ -109,7 +109,9 @@ async def test_a_defect_in_a_follower_costs_one_round_not_the_worker(
 def recognized_by_turns(
     monkeypatch: pytest.MonkeyPatch, turns: Iterable[Exception | dict[str, Any]]
 ) -> list[WorkerSpec]:
-    """Each recognition raises, or finds what the next of these says; returns who was asked for."""
+    """Let each recognition raise, or find, the next of these; return the list of workers that were
+    asked for.
+    """
     real, left = member_module.recognize, iter(turns)
     asked: list[WorkerSpec] = []
 
@@ -137,7 +139,7 @@ async def test_what_recognition_refuses_is_shown_and_tried_again(
 
 
 def lines_of_the_page() -> list[str]:
-    """Log lines of docs/reference/admin.md on workers that come and go, as patterns."""
+    """Return the log lines in docs/reference/admin.md on workers that come and go, as patterns."""
     section = PAGE.read_text(encoding="utf-8").partition("| log line | when |")[2]
     lines = re.findall(r"^\| `(worker N \(URL\) [^`]+)` \|", section, re.MULTILINE)
     return [
@@ -398,7 +400,7 @@ async def test_a_reload_with_too_many_workers_says_which_were_left_out() -> None
 async def test_an_engine_that_began_anew_is_forgotten_without_a_moment_out_of_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As behind an address that several engines share: their counters differ at every look."""
+    """Several engines share an address, so their counters differ at every look."""
     counters = iter([5, 9, 3])
     recognitions = 0
     real = member_module.recognize

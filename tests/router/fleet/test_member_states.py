@@ -1,4 +1,6 @@
-"""However a worker and its operator behave: a member keeps to its table, and no row is dead."""
+"""Tests that a member follows its table of states whatever its worker and operator do, and that
+every row is reached.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ LIVES_MAX = 200
 
 
 class RandomLife:
-    """One member of a worker that does anything. Lifetime: test.
+    """One member of a worker that behaves randomly. Lifetime: test.
 
-    Its clock ticks when it is read, and nothing waits: `health_s` is 0.
+    Its clock advances when it is read, and nothing waits: `health_s` is 0.
     """
 
     def __init__(self, seed: int) -> None:
@@ -48,7 +50,7 @@ class RandomLife:
             self.told.append(fact.state)
 
     def fits(self, member: Member, ranks: tuple[int, ...]) -> bool:
-        """Another rank is free now and then, which is asked for at once."""
+        """Return whether another rank is free, which is requested at once."""
         if self.rng.random() < 0.9:
             return True
         rank = self.rng.choice([n for n in range(9) if n != member.spec.rank])
@@ -83,7 +85,7 @@ class RandomLife:
         return self.rng.choice(ends)
 
     async def live(self, member: Member, steps: int) -> None:
-        """Follow the member, whose operator drains it and changes its options meanwhile."""
+        """Follow the member, while its operator drains it and changes its options."""
         task = asyncio.create_task(member.run())
         for _ in range(steps):
             for _turn in range(self.rng.randrange(12)):

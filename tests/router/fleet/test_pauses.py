@@ -1,4 +1,4 @@
-"""When the router itself stood still, and which probes that spoils."""
+"""Tests of the detection of pauses of the router itself, and of the probes that they invalidate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.fleet.pauses import Pauses
 
 
 class Clock:
-    """Lifetime: test."""
+    """A clock that the test sets. Lifetime: test."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -20,7 +20,7 @@ class Clock:
 
 
 async def slept(pauses: Pauses, clock: Clock, wait_s: float, took_s: float) -> None:
-    """A sleep of `wait_s` that took so long by the clock."""
+    """Let a sleep of `wait_s` take `took_s` by the clock."""
     task = asyncio.create_task(pauses.sleep(wait_s))
     await asyncio.sleep(0)
     clock.now_s += took_s

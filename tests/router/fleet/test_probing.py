@@ -1,4 +1,6 @@
-"""Probes that the core asks for: at once, once at a time, told, and gone with their worker."""
+"""Tests of probes that the core asks for: sent at once, one at a time, answered, and cancelled with
+their worker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Data-parallel ranks: one URL, several workers, each with its own cache, load and header."""
+"""Tests of data-parallel ranks: one URL, several workers, each with its own cache, load
+and header.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class Front:
 
     @property
     def ready(self) -> list[str]:
-        """Names of those that take requests; each is known by the rank it stands for."""
+        """Return the names of the workers that take requests; each name has its rank."""
         taking = [m for m in self.members if m.ready]
         assert all(m.rank == m.spec.rank for m in taking), taking
         return sorted(m.spec.name for m in taking)
@@ -61,14 +63,14 @@ class Front:
         return worker
 
     async def until_ready(self, *names: str) -> None:
-        """These and no others are, and each has told its load."""
+        """Wait until exactly these workers are ready, and each has reported its load."""
         await until(lambda: self.ready == sorted(names), f"{names} to be ready")
         slots = [self.known(member).slot for member in self.members]
         at_s = self.router.dispatcher.core.columns.report_s
         await until(lambda: bool(np.isfinite(at_s[slots]).all()), "their loads")
 
     async def complete(self, **headers: str) -> int:
-        """Number of the worker that answered."""
+        """Return the number of the worker that answered a completion."""
         body = {"model": "m", "prompt": list(PROMPT), "max_tokens": 1}
         url = f"{self.client_url}/v1/completions"
         async with self.http.post(url, json=body, headers=headers) as reply:

@@ -1,4 +1,4 @@
-"""Whatever ranks an engine comes back with, and whoever is removed: each rank is one worker."""
+"""Tests of ranks that change, and of removals: each rank is always one worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = st.lists(
 
 
 async def idle(member: Member) -> None:
-    """The test itself says what is found at its URL."""
+    """Do nothing: the test decides what is found at the URL."""
     await asyncio.Event().wait()
 
 

@@ -1,4 +1,6 @@
-"""Whatever is named, added and taken out, in any order: the fleet is what it should be."""
+"""Tests of naming, adding and removing workers in any order: the fleet is always what it
+should be.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,12 @@ STEPS = st.lists(
 
 
 async def idle(member: Member) -> None:
-    """Nobody is at its URL."""
+    """Do nothing: no engine is at the URL."""
     await asyncio.Event().wait()
 
 
 class Oracle:
-    """What should be in, told in sets. Lifetime: one history."""
+    """The expected fleet, as sets. Lifetime: one history."""
 
     def __init__(self) -> None:
         self.named: dict[str, WorkerSpec] = {}

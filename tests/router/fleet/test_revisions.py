@@ -1,4 +1,4 @@
-"""The revision of a worker: where it comes from, what its group is called, and how it changes."""
+"""Tests of a worker's revision: its source, the name of its group, and its changes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_label_that_cannot_be_one_is_refused() -> None:
 async def fleet_of(
     text: str, probe_s: float = 0.5
 ) -> AsyncIterator[tuple[FleetManager, list[WorkerFact]]]:
-    """A fleet of one worker, and what it tells the core."""
+    """Yield a fleet of one worker, and its facts for the core."""
     told: list[WorkerFact] = []
     context = zmq.asyncio.Context()
     terms = FleetTerms(probe_s, 0.02, 0.02, 100, RelayLimits())
@@ -155,7 +155,7 @@ async def test_a_request_waits_less_for_a_version_than_a_probe_may(
 
 
 async def test_another_label_changes_a_worker_in_place() -> None:
-    """It serves on, is asked nothing, and keeps its number."""
+    """It continues to serve, is not asked anything, and keeps its number."""
     asked: list[str] = []
     async with (
         engine(TOLD, asked) as url,

@@ -1,4 +1,6 @@
-"""Roles that change while workers serve: who may, when, and what is told of missing halves."""
+"""Tests of roles that change while workers serve: which may change, when, and what is reported of
+missing roles.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,7 @@ async def silence(*_: object) -> str:
 
 @pytest.fixture(autouse=True)
 def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every URL is an engine of the kind that its options name, and serves alone but for SGLang."""
+    """Recognize every URL as an engine of the kind in its options; all but SGLang serve alone."""
 
     async def known(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
         await asyncio.sleep(0)
@@ -190,7 +192,7 @@ async def test_a_change_that_leaves_half_a_pool_is_refused_by_name(
 
 
 async def test_an_engine_that_must_be_told_is_told_once_it_is_idle() -> None:
-    """SGLang refuses while requests run there, another router's for instance."""
+    """SGLang refuses while it has requests, for instance those of another router."""
     asked: list[Any] = []
 
     async def switch(request: web.Request) -> web.Response:
@@ -236,8 +238,8 @@ OPERATIONS = ("turn", "drain", "undrain", "requests", "sweep", "leave")
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_whatever_is_asked_in_whatever_order_nobody_stays_on_the_way(seed: int) -> None:
-    """At rest each worker has a role that it was asked to have, and takes requests unless its
-    operator drained it.
+    """In the end each worker has a role that was requested, and takes requests unless its operator
+    drained it.
     """
     draw = random.Random(seed)
     async with pool(P, "http://h:3,role=prefill", D, "http://h:4,role=decode") as one:
@@ -282,8 +284,8 @@ WORKERS = st.builds(
 
 @given(st.lists(WORKERS, min_size=1, max_size=6))
 def test_halves_and_service_agree(workers: list[WorkerFacts]) -> None:
-    """Where nobody can serve, some half is missing and named; where each role has its other half
-    somebody can.
+    """If no worker can serve, a missing role is named; if each role has its counterpart, some
+    worker can serve.
     """
     missing = halves_missing(workers)
     if not serves(workers):
@@ -306,7 +308,7 @@ def test_a_missing_half_is_named() -> None:
 
 
 async def test_a_pool_with_one_half_is_not_ready_and_says_why() -> None:
-    """Of engines that cannot serve alone. A second model that is served makes the router ready."""
+    """Its engines cannot serve alone. A second model that is served makes the router ready."""
     async with admin() as one:
         tell = one.router.dispatcher.tell
 
@@ -345,7 +347,7 @@ async def test_which_halves_are_missing_is_logged_once(caplog: pytest.LogCapture
 
 
 async def test_an_engine_that_is_started_anew_has_the_role_of_its_command_line() -> None:
-    """However it was told to switch before; engines that are told nothing have what they took."""
+    """This holds whatever role it was told before; engines that are told nothing keep theirs."""
     async with pool(P.replace(",", ",kind=sglang,"), "http://h:3") as one:
         for member in one.manager.members.values():
             member.turn("decode", "test")

@@ -1,4 +1,4 @@
-"""One answer for all who ask at about the same time."""
+"""Tests of one answer for all that ask at about the same time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from router.fleet.context import SharedAnswer, SharedAnswers
 
 
 class Engine:
-    """Answers with the number of the question; by hand, or at once. Lifetime: test."""
+    """Answers with the number of the question, when the test says so, or at once.
+    Lifetime: test.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0

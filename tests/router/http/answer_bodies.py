@@ -1,4 +1,4 @@
-"""Bodies of replies of status 200: answers, however short, and what is none."""
+"""Bodies of replies with status 200: answers of any length, and bodies that are no answers."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ Case = tuple[str, bytes]  # name, body
 
 
 def named(given: object) -> str:
-    """A case's part in the name of its test: of bodies nothing."""
+    """Return a case's part of its test's name; "" for bodies."""
     return given if isinstance(given, str) else ""
 
 
 def chunk(delta: Any = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
-    """A chat's event."""
+    """Return an event of a chat."""
     choice = {"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish}
     return {"id": "x", "object": "chat.completion.chunk", "model": "m", "choices": [choice]} | more
 
 
 def text(said: str = "", finish: str | None = None, **more: Any) -> dict[str, Any]:
-    """A completion, or an event of one."""
+    """Return a completion, or an event of one."""
     choice = {"index": 0, "text": said, "logprobs": None, "finish_reason": finish}
     return {"id": "x", "object": "text_completion", "model": "m", "choices": [choice]} | more
 
 
 def chat(message: Any, finish: str | None = "stop", **more: Any) -> dict[str, Any]:
-    """A whole chat."""
+    """Return a whole chat."""
     said = {"role": "assistant", "content": None, "refusal": None, "tool_calls": []} | message
     choice = {"index": 0, "message": said, "finish_reason": finish}
     return {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]} | more
 
 
 def events(*said: Any, end: str = "\n\n", done: bool = True) -> bytes:
-    """A stream."""
+    """Return a stream of events."""
     lines = [f"data: {json.dumps(one)}{end}" for one in said]
     return "".join([*lines, f"data: [DONE]{end}" if done else ""]).encode()
 
@@ -132,7 +132,7 @@ GOOD_WHOLE: tuple[Case, ...] = (
 
 
 def anthropic(*said: dict[str, Any]) -> bytes:
-    """A stream of Anthropic's messages."""
+    """Return a stream of Anthropic's messages."""
     return b"".join(
         b"event: %s\ndata: %s\n\n" % (one["type"].encode(), json.dumps(one).encode())
         for one in said

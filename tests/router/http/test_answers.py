@@ -1,4 +1,4 @@
-"""Which replies of status 200 are answers, read in whatever pieces they come."""
+"""Tests of which replies with status 200 are answers, read in any pieces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(
     stream: bool = False,
     coded: bool = False,
 ) -> tuple[str, bool]:
-    """What the native judge says: why it is no answer, and whether it refuses."""
+    """Return the native result: why a body is no answer, and whether it is a refusal."""
     judge = AnswerJudge(AnswerDue(form, tokens), stream, coded, LIMIT)
     for number, piece in enumerate(pieces):
         if judge.feed(piece, number == len(pieces) - 1):

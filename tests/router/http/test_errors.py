@@ -1,4 +1,4 @@
-"""Error bodies and blame."""
+"""Tests of error bodies and blame."""
 
 from __future__ import annotations
 

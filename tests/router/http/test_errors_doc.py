@@ -1,4 +1,4 @@
-"""docs/reference/errors.md lists the error codes of the router: each one, and nothing else."""
+"""Tests that docs/reference/errors.md lists all error codes of the router, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAKERS = {
 
 
 def codes_in(tree: ast.Module) -> Iterator[str]:
-    """The codes that a module gives to errors it makes."""
+    """Yield the codes of errors that a module makes."""
     constants = {
         target.id: node.value.value
         for node in tree.body
@@ -53,7 +53,7 @@ def codes_in(tree: ast.Module) -> Iterator[str]:
 
 
 def listed() -> set[str]:
-    """The codes of the page: the table's, and those that only logs have."""
+    """Return the codes on the page: those of the table, and those that only logs have."""
     rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
     told = {code for row in rows for code in re.findall(r"`(\w+)`", row.split("|")[1])}
     return told | {"client_closed", "slow_client"}

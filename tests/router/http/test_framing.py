@@ -1,4 +1,4 @@
-"""The pure parts of the relay: heads, body framing, counting and usage."""
+"""Tests of the pure parts of the relay: heads, body framing, counting and usage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = RelayLimits()
 
 
 def fed(body: ChunkedBody | LengthBody | CloseBody, pieces: list[bytes]) -> tuple[bytes, int]:
-    """Payload and bytes taken over all pieces."""
+    """Return payload and bytes taken over all pieces."""
     payload = b""
     taken = 0
     for piece in pieces:

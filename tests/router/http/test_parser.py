@@ -1,4 +1,6 @@
-"""Cutting bytes into requests: the same however they arrive, as another parser reads them."""
+"""Tests of cutting bytes into requests: the same result for any pieces, and the same as another
+parser's.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ SNIPPETS = [
 
 @st.composite
 def mutated(draw) -> bytes:
-    """Some requests one after the other, with a few bytes changed, left out or put in."""
+    """Draw some requests in a row, with a few bytes changed, removed or inserted."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(PARTS), min_size=1, max_size=3))))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(data)))
@@ -36,14 +38,14 @@ def mutated(draw) -> bytes:
 
 @st.composite
 def cut(draw) -> tuple[bytes, list[bytes]]:
-    """Bytes, and the same in pieces."""
+    """Draw bytes, and the same bytes in pieces."""
     data = draw(mutated())
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
     return data, [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
 def parsed(whole: bytes) -> list[tuple[str, str, tuple, bytes]]:
-    """What aiohttp makes of what was let through; raises what it raises."""
+    """Return aiohttp's reading of the accepted requests; raises what aiohttp raises."""
     loop = asyncio.new_event_loop()
     try:
         parser = HttpRequestParser(
@@ -63,12 +65,12 @@ def parsed(whole: bytes) -> list[tuple[str, str, tuple, bytes]]:
 
 
 def texts(whole: list[Whole]) -> bytes:
-    """What was let through, as bytes."""
+    """Return the accepted requests as bytes."""
     return b"".join(one.head.text + one.body for one in whole)
 
 
 class _Paused:
-    """As much of a protocol as the parser asks for."""
+    """The part of a protocol that the parser needs."""
 
     _reading_paused = False
 

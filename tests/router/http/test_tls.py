@@ -1,4 +1,4 @@
-"""Files of TLS: what is made of good ones, and what is said of bad ones."""
+"""Tests of TLS files: valid ones are used, and invalid ones give clear errors."""
 
 from __future__ import annotations
 

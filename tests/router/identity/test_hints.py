@@ -1,4 +1,4 @@
-"""Hints of priority and length, in the forms of other routers."""
+"""Tests of hints of priority and length, in the forms of other routers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Requests that real clients of agents sent: each agent's conversation is a session of its own."""
+"""Tests of requests that real clients of agents sent: each agent's conversation is a session of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _TEXT = re.compile(r'"((?:[a-z]+ text|result|argument) [0-9]+)"')
 
 @dataclass(frozen=True)
 class Recorded:
-    """One recorded request, what is true of it, and what the router reads."""
+    """One recorded request, the truth about its sender, and what the router reads."""
 
     entry: dict[str, Any]
     said: Said
@@ -40,12 +42,12 @@ class Recorded:
 
     @property
     def agent(self) -> tuple[int, str]:
-        """The agent that really sent it."""
+        """The agent that sent the request."""
         return self.entry["session"], self.entry["agent"]
 
     @property
     def parent(self) -> tuple[int, str] | None:
-        """The agent that really started the one that sent it."""
+        """The agent that started the sender; None if there is none."""
         parent = self.entry["parent"]
         return None if parent is None else (self.entry["session"], parent)
 
@@ -81,7 +83,9 @@ def recordings() -> Iterator[Any]:
 
 
 def attribution(entry: dict[str, Any]) -> str:
-    """Claude Code's line about itself, with which a prompt begins; older versions change it."""
+    """Return Claude Code's line about itself at the beginning of a prompt, which older versions
+    change.
+    """
     system = entry["body"].get("system")
     return str(system[0]["text"]) if isinstance(system, list) else ""
 

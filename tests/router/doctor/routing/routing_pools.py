@@ -1,4 +1,4 @@
-"""Facts of a healthy pool, and each known cause of low hits as the same pool that has it."""
+"""Facts of a healthy pool, and each known cause of low hits as the same pool with that cause."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ENGINE = EngineFacts(
 
 
 def worker(number: int = 0, engine: Any = None, **fields: Any) -> ExaminedWorker:
-    """A worker; `fields` are of its row, `engine` of its engine."""
+    """Return a worker; `fields` are those of its row, `engine` those of its engine."""
     row = msgspec.structs.replace(ROW, id=number, url=f"http://gpu{number + 1}:8000", **fields)
     if row.events == ROW.events:
         row = msgspec.structs.replace(row, events=f"tcp://gpu{number + 1}:5557")
@@ -57,7 +57,7 @@ def worker(number: int = 0, engine: Any = None, **fields: Any) -> ExaminedWorker
 
 
 def decisions(count: int = 24, workers: int = 2, **fields: Any) -> tuple[DecisionRow, ...]:
-    """Requests of 440 tokens, sent to the workers in turn."""
+    """Return decisions on requests of 440 tokens, sent to the workers in turn."""
     row = DecisionRow(0, 0, 0.0, "m", 400, 440, False, 400)
     rows = (msgspec.structs.replace(row, request=n, worker=n % workers) for n in range(count))
     return tuple(msgspec.structs.replace(one, **fields) for one in rows)
@@ -75,7 +75,9 @@ GOOD = PoolFacts(
 
 
 class RoutingCase(NamedTuple):
-    """A cause by its name, what its evidence must say, what to change, and a pool with it."""
+    """A cause's name, the text that its evidence must have, what to change, and a pool with the
+    cause.
+    """
 
     cause: str
     says: str
@@ -84,17 +86,17 @@ class RoutingCase(NamedTuple):
 
 
 def both(**fields: Any) -> tuple[ExaminedWorker, ...]:
-    """Two workers of a kind."""
+    """Return two equal workers."""
     return worker(0, **fields), worker(1, **fields)
 
 
 def cold(**fields: Any) -> PoolFacts:
-    """The pool without hits."""
+    """Return the pool without hits."""
     return replace(GOOD, **({"decisions": COLD} | fields))
 
 
 def counted(workers: tuple[ExaminedWorker, ...], **counts: float) -> tuple[ExaminedWorker, ...]:
-    """The same workers with other counts of events."""
+    """Return the same workers with other counts of events."""
     return tuple(replace(one, events=HEARD | counts) for one in workers)
 
 

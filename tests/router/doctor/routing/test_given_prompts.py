@@ -1,4 +1,6 @@
-"""Files of clients' requests: salts, heads and what prompts share behind them."""
+"""Tests of files of clients' requests: salts, beginnings, and the parts that prompts share after
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Each cause of low hits is named first with its evidence; a healthy pool shows nothing."""
+"""Tests that each cause of low hits is named first with its evidence, and that a healthy pool has
+no findings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages of routers and engines that are strange, cut off or hostile: facts, or one error."""
+"""Tests of strange, incomplete or hostile pages of routers and engines: they give facts, or one
+error.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ class OnePages:
         return web.Response(status=404) if body is None else web.Response(body=body)
 
     async def asked(self, **other: bytes) -> tuple[int, str]:
-        """Exit status and text with these pages in place of good ones."""
+        """Return exit status and text if these pages replace good ones."""
         url = str(self.server.make_url("")).rstrip("/")
         workers = json.dumps({"workers": [WORKER | {"url": url}]}).encode()
         self.pages = GOOD | {"/workers": workers} | {f"/{k}": v for k, v in other.items()}
