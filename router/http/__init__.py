@@ -2,6 +2,6 @@
 
 Owns: strict parsing of both sides' bytes, refusals, error bodies, the types of a relayed reply.
 Gives: `parser.RequestReader`, `messages.Request` and `Response`, `framing`, `reply.Outcome`, `tls`.
-Never imports: router.core, router.request, router.server. Start reading at: `messages.py`, then
-`parser.py`.
+Never imports: router.core, router.request, router.server.
+Start reading at: `messages.py`, then `parser.py`.
 """
