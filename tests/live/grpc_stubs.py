@@ -1,4 +1,4 @@
-"""Client stubs and service bases of the gRPC services that tests use."""
+"""Opens gRPC stubs of Triton's inference service at a router."""
 
 from __future__ import annotations
 

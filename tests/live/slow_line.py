@@ -50,8 +50,8 @@ class SlowLine:
         await asyncio.gather(*lines, return_exceptions=True)
 
     async def _way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy one direction; it reads on while earlier data is delayed, so that only latency grows
-        and not throughput falls.
+        """Copy one direction with its delay; reading goes on while earlier data is delayed, so that
+        throughput does not fall.
         """
         loop = asyncio.get_running_loop()
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_CHUNKS)

@@ -59,8 +59,8 @@ class Ground:
         return time.monotonic() < self.until_s
 
     async def pause(self, least_s: float, most_s: float) -> None:
-        """Wait some seconds, or until the end of the test if that is sooner and some harm
-        was done.
+        """Wait `least_s` to `most_s` seconds, or less if the test ends sooner (but some time in any
+        case).
         """
         left_s = max(self.until_s - time.monotonic(), SHORT_S / 3)
         await asyncio.sleep(min(self.rng.uniform(least_s, most_s), left_s))

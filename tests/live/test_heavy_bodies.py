@@ -1,4 +1,4 @@
-"""One legal body of 16 MB, of whatever shape, keeps nobody else waiting."""
+"""Tests that one legal body of 16 MB, of any shape, makes no other client wait."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def port_of(stack: Stack) -> int:
 
 @asynccontextmanager
 async def beside(stack: Stack) -> AsyncIterator[Process]:
-    """Another client, which has begun to ask."""
+    """Start another client in its own process and yield it once its requests are answered."""
     asked = str(port_of(stack)), str(stack.router.process.pid)
     command = (sys.executable, "-m", "tests.live.hostile.heavy_bodies", *asked)
     client = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
@@ -64,7 +64,9 @@ async def beside(stack: Stack) -> AsyncIterator[Process]:
 
 
 async def longest_ms(client: Process) -> list[float]:
-    """The other client's longest waits since the last call: for /health, for a completion."""
+    """Return the other client's longest waits since the last call, in ms: for /health, for a
+    completion.
+    """
     assert client.stdin is not None
     assert client.stdout is not None
     client.stdin.write(b"\n")
@@ -73,7 +75,9 @@ async def longest_ms(client: Process) -> list[float]:
 
 
 async def waits_beside(stack: Stack, client: Process, heavy: Heavy, most_ms: float) -> list[float]:
-    """The same beside some such bodies, whose answers must be right; the best of some tries."""
+    """Send several copies of a heavy body, check their answers, and return the other client's
+    longest waits meanwhile; the best of several tries.
+    """
     body = heavy.body()
     tried: list[list[float]] = []
     while len(tried) < TRIES and not (tried and max(tried[-1]) <= most_ms):

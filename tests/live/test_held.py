@@ -1,4 +1,6 @@
-"""Held requests with real programs: clients that leave, their time, shutdown, a broken policy."""
+"""Tests of held requests with real programs: clients that leave, deadlines, shutdown, a broken
+policy.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +90,8 @@ async def test_what_a_reload_refused_is_said_again_by_the_next_one(tmp_path: Pat
 async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_told(
     tmp_path: Path,
 ) -> None:
-    """Two at once at two workers; the others wait, in the order of their priority, within their
-    time and the router's, until a reload lifts the limit.
+    """Two requests run at once at two workers; the others wait in the order of their priority,
+    within their own and the router's time limits, until a reload lifts the limit.
     """
     file = tmp_path / "router.yaml"
     limit = f'["{MODEL}:max_requests=2"]'
@@ -98,7 +100,7 @@ async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_tol
         path = f"{stack.url}/v2/models/{MODEL}/infer"
 
         async def infer(prompt: str, **parameters: int) -> tuple[int, str, str, str]:
-            """(status, Retry-After, error, milliseconds held) of an answer of one token."""
+            """Ask for one token; return (status, Retry-After, error, milliseconds held)."""
             texts = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
             most = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [1]}
             body = {"inputs": [texts, most], "parameters": parameters}

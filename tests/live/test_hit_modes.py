@@ -1,4 +1,6 @@
-"""How exact each worker's hits are, as running programs show it: `/workers` and metrics."""
+"""Tests of how exact each worker's hits are, as running routers show it in `/workers` and
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ EXACT: Cause = ("exact", None)
 
 
 async def cause_of(stack: Stack, worker_id: int = 0) -> Cause:
-    """Mode and cause of a worker; its reason and what lifts it are texts, or there is none."""
+    """Return a worker's hit mode and cause; check that a reason is given exactly if the mode is not
+    exact.
+    """
     hits = (await stack.row(worker_id))["hits"]
     assert (hits["reason"] is None) == (hits["cause"] is None) == (hits["mode"] == "exact")
     return hits["mode"], hits["cause"]
@@ -32,7 +36,7 @@ async def until_cause(stack: Stack, wanted: Cause, worker_id: int = 0) -> None:
 
 
 async def counted(stack: Stack, mode: str, cause: str) -> float:
-    """Workers of this mode and cause, by the router's metrics."""
+    """Return how many workers have this mode and cause by the router's metrics."""
     async with stack.http.get(f"{stack.admin}/metrics") as reply:
         lines = (await reply.text()).splitlines()
     labels = f'cause="{cause}",mode="{mode}"'
@@ -41,7 +45,7 @@ async def counted(stack: Stack, mode: str, cause: str) -> float:
 
 @asynccontextmanager
 async def engines(folder: Path) -> AsyncIterator[tuple[Stack, Path]]:
-    """A router with the tokenizer of its engines, of which none is added yet."""
+    """Yield a router with its engines' tokenizer and no worker yet, and the model's folder."""
     model = write_model(folder / "model")
     async with running(folder, workers=0, router=["--tokenizer", str(model)]) as stack:
         yield stack, model
@@ -93,7 +97,7 @@ async def test_another_tokenizer_than_the_engine_s_is_approximate(tmp_path: Path
 async def test_a_router_that_comes_late_to_an_engine_without_replay_is_degraded(
     tmp_path: Path,
 ) -> None:
-    """Until the engine's cache is cleared: then nothing is missing any more."""
+    """The router is exact once the engine's cache was cleared, because then it misses nothing."""
     async with engines(tmp_path) as (stack, model):
         url = await started(stack, model)
         async with stack.http.get(f"{url}/kv_event_sources") as reply:
@@ -123,7 +127,7 @@ async def test_a_worker_that_is_down_has_no_mode(tmp_path: Path) -> None:
 
 
 async def explained(stack: Stack) -> tuple[str, dict[str, Any]]:
-    """The sentence and the JSON of an answer's header."""
+    """Send a completion; return the sentence and the JSON of its explain header."""
     body = {"model": MODEL, "prompt": TEXT, "max_tokens": 2}
     url, headers = f"{stack.url}/v1/completions", {EXPLAIN: "1"}
     async with stack.http.post(url, json=body, headers=headers) as reply:
@@ -133,7 +137,7 @@ async def explained(stack: Stack) -> tuple[str, dict[str, Any]]:
 
 
 async def ask(stack: Stack, url: str) -> None:
-    """A request of several blocks that the router does not see."""
+    """Send a prompt of several blocks directly to the worker, past the router."""
     body = {"model": MODEL, "prompt": TEXT, "max_tokens": 2}
     async with asyncio.timeout(20), stack.http.post(f"{url}/v1/completions", json=body) as reply:
         assert reply.status == 200, await reply.text()

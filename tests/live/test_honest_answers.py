@@ -1,4 +1,6 @@
-"""Short answers are answers, and what says nothing is its worker's failure: by whole programs."""
+"""Tests with whole programs that a short answer counts as an answer, and an empty one as its
+worker's failure.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ EMBEDDED = b'{"object":"list","data":[{"index":0,"embedding":[0.0]}]}'
 
 
 def cases() -> dict[str, tuple[str, bytes]]:
-    """Answers by name, each with its content type."""
+    """Return all answers by name, each with its content type."""
     found = {f"s-{name}": (EVENTS, body) for name, body in (*GOOD_STREAMS, *BAD_STREAMS)}
     found |= {f"w-{name}": (JSON, body) for name, body in (*GOOD_WHOLE, *BAD_WHOLE)}
     for number, (form, body, _) in enumerate(OTHER_FORMS):
@@ -58,7 +60,9 @@ def cases() -> dict[str, tuple[str, bytes]]:
 
 @asynccontextmanager
 async def told(tmp_path: Path, always: list[str], *router: str) -> AsyncIterator[Stack]:
-    """A router before engines that do as they are told, or always the same."""
+    """Yield a router with engines that answer by a request's header, or always with the given
+    answer.
+    """
     engines = [ToldEngine(cases(), each) for each in always]
     async with running(tmp_path, workers=0, router=router) as stack:
         try:
@@ -79,12 +83,12 @@ async def ask(stack: Stack, path: str, name: str, **fields: Any) -> tuple[int, b
 
 
 def log(stack: Stack) -> str:
-    """What the router has logged."""
+    """Return the router's log."""
     return stack.router.log.read_text()
 
 
 def honest() -> list[tuple[str, str, bytes, dict[str, Any]]]:
-    """(path, name, body, more fields of the request)."""
+    """Return (path, answer's name, body, further request fields) of all good answers."""
     found: list[tuple[str, str, bytes, dict[str, Any]]] = []
     for path in ("/v1/chat/completions", "/v1/completions"):
         found += [(path, f"s-{name}", body, {}) for name, body in GOOD_STREAMS]
@@ -129,7 +133,7 @@ async def test_honest_short_answers_cost_no_retry_and_no_worker(tmp_path: Path) 
 async def test_a_worker_that_says_nothing_is_put_aside_and_does_not_come_back(
     tmp_path: Path, kind: str
 ) -> None:
-    """Its answers count as failures, and that of its trial, too."""
+    """Empty answers count as failures, also that of the worker's trial after its ejection."""
     bad = "s-done_alone" if kind == "s" else "w-nothing"
     good = "s-one_token" if kind == "s" else "good"
     args = ("--policy", "round_robin", "--ejection-recover-s", "0.1")

@@ -1,4 +1,6 @@
-"""A router among hostile clients: it answers or closes, and good clients notice nothing."""
+"""Tests of a router under hostile clients: it answers or closes, and good clients notice
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,10 @@ def open_files(stack) -> int:
 
 @asynccontextmanager
 async def good_clients(stack, what: str, clients: int = 2, calm_s: float = CALM_S):
-    """Clients whose every answer must be right meanwhile; tells what they waited, and before.
+    """Run good clients during the block, check each answer and print their waits during and before
+    it.
 
-    Yields what they waited, to be read afterwards.
+    Yields the list of their waits in seconds, to be read afterwards.
     """
     waits_s: list[float] = []
     # Each on a connection of its own: idle ones are closed after a second here.
@@ -97,14 +100,18 @@ def told(waits_s) -> str:
 
 
 async def own_files(stack) -> int:
-    """Open files but connections to workers, of which as many stay as were needed at once."""
+    """Return the router's count of open files without connections to workers, which it
+    keeps open.
+    """
     to_workers = sum(row["open_connections"] for row in await stack.rows())
     return open_files(stack) - to_workers
 
 
 @asynccontextmanager
 async def nothing_left(stack):
-    """Files and memory of requests are as before, but for connections kept open to workers."""
+    """Check that the block leaves no open files and no request memory behind, except connections to
+    workers.
+    """
     await stack.assert_idle()
     async with stack.http.get(f"{stack.admin}/health") as reply:
         await reply.read()
@@ -126,7 +133,10 @@ def port_of(stack) -> int:
 async def attacked(
     stack, kind: str, count: int, seed: int, port: int | None = None
 ) -> Counter[str]:
-    """What the attackers counted; fails with what they say where they do. `port`: another's."""
+    """Run the attackers' program and return its counts; fail with its error output if it fails.
+
+    `port` replaces the router's port.
+    """
     asked = [str(port or port_of(stack)), str(count), str(seed)]
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.live.hostile.attackers", kind, *asked),
@@ -183,7 +193,7 @@ async def test_the_corpus_reaches_no_worker(stack) -> None:
 
 
 def connected(port: int, request: bytes, address: str = "127.0.0.1") -> socket.socket:
-    """A connection from an address, its request sent; it blocks."""
+    """Open a blocking connection from `address` and send the request."""
     client = socket.create_connection(("127.0.0.1", port), 10.0, (address, 0))
     client.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     client.sendall(request)
@@ -191,7 +201,9 @@ def connected(port: int, request: bytes, address: str = "127.0.0.1") -> socket.s
 
 
 def answer_of(client: socket.socket) -> tuple[bytes, float]:
-    """The answer, and when it came: by the kernel, as this process may have waited for a core."""
+    """Return the answer and the kernel's time of its arrival; this process may have waited for a
+    core.
+    """
     answer, told, *_ = client.recvmsg(1 << 16, 64)
     if not told:  # by the first sockets that ask for it the kernel is told a little late
         return answer, time.time()
@@ -202,8 +214,8 @@ def answer_of(client: socket.socket) -> tuple[bytes, float]:
 
 
 def served_before(stack, addresses: list[str]) -> int:
-    """How many hostile connections that came while the router stood still it answers before a good
-    client who came after them.
+    """Count the hostile connections that the router answers before a good client that came later,
+    all of which came while the router was stopped.
     """
     port, pid = port_of(stack), stack.router.process.pid
     freeze(pid)
@@ -235,7 +247,7 @@ async def test_who_sends_no_http_waits_for_others(tmp_path) -> None:
 async def test_what_attackers_cost_good_clients_is_mostly_what_they_cost_the_machine(
     tmp_path,
 ) -> None:
-    """By turns they are at the router, and at a server beside it that only refuses."""
+    """The attackers alternate between the router and a server that only refuses."""
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.live.hostile.null_server"), stdout=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""A router among engines that tell what is not so, of their caches, their ranks, their events."""
+"""Tests of a router whose engines report false facts about their caches, ranks or events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ async def log_of(stack: Stack) -> str:
 async def test_one_that_claims_every_prompt_and_reports_no_hit_loses_what_that_gave_it(
     tmp_path: Path,
 ) -> None:
-    """Until then it gets all; then prompts go to the worker that has computed them."""
+    """The liar gets all requests at first; later, prompts go to the worker that has
+    computed them.
+    """
     prompts = Prompts(tokens=256)
     claimed = [prompts.next() for _ in range(2 * ANSWERS)]
     policy = ("--policy", "kv_prefix")
@@ -100,7 +102,7 @@ async def test_one_that_reports_nothing_is_believed(tmp_path: Path) -> None:
 async def test_prompts_whose_own_log_probabilities_are_wanted_refute_nothing(
     tmp_path: Path,
 ) -> None:
-    """vLLM does not look into its cache for them: nobody may discredit a worker by asking so."""
+    """vLLM skips its cache for these requests, so they must not discredit a worker's events."""
     prompts = Prompts(tokens=256)
     claimed = [prompts.next() for _ in range(2 * ANSWERS)]
     async with running(tmp_path, workers=0) as stack, lying(blocks=10_000) as honest:
@@ -121,7 +123,9 @@ async def test_prompts_whose_own_log_probabilities_are_wanted_refute_nothing(
 async def test_one_of_a_thousand_blocks_that_tells_of_a_million_holds_what_fits(
     tmp_path: Path,
 ) -> None:
-    """And what others hold stays known, though the index has room for less than it told."""
+    """Other workers' blocks stay known, although the index has less room than the liar claims to
+    fill.
+    """
     flags = ("--limits-index-entries", "20000")
     async with running(tmp_path, workers=1, router=flags) as stack:
         honest = Prompts(tokens=256).next()

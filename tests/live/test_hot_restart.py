@@ -1,4 +1,4 @@
-"""A router follows another one: nobody is refused, nothing is cut off, caches stay known."""
+"""Tests of hot restarts: no request is refused, none is cut off, and caches stay known."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Load:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def alone(self, number: int) -> None:
-        """Each on a connection of its own."""
+        """Send requests one after another, each on a new connection."""
         while not self.stop.is_set():
             connector = aiohttp.TCPConnector(force_close=True)
             async with aiohttp.ClientSession(connector=connector) as http:
                 await self._one(http, number, stream=False, max_tokens=2)
 
     async def kept(self, number: int) -> None:
-        """All on one connection, as long as it lasts."""
+        """Send requests one after another on one connection, as long as it lasts."""
         async with aiohttp.ClientSession() as http:
             while not self.stop.is_set():
                 await self._one(http, number, stream=False, max_tokens=2)
 
     async def streams(self, number: int) -> None:
-        """Long answers."""
+        """Read long streams one after another."""
         async with aiohttp.ClientSession() as http:
             while not self.stop.is_set():
                 await self._one(http, number, stream=True, max_tokens=TOKENS)
@@ -238,7 +238,7 @@ async def test_sigusr2_starts_the_follower_by_the_same_command(tmp_path: Path) -
 
 
 async def end(pid: int) -> None:
-    """A process that is not our child."""
+    """Terminate a process that is not our child, and wait until it is gone."""
     os.kill(pid, signal.SIGTERM)
 
     async def gone() -> bool:

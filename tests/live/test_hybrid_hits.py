@@ -1,4 +1,6 @@
-"""Timed workers of dense and hybrid models: the router expects of each request what is found."""
+"""Tests with timed workers of dense and hybrid models: a request finds as many cached tokens as the
+router expects.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ KINDS = {"dense": [], "windows": ["window"], "states": ["state"], "both": ["wind
 async def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[str, Stack]]:
-    """Small caches: blocks are evicted throughout."""
+    """Yield a router with one worker whose cache is so small that blocks are evicted all
+    the time.
+    """
     folder = tmp_path_factory.mktemp(request.param)
     groups = GROUPS[request.param]
     flags = {"kv-tokens": 3200, "speed": 200} | ({"cache-groups": groups} if groups else {})
@@ -39,7 +43,9 @@ async def served(
 
 
 def prompt(draw: random.Random, before: list[list[int]], roots: list[list[int]]) -> list[int]:
-    """New, with a shared root, again, longer, shorter."""
+    """Return a prompt that is new, begins with a shared root, or repeats, extends or shortens an
+    old one.
+    """
     tail = [draw.randrange(1000) for _ in range(draw.randrange(1, 200))]
     kind, one = draw.randrange(5), draw.choice(before or [tail])
     made = [tail, draw.choice(roots) + tail, one, one + tail, one[: draw.randrange(1, 400)]]
@@ -64,7 +70,7 @@ async def test_requests_alone_find_what_is_expected(served: tuple[str, Stack]) -
 
 
 async def until_heard(stack: Stack) -> None:
-    """The router has taken in all events of its worker so far."""
+    """Wait until the router has received all events of its worker so far."""
 
     async def heard() -> bool:
         async with stack.http.get(f"{stack.workers[0].url}/kv_snapshot") as reply:

@@ -1,4 +1,4 @@
-"""`warmroute init` against real engines, ports with other servers, and ports with nobody."""
+"""Tests of `warmroute init` against real engines, ports with other servers, and closed ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a key allows, through real HTTP: models, priorities, rates, salts; the admin port's keys."""
+"""Tests of what a key allows, through real HTTP: models, priorities, rates, salts; and of the admin
+port's keys.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def asked(stack: Stack, key: str, **fields: Any) -> tuple[int, Any, Any]:
-    """(status, JSON, headers) of a completion."""
+    """Send a completion with this key; return (status, JSON, headers)."""
     body = {"model": MODEL, "prompt": [1] * 20, "max_tokens": 4} | fields
     url = f"{stack.url}/v1/completions"
     async with stack.http.post(url, json=body, headers=bearer(key)) as reply:
@@ -76,7 +78,9 @@ def rewritten(file: Path, changes: dict[str, str]) -> None:
 
 
 async def _reloads(stack: Stack, keys: Path) -> None:
-    """A new file counts without a restart; one that cannot be used changes nothing."""
+    """Check that a changed keys file counts without a restart and that an invalid one changes
+    nothing.
+    """
 
     async def answers(key: str, status: int) -> bool:
         return (await asked(stack, key))[0] == status

@@ -1,4 +1,6 @@
-"""KServe v2 through the router before our engine, by Triton's own client and by hand."""
+"""Tests of KServe v2 through the router to our engine, with Triton's own client and with raw
+requests.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ async def stack(tmp_path_factory):
 
 
 def tensors(prompt: str = PROMPT, binary: bool = True) -> list[triton.InferInput]:
-    """The inputs of a completion of three tokens."""
+    """Return the input tensors of a completion of three tokens."""
     text = triton.InferInput("text_input", [1], "BYTES")
     text.set_data_from_numpy(np.array([prompt.encode()], dtype=np.object_), binary_data=binary)
     most = triton.InferInput("max_tokens", [1], "INT32")
@@ -47,7 +49,7 @@ def tensors(prompt: str = PROMPT, binary: bool = True) -> list[triton.InferInput
 
 
 async def explained(stack, path: str, body: bytes, **headers: str) -> tuple[int, Any, Any]:
-    """(status, answer, why it went where it did)."""
+    """Post a body; return (status, answer, the router's explanation)."""
     headers = {"x-warmroute-explain": "1", **headers}
     async with stack.http.post(f"{stack.url}{path}", data=body, headers=headers) as reply:
         why = decision_in(reply.headers.get("x-warmroute-explain", "; {}"))
@@ -55,7 +57,7 @@ async def explained(stack, path: str, body: bytes, **headers: str) -> tuple[int,
 
 
 def listed(prompt: str = PROMPT, **more: Any) -> dict[str, Any]:
-    """The body of `infer`, as JSON."""
+    """Return the JSON body of an `infer` request."""
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
     most = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [3]}
     return {"inputs": [text, most], **more}
@@ -164,7 +166,9 @@ async def test_what_a_client_asks_before_it_loads_is_answered(stack) -> None:
 
 
 async def broken_off(request: web.Request, end: bytes) -> web.StreamResponse:
-    """Two events, and `end` as it is; then the connection ends, unless it is `stuck`."""
+    """Answer with two events and the raw bytes `end`, then close; if `end` is "stuck", hang
+    instead.
+    """
     reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await reply.prepare(request)
     for number in range(2):
@@ -213,7 +217,9 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_where_one_can_stand(
 async def small_triton(
     answer: str, status: int, pages: Mapping[str, Any] = MappingProxyType({})
 ) -> AsyncIterator[str]:
-    """What looks like Triton with one model, and gives this answer to each request; its URL."""
+    """Run a server that looks like Triton with one model and gives each request this answer; yield
+    its URL.
+    """
     config = {"backend": "python", "input": [{"name": "T", "data_type": "TYPE_STRING"}]}
     pages = {
         **pages,

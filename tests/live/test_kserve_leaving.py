@@ -1,5 +1,5 @@
-"""Clients of KServe's that leave: their server hears of it at once, whatever its models are, and
-what may run on there is charged.
+"""Tests of KServe clients that leave: their server hears of it at once, and the router charges what
+may still run there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ POOL = {
 
 @dataclass
 class Triton(GrpcWorker):
-    """One whose models begin to answer and then wait. Lifetime: test."""
+    """A Triton server whose models begin to answer and then wait. Lifetime: test."""
 
     models: dict[str, Any] = field(default_factory=dict)
     running: int | None = None  # of the gauges; None: it has none
@@ -117,8 +117,8 @@ async def charged(stack: Stack) -> int:
 
 
 async def left(stack: Stack, server: Triton, path: str, count: int = 8, **fields: Any) -> float:
-    """So many clients ask, and leave when all of them are there; the longest wait until it hears
-    of it.
+    """Let `count` clients send a request and leave once all are running; return the longest time
+    until the server hears of it, in seconds.
     """
     url, before = f"{stack.url}/v2/models/{path}", server.began
     asking = [asyncio.create_task(stack.http.post(url, json=fields)) for _ in range(count)]
@@ -161,7 +161,9 @@ CALLS = ("generate_stream", "generate", "infer")
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_model_is_not_judged_by_its_name(tmp_path: Path, call: str) -> None:
-    """It stands alone: its server ends what it runs when it hears that its client left."""
+    """The model has a BLS model's name but stands alone, so its server ends a request when its
+    client leaves.
+    """
     async with routed(tmp_path, models={BLS: ALONE}) as (stack, server):
         took_s = await left(stack, server, f"{BLS}/{call}", **body_of(call, BLS, 100_000))
         print(f"\n{call}: known after {1e3 * took_s:.0f} ms")

@@ -1,4 +1,6 @@
-"""`warmroute kv`: a worker's blocks beside the worker's own account, for people."""
+"""Tests of `warmroute kv`, which prints the router's view of a worker's blocks beside the worker's
+own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two hundred event streams at once: whatever is lost shows as a gap, and comes by a replay."""
+"""Tests of two hundred event streams at once: each loss shows as a gap, and a replay fills it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUIET = ["--intervals-health-s", "5", "--intervals-load-report-s", "5"]
 
 
 def prepare(publishers: list[Publisher], rng: np.random.Generator) -> None:
-    """The same trunk everywhere, and prompts of its own for each."""
+    """Give each publisher the same trunk and prompts of its own."""
     trunk = rng.integers(0, 30_000, 4 * BLOCK, dtype=np.int32)
     for one in publishers:
         one.add(trunk)
@@ -30,7 +30,7 @@ def prepare(publishers: list[Publisher], rng: np.random.Generator) -> None:
 
 
 async def burst(one: Publisher, rng: random.Random) -> None:
-    """All but the last batch, some of which get lost on the way."""
+    """Publish all batches except the last, and lose some of them at random."""
     for number in range(len(one.batches) - 1):
         if rng.random() < LOSS:
             one.lost += 1

@@ -1,4 +1,4 @@
-"""Prompts that never come again leave nothing behind in the router, once its limits are reached."""
+"""Tests that unique prompts leave no memory behind in the router once its limits are reached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_KIB = 6_144  # that the heap of a process may wander by
 
 @asynccontextmanager
 async def quick_worker() -> AsyncIterator[str]:
-    """A worker that answers at once, on connections that stay open."""
+    """Run a worker that answers at once on keep-alive connections; yield its URL."""
     usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 1}
     choice = {"index": 0, "text": " a", "finish_reason": "length"}
     answers = {
@@ -60,7 +60,7 @@ def length_of(head: bytes) -> int:
 
 
 async def ask(stack: Stack, numbers: range) -> None:
-    """One unique prompt after the other."""
+    """Send unique prompts one after another on one connection."""
     port = int(stack.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for number in numbers:
@@ -79,7 +79,7 @@ async def ask(stack: Stack, numbers: range) -> None:
 
 
 async def ask_all(stack: Stack, numbers: range) -> int:
-    """All of them, by several clients; the router's memory afterwards, KiB."""
+    """Send all prompts by several clients; return the router's memory afterwards, in KiB."""
     parts = (numbers[n::CLIENTS] for n in range(CLIENTS))
     await asyncio.gather(*(ask(stack, part) for part in parts))
     await stack.assert_idle()

@@ -1,4 +1,4 @@
-"""Workers break off in the middle of streams; clients read on as if nothing had happened."""
+"""Tests of workers that break off in the middle of streams: clients read on without noticing."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ _MADE_UP = re.compile(rb'"id":"[^"]*"|"created":\d+')
 
 @dataclass
 class Cut:
-    """A stack whose workers stand behind cutters. Lifetime: test module."""
+    """A router and workers, each worker behind a cutter. Lifetime: test module."""
 
     stack: Stack
     fates: deque[Fate]
 
     async def stream(self, path: str, *fates: Fate, **fields: Any) -> bytes:
-        """A streamed answer's bytes, given by workers of these fates."""
+        """Send a request and return its stream's bytes; each reply to it is cut by the next of
+        these fates.
+        """
         body = {"model": MODEL, "max_tokens": TOKENS, "stream": True, **PATHS[path], **fields}
         self.fates.extend(fates)
         try:
@@ -56,7 +58,7 @@ class Cut:
             self.fates.clear()
 
     async def breaks(self, path: str, *fates: Fate, **fields: Any) -> bool:
-        """Whether the client sees that its stream broke off."""
+        """Return whether the client sees that its stream broke off."""
         try:
             await self.stream(path, *fates, **fields)
         except aiohttp.ClientError:
@@ -64,7 +66,7 @@ class Cut:
         return False
 
     async def count(self, **labels: str) -> float:
-        """Migrations by result or reason."""
+        """Return the count of migrations with these labels (result, reason)."""
         async with self.stack.http.get(f"{self.stack.admin}/metrics") as reply:
             lines = (await reply.text()).splitlines()
         wanted = [f'{name}="{value}"' for name, value in labels.items()]
@@ -94,7 +96,7 @@ async def cut(tmp_path_factory):
 
 
 def alike(stream: bytes) -> bytes:
-    """Without what engines make up."""
+    """Return the stream without the fields that engines generate, such as ids and times."""
     return _MADE_UP.sub(b"", stream)
 
 
@@ -195,7 +197,9 @@ async def test_the_head_says_whether_a_stream_could_go_on(cut: Cut) -> None:
 async def test_a_program_that_dies_or_freezes(
     tmp_path: Any, ending: signal.Signals, options: list[str]
 ) -> None:
-    """One of them with a tokenizer whose tokens are parts of characters."""
+    """A stream goes on at another worker; one case uses a tokenizer whose tokens are parts of
+    characters.
+    """
     more = {name: write_model(tmp_path / "model") for name in options}
     body = {"model": MODEL, "prompt": PROMPT, "stream": True, "max_tokens": 40}
     probed = ["--migration-moves", "1", "--intervals-health-s", "0.1", "--timeouts-probe-s", "0.4"]

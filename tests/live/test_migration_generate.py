@@ -1,4 +1,6 @@
-"""Workers with SGLang's own API break off in the middle of answers, which go on elsewhere."""
+"""Tests of workers with SGLang's own API that break off in the middle of answers, which go on
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ PAGES: dict[str, Any] = {
 
 @dataclass
 class Worker:
-    """A server that writes its streams as SGLang does, and breaks off when told. Lifetime: test."""
+    """A server that writes streams as SGLang does, and breaks them off on demand.
+    Lifetime: test.
+    """
 
     name: str
     dies: list[int]  # of all workers: after so many events the next answers break off
@@ -95,7 +99,9 @@ async def test_an_answer_goes_on_at_another_worker(tmp_path: Path) -> None:
 
 
 async def test_attempts_bound_moves_too(tmp_path: Path) -> None:
-    """Three workers may fail a request, whether its client has seen a part of the answer or not."""
+    """At most three workers may fail a request, whether or not its client has seen a part of the
+    answer.
+    """
     dies: list[int] = []
     router = ["--migration-moves", "16", "--retries-attempts", "3"]
     async with running(tmp_path, workers=0, router=router) as stack, AsyncExitStack() as exits:

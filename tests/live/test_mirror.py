@@ -1,4 +1,4 @@
-"""A worker that publishes no events, with a cache much smaller than the router was told."""
+"""Tests of a worker without events whose cache is much smaller than the router was told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ PROMPT_BLOCKS = 12
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Prompts of a few documents, hot ones more often, each with a tail of its own."""
+    """Return prompts that begin with one of a few documents, hot ones more often, and end in unique
+    tokens.
+    """
     rng = random.Random(4)
     drawn = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Names in place of models: what workers get, what clients get, and who gets which revision."""
+"""Tests of names for models: what workers get, what clients get, and which revision serves whom."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def stack(tmp_path_factory, config):
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(stack):
-    """A worker of another model, with every API; gone after the test."""
+    """Add a worker of another model with every API; it is removed after the test."""
     async with api_engine(OTHER, *BODIES) as engine:
         worker_id = await stack.add(engine.url)
         yield engine

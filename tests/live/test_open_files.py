@@ -1,4 +1,6 @@
-"""A router that may open few files: clients too many are told so, and no worker is blamed."""
+"""Tests of a router with a low limit of open files: excess clients get an error, and no worker is
+blamed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodin
 
 
 class Holding:
-    """A worker that begins every stream at once and ends it when told. Lifetime: test."""
+    """A worker that begins every stream at once and ends it on demand. Lifetime: test."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -68,7 +70,7 @@ class Holding:
 async def routed(
     log_dir: Path, files: int, workers: list[Holding], *flags: str
 ) -> AsyncIterator[Stack]:
-    """A router that may open so many files, before these workers."""
+    """Yield a router with these workers that may open `files` files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8_192)), hard))
     async with Programs(log_dir) as programs, aiohttp.ClientSession() as http:
@@ -95,7 +97,9 @@ class Client:
         self.begun = asyncio.Event()
 
     async def ask(self, stack: Stack, model: str) -> None:
-        """Ask, and read to the end. Raises OSError, and IncompleteReadError."""
+        """Send a request and read the answer to its end. Raises OSError or IncompleteReadError if
+        it breaks off.
+        """
         body = json.dumps({"model": model, "prompt": [1, 2], "stream": True}).encode()
         port = int(stack.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -115,7 +119,7 @@ class Client:
 async def asked(
     stack: Stack, model: str, count: int, group: asyncio.TaskGroup
 ) -> tuple[list[Client], list[asyncio.Task[None]]]:
-    """So many clients whose answers have begun, and their tasks."""
+    """Start `count` clients; return them and their tasks once their answers have begun."""
     clients = [Client() for _ in range(count)]
     tasks = [group.create_task(client.ask(stack, model)) for client in clients]
     async with asyncio.timeout(30):

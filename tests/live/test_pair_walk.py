@@ -1,4 +1,6 @@
-"""docs/replicas.md leads from one router to a pair: its files and commands, as they stand there."""
+"""Tests that the files and commands of docs/replicas.md lead from one router to a pair,
+as printed.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,12 @@ CLIENTS = 4
 
 
 def blocks(language: str) -> list[str]:
-    """The fenced blocks of the way, in a language."""
+    """Return the page's fenced blocks in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", WALK, re.MULTILINE | re.DOTALL)
 
 
 class Here:
-    """The page's hosts and files as there are on this machine. Lifetime: test."""
+    """Maps the page's hosts, ports and files to those of this machine. Lifetime: test."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "router.yaml"
@@ -50,17 +52,19 @@ class Here:
             self._names |= {f"{host}:8081": f"127.0.0.1:{admin}"}
 
     def engine(self, host: str, program: Program) -> None:
-        """One that the page has at the host's port 8000."""
+        """Map the page's engine at the host's port 8000 to this program."""
         self._names[f"http://{host}:8000"] = program.url
 
     def said(self, text: str) -> str:
-        """Of the page, with what is here in place of what is there."""
+        """Return the page's text with this machine's addresses and files."""
         for there, here in self._names.items():
             text = text.replace(there, here)
         return text
 
     def command(self, host: str, folder: Path) -> list[str]:
-        """The arguments of a host's router: the page's, and what two on one machine need."""
+        """Return the arguments of a host's router: the page's, and the ones that two routers on one
+        machine need.
+        """
         (line,) = [one for block in blocks("sh") for one in block.splitlines() if " serve " in one]
         port, admin = map(str, self.ports[host])
         own = ["--port", port, "--admin-port", admin, "--replicas-name", host]
@@ -70,7 +74,7 @@ class Here:
 
 @contextlib.asynccontextmanager
 async def clients(url: str, http: aiohttp.ClientSession) -> AsyncIterator[list[int]]:
-    """Those that ask a router again and again; the statuses of their answers."""
+    """Run clients that send requests without a pause; yield the list of their answers' statuses."""
     statuses: list[int] = []
 
     async def ask(number: int) -> None:
@@ -105,7 +109,7 @@ def stack_of(programs: Programs, router: Program, http: aiohttp.ClientSession) -
 
 @contextlib.contextmanager
 def redis_as_told(here: Here, folder: Path):
-    """By the command of the page."""
+    """Run redis-server with the page's command."""
     (line,) = [one for block in blocks("sh") for one in block.splitlines() if "redis-server" in one]
     with (folder / "redis.log").open("wb") as log:
         process = subprocess.Popen(["sh", "-c", f"exec {here.said(line)}"], stdout=log, cwd=folder)

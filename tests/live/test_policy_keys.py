@@ -1,4 +1,4 @@
-"""What the configuration says of a policy that cannot be used, wherever it is named."""
+"""Tests of the error for a policy that cannot be used, in each configuration key that takes one."""
 
 from __future__ import annotations
 

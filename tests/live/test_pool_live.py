@@ -1,4 +1,4 @@
-"""InferencePools of an API server (`kubernetes_api.py`), followed by a real router."""
+"""Tests of a real router that follows InferencePools of an API server (`kubernetes_api.py`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ GONE_WITHIN_S = 1.0
 
 
 def kubeconfig(path: Path, url: str) -> Path:
-    """What `kubectl` and the router read outside a cluster."""
+    """Write a kubeconfig for the API server at `url`, as `kubectl` and the router read it outside a
+    cluster.
+    """
     content = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -52,7 +54,7 @@ def kubeconfig(path: Path, url: str) -> Path:
 
 @dataclass
 class Cluster:
-    """Pods are engines at addresses of loopback, all at one port. Lifetime: test."""
+    """A cluster whose pods are engines at loopback addresses, all at one port. Lifetime: test."""
 
     api: KubernetesApi
     stack: Stack
@@ -61,7 +63,7 @@ class Cluster:
     answers: Counter[int] = field(default_factory=Counter)  # of `asking`
 
     async def start(self, name: str, number: int, model: str = "tiny", app: str = "vllm") -> None:
-        """An engine, and its pod once it serves."""
+        """Start an engine, then create its pod."""
         engine = LightEngine(model, port=self.port, host=f"127.0.0.{number}")
         await engine.start()
         self.engines[name] = engine
@@ -72,13 +74,13 @@ class Cluster:
         await self.api.put("pods", pod(name, engine.host, {"app": app}, deleted=deleted))
 
     async def urls(self) -> set[str]:
-        """Workers that get requests."""
+        """Return the URLs of workers that get requests."""
         rows = await self.stack.rows()
         return {row["url"] for row in rows if row["state"] == "ready" and not row["leaving"]}
 
     async def until_up(self, *names: str) -> float:
-        """Until these take requests and no others do; returns after how many seconds, without those
-        in which the machine stood still.
+        """Wait until exactly these pods get requests; return the seconds that it took, without
+        pauses of the machine.
         """
         began_s, wanted = time.monotonic(), {self.engines[name].url for name in names}
 
@@ -90,7 +92,7 @@ class Cluster:
         return time.monotonic() - began_s - ticks.paused_s
 
     async def until_rests(self, engine: LightEngine) -> None:
-        """Until nothing is on its way to one that gets no more requests."""
+        """Wait until an engine that gets no new requests has answered all its requests."""
 
         async def rests() -> bool:
             rows = await self.stack.rows()
@@ -100,7 +102,7 @@ class Cluster:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Clients without a pause, each of whose requests must be answered."""
+        """Run clients without a pause during the block; each request must be answered."""
         over = asyncio.Event()
 
         async def ask(number: int) -> None:
@@ -236,7 +238,9 @@ async def test_several_pools_are_one_fleet_of_several_models(tmp_path, monkeypat
 
 
 async def test_a_picker_is_ready_while_its_pool_has_workers(tmp_path, monkeypatch) -> None:
-    """By gRPC health, as its probe and gateways ask; the API away changes nothing."""
+    """Readiness is checked by gRPC health, as probes and gateways do; it does not depend on the API
+    server.
+    """
     flags = ("--picker-port", "0", "--picker-health-port", "0")
     async with cluster(tmp_path, monkeypatch, router=flags) as one:
         address = one.stack.router.facts["health"]
@@ -266,7 +270,7 @@ async def test_a_picker_is_ready_while_its_pool_has_workers(tmp_path, monkeypatc
 async def test_a_request_gets_the_priority_of_the_objective_that_it_names(
     tmp_path, monkeypatch
 ) -> None:
-    """It shows in a refusal: the key allows no other priority than 0."""
+    """The test sees the priority in a refusal: the key allows only priority 0."""
     (tmp_path / "keys").write_text("secret grey priority=0..0\n", encoding="utf-8")
     flags = ("--picker-port", "0", "--picker-objectives", "fixed=7")
     flags += ("--api-keys-file", str(tmp_path / "keys"))
@@ -276,7 +280,7 @@ async def test_a_request_gets_the_priority_of_the_objective_that_it_names(
         await one.until_up("a")
 
         async def answer(named: str) -> str:
-            """What the picker says to a request that names the objective."""
+            """Return the picker's answer to a request that names this objective."""
             headers = {":path": "/v1/completions", ":method": "POST", ":authority": "llm"}
             headers |= {"content-type": "application/json", "authorization": "Bearer secret"}
             headers["x-gateway-inference-objective"] = named

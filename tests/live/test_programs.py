@@ -1,4 +1,4 @@
-"""The programs as somebody starts them: how they end, and how they say what is wrong."""
+"""Tests of the programs as a user starts them: how they exit, and their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/quickstart.md, the part without a GPU: its commands, as they stand there."""
+"""Tests that the commands of docs/quickstart.md that need no GPU work as printed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {"warmroute": "router", "warmroute-engine": "engine"}
 
 
 def commands() -> list[str]:
-    """The lines of the fenced blocks in sh."""
+    """Return the lines of the page's fenced sh blocks."""
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
 

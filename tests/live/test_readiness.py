@@ -1,4 +1,4 @@
-"""Readiness tells the truth: of the workers, of each model, of the router's own will."""
+"""Tests of readiness: of the workers, of each model, and when an operator takes the router out."""
 
 from __future__ import annotations
 

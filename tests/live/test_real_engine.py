@@ -1,4 +1,6 @@
-"""Real tokens of a real, tiny model through the router: many streams at once, each as if alone."""
+"""Tests of a real, tiny model behind the router: many streams at once, each with the tokens that it
+gets alone.
+"""
 
 from __future__ import annotations
 

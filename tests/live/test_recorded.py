@@ -1,4 +1,6 @@
-"""What a real router wrote down of real traffic: nothing of the prompts, everything else."""
+"""Tests of what a real router records of real traffic: everything except prompts and
+other secrets.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,14 @@ ROUTER = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"]
 
 
 def families(number: int) -> list[int]:
-    """A prompt that shares the trunk, and more with every fourth one."""
+    """Return a prompt that shares the trunk with all others, and more with every fourth one."""
     return [*TRUNK, *([24_000 + number % 4] * 64), 25_000 + number]
 
 
 async def ask(stack: Stack, number: int, **fields: Any) -> int:
-    """The status of one request; a stream is read to its end, or to where it breaks off."""
+    """Send a request and read its answer to the end or to where it breaks off; return the
+    status.
+    """
     headers = {"x-session-id": f"{SECRETS[1]}-{number % 4}", "Authorization": SECRETS[3]}
     body = {"model": MODEL, "prompt": families(number), "max_tokens": 6} | fields
     try:
@@ -49,7 +53,7 @@ async def ask(stack: Stack, number: int, **fields: Any) -> int:
 
 
 async def leave(stack: Stack, number: int) -> None:
-    """Ask for a long stream, and go after its first line."""
+    """Ask for a long stream, and leave after its first line."""
     body = {"model": MODEL, "prompt": families(number), "max_tokens": 5_000, "stream": True}
     reply = await stack.http.post(f"{stack.url}/v1/completions", json=body)
     await reply.content.readline()
@@ -57,7 +61,7 @@ async def leave(stack: Stack, number: int) -> None:
 
 
 async def traffic(stack: Stack) -> int:
-    """Requests of every kind, a worker's death and return among them; how many were asked."""
+    """Send requests of every kind while a worker dies and returns; return how many were sent."""
     await asyncio.gather(*(ask(stack, n, stream=n % 2 == 0) for n in range(24)))
     victim = stack.workers[0].process
     asked = [asyncio.create_task(ask(stack, 100 + n, stream=n % 3 == 0)) for n in range(24)]
@@ -148,7 +152,9 @@ def assert_played(facts: Path) -> None:
 
 
 def assert_secret(*files: bytes) -> None:
-    """No prompt, header or key, and no run of token ids however they are spelled."""
+    """Check that the files have no prompt, header or key, and no run of token ids in any
+    spelling.
+    """
     pair = TRUNK[40:42]
     spelled = [
         *(secret.encode() for secret in SECRETS),
@@ -187,7 +193,7 @@ async def test_a_log_is_moved_away_while_requests_run(tmp_path: Path) -> None:
 
 
 async def test_a_reload_to_another_policy_begins_with_a_header_of_its_own(tmp_path: Path) -> None:
-    """And who reads the log takes the last one for what runs."""
+    """A reader of the log takes the last header for the running configuration."""
     log, file = tmp_path / "requests.jsonl", tmp_path / "router.yaml"
     keys = f"request_log: {log}\npolicy: "
     file.write_text(f"{keys}kv_prefix\n")

@@ -1,4 +1,6 @@
-"""`--record DIR`: live traffic in parts, and replayed to the hits that workers reported."""
+"""Tests of `--record DIR`: live traffic is recorded in parts and replays to the hits that workers
+reported.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,10 @@ def lines_of(folder: Path) -> list[RequestLine]:
 
 
 async def converse(stack: Stack, number: int) -> None:
-    """A conversation that grows by what it is told, behind a trunk that a third of them share.
+    """Run a conversation that grows by each answer; a third of the conversations share a trunk.
 
-    Each turn is long beside the few milliseconds by which a replay's loads are not the live ones.
+    Each turn is long compared with the few milliseconds by which a replay's load differs from the
+    live one.
     """
     tokens = random.Random(number)
     prompt = [30_000 + number % 3] * 1_024
@@ -57,7 +60,7 @@ async def converse(stack: Stack, number: int) -> None:
 
 
 async def replayed(folder: Path, source: str, *flags: str) -> dict[str, Any]:
-    """The row of a replay by the command, in a process of its own."""
+    """Run the replay command in its own process and return its row."""
     found = folder / "replay.json"
     command = (*("-m", "simulator", "replay", source, "--policy", POLICY, "--json"), str(found))
     fleet = ("--workers", str(WORKERS), "--profile", PROFILE, "--speed", str(1 / SPEED))
@@ -103,7 +106,7 @@ async def test_yesterdays_traffic_replayed_gives_the_hits_that_were_reported(
 
 
 async def test_a_full_disk_costs_lines_and_no_request(tmp_path: Path) -> None:
-    """The folder is taken away, which is as bad as a disk can be; then it is there again."""
+    """The test removes the folder, which is as bad as any full disk, and creates it again."""
     folder = tmp_path / "recording"
     flags = ["--record", str(folder), "--recording-part-bytes", "4096"]
     async with running(tmp_path, router=flags) as stack:

@@ -1,4 +1,6 @@
-"""Workers that announce themselves in a real Redis, and what a router makes of it."""
+"""Tests of workers that announce themselves in a real Redis, and of routers that discover them
+there.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def announce(server: RedisServer, url: str, lease_ms: int = 60_000, **more) -> N
 
 @asynccontextmanager
 async def looking(url: str) -> AsyncIterator[AsyncIterator[Report]]:
-    """What a router's source tells, look by look, each within ten seconds."""
+    """Yield the reports of a router's Redis source, one for each look; each must come within ten
+    seconds.
+    """
     reports = RedisSource(lambda: parse_redis_url(url), FLEET, look_s=0.01).reports()
 
     async def told() -> AsyncIterator[Report]:
@@ -160,7 +164,9 @@ async def test_redis_away_paused_or_locked_is_told_and_got_over(tmp_path):
 
 
 async def test_engines_announce_themselves_and_say_goodbye(server, tmp_path):
-    """Two models, one router; a worker that stops gets nothing new before it does."""
+    """Engines of two models join one router; an engine that stops gets no new requests before it
+    ends.
+    """
     state = ["--state", server.url, "--discover", "redis"]
     async with running(tmp_path, workers=0, router=state) as stack:
         engines = []

@@ -1,4 +1,4 @@
-"""A reload: the level of the log changes at once; a file with a mistake changes nothing at all."""
+"""Tests of a reload: a new log level applies at once, and an invalid file changes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.live.stack import Stack, running, until
 
 
 async def reload(stack: Stack, says: str) -> None:
-    """Until the log says so once more than before."""
+    """Send SIGHUP and wait until the log has this message once more than before."""
     log = stack.router.log
     before = log.read_text().count(says)
     stack.router.process.send_signal(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""Token ids that engines make for a router without a tokenizer, as programs."""
+"""Tests with whole programs of token ids that engines render for a router without a tokenizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def said(text: str, role: str = "user") -> dict[str, str]:
 async def rendering(
     folder: Path, *flags: str, router: list[str] | None = None, **options: Any
 ) -> AsyncIterator[Stack]:
-    """A router without a tokenizer in front of an engine with one, started with `flags`."""
+    """Yield a router without a tokenizer and an engine with one, which is started with `flags`."""
     model = write_model(folder / "model")
     async with running(folder, workers=0, router=router or []) as stack:
         arguments = engine_arguments(tokenizer=model, **options)
@@ -44,7 +44,7 @@ async def rendering(
 
 
 async def asked(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> Decided:
-    """What the router decided of a chat, and its answer."""
+    """Send a chat; return the router's decision and the answer."""
     body = {"model": MODEL, "messages": messages, "max_tokens": 8} | fields
     url = f"{stack.url}/v1/chat/completions"
     async with stack.http.post(url, json=body, headers={EXPLAIN: "1"}) as reply:
@@ -53,7 +53,7 @@ async def asked(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> 
 
 
 def found(answer: dict[str, Any]) -> int:
-    """Tokens that the engine found in its cache."""
+    """Return the answer's count of cached tokens."""
     cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return cached
 
@@ -65,7 +65,9 @@ async def counted(stack: Stack, name: str, label: str = "") -> float:
 async def until_cause(
     stack: Stack, mode: str, cause: str | None, asking: random.Random | None = None
 ) -> dict[str, Any]:
-    """The worker's hits, once they are of this mode for this cause; `asking`: by further chats."""
+    """Wait until the worker's hits have this mode and cause, and return them; send chats meanwhile
+    if `asking` is given.
+    """
     seen: dict[str, Any] = {}
 
     async def reached() -> bool:
@@ -79,7 +81,7 @@ async def until_cause(
 
 
 async def test_prompts_are_exact_by_the_token_ids_of_the_engine(tmp_path: Path) -> None:
-    """New chats, repeated, cut short, continued and edited ones, and completions."""
+    """The test sends new, repeated, shortened, continued and edited chats, and completions."""
     rng = random.Random(1)
     async with rendering(tmp_path, "--render") as stack:
         await until_cause(stack, "exact", None)
@@ -120,7 +122,7 @@ async def test_an_engine_without_the_flag_is_named_with_it(tmp_path: Path) -> No
 
 
 async def test_a_long_conversation_does_not_wait_for_its_renderer(tmp_path: Path) -> None:
-    """Its turns are placed by what was rendered of the turn before."""
+    """The router places a turn by the token ids rendered for the turn before."""
     rng = random.Random(3)
     name = "warmroute_rendered_prompts_total"
     async with rendering(tmp_path, "--render") as stack:
@@ -166,7 +168,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_requests_are_answered_whatever_the_renderer_does(tmp_path: Path, fault: str) -> None:
-    """64 chats at once meet the fault; it is told, and the renderer is used again after it."""
+    """64 chats at once meet the fault; the router reports it and uses the renderer again
+    afterwards.
+    """
     rng = random.Random(fault)
     model = write_model(tmp_path / "model")
     async with faulty_renderer(MODEL, model) as renderer:
@@ -195,7 +199,7 @@ async def test_requests_are_answered_whatever_the_renderer_does(tmp_path: Path, 
 
 
 async def test_a_client_with_images_that_nobody_serves_stops_no_renderer(tmp_path: Path) -> None:
-    """Its own requests are placed by text; those of others are rendered as before."""
+    """The router places this client's requests by text, and renders those of others as before."""
     rng = random.Random(7)
     model = write_model(tmp_path / "model")
     image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/none.png"}}

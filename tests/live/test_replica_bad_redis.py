@@ -1,4 +1,6 @@
-"""A pair at work over a Redis that refuses, forgets, flaps, or holds what nobody of them said."""
+"""Tests of a pair of routers whose Redis refuses commands, forgets data, restarts, or holds foreign
+data.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ async def both(tmp_path_factory, server: RedisServer) -> AsyncIterator[Pair]:
 
 @dataclass
 class Spoiled:
-    """What was done to Redis, and how it is undone. Lifetime: test."""
+    """A Redis that a test spoils, with the commands that undo it. Lifetime: test."""
 
     server: RedisServer
     password: str | None = None
@@ -61,7 +63,7 @@ def redis(server: RedisServer) -> Iterator[Spoiled]:
 
 
 async def said(stack: Stack, words: str, from_char: int) -> None:
-    """Until its log has it, behind so many characters."""
+    """Wait until the router's log has these words after its first `from_char` characters."""
 
     async def there() -> bool:
         return words in stack.router.log.read_text()[from_char:]
@@ -70,7 +72,7 @@ async def said(stack: Stack, words: str, from_char: int) -> None:
 
 
 async def all_is_well(both: Pair) -> None:
-    """The link is up, each knows all of the other one, and nobody was failed."""
+    """Check that both links are up, the routers are in sync, and no request failed."""
     for stack in both.stacks:
         await until_metric(stack, "replicas_link_up", lambda n: n == 1)
         await until_metric(stack, "replicas_peers", lambda n: n == 1)
@@ -180,7 +182,7 @@ async def test_a_beat_that_comes_and_goes_costs_no_request(both: Pair, redis: Sp
 
 
 def _spoilt(payload: bytes, draw: random.Random) -> bytes:
-    """Another payload: torn, or with bytes turned over, or of nothing that was said."""
+    """Return a spoilt payload: cut short, with changed bytes, or random."""
     kind = draw.randrange(3)
     if kind == 0:
         return payload[: draw.randrange(len(payload))]
@@ -195,7 +197,7 @@ def _spoilt(payload: bytes, draw: random.Random) -> bytes:
 async def test_what_nobody_said_is_counted_named_and_leaves_nothing(
     both: Pair, redis: Spoiled
 ) -> None:
-    """In the streams, among those who arrive, in the registry: noise, and torn true messages."""
+    """The test writes noise and damaged messages to the streams, the arrivals and the registry."""
     draw = random.Random(5)
     before = [len(stack.router.log.read_text()) for stack in both.stacks]
     async with both.traffic():

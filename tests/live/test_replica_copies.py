@@ -1,4 +1,6 @@
-"""Routers that subscribe to engines which tell nothing twice: a newcomer is as warm as its peer."""
+"""Tests of routers whose engines offer no replay: a new router gets its peer's copy of their
+caches.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Engine:
-    """A worker with events alone: no snapshot, no replay. Lifetime: test."""
+    """A worker that offers only live events: no snapshot, no replay. Lifetime: test."""
 
     def __init__(self, program: Program, http: aiohttp.ClientSession, source: str) -> None:
         self.program, self.http = program, http
@@ -37,7 +39,7 @@ class Engine:
         self.served = 0
 
     async def serve(self, prompts: int, blocks: int = 20) -> None:
-        """So many prompts, each with blocks of its own."""
+        """Send `prompts` prompts to the engine, each with its own blocks."""
         for _ in range(prompts):
             self.served += 1
             prompt = [self.served] * (blocks * BLOCK + 1)
@@ -46,12 +48,14 @@ class Engine:
                 assert reply.status == 200, await reply.text()
 
     async def clear(self) -> None:
-        """Forget all, and publish that: whoever hears it knows exactly what is there."""
+        """Clear the cache, which the engine publishes: a router that hears it knows the cache
+        exactly.
+        """
         async with self.http.post(f"{self.program.url}/reset_prefix_cache") as reply:
             assert reply.status == 200, await reply.text()
 
     async def truth(self) -> list[int]:
-        """What it holds, by its own account."""
+        """Return the chain hashes of the engine's blocks, from the engine itself."""
         async with self.http.get(f"{self.program.url}/kv_snapshot") as reply:
             _, chains = truth_of(await reply.read())
         return sorted(int(chain) for chain in chains)
@@ -79,8 +83,8 @@ async def known_with(stack: Stack, engine: Engine) -> None:
 
 
 async def until_heard_by(stack: Stack, engine: Engine) -> None:
-    """Serve until that router hears of it: what is published before a subscription takes hold
-    reaches nobody, and a router is ready without.
+    """Send prompts until the router hears of one: a router is ready before its subscription takes
+    hold, and earlier events are lost.
     """
     before = len((await view(stack)).chains())
 
@@ -92,7 +96,9 @@ async def until_heard_by(stack: Stack, engine: Engine) -> None:
 
 
 async def first_of(routers: Routers, engine: Engine, prompts: int) -> Stack:
-    """A router that knows all that the engine holds, which it serves so many prompts for."""
+    """Start a router, send the engine `prompts` prompts, and wait until the router knows its whole
+    cache.
+    """
     one = await routers.start("one")
     await until_heard_by(one, engine)
     await engine.clear()
@@ -133,7 +139,7 @@ async def test_a_newcomer_under_load_misses_nothing(tmp_path: Path, server: Redi
 async def test_a_peer_that_stands_still_is_not_waited_for(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    """A newcomer believes in what it heard itself, and in the peer's copy when there is one."""
+    """A new router uses what it heard itself, and adds the peer's copy when that arrives."""
     async with engine_and_routers(tmp_path, server.url) as (engine, routers):
         one = await first_of(routers, engine, prompts=10)
         freeze(one.router.process.pid)

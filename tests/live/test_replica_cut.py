@@ -1,4 +1,6 @@
-"""A network that swallows packets, and faults in any order: links join again, and agree."""
+"""Tests of a network that swallows packets, and of faults in any order: links come back, and
+routers agree.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def ip(*words: str) -> None:
 
 
 class Network:
-    """Of its own for a Redis; packets from there can be made to vanish. Lifetime: test."""
+    """A network namespace for a Redis, whose packets can be dropped. Lifetime: test."""
 
     def __init__(self) -> None:
         number = os.getpid() % 16_000
@@ -40,7 +42,7 @@ class Network:
         self.ours, self.theirs = f"10.199.{third}.{fourth + 1}", f"10.199.{third}.{fourth + 2}"
 
     def make(self) -> None:
-        """Raises CalledProcessError where this may not be done."""
+        """Create the network. Raises CalledProcessError if this process may not."""
         ip("netns", "add", self.name)
         ip("link", "add", self._link, "type", "veth", "peer", "eth0", "netns", self.name)
         ip("addr", "add", f"{self.ours}/30", "dev", self._link)
@@ -97,7 +99,7 @@ async def test_packets_that_vanish(far: Network, caplog):
 
 
 class Faults:
-    """What can be done to a Redis, and undone. Lifetime: test."""
+    """The faults that can be injected into a Redis and undone. Lifetime: test."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server

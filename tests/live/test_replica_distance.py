@@ -1,4 +1,4 @@
-"""Replicas whose clocks are seconds apart, and to whom Redis is far away, share all the same."""
+"""Tests that replicas share state although their clocks are seconds apart and Redis is far away."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_clocks_of_such_a_program_are_off_and_its_counting_is_not(clock, shi
 
 
 async def seconds_off(stack: Stack) -> float:
-    """By how much a router's date is wrong."""
+    """Return by how many seconds a router's date is wrong."""
     async with stack.http.get(f"{stack.admin}/ui/state") as reply:
         shown: float = (await reply.json())["frame"]["unix_s"]
     return shown - time.time()
@@ -74,7 +74,7 @@ async def counted(both: Pair, name: str) -> list[float]:
 async def test_a_pair_ten_seconds_and_forty_milliseconds_apart(
     tmp_path: Path, server: RedisServer, clock: ShiftedClock
 ) -> None:
-    """It spreads streams as one router would, fails nobody, and forgets who dies."""
+    """The pair spreads streams as one router would, fails no request, and forgets a dead peer."""
     around = [partial(clock.off_by, shift_s) for shift_s in SHIFTS_S]
     async with (
         slow_line(server.port, ONE_WAY_S) as port,

@@ -1,4 +1,6 @@
-"""KV events that one router alone can read, as real programs: one reads, all know."""
+"""Tests with real programs of KV events that only one router can read: one reads them, all know
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ async def routers(folder: Path, url: str, *workers: str) -> AsyncIterator[Router
 
 
 async def reader_of(*stacks: Stack) -> Stack:
-    """The one that reads, once there is one and all others hear it."""
+    """Wait until exactly one router reads the events and all others hear it; return the reader."""
     found: list[Stack] = []
 
     async def elected() -> bool:
@@ -141,7 +143,7 @@ async def test_one_binds_what_engines_connect_to_and_the_next_binds_it_after_it(
 
 
 async def _publish(pub: zmq.asyncio.Socket, number: int) -> list[int]:
-    """One batch, to whoever subscribes now; its chain hashes."""
+    """Publish one batch to the current subscribers and return its chain hashes."""
     async with asyncio.timeout(WAIT_S):
         while await pub.recv() != b"\x01":
             pass

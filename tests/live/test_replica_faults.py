@@ -1,4 +1,6 @@
-"""Redis goes away, comes back, refuses: links part by name, and join again, all by themselves."""
+"""Tests of a Redis that goes away, comes back or refuses: links end with a named reason and
+reconnect by themselves.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,7 @@ async def test_a_key_that_is_somebody_elses(server, caplog, key):
 
 
 async def test_a_stream_whose_numbers_go_back_is_read_all_the_same(server):
-    """As where Redis forgot everything and its clock was put back."""
+    """Numbers go back if Redis lost all data and its clock was set back."""
     async with fleet(server.url, "a", "b") as (a, b):
         client = server.client()
         said = f"warmroute:{{default}}:stream:{b.identity}"

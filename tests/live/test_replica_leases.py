@@ -1,4 +1,6 @@
-"""Leases by a real Redis: one holder at a time, whatever becomes of it."""
+"""Tests of leases in a real Redis: one holder at a time, whatever happens to Redis or the
+holder.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def server(tmp_path) -> Iterator[RedisServer]:
 
 
 class Loan:
-    """What a replica is told of its lease. Lifetime: test."""
+    """Records what a replica is told about its lease. Lifetime: test."""
 
     def __init__(self, replica: Replica) -> None:
         self.told: list[int | None] = []

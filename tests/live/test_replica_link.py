@@ -1,4 +1,6 @@
-"""The link between replicas over a real Redis: what is said arrives, and who is there is known."""
+"""Tests of the link between replicas over a real Redis: messages arrive, and present peers are
+known.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A pair of routers under load, as real programs: one is killed, Redis comes and goes.
+"""Tests of a pair of routers under load, as real programs: one is killed, Redis comes and goes.
 
-What the pair promises its operators (docs/replicas.md), with the figures.
+They check what docs/replicas.md promises to operators, with its figures.
 """
 
 from __future__ import annotations

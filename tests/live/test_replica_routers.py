@@ -1,4 +1,4 @@
-"""Routers that share state, as real programs: what one sends, the other knows."""
+"""Tests of routers that share state, as real programs: each knows what the other one sends."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Place:
-    """One worker, and routers of it. Lifetime: test."""
+    """One worker, and a way to start routers of it. Lifetime: test."""
 
     def __init__(self, programs: Programs, worker: Program, http: aiohttp.ClientSession) -> None:
         self.programs, self.worker, self.http = programs, worker, http
 
     def arguments(self, url: str | None, name: str, *more: str) -> list[str]:
-        """`url` None: `state` stands elsewhere."""
+        """Return a router's arguments; with `url` None the caller sets `state` in another way."""
         ports = ["--port", "0", "--admin-port", "0", "--worker", self.worker.url]
         state = [] if url is None else ["--state", url]
         return ["serve", *ports, *state, "--replicas-name", name, *more]
@@ -58,7 +58,7 @@ async def place(folder: Path, speed: float = 20) -> AsyncIterator[Place]:
 
 
 async def shown(stack: Stack) -> dict[str, set[str]]:
-    """The families of shared state that a router shows, with their labels."""
+    """Return the names of the router's metrics of shared state, with their labels."""
     async with stack.http.get(f"{stack.admin}/metrics") as reply:
         text = await reply.text()
     found: dict[str, set[str]] = {}
@@ -253,7 +253,7 @@ async def test_another_password_is_taken_over_by_a_reload(
 async def test_who_speaks_another_version_is_refused_by_name_and_the_other_serves_on(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    """As in an update of one replica after the other, where messages have changed."""
+    """This happens in an update of one replica after the other if messages have changed."""
     async with place(tmp_path) as world:
         one = await world.router(server.url, "one")
         await until_metric(one, "replicas_link_up", 1)

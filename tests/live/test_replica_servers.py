@@ -1,4 +1,6 @@
-"""The same link over TLS, sentinels, a cluster, and as a user of Redis with few rights."""
+"""Tests of the link between replicas over TLS, sentinels, a cluster, and as a Redis user with few
+rights.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ WIRE = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(
 
 
 async def talks(*replicas: Replica) -> None:
-    """Everybody hears everybody."""
+    """Let each replica send a message and wait until all others have it."""
     words = [replica.identity.encode() for replica in replicas]
     for replica, word in zip(replicas, words, strict=True):
         replica.say(word)
@@ -79,7 +81,7 @@ async def test_over_tls(tmp_path, certificate, caplog):
 
 @pytest.fixture
 def sentinels(tmp_path) -> Iterator[tuple[RedisServer, RedisServer, RedisServer]]:
-    """A master, its replica, and a sentinel that may decide alone."""
+    """Yield a master and its replica, with a sentinel that may decide alone."""
     with ExitStack() as stack:
         master = stack.enter_context(redis_server(tmp_path / "master"))
         follower = stack.enter_context(
@@ -117,7 +119,7 @@ async def test_sentinels_name_the_next_master(sentinels, caplog):
 
 @pytest.fixture
 def cluster(tmp_path) -> Iterator[tuple[RedisServer, RedisServer]]:
-    """Two nodes, each with half of the slots."""
+    """Yield two cluster nodes, each with half of the slots."""
     with ExitStack() as stack:
         nodes = []
         for number in range(2):
@@ -134,7 +136,7 @@ def cluster(tmp_path) -> Iterator[tuple[RedisServer, RedisServer]]:
 
 
 async def whole(cluster) -> None:
-    """Both nodes know that all slots are served."""
+    """Wait until both nodes know that all slots are served."""
     for client in (node.client() for node in cluster):
         await until(lambda c=client: c.cluster("info")["cluster_state"] == "ok")
 

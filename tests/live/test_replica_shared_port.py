@@ -1,4 +1,4 @@
-"""Two routers of one host on one client port, which know each other through Redis."""
+"""Tests of two routers on one host that share one client port and know each other through Redis."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def until_sum(stack: Stack, name: str, value: float) -> None:
 
 
 async def ask(url: str, prompt: list[int]) -> int:
-    """On a connection of its own, which the system gives to either router."""
+    """Send a request on a new connection, which the kernel gives to either router."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
     connector = aiohttp.TCPConnector(force_close=True)
     async with (

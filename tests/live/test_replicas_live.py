@@ -1,4 +1,4 @@
-"""What several routers decide, live, beside one."""
+"""Tests that compare live decisions of several routers with those of one."""
 
 from __future__ import annotations
 

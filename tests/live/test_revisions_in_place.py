@@ -1,4 +1,6 @@
-"""A process behind a URL is replaced by another version, and no probe fails: no pair crosses."""
+"""Tests of a process that is replaced by another version behind its URL without a failed probe: no
+pair of legs mixes versions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Workers that take another role while requests run, as an operator asks: nobody fails."""
+"""Tests of workers that change roles at an operator's request while requests run: no
+request fails.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ async def until_role(stack: Stack, worker_id: int, role: str) -> None:
 
 
 async def test_roles_change_under_load_and_nobody_fails(tmp_path: Path) -> None:
-    """Each worker has each role once, with drains of whatever runs there."""
+    """Each worker takes each role once, after a drain of its requests."""
     flags = ("--disaggregation", "always")
     async with running(tmp_path, 3, flags, speed=50) as stack:
         statuses: list[int] = []
@@ -117,7 +119,9 @@ async def test_a_half_without_the_other_is_told(tmp_path: Path) -> None:
 
 
 async def test_roles_follow_the_mix(tmp_path: Path) -> None:
-    """Long prompts and short answers: more workers prefill, by and by, and nobody fails."""
+    """With long prompts and short answers more workers take the prefill role, and no
+    request fails.
+    """
     follow = ("--roles-follow", "true", "--roles-window-s", "1", "--roles-settle-s", "1")
     flags = ("--disaggregation", "always", "--log-level", "info", *follow)
     async with running(tmp_path, 4, flags, speed=1) as stack:
@@ -152,7 +156,7 @@ async def test_roles_follow_the_mix(tmp_path: Path) -> None:
 
 
 async def test_sglang_is_told_when_it_is_idle_and_nobody_fails(tmp_path: Path) -> None:
-    """Mocks, of which three prefill or decode and cannot serve alone."""
+    """The engines are mocks that only prefill or only decode and cannot serve alone."""
     async with AsyncExitStack() as rest:
         roles = ("prefill", "prefill", "decode", "decode")
         engines = [await rest.enter_async_context(SGLang(role).serving()) for role in roles]

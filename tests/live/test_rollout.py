@@ -1,4 +1,6 @@
-"""Our own engines of both roles are replaced under load, one by one, also at their URLs."""
+"""Tests of a rollout under load: our own engines of both roles are replaced one by one, also at the
+same URLs.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class Rollout:
         return worker_id
 
     async def leave(self, worker_id: int) -> None:
-        """By hand, as a controller does it: gone once its requests have ended."""
+        """Drain a worker as a controller does, and wait until it is gone."""
         url = f"{self.stack.admin}/workers/{worker_id}"
         async with self.stack.http.delete(url) as reply:
             assert reply.status < 300, await reply.text()
@@ -103,14 +105,14 @@ async def test_both_roles_are_replaced_one_by_one(tmp_path: Path) -> None:
 
 @dataclass
 class Places:
-    """Engines at fixed URLs, whose processes are replaced there. Lifetime: test."""
+    """Engines at fixed URLs, whose processes can be replaced. Lifetime: test."""
 
     stack: Stack
     flags: dict[str, list[str]] = field(default_factory=dict)  # by name
     programs: dict[str, Program] = field(default_factory=dict)
 
     async def start(self, name: str, revision: str) -> Program:
-        """Start a process; the one before it at this place is told to stop, and has ended."""
+        """Stop the process at this place, if any, and start one of this revision."""
         if (before := self.programs.get(name)) is not None:
             before.process.terminate()
             await before.process.wait()
@@ -120,7 +122,7 @@ class Places:
         return program
 
     async def passed(self, *names: str) -> float:
-        """Prompts whose KV these processes gave away, or got, since they began."""
+        """Return how many prompts' KV these processes sent or received since they started."""
         counts = "warmroute_engine_kv_exports_ended_total", "warmroute_engine_kv_reads_total"
         ends = 'end="read"', 'outcome="received"'
         total = 0.0
@@ -146,7 +148,7 @@ async def test_processes_of_both_roles_are_replaced_in_place(tmp_path: Path) -> 
             await places.stack.add((await places.start(name, "v1")).url)
 
         async def replaced(name: str) -> None:
-            """Replace a process under load, let the load go on, and wait for its last answer."""
+            """Replace a process under load, continue the load, and wait for its last answer."""
             one.over = False
             load = asyncio.create_task(one.clients())
             await asyncio.sleep(0.3)

@@ -1,4 +1,4 @@
-"""`warmroute doctor --routing`: causes planted in running programs are found first."""
+"""Tests of `warmroute doctor --routing`: it ranks a cause planted in running programs first."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _HIDDEN = ("/kv_snapshot",)
 
 
 async def drive(stack: Stack, count: int = 12, head: Sequence[int] = HEAD) -> None:
-    """Requests one after another that share a head and differ in their last 39 tokens."""
+    """Send requests one after another that share a head and differ in their last 39 tokens."""
     for number in range(count):
         status, answer = await stack.complete([*head, *range(number * 50, number * 50 + 39)])
         assert status == 200, answer
 
 
 async def doctor(stack: Stack, *more: str, seconds: float = 0.2) -> tuple[int, dict[str, Any]]:
-    """Exit status and report."""
+    """Run the doctor; return its exit status and report."""
     words = ("doctor", "--routing", stack.admin, "--seconds", str(seconds), "--json", *more)
     status, said = await said_by(*words)
     return status, dict(json.loads(said))
 
 
 async def first(stack: Stack, *more: str) -> dict[str, Any]:
-    """The cause that the doctor finds first."""
+    """Run the doctor; return the cause that it ranks first."""
     status, report = await doctor(stack, *more)
     assert status == 1, report
     finding: dict[str, Any] = report["findings"][0]
@@ -48,7 +48,7 @@ async def first(stack: Stack, *more: str) -> dict[str, Any]:
 
 
 async def healthy_after(stack: Stack, count: int = 24, head: Sequence[int] = HEAD) -> None:
-    """Asks again after requests that share a head: nothing is found any more."""
+    """Send requests that share a head, and check that the doctor finds no cause any more."""
     await drive(stack, count, head)
     status, report = await doctor(stack)
     assert (status, report["findings"]) == (0, []), report
@@ -58,7 +58,7 @@ async def healthy_after(stack: Stack, count: int = 24, head: Sequence[int] = HEA
 async def one_worker(
     folder: Path, options: str = "", router: Sequence[str] = (), **engine: Any
 ) -> AsyncIterator[Stack]:
-    """A router whose only worker has these options in its line."""
+    """Yield a router with one worker, whose `--worker` value has these options."""
     async with running(folder, workers=0, router=router) as stack:
         worker = await stack.programs.start("worker", "engine", engine_arguments(**engine))
         stack.workers.append(worker)
@@ -68,7 +68,9 @@ async def one_worker(
 
 @asynccontextmanager
 async def shown_as(stack: Stack, engine: str, settings: str) -> AsyncIterator[str]:
-    """A front of an engine that tells other settings of its cache, and no snapshot."""
+    """Run a proxy in front of an engine that reports other cache settings and no snapshot; yield
+    its URL.
+    """
 
     async def passed(request: web.Request) -> web.Response:
         if request.path in _HIDDEN:
@@ -93,7 +95,7 @@ async def shown_as(stack: Stack, engine: str, settings: str) -> AsyncIterator[st
 
 
 async def alone(*urls: str, status: int) -> dict[str, Any]:
-    """The report on engines without a router."""
+    """Return the doctor's report on engines without a router."""
     words = [word for url in urls for word in ("--routing", url)]
     code, said = await said_by("doctor", *words, "--seconds", "0.2", "--json")
     assert code == status, said
@@ -291,7 +293,7 @@ async def test_the_router_s_index_is_too_small(tmp_path: Path) -> None:
 
 
 async def test_the_cache_is_too_small(tmp_path: Path) -> None:
-    """Its sessions go on while the doctor looks: those that ended want nothing again."""
+    """Sessions must go on while the doctor looks, because ended sessions need no cache."""
 
     async def go_on(stack: Stack) -> None:
         for number in itertools.cycle(range(6)):

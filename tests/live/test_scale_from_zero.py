@@ -1,6 +1,7 @@
-"""A pool that a small autoscaler starts and stops by the router's series in real Prometheus.
+"""Tests of a pool that a small autoscaler starts and stops by the router's metrics in a real
+Prometheus.
 
-No request is refused while nobody is there; the most urgent go first, and not all at once.
+No request is refused while no worker runs; then the most urgent go first, and not all at once.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Autoscaler:
 
 @asynccontextmanager
 async def scaled(folder: Path) -> AsyncIterator[tuple[Stack, Autoscaler, Path]]:
-    """A router whose one engine an autoscaler starts and stops."""
+    """Yield a router whose one engine is started and stopped by an autoscaler."""
     facts, port = folder / "facts", lasting_port()
     arguments = [
         *("serve", "--port", "0", "--admin-port", "0", "--record-facts", str(facts)),
@@ -113,7 +114,9 @@ async def test_a_pool_goes_from_zero_to_one_and_back_three_times(tmp_path: Path)
 
 
 async def _one_round(stack: Stack, scaler: Autoscaler, number: int) -> None:
-    """A crowd comes when nobody is there, others follow; the last ones as the engine stops."""
+    """Send a crowd of requests while no engine runs, then others, and the last ones as the engine
+    stops.
+    """
     prompts = [[number, n, *range(CROWD_TOKENS - 2)] for n in range(CROWD)]
     crowd = [
         asyncio.create_task(stack.complete(prompt, priority=n % 3))
@@ -140,7 +143,7 @@ async def _one_round(stack: Stack, scaler: Autoscaler, number: int) -> None:
 
 
 def _waves(facts: Path) -> list[list[dict[str, Any]]]:
-    """The arrivals of each round's crowd, as the core got them: when they were let go."""
+    """Return each round's arrivals at the core in the order in which they were let go."""
     arrivals = [
         record[2]
         for record in list(records(facts))[1:]

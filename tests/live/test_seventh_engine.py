@@ -1,4 +1,6 @@
-"""A new engine is one file and one line: it is recognized, routed to, measured, split, drained."""
+"""Tests that a new engine needs only one file and one line: the router recognizes, routes to,
+measures, disaggregates and drains it.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ VOCABULARY = 32_000
 
 
 def prompt_of(serial: int) -> list[int]:
-    """300 tokens, others for each number."""
+    """Return a prompt of 300 tokens that depends on the number."""
     draw = random.Random(serial)
     return [draw.randrange(VOCABULARY) for _ in range(300)]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A worker that prefills and one that decodes, of that engine, behind a router."""
+    """A prefill worker and a decode worker of the engine "seventh" behind a router."""
 
     stack: Stack
     urls: list[str]

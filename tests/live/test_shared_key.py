@@ -1,8 +1,9 @@
-"""Agents whose client gives one `prompt_cache_key` to all of them, and caches that hold half.
+"""Tests of agents whose client sends one `prompt_cache_key` for all of them, with caches that hold
+half.
 
-Two people's clients each run a main agent and five sub-agents at two engines whose caches together
-hold half of these conversations. The router must count each agent as a session of its own, and
-find the sub-agents' caches as well as if the client said who each agent is.
+Two clients each run a main agent and five sub-agents at two engines, whose caches together hold
+half of these conversations. The router must count each agent as its own session, and find the
+sub-agents' caches as well as if the client told the agents apart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ ROUNDS, TURNS_IN_A_ROW = 3, 4
 
 @dataclass
 class Agent:
-    """One agent's conversation, whose prompt begins like no other's. Lifetime: test."""
+    """One agent's conversation, with a prompt that shares no beginning with others.
+    Lifetime: test.
+    """
 
     group: int
     number: int  # 0: the main agent
@@ -45,7 +48,9 @@ class Agent:
 
 
 def agents_of(random: Random, shared: bool) -> list[Agent]:
-    """The agents; `shared`: their ids are one key for each group, else one for each agent."""
+    """Return the agents. With `shared`, agents of a group have the same key, else each
+    has its own.
+    """
     agents = []
     for group in range(GROUPS):
         for number in range(CHILDREN + 1):
@@ -61,7 +66,7 @@ def agents_of(random: Random, shared: bool) -> list[Agent]:
 
 @asynccontextmanager
 async def all_at_once(stack: Stack, agents: list[Agent]) -> AsyncIterator[None]:
-    """A request of each agent is at a worker meanwhile: the workers are frozen."""
+    """Freeze the workers during the block, with one request of each agent in flight at them."""
 
     async def all_there() -> bool:
         return sum(row["inflight_requests"] for row in await stack.rows()) == len(agents)
@@ -79,7 +84,9 @@ async def all_at_once(stack: Stack, agents: list[Agent]) -> AsyncIterator[None]:
 
 
 async def hit_tokens(log_dir: Path, shared: bool) -> tuple[int, int]:
-    """(cached tokens, prompt tokens) of the sub-agents; checks what the router counts."""
+    """Run all conversations; return (cached tokens, prompt tokens) of the sub-agents. Checks the
+    router's counts of sessions and tokens.
+    """
     random = Random(1)
     agents = agents_of(random, shared)
     engine = {"kv-tokens": KV_TOKENS, "block-size": BLOCK, "speed": 1}

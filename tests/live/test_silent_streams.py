@@ -1,4 +1,4 @@
-"""Streams whose worker is silent for long: their clients get comments, and lose nothing by it."""
+"""Tests of streams whose worker is silent for long: clients get comments and lose no data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WAIT_S = 60
 
 @dataclass
 class Silent:
-    """A worker that is silent until `goes_on` is set. Lifetime: test."""
+    """A worker that stays silent until `goes_on` is set. Lifetime: test."""
 
     opens: int = 0  # events that it sends before
     status: int = 200  # of what it says at last

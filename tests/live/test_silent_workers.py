@@ -1,4 +1,4 @@
-"""Workers, and the router itself, that stand still for a while: slow is not dead."""
+"""Tests of workers, and of the router itself, that stop for a while: slow does not mean dead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAUSES_S = [2.5, pytest.param(8.0, marks=FULL), pytest.param(20.0, marks=FULL)]
 
 @dataclass
 class Clients:
-    """Requests that come all the time, streams and whole ones by turns. Lifetime: test."""
+    """Requests at a steady rate, alternately streamed and whole. Lifetime: test."""
 
     url: str
     http: aiohttp.ClientSession
@@ -42,7 +42,7 @@ class Clients:
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def come(self) -> None:
-        """For ever."""
+        """Begin requests forever."""
         while True:
             one = asyncio.create_task(self._ask(self.sent))
             self._running.add(one)
@@ -51,7 +51,7 @@ class Clients:
             await asyncio.sleep(1 / self.per_s)
 
     async def end(self) -> None:
-        """Until each one has its answer."""
+        """Wait until each request has its answer."""
         async with asyncio.timeout(60):
             await asyncio.gather(*self._running)
 
@@ -71,7 +71,7 @@ class Clients:
 
 @asynccontextmanager
 async def clients(stack: Stack, model: str = MODEL) -> AsyncIterator[Clients]:
-    """They come meanwhile, and have been answered when this ends."""
+    """Run clients during the block and wait for all their answers at its end."""
     # However many wait, the next one comes.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         crowd = Clients(stack.url, http, model=model)
@@ -136,7 +136,9 @@ async def test_all_workers_stopped_together_fail_nobody(tmp_path: Path, pause_s:
 
 
 async def test_one_dead_beside_stopped_ones_gets_nothing_and_fails_nobody(tmp_path: Path) -> None:
-    """What it had begun is cut; all else waits for the others."""
+    """Streams that the dead worker had begun are cut; all other requests wait for the stopped
+    workers.
+    """
     async with running(tmp_path, workers=3, router=QUICK) as stack:
         with frozen(stack, [1, 2]):
             stack.workers[0].process.send_signal(signal.SIGKILL)
@@ -164,7 +166,7 @@ async def test_a_pool_of_one_is_waited_for(tmp_path: Path) -> None:
 async def test_one_stopped_among_well_ones_gets_nothing_and_is_back_at_once_with_its_cache(
     tmp_path: Path,
 ) -> None:
-    """What waits there moves after the second probe; nobody sees an error."""
+    """Requests that wait there move after the second failed probe, and no client sees an error."""
     async with running(tmp_path, workers=3, router=QUICK) as stack:
         async with clients(stack) as crowd:
             await stack.until_state(1, "ready")
@@ -194,8 +196,8 @@ async def test_one_stopped_among_well_ones_gets_nothing_and_is_back_at_once_with
 
 @contextmanager
 def black_hole(address: tuple[str, int]) -> Iterator[None]:
-    """Whoever connects there hears nothing, not even a refusal: nobody accepts, and the queue of
-    connections is full.
+    """Listen at the address with a full backlog, so that new connections are neither accepted nor
+    refused.
     """
     with ExitStack() as stack:
         hole = stack.enter_context(socket.create_server(address, backlog=0))
@@ -262,7 +264,7 @@ async def test_the_routers_own_pause_is_not_charged_to_workers(
 
 
 async def test_a_pause_of_the_whole_host_is_no_silence_between_two_bytes(tmp_path: Path) -> None:
-    """The router is back before its worker, which needs a moment to write on."""
+    """The router wakes up before its worker, which needs a moment to continue its stream."""
     router = [*QUICK, "--timeouts-between-bytes-s", "2"]
     async with running(tmp_path, workers=1, router=router, speed=1) as stack:
         body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 150, "stream": True}

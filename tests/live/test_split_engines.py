@@ -1,4 +1,6 @@
-"""Our own engines as a split pool behind the router: answers, faults, nothing left behind."""
+"""Tests of our own engines as a disaggregated pool behind the router: answers, faults, nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ ROLES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Workers of each role, and a router that splits what it can."""
+    """Workers of each role behind a router that disaggregates whenever it can."""
 
     stack: Stack
     workers: dict[str, list[Program]]
@@ -53,7 +55,7 @@ class Pool:
         return sum([await metric_sum(self.stack.http, one.url, metric) for one in alive])
 
     async def at_rest(self) -> None:
-        """No request, no lease and no block is held anywhere."""
+        """Wait until no request, lease or block is held anywhere."""
         await self.stack.assert_idle()
         names = ("warmroute_engine_kv_imports", "vllm:kv_cache_usage_perc")
 
@@ -64,7 +66,7 @@ class Pool:
         await until(idle, "all blocks to be free")
 
     async def until_split(self, requests: int) -> None:
-        """Wait until the access log has so many requests of two legs or more."""
+        """Wait until the access log has `requests` requests of two or more legs."""
 
         async def written() -> bool:
             lines = [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -79,7 +81,7 @@ def prompt_of(serial: int, tokens: int) -> list[int]:
 
 @asynccontextmanager
 async def pool(folder: Path, each: int = 1, **engine: Any) -> AsyncIterator[Pool]:
-    """`each` timed workers of either role."""
+    """Yield a pool with `each` timed workers of each role."""
     flags = {
         f"{role}-{n}": [*engine_arguments(**engine), "--role", role]
         for role in ROLES
@@ -126,7 +128,9 @@ async def test_two_workers_with_roles_are_a_pair(tmp_path: Path) -> None:
 
 
 async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) -> None:
-    """Its client leaves while the worker that decodes is deaf; the lease would end in an hour."""
+    """The client leaves while the decode worker does not respond; the lease alone would last an
+    hour.
+    """
     async with pool(tmp_path, **{"export-lease-s": 3_600}) as both:
         freeze(both.workers["decode"][0].process.pid)
         ask = asyncio.create_task(both.ask(0))
@@ -146,7 +150,7 @@ async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) ->
 
 
 async def test_whenever_clients_leave_their_kv_is_given_back(tmp_path: Path) -> None:
-    """At random times between sending their requests and their first token; leases last an hour."""
+    """Clients leave at random times between sending and the first token; leases last an hour."""
     departures, draw = 60 if QUICK else 1_000, random.Random(5)
     async with pool(tmp_path, **{"export-lease-s": 3_600}) as both:
         began_s = time.monotonic()
@@ -170,7 +174,9 @@ async def test_whenever_clients_leave_their_kv_is_given_back(tmp_path: Path) -> 
 
 
 async def test_real_engines_of_other_shapes_are_a_pair(tmp_path: Path) -> None:
-    """Tensor-parallel ranks here, stages there, other blocks: the text of one worker by itself."""
+    """One worker has tensor-parallel ranks, the other pipeline stages and another block size; the
+    text equals that of one worker alone.
+    """
     make_tiny(tmp_path / "model")
     shapes = {
         "prefill-0": ["--tensor-parallel-size", "2", "--block-size", "8", "--role", "prefill"],
@@ -202,7 +208,7 @@ async def ids_at(both: Pool, url: str, body: dict[str, Any]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Whom a trial kills, and when: as soon as a worker of that role counts this."""
+    """Which role's worker a trial kills, and when: as soon as its metric is above zero."""
 
     role: str
     metric: str
@@ -218,9 +224,9 @@ KILLS = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kill", KILLS.values(), ids=KILLS)
 async def test_no_request_fails_when_a_worker_is_killed(tmp_path: Path, kill: Kill) -> None:
-    """With two workers of each role, one of which dies without a word.
+    """Each role has two workers, one of which is killed with SIGKILL.
 
-    Where it dies between its request and the connection for the KV, that KV's lease has to end.
+    If it dies between a request and the connection for its KV, that KV's lease has to expire.
     """
     terms = {"kv-gbytes-per-s": 0.4, "export-lease-s": 3}
     async with pool(tmp_path, each=2, speed=2, **terms) as both:
@@ -243,7 +249,9 @@ async def test_no_request_fails_when_a_worker_is_killed(tmp_path: Path, kill: Ki
 
 
 async def busy(both: Pool, kill: Kill, asks: list[asyncio.Task[Any]]) -> int | None:
-    """The first worker of the role that counts something; None: all was answered before."""
+    """Return the first worker of the role whose metric is above zero, or None if all requests were
+    answered before.
+    """
     while not all(ask.done() for ask in asks):
         for number, one in enumerate(both.workers[kill.role]):
             if await metric_sum(both.stack.http, one.url, kill.metric):

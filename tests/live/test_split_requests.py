@@ -1,4 +1,6 @@
-"""Between a worker that prefills and one that decodes: what each is sent, and who is blamed."""
+"""Tests of a prefill worker and a decode worker: what each is sent, and which one is blamed for a
+fault.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ class Pair:
             return reply.status, await reply.read()
 
     async def explained(self, asked: str, status: int = 200, **fields: Any) -> dict[str, Any]:
-        """What the answer's explain header says."""
+        """Send a completion and return the decision in its explain header."""
         body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16} | fields
         url, headers = f"{self.stack.url}/v1/completions", {"x-warmroute-explain": asked}
         async with self.stack.http.post(url, json=body, headers=headers) as reply:
@@ -196,7 +198,7 @@ NULL = PARAMS.replace(b"5600", b"null")
 async def test_without_parameters_the_second_worker_computes_it(
     tmp_path: Path, params: bytes
 ) -> None:
-    """A vLLM that is told to fetch what is not named would end with all its requests."""
+    """A vLLM that is told to fetch KV without a name would end with all its requests."""
     async with pair(tmp_path, answer(b'{"choices":[],"kv_transfer_params":%b}' % params)) as both:
         assert (await both.ask())[0] == 200
         assert b"kv_transfer_params" not in both.decoded[0]
@@ -213,7 +215,7 @@ async def test_a_refusal_of_the_first_leg_is_its_clients(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("first", [BROKEN, ERROR, b""], ids=["broken", "500", "closed"])
 async def test_a_prefill_that_fails_is_its_workers_fault(tmp_path: Path, first: bytes) -> None:
-    """The other one does all of it, for it can."""
+    """The other worker then does the whole request, because it can."""
     async with pair(tmp_path, first=first) as both:
         assert (await both.ask())[0] == 200
         assert (len(both.prefilled), len(both.decoded)) == (1, 1)
@@ -280,12 +282,12 @@ async def test_a_client_that_leaves_in_the_first_leg_leaves_nothing(tmp_path: Pa
 
 
 class Keeper:
-    """A worker of our engine's kind that keeps KV, and never gets its answer through. Lifetime:
-    test.
-    """
+    """A worker like our engine that keeps KV and never completes its answer. Lifetime: test."""
 
     def __init__(self, answer: bytes) -> None:
-        """`answer`: what it says to a first leg before it waits until the router hangs up."""
+        """Create the worker; it writes `answer` to a first leg and then waits until the router
+        hangs up.
+        """
         self.answer = answer
         self.asked: list[Any] = []  # `kv_transfer_params` of the legs
         self.released: list[Any] = []

@@ -1,4 +1,6 @@
-"""Workers that meet by themselves behind the router: SGLang by rooms, vLLM by Mooncake."""
+"""Tests of disaggregated workers that find each other behind the router: SGLang by rooms, vLLM by
+Mooncake.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ ENGINES = pytest.mark.parametrize("engine", [SGLang, Mooncake])
 
 
 def pairs_of(*axes: tuple[Any, Any]) -> list[Any]:
-    """All cases of axes with two values each; CI takes the half in which each value of an axis
-    meets each value of every other axis, the other half is full.
+    """Return all cases of axes with two values each.
+
+    CI runs the half in which each value of an axis meets each value of every other axis; the other
+    half is marked full.
     """
     places = itertools.product((0, 1), repeat=len(axes))
     return [
@@ -46,7 +50,7 @@ SOON_S = 20.0  # below the mocks' own patience, above what a machine that pauses
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Lifetime: test."""
+    """Prefill and decode workers behind a router. Lifetime: test."""
 
     stack: Stack
     prefill: list[MeetingWorker]
@@ -59,7 +63,7 @@ class Pool:
         return self.prefill + self.decode
 
     async def ask(self, **fields: Any) -> tuple[int, str]:
-        """(status, the answer's text, streamed or not, or what is wrong)."""
+        """Send a completion; return (status, the answer's text or the error's body)."""
         body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16} | fields
         async with self.http.post(f"{self.stack.url}/v1/completions", json=body) as reply:
             text = await reply.text()
@@ -75,7 +79,7 @@ class Pool:
         return [row["failures"] for row in await self.stack.rows()]
 
     async def at_rest(self) -> None:
-        """Nothing runs anywhere, and nothing is charged."""
+        """Wait until no request runs anywhere and no worker is charged."""
 
         async def empty() -> bool:
             rooms = [one.rooms for one in self.workers if isinstance(one, SGLang)]
@@ -273,7 +277,9 @@ async def test_a_transfer_is_waited_for_once(
     stream: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No KV reaches the workers that decode: whatever pairs there are, one patience is spent."""
+    """No KV reaches the decode workers: a request spends one waiting time, however many pairs there
+    are.
+    """
     monkeypatch.setattr("tests.live.meeting_engines.PATIENCE_S", 0.4)
     flags = ("--ejection-failures", "1000")
     async with pool(tmp_path, engine, prefill=2, decode=2, both=both, flags=flags) as all_of:
@@ -290,7 +296,7 @@ async def test_a_transfer_is_waited_for_once(
 
 
 def is_leg(body: bytes) -> bool:
-    """Whether its worker decodes what another one prefills."""
+    """Return whether the body belongs to a disaggregated request."""
     return not {"bootstrap_room", "kv_transfer_params"}.isdisjoint(json.loads(body))
 
 
@@ -323,7 +329,7 @@ async def test_what_becomes_of_the_prefill_after_the_first_byte_only_counts(
 async def test_a_refusal_of_either_leg_is_its_clients(
     tmp_path: Path, engine: type[MeetingWorker], role: str
 ) -> None:
-    """One request a pool: its other leg may still arrive when it is over."""
+    """Each pool gets one request only, because its other leg may arrive after the answer."""
     async with pool(tmp_path, engine) as both:
         (side,) = both.prefill if role == "prefill" else both.decode
         side.faults = ["400"]
@@ -413,8 +419,8 @@ async def test_a_role_that_sglang_was_not_started_for_is_told(tmp_path: Path) ->
 async def test_whatever_fails_nothing_is_left_and_nobody_waits(
     tmp_path: Path, engine: type[MeetingWorker], relay: str
 ) -> None:
-    """A third of the requests has a fault or a client that leaves, at any stage; one worker of
-    each role keeps well.
+    """A third of the requests has a fault or a client that leaves, at any stage; one worker of each
+    role stays well.
     """
     draw, requests, asked = random.Random(7), 60 if QUICK else 5_000, 0
     flags = (
@@ -458,7 +464,9 @@ async def test_whatever_fails_nothing_is_left_and_nobody_waits(
 async def test_both_workers_know_soon_that_a_client_left(
     tmp_path: Path, engine: type[MeetingWorker]
 ) -> None:
-    """While both compute: each is told within 50 ms; the bound here is that of a busy machine."""
+    """Both workers compute and hear of it within 50 ms; the bound here allows for a busy
+    machine.
+    """
     took_s: list[float] = []
     async with pool(tmp_path, engine) as both:
         (first,), (second,) = both.prefill, both.decode

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's context and generation servers behind a router; the servers are mocks."""
+"""Tests of TensorRT-LLM's context and generation servers behind a router; the servers are mocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAGS = ("--disaggregation", "always", "--retries-backoff-s", "0")
 
 @dataclass
 class Pool:
-    """Lifetime: test."""
+    """Context and generation servers behind a router. Lifetime: test."""
 
     stack: Stack
     fabric: Fabric
@@ -88,7 +88,7 @@ def said(body: bytes, stream: bool) -> str:
 
 
 def texts_below(folder: Path) -> list[str]:
-    """What the router wrote: its own log and the access log."""
+    """Return what the router wrote: its own log and the access log."""
     paths = [path for path in folder.rglob("*") if path.suffix in (".log", ".jsonl")]
     return [path.read_text() for path in paths]
 
@@ -150,7 +150,9 @@ async def test_an_answer_that_ends_at_once_has_no_second_leg(tmp_path: Path, str
 
 @pytest.mark.parametrize("fault", ["500", "503", "close"])
 async def test_a_context_server_that_fails_is_replaced(tmp_path: Path, fault: str) -> None:
-    """By another with a new number: the first may have kept something under the old one."""
+    """Another server gets the request under a new number, since the first may keep KV under the old
+    one.
+    """
     async with pool(tmp_path, context=2) as one:
         for server in one.context:
             server.faults.append(fault)
@@ -209,8 +211,8 @@ async def test_a_client_that_leaves_in_the_first_leg_stops_it(tmp_path: Path) ->
 async def test_clients_that_leave_and_servers_that_fail_leave_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    """Whoever stays gets the right answer. What the context servers kept for those who left
-    between the legs is theirs to free (`kv_transfer_timeout_ms`).
+    """Clients that stay get the right answer. The context servers themselves free the KV of clients
+    that left between the legs (`kv_transfer_timeout_ms`).
     """
     async with pool(tmp_path, 2, 2, compute_s=0.01) as one:
         draw = random.Random(20)

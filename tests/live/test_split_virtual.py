@@ -1,4 +1,4 @@
-"""Two workers that prefill and two that decode, timed and live, beside the same pool replayed."""
+"""Tests that compare a timed pool of two prefill and two decode workers with its replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROLES = ("prefill", "prefill", "decode", "decode")
 
 
 async def live(folder: Path, spec: WorkloadSpec) -> list[Outcome]:
-    """Every request's outcome, times of the wall clock."""
+    """Run the workload against real programs; return each request's outcome in wall-clock times."""
     outcomes: list[Outcome] = []
     workload = opened(spec, "split", spec.source)
     flags = ["--port", "0", "--timed", PROFILE, "--speed", f"{SPEED}", "--block-size", f"{BLOCK}"]
@@ -54,9 +54,10 @@ async def live(folder: Path, spec: WorkloadSpec) -> list[Outcome]:
 
 
 async def both(folder: Path, spec: WorkloadSpec) -> tuple[float, float, float, float]:
-    """Mean TTFT in ms, and mean seconds until the end of an answer from the start of all: live,
-    live, replayed, replayed. Where all come at once the throughput is in proportion to one over
-    the latter, and who happens to come last weighs little.
+    """Return (mean TTFT in ms, mean finish time in s) of the live run and then of the replay.
+
+    Finish times count from the start of the run. If all requests arrive at once, throughput is
+    proportional to one over the mean finish time, on which the last request has little weight.
     """
     outcomes = await live(folder, spec)
     assert all(one.verdict is LiveVerdict.COMPLETED for one in outcomes)
@@ -94,6 +95,6 @@ async def test_a_replay_of_two_and_two_is_as_the_real_pool(tmp_path: Path) -> No
 
 @pytest.mark.full
 async def test_a_pool_at_its_limit_is_as_fast_as_the_real_one(tmp_path: Path) -> None:
-    """All requests at once: the throughput is the pool's, not the clients'."""
+    """All requests arrive at once, so that the pool limits the throughput and not the clients."""
     spec = WorkloadSpec(SOURCE.format(rate="inf"), requests=20 if QUICK else 50)
     assert alike(found := await measured(partial(both, tmp_path, spec), alike)), found

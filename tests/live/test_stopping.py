@@ -1,4 +1,4 @@
-"""A router that stops: those that wait for a worker get an answer."""
+"""Tests of a router that stops: requests that wait for a worker get an answer."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ async def test_requests_that_wait_are_turned_away_when_the_router_stops(tmp_path
 
 
 class Kept:
-    """A client that asks again and again on one connection. Lifetime: test."""
+    """A client that sends requests again and again on one connection. Lifetime: test."""
 
     def __init__(self) -> None:
         self.answers = 0
         self.told = False  # that the connection ends
 
     async def ask(self, port: int) -> None:
-        """Until told so. Raises OSError, IncompleteReadError where an answer does not come."""
+        """Send requests until an answer says that the connection closes.
+
+        Raises OSError or IncompleteReadError if an answer does not come.
+        """
         body = json.dumps({"model": MODEL, "prompt": [1, 2], "max_tokens": 1}).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -95,7 +98,7 @@ async def test_what_comes_on_a_kept_connection_meanwhile_does_not_wait_for_a_wor
 
 
 async def test_nothing_of_the_native_code_outlives_the_router(tmp_path: Path) -> None:
-    """Its library looks for that at the end, and says so in the log."""
+    """The binding library checks for leaks at exit and reports them in the log."""
     async with running(tmp_path, workers=1) as stack:
         assert [(await stack.complete([n] * 40))[0] for n in range(4)] == [200] * 4
         stack.router.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,6 @@
-"""A worker is removed and added again while its streams run: one worker, whose load is right."""
+"""Tests of a worker that is removed and added again while its streams run: it stays one worker with
+the right load.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ TOKENS = 400
 
 
 async def stream(stack: Stack, number: int) -> bool:
-    """Whether a long answer came whole."""
+    """Read a long stream; return whether it came whole."""
     body = {"model": MODEL, "prompt": [number] * 40, "max_tokens": TOKENS, "stream": True}
     async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
         data = await reply.read()

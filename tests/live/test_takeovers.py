@@ -1,7 +1,8 @@
-"""Workers die and freeze, the router reloads and is followed by another: each answer is right.
+"""Tests that each answer is right while workers die and freeze, and the router reloads and is
+replaced.
 
-A timed worker's tokens are a function of the prompt, so every answer is held against what it must
-be (`crowd.py`), of streams as well.
+A timed worker's tokens are a function of the prompt, so every answer, streams included, is compared
+with the right one (`crowd.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RELOADED = (
 
 @dataclass
 class Ground:
-    """A router before three workers, and what is done to them. Lifetime: test."""
+    """A router with three workers, and the harm done to them. Lifetime: test."""
 
     routers: Routers
     router: Program
@@ -50,7 +51,7 @@ class Ground:
         return Stack(self.routers.programs, self.router, self.routers.workers, self.http)
 
     async def kill(self) -> None:
-        """kill -9 of a worker; another one starts in its place, its cache empty."""
+        """Kill a worker with SIGKILL and start another one in its place, with an empty cache."""
         number = self.rng.randrange(len(self.routers.workers))
         worker = self.routers.workers[number]
         worker.process.kill()
@@ -63,7 +64,9 @@ class Ground:
         await self.stack.until_state(await self.id_of(worker.url), "ready")
 
     async def stop(self) -> None:
-        """SIGSTOP of a worker until the router sends it nothing more."""
+        """Stop a worker with SIGSTOP until the router sends it no more requests, then
+        continue it.
+        """
         worker = self.rng.choice(self.routers.workers)
         worker_id = await self.id_of(worker.url)
         freeze(worker.process.pid)
@@ -78,7 +81,7 @@ class Ground:
         await self.stack.until_state(worker_id, "ready")
 
     async def reload(self) -> None:
-        """SIGHUP, four times, each with another configuration; one of them is refused."""
+        """Send SIGHUP once for each of several configurations, one of which is refused."""
         for text in RELOADED:
             self.file.write_text(text)
             said = "reload refused" if "no_such" in text else "reloaded; changed:"
@@ -91,7 +94,9 @@ class Ground:
             await until(heard, f"the log to say {said!r}")
 
     async def takeover(self) -> None:
-        """Another router follows; the one before ends by itself when it has answered all."""
+        """Start a router that replaces the current one, and wait until the old one exits
+        by itself.
+        """
         before, number = self.router, self.done["takeover"]
         flags = "--config", str(self.file), *FLAGS
         self.router = await self.routers.start(f"router-{number + 1}", *flags)

@@ -1,4 +1,4 @@
-"""TLS at both ports and towards workers, with real certificates and the real program."""
+"""Tests of TLS at both ports and towards workers, with real certificates and the real program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def authority(tmp_path_factory) -> Authority:
 
 @asynccontextmanager
 async def https_worker(tls: ssl.SSLContext):
-    """A worker behind TLS that answers every inference request; yields its URL."""
+    """Run a worker behind TLS that answers every inference request; yield its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -62,7 +62,7 @@ async def https_worker(tls: ssl.SSLContext):
 
 @asynccontextmanager
 async def routing(log_dir, *flags: str):
-    """A router with these flags."""
+    """Yield a router that runs with these flags."""
     async with Programs(log_dir) as programs:
         arguments = ["serve", "--port", "0", "--admin-port", "0", *flags]
         yield await programs.start("router", "router", arguments)
@@ -156,7 +156,7 @@ async def test_new_certificates_are_shown_after_a_signal_and_bad_ones_never(
 async def test_certificates_that_change_under_load_fail_nobody(
     authority, tmp_path, renewals, rate
 ) -> None:
-    """Each client makes a connection for every third request, and streams go on meanwhile."""
+    """Each client opens a connection for every third request, while streams go on."""
     pair = authority.signed("busy")
     flags = ["--tls-cert", pair.cert, "--tls-key", pair.key]
     flags += ["--admin-tls-cert", pair.cert, "--admin-tls-key", pair.key]

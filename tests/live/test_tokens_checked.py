@@ -1,4 +1,4 @@
-"""Router and engines whose tokens are held against each other, as programs."""
+"""Tests with whole programs of the check that router and engines tokenize alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWER = (
 
 
 async def metrics(stack: Stack) -> dict[str, float]:
-    """The router's series by name and labels."""
+    """Return the router's metric samples by name and labels."""
     async with stack.http.get(f"{stack.admin}/metrics") as reply:
         lines = (await reply.text()).splitlines()
     return {
@@ -33,7 +33,7 @@ async def metrics(stack: Stack) -> dict[str, float]:
 
 
 async def explained(stack: Stack, **fields: Any) -> dict[str, Any]:
-    """What the router says of a completion that was answered."""
+    """Send a completion and return the router's explanation."""
     headers = {"x-warmroute-explain": "1"}
     body = {"model": MODEL, "prompt": TEXT, "max_tokens": 1} | fields
     async with stack.http.post(f"{stack.url}/v1/completions", json=body, headers=headers) as reply:
@@ -78,7 +78,9 @@ async def test_another_tokenizer_at_the_workers_is_found_and_nothing_fails(tmp_p
 
 @pytest.mark.parametrize("off_by", [0, 1])
 async def test_counts_of_answers_are_held_against_ours(tmp_path: Path, off_by: int) -> None:
-    """These workers know no /tokenize; what they count tells all the same."""
+    """These workers lack /tokenize, so the check compares the prompt tokens that their answers
+    count.
+    """
     folder = write_model(tmp_path / "model")
     count = len(HfTokenizer(folder).encode(TEXT)) + off_by
     body = ANSWER % count

@@ -1,4 +1,4 @@
-"""A request's spans, as a real collector gets them from a real router."""
+"""Tests of a request's spans, as a real collector gets them from a real router."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def named(spans: list[Seen], name: str) -> list[Seen]:
 
 
 def root_of(spans: list[Seen]) -> Seen:
-    """The request's own span, every other one its child and within its time."""
+    """Return the request's own span; check that all others are its children and within its time."""
     (root,) = [span for span in spans if span.kind == "server"]
     for span in spans:
         assert span is root or span.parent == root.id
@@ -98,7 +98,7 @@ async def test_the_tree_of_a_request(tmp_path: Path, flags: list[str]) -> None:
 
 
 def parents(heads: list[bytes]) -> list[bytes]:
-    """Of each request that a worker got, its trace headers."""
+    """Return the trace headers of each request that a worker got."""
     of_trace = (b"traceparent", b"tracestate")
     return [
         b"|".join(line for line in head.split(b"\r\n") if line.lower().startswith(of_trace))

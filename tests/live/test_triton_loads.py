@@ -1,4 +1,6 @@
-"""Models that are loaded and unloaded at all Tritons: who may, what is told, who waits for it."""
+"""Tests of models loaded and unloaded at all Tritons: which keys may do it, what they are told, and
+which requests wait.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ BODY = {"parameters": {"config": "{}"}}
 
 @dataclass
 class Fake:
-    """What looks like Triton, with one model that can come and go. Lifetime: test."""
+    """A server that looks like Triton, with one model that can be loaded and unloaded. Lifetime:
+    test.
+    """
 
     url: str = ""
     models: set[str] = field(default_factory=lambda: {"small"})
@@ -58,7 +62,7 @@ class Fake:
 
 @asynccontextmanager
 async def before(folder: Path, *more: str) -> AsyncIterator[tuple[Stack, Fake, Fake]]:
-    """Two of them, and a router that loads."""
+    """Yield a router that may load models, and two fake Tritons."""
     keys = folder / "keys"
     keys.write_text("sk-all-aaaaaaaa operators\nsk-some-bbbbbbbb others models=small\n")
     terms = ("--api-keys-file", str(keys), "--triton-admin", "load", *more)
@@ -77,7 +81,7 @@ async def before(folder: Path, *more: str) -> AsyncIterator[tuple[Stack, Fake, F
 async def ask(
     stack: Stack, path: str, key: str = "sk-all-aaaaaaaa", method: str = "POST", **headers: str
 ) -> tuple[int, str]:
-    """(status, error)."""
+    """Send a request; return (status, error)."""
     headers = {**headers, **({"Authorization": f"Bearer {key}"} if key else {})}
     url = f"{stack.url}{path}"
     async with stack.http.request(method, url, json=BODY, headers=headers) as reply:
@@ -86,7 +90,7 @@ async def ask(
 
 
 async def served(stack: Stack) -> list[list[str]]:
-    """The models of each worker, as the router knows them."""
+    """Return the models of each worker as the router knows them."""
     return [row["models"] for row in await stack.rows()]
 
 

@@ -1,17 +1,18 @@
-"""Block for block: what the router believes is what the engines hold, whatever happens to events.
+"""Tests that the router's view equals the engines' caches block for block, whatever happens to
+events.
 
-Engines with small caches serve a load that shares prefixes, while their event streams lose
-batches, hang and break, replays and snapshots come late, in part or never, engines and router are
-killed and started again. Whenever the load pauses, this holds of each engine, by its own account:
+Engines with small caches serve a load that shares prefixes. Meanwhile their event streams lose
+batches, hang and break; replays and snapshots come late, in part or never; engines and router are
+killed and restarted. Whenever the load pauses, this holds for each engine, compared with its own
+snapshot:
 
-- Blocks that the router believes in are there, without exception, also while it calls what it
-  knows a lower bound; and the index holds just the blocks that events told of.
-- One that answers with its snapshot, however late and seldom, is exact: no block is missing. If
-  not at once, then with the next batches, of which it takes `TOUCHES_EXACT` at most.
-- So is one whose replays are whole, unless nobody answered while it was killed or frozen.
-- Any other one is known within one turnover of its cache, once the question that followed its
-  latest connection was answered or given up. What hits kept alive all that while may be missing
-  then.
+- Blocks in the router's view exist in the engine, without exception, also while the view is a lower
+bound; and the index holds exactly the blocks that events told of. - An engine that answers with its
+snapshot, however late and seldom, is known exactly: no block is missing. It may take up to
+`TOUCHES_EXACT` further batches. - An engine whose replays are complete is known exactly, too,
+unless a replay got no answer while the engine was killed or frozen. - Any other engine is known
+within one turnover of its cache, once the question after its latest connection was answered or
+given up. Blocks that hits kept in the cache all that while may be missing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ EXACT_S = 60.0  # not a measure of anything: for machines that do other things, 
 
 
 async def trouble(pool: Pool, number: int) -> None:
-    """A round of faults: of the wires all the time, and one or two worse ones."""
+    """Run a round of faults: relay faults all the time, and one or two worse ones."""
     rng = pool.rng
     worse = [
         *(pool.kill_engine, pool.kill_router, pool.reset_cache, pool.freeze_engine),
@@ -64,9 +65,10 @@ async def trouble(pool: Pool, number: int) -> None:
 
 
 async def settled(pool: Pool, number: int) -> str:
-    """Wait until the router has heard all of an engine and knows it; what then still differs.
+    """Wait until the router knows an engine's cache; return what still differs, or "".
 
-    While it is unknown, it may lack blocks, but must not believe in any that are not there.
+    While the engine is unknown, the view may lack blocks, but must not have any that the engine
+    lacks.
     """
     engine = pool.engines[number]
     touches = 0
@@ -96,8 +98,8 @@ async def settled(pool: Pool, number: int) -> str:
 async def heard(
     pool: Pool, number: int, exact: bool, patience_s: float
 ) -> tuple[int, KvView, Chains | None]:
-    """(batch, view, blocks): the router's view and the engine's last batch, and its blocks where
-    both are as of the same batch.
+    """Return (the engine's last batch, the router's view, the engine's blocks), with None for the
+    blocks if the view is not at that batch in time.
     """
     deadline_s = time.monotonic() + patience_s
     while True:
@@ -116,7 +118,7 @@ def shown(view: KvView) -> str:
 
 
 async def compare(pool: Pool, load: Load) -> list[str]:
-    """Pause, let the wires be good, and hold every belief against the truth."""
+    """Pause the load, stop all faults, and return the differences between views and caches."""
     load.pause()
 
     async def idle() -> bool:
@@ -136,9 +138,9 @@ async def compare(pool: Pool, load: Load) -> list[str]:
 
 
 async def probed(pool: Pool) -> str:
-    """Whether a request finds in an engine's cache what the router expects of it.
+    """Send a request and return how its cached tokens differ from the router's expectation, or "".
 
-    Expectations of requests that clients gave up last a while, so it may ask more than once.
+    Expectations of requests that clients gave up last for a while, so it may send more than one.
     """
     prompt = [*trunk_prompt(pool.rng.randrange(TRUNKS)), 31_000]
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}

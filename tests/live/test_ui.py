@@ -1,6 +1,7 @@
-"""The page at `/ui` in a real browser: what it shows, what it survives, what it never does.
+"""Tests of the page at `/ui` in a real browser: what it shows, what it survives, what it never
+does.
 
-Screenshots are left in the test's folder (`--basetemp`) for whoever wants to look.
+Screenshots are left in the test's folder (`--basetemp`) for people to look at.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROWS = "document.querySelectorAll('#decision-rows tbody tr').length"
 
 @asynccontextmanager
 async def shown(one: Crowd, profile: Path, width: int, dark: bool = False) -> AsyncIterator[Page]:
-    """The page of a crowd, with something on it."""
+    """Yield the page of a crowd once it shows figures."""
     async with opened(profile) as page:
         await page.screen(width, 900 if width > 600 else 740, dark)
         await page.go(f"{one.url}/ui")
@@ -34,7 +35,7 @@ async def shown(one: Crowd, profile: Path, width: int, dark: bool = False) -> As
 
 
 async def busy(one: Crowd, seconds: int = 20, requests: int = 20) -> None:
-    """Some traffic, and a worker of each state."""
+    """Send traffic, and bring one worker into each state."""
     for _ in range(seconds):
         for n in range(requests):
             await one.send(f"session-{n % 9}", tenant=("red", "green", None)[n % 3])
@@ -46,7 +47,7 @@ async def busy(one: Crowd, seconds: int = 20, requests: int = 20) -> None:
 
 
 def inert(page: Page, one: Crowd) -> None:
-    """No error, no warning, nobody asked but the router's own port."""
+    """Check that the page logged no error or warning and requested only the router's own port."""
     assert page.complaints == []
     strangers = [url for url in page.asked if not url.startswith((one.url, "data:"))]
     assert strangers == []
@@ -73,7 +74,7 @@ async def test_a_thousand_workers_fit_and_can_be_read(tmp_path: Path) -> None:
 
 
 async def readable(page: Page, width: int) -> None:
-    """It fits, texts and marks stand out from their ground, and all has names."""
+    """Check that the page fits the width, has enough contrast, and names every control."""
     wide = await page.run("document.documentElement.scrollWidth")
     assert wide <= width
     contrasts = await page.run(CONTRASTS)
@@ -119,7 +120,7 @@ async def test_names_that_are_html_stay_text(tmp_path: Path) -> None:
 
 
 def attempt(deed: str) -> str:
-    """An expression that does it: "done", or the name of the error."""
+    """Return a JavaScript expression that runs `deed` and gives "done" or the error's name."""
     return f"(() => {{ try {{ {deed}; return 'done'; }} catch (e) {{ return e.name; }} }})()"
 
 
@@ -290,7 +291,7 @@ async def type_into(page: Page, selector: str, value: str) -> None:
 async def test_what_is_wrong_stands_first_and_red_and_goes_when_it_is_mended(
     tmp_path: Path,
 ) -> None:
-    """Of four real workers one is killed and started anew."""
+    """One of four real workers is killed and restarted."""
     async with (
         running(tmp_path, workers=4) as stack,
         opened(tmp_path / "profile") as page,
@@ -335,7 +336,9 @@ async def test_what_is_wrong_stands_first_and_red_and_goes_when_it_is_mended(
 
 
 async def test_cells_say_who_a_worker_is_and_why_it_is_not_well(tmp_path: Path) -> None:
-    """Of 64 workers each cell has an address and a reason; of 1,000 the block at the top has."""
+    """With 64 workers each cell shows an address and a reason; with 1,000 the block at the top
+    does.
+    """
     async with crowd(64) as one:
         await busy(one, 3, 30)
         ejected = one.router.dispatcher.core.workers.get(5)
@@ -422,7 +425,7 @@ async def test_a_lost_router_is_said_and_a_new_one_taken_up(tmp_path: Path) -> N
 
 
 async def test_the_doctor_is_asked_at_the_press_of_a_button(tmp_path: Path) -> None:
-    """Its answer is made up here; a router's own is in test_first_light.py."""
+    """The doctor's answer is made up here; test_first_light.py tests a router's own answer."""
     finding = {"name": HOSTILE, "where": "w", "evidence": "e"}
     finding["changes"] = [{"field": "f", "from": "1", "to": "2"}]
     report = {"loaded": True, "watched_s": 9.6, "findings": [finding, None]}

@@ -1,4 +1,4 @@
-"""The page and a router that tells nonsense: it shows what it can and never stops."""
+"""Tests of the page when a router sends it nonsense: it shows what it can and never stops."""
 
 from __future__ import annotations
 

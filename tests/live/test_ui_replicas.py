@@ -1,4 +1,6 @@
-"""The page of a router that shares state: who is there, and what is known of them."""
+"""Tests of the page of a router that shares state: which replicas are there, and what is known of
+them.
+"""
 
 from __future__ import annotations
 

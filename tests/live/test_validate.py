@@ -1,4 +1,4 @@
-"""Live against simulated, with real programs: what the replay says is what happens."""
+"""Tests that a live run with real programs agrees with its simulated replay."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ async def validated(
 
 @pytest.mark.alone
 async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
-    """Bars are wide: this runs beside other tests, and shows that both worlds are wired alike."""
+    """The tolerances are wide, because other tests run at the same time; it shows that both worlds
+    are wired alike.
+    """
     stack = StackSettings("round_robin", workers=2, profile="llama-3.1-8b-h100")
     for attempt in range(3):
         turns, hybrid = await validated(

@@ -1,4 +1,6 @@
-"""Clients of requests that wait for a first worker: what they get meanwhile and in the end."""
+"""Tests of clients whose requests wait for a first worker: what they get meanwhile and in
+the end.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ REFUSED = b'{"error":{"message":"no","type":"invalid_request_error","param":null
 
 @asynccontextmanager
 async def waiting(folder: Path, *flags: str) -> AsyncIterator[tuple[Stack, int]]:
-    """A router without a worker, and the port where it looks for one."""
+    """Yield a router without a running worker, and the port where it looks for one."""
     port = lasting_port()
     arguments = [
         *("serve", "--port", "0", "--admin-port", "0", "--waiting-models", MODEL),
@@ -38,7 +40,7 @@ async def waiting(folder: Path, *flags: str) -> AsyncIterator[tuple[Stack, int]]
 async def answered(
     stack: Stack, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
-    """(status, content type, body) of an answer."""
+    """Send a request; return the answer's (status, content type, body)."""
     url = f"{stack.url}{path}"
     async with stack.http.post(url, json={"model": MODEL, **body}, headers=headers) as reply:
         return reply.status, reply.headers.get("Content-Type", ""), await reply.text()

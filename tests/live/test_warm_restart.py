@@ -1,4 +1,4 @@
-"""A router that was ended and started again: what it knew of its workers' caches, it knows."""
+"""Tests that a router knows its workers' caches again after it was stopped and restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = [[n * 1_000 + i for i in range(16 * BLOCKS)] for n in range(8)]
 
 @asynccontextmanager
 async def engine_and_file(folder: Path) -> AsyncIterator[Stack]:
-    """One engine, followed as vLLM is (no snapshots), and a router that saves what it knows."""
+    """Yield one engine without snapshots, like vLLM, and a router that saves its view to a file."""
     async with Programs(folder) as programs, aiohttp.ClientSession() as http:
         worker = await programs.start("worker", "engine", engine_arguments())
         router = await start_router(programs, folder, worker)
@@ -47,7 +47,7 @@ async def restarted(stack: Stack, folder: Path) -> Stack:
 
 
 async def warm(stack: Stack) -> None:
-    """The worker holds the prompts, and the router knows."""
+    """Send prompts until the worker holds them and the router knows it."""
     for prompt in PROMPTS:
         await explained(stack, [*prompt, 1])
     await until_resident(stack, 0, BLOCKS * len(PROMPTS))
@@ -66,7 +66,9 @@ async def batches(stack: Stack) -> float:
 
 
 async def equal(stack: Stack) -> str:
-    """What `warmroute kv` says where the router's view and the engine's are the same."""
+    """Run `warmroute kv`, check that it finds the router's view equal to the engine's, and return
+    its output.
+    """
     status, said = await kv(stack, "--worker", "0", "--compare", stack.workers[0].url)
     assert status == 0, said
     return said

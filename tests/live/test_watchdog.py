@@ -1,4 +1,4 @@
-"""A router that hangs is noticed: by systemd's watchdog, and by what asks whether it lives."""
+"""Tests that a hanging router is noticed by systemd's watchdog and by liveness probes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 @dataclass
 class Manager:
-    """What systemd is to a service: a socket at which it tells how it is. Lifetime: test."""
+    """Stands in for systemd: a notify socket that keeps the messages of services.
+    Lifetime: test.
+    """
 
     line: socket.socket
     said: list[tuple[float, int, dict[str, str]]] = field(default_factory=list)  # when, by whom
@@ -50,7 +52,7 @@ class Manager:
             self.said.append((time.monotonic(), pid, lines))
 
     def times(self, word: str, pid: int | None = None) -> list[float]:
-        """When `word` was said."""
+        """Return the times of messages with this word, from one process or from all."""
         return [at for at, by, lines in self.said if word in lines and pid in (None, by)]
 
     async def until_said(self, word: str, count: int = 1, pid: int | None = None) -> None:
@@ -60,7 +62,7 @@ class Manager:
         await until(heard, f"{count} x {word}: {self.said[-3:]}")
 
     async def silent(self, pid: int) -> bool:
-        """Whether no sign of life comes for twice as long as systemd would wait."""
+        """Return whether a process sends no watchdog message for twice systemd's waiting time."""
         before = len(self.times("WATCHDOG", pid))
         await asyncio.sleep(2 * WATCHDOG_S)
         return len(self.times("WATCHDOG", pid)) == before
@@ -81,7 +83,7 @@ async def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def lives(stack: Stack) -> bool:
-    """What the kubelet finds out by the sample's liveness probe."""
+    """Return whether the sample deployment's liveness probe succeeds."""
     parts = yaml.safe_load_all((DEPLOY / "kubernetes" / "central.yaml").read_text())
     deployments = [part for part in parts if part["kind"] == "Deployment"]
     containers = [c for d in deployments for c in d["spec"]["template"]["spec"]["containers"]]
@@ -182,7 +184,7 @@ async def test_a_relay_that_hangs_while_python_goes_on_is_noticed(
 async def test_after_a_hot_restart_it_is_the_follower_that_is_watched(
     tmp_path: Path, manager: Manager
 ) -> None:
-    """It is not the process that systemd started, whose number WATCHDOG_PID is."""
+    """The follower is not the process that systemd started and whose number WATCHDOG_PID has."""
     ports = "--port", str(lasting_port()), "--admin-port", str(lasting_port())
     place = "--hot-restart", str(tmp_path / "next")
     command = sys.executable, "-m", "router", "serve", *ports, *place

@@ -1,4 +1,4 @@
-"""An engine that answers as its clients tell it to, in a header: any status, any body."""
+"""An engine that gives the answer that a request's header names: any content type, any body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS, JSON, PAGE = "text/event-stream", "application/json", "text/html"
 
 @dataclass
 class ToldEngine:
-    """Lifetime: test."""
+    """The engine, with its answers by name. Lifetime: test."""
 
     answers: dict[str, tuple[str, bytes]]  # name -> content type, body
     always: str = ""  # an answer that it gives whatever it is told

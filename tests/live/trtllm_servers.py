@@ -1,10 +1,10 @@
-"""Context and generation servers of TensorRT-LLM: a mock, since the engine itself needs a GPU.
+"""Context and generation servers of TensorRT-LLM as mocks, since the engine itself needs a GPU.
 
-A real HTTP server each, which keeps to the protocol as the orchestrator's source has it (2026-08,
-`serve/openai_disagg_service.py`, `disagg_auth.py`, `disagg_auto_scaling.py`): KV is kept under an
-opaque state until a generation server fetches it, once; whoever names unknown or used KV, another
-request's number, or signs wrongly, is refused. The next token is a function of the tokens before
-it, so that an answer by two servers can be held to one by one server.
+Each is a real HTTP server that follows the protocol in the orchestrator's source (2026-08,
+`serve/openai_disagg_service.py`, `disagg_auth.py`, `disagg_auto_scaling.py`). KV is kept under an
+opaque state until a generation server fetches it, once. A server refuses requests that name unknown
+or used KV or another request's number, or that are signed wrongly. The next token is a function of
+the tokens before it, so that an answer by two servers can be compared with that by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def answer_of(prompt: str, count: int) -> str:
-    """What one server alone says."""
+    """Return the answer that one server alone gives."""
     tokens = list(prompt.encode())
     said = []
     for _ in range(count):
@@ -51,7 +51,7 @@ def text_of(tokens: list[int]) -> str:
 
 @dataclass
 class Fabric:
-    """KV that context servers keep, by opaque state; what the transport between servers would do.
+    """The KV that context servers keep, by opaque state, in place of the transport between servers.
 
     Lifetime: test.
     """
@@ -63,7 +63,7 @@ class Fabric:
 
 @dataclass
 class Server:
-    """Lifetime: test."""
+    """One context or generation server. Lifetime: test."""
 
     fabric: Fabric
     key: str | None = None
@@ -214,7 +214,7 @@ def _error(status: int, why: str) -> web.Response:
 
 @asynccontextmanager
 async def serving(fabric: Fabric, **options: Any) -> AsyncIterator[Server]:
-    """One server."""
+    """Yield one running server."""
     server = Server(fabric, **options)
     async with served_app(server.app(), shutdown_timeout=0.1) as server.url:
         yield server
@@ -223,7 +223,9 @@ async def serving(fabric: Fabric, **options: Any) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def announced(server: Server, store: str, role: int, ttl_s: int = 2) -> AsyncIterator[None]:
-    """Joins by the store and renews its key, as `DisaggClusterWorker` does."""
+    """Register the server in the store during the block and renew its key, as `DisaggClusterWorker`
+    does.
+    """
     host, _, port = server.url.removeprefix("http://").partition(":")
     name = f"{'CONTEXT' if role == 0 else 'GENERATION'}-{host}:{port}-1-2-003"
     key = f"/trtllm-disagg/blue/workers/{name}"

@@ -1,4 +1,6 @@
-"""Whether a page can be read and used by everybody: expressions for a browser, and sums."""
+"""Checks whether a page is readable and usable by everybody: JavaScript expressions and colour
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -95,19 +97,21 @@ _XYZ = np.array(
 
 
 def linear(colour: str) -> Floats:
-    """#rrggbb as linear RGB, 0..1."""
+    """Return a colour #rrggbb as linear RGB, 0..1."""
     parts = np.array([int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two colours as #rrggbb, 1..21 (WCAG 2.2, relative luminance)."""
+    """Return the contrast of two colours #rrggbb, 1..21 (WCAG 2.2, relative luminance)."""
     low, high = sorted(float(_XYZ[1] @ linear(colour)) for colour in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
 def distance(one: str, other: str, sight: str) -> float:
-    """Of two colours as seen: CIE 1976 L*a*b*, where 2 is just to be told apart."""
+    """Return the distance of two colours as seen with this sight: CIE 1976 L*a*b*, where 2 is just
+    visible.
+    """
 
     def seen(colour: str) -> Floats:
         rgb = np.clip(np.array(SIGHTS[sight]) @ linear(colour), 0, 1)

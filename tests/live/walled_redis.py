@@ -1,4 +1,4 @@
-"""A redis-server behind a network of its own, which can be cut off so that nothing comes back."""
+"""A redis-server in its own network, which can be cut off so that nothing comes back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _PORT = 6379  # nobody else is in that network
 
 
 class WalledRedis:
-    """As `RedisServer`, for whoever only cuts it off. Lifetime: test."""
+    """A redis-server with the part of `RedisServer`'s interface that cutting it off needs.
+    Lifetime: test.
+    """
 
     def __init__(self, folder: Path) -> None:
         number = os.getpid() % 250
@@ -32,7 +34,10 @@ class WalledRedis:
         return f"redis://{self._host}:{_PORT}"
 
     def start(self) -> None:
-        """Raises subprocess.CalledProcessError where no network can be made here."""
+        """Create the network and start the server.
+
+        Raises subprocess.CalledProcessError if this process cannot create a network.
+        """
         inside = f"wrn{self._end[3:]}"
         for words in (
             f"netns add {self._name}",
@@ -59,7 +64,7 @@ class WalledRedis:
             assert time.monotonic() < until, "redis-server does not listen"
 
     def pause(self) -> None:
-        """Let nothing in: what is sent there gets no answer, not even a refusal."""
+        """Drop all packets to the server: clients get no answer, not even a refusal."""
         self._rule("add")
 
     def go_on(self) -> None:
@@ -73,14 +78,14 @@ class WalledRedis:
         subprocess.run(["ip", "link", "del", self._end], check=False, capture_output=True)
 
     def _rule(self, what: str) -> None:
-        """In there, by a rule of its routing policy that drops all that comes in."""
+        """Add or delete, inside the network, the routing rule that drops all incoming packets."""
         words = f"-n {self._name} rule {what} pref 1 from all iif lo blackhole".split()
         subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 @contextlib.contextmanager
 def walled_redis(folder: Path) -> Iterator[WalledRedis]:
-    """One that runs, and is gone at the end. Skips where no network can be made."""
+    """Yield a running server and stop it at the end. Skips the test if no network can be made."""
     if shutil.which("ip") is None or shutil.which("redis-server") is None:
         pytest.skip("ip (Debian package: iproute2) or redis-server is not on this machine")
     server = WalledRedis(folder)
