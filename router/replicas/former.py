@@ -1,13 +1,14 @@
-"""The requests of a router that was followed, told to the router that follows until they end.
+"""During a hot restart, the old router reports its open requests to its successor until they end.
 
-Both speak over the connection of the hot restart (`hot_restart.py`), in frames: four bytes, the
-length, little endian; and a message of `router.replicas.messages` with request events only. So the
-router before is a peer of the new one, which charges its requests to the workers as a replica does:
-what a worker reports is not counted twice, and where it reports nothing the requests still count.
-An empty frame says that the router before accepts nothing more. The new router asks by `RETELL` to
-be told all anew. Where the connection ends, the router before has ended, and its requests with it.
+Both use the connection of the hot restart (`hot_restart.py`). Each frame has a length (four bytes,
+little endian) and a message of `router.replicas.messages` with request events only.
 
-The connection outlives its first listener: a router that is followed in its turn passes it on.
+The old router is thus a peer of the new one, which charges the old router's requests to the workers
+as it charges a replica's requests. What a worker reports itself is not counted twice; where a
+worker reports nothing, the requests still count. An empty frame says that the old router accepts no
+more requests. The new router sends `RETELL` to get a full report of all open requests again. When
+the connection ends, the old router has ended, and its requests with it. A router that is itself
+replaced passes the connection on to its successor.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _REST_S = 1.0  # for the rest of a message that has begun to come
 
 
 class Teller:
-    """Tells a router that follows of our requests, from its first word on. Lifetime: connection."""
+    """Reports this router's open requests to its successor. Lifetime: connection."""
 
     def __init__(self, line: socket.socket, core: RouterCore, clock: Callable[[], float]) -> None:
         self._line = line
@@ -56,7 +57,7 @@ class Teller:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Tell all that is open, and then what becomes of it."""
+        """Report all open requests, and after that each of their events."""
         listener: RequestListener = self._publisher
         if type(self._before) is not RequestListener:  # replicas hear of them, too
             listener = _Both(self._before, self._publisher)
@@ -66,7 +67,9 @@ class Teller:
         self._tasks = [asyncio.create_task(self._tell(), name="tells the router that follows")]
 
     async def handed(self) -> None:
-        """Say that we accept nothing more; returns once that is said, or cannot be."""
+        """Send the empty frame: this router accepts no more requests. Return once it is sent, or
+        once the connection has failed.
+        """
         self._gone_due = True
         self._news.set()
         said = asyncio.create_task(self._said_gone.wait())
@@ -75,7 +78,7 @@ class Teller:
         self._tasks.append(asyncio.create_task(self._hear(), name="hears the router that follows"))
 
     async def aclose(self) -> None:
-        """Tell nothing more: the other end takes all that we had for ended."""
+        """Stop reporting. The successor then counts all of this router's requests as ended."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -88,7 +91,7 @@ class Teller:
         self._line.close()
 
     async def _tell(self) -> None:
-        """Until nobody hears it any more."""
+        """Send messages until the successor's connection ends."""
         loop, uses = asyncio.get_running_loop(), SharedUse(dict)
         try:
             while True:
@@ -115,7 +118,7 @@ class Teller:
 
 
 class _Both(RequestListener):
-    """Two that hear of the same requests. Lifetime: a hot restart."""
+    """A listener that passes each request event to two listeners. Lifetime: a hot restart."""
 
     def __init__(self, first: RequestListener, second: RequestListener) -> None:
         self._both = first, second
@@ -138,12 +141,16 @@ class _Both(RequestListener):
 
 
 class _Former:
-    """One router before this one, by its line. Lifetime: until that router has ended."""
+    """The connection to one earlier router of this host. Lifetime: until that router has ended."""
 
     def __init__(
         self, line: socket.socket, shares: str, subscriber: RequestSubscriber | None
     ) -> None:
-        """`shares`: of `Handover`; `subscriber`: None where its requests are heard of there."""
+        """Take the connection to an earlier router.
+
+        `shares` is the field of `Handover`. `subscriber` is None if that router's requests already
+        arrive over the shared state.
+        """
         self.line = line
         self.shares = shares
         self.subscriber = subscriber
@@ -157,7 +164,7 @@ class _Former:
 
 
 class FormerRouters:
-    """The routers before this one that still have requests at workers. Lifetime: process."""
+    """The earlier routers of this host that still have requests at workers. Lifetime: process."""
 
     def __init__(
         self,
@@ -166,7 +173,9 @@ class FormerRouters:
         clock: Callable[[], float],
         shares: str = "",
     ) -> None:
-        """`tell` hands the core a fact; `shares`: as in `Handover`, of this router."""
+        """Start with no earlier router. `tell` hands the core a fact; `shares` says where this
+        router shares state, as in `Handover`.
+        """
         self.shares = shares
         self._core = core
         self._tell = tell
@@ -175,18 +184,19 @@ class FormerRouters:
         self._former: list[_Former] = []
 
     def __len__(self) -> int:
-        """Those that have not ended."""
+        """Return the number of earlier routers that have not ended."""
         return len(self._former)
 
     @property
     def requests(self) -> int:
-        """Theirs, at workers that are known here."""
+        """The number of requests that earlier routers have at workers known here."""
         return sum(len(one.subscriber) for one in self._former if one.subscriber is not None)
 
     async def follow(self, line: socket.socket, shares: str) -> None:
-        """Hear the router at the other end; returns once all that it has is known, or later.
+        """Read the reports of the router at the other end of `line`.
 
-        It is not asked for anything until `serve`.
+        Returns once all of its requests are known, or after `_KNOWN_S` seconds. Until `serve`,
+        nothing is requested from it.
         """
         former = self._begin(line, shares)
         if former.subscriber is not None:
@@ -194,13 +204,15 @@ class FormerRouters:
             log.info("hot_restart: the router before has %d requests at workers", self.requests)
 
     async def gone(self) -> None:
-        """Return once the router that we follow accepts nothing more, or has ended."""
+        """Wait until each earlier router accepts no more requests, or has ended."""
         for former in tuple(self._former):
             await self._until(former.gone, former, None)
 
     def serve(self, lines: Iterable[tuple[socket.socket, str]]) -> None:
-        """We serve. `lines`: to routers before the one that we follow, which heard them so far,
-        and where each shares state.
+        """Begin to serve: ask every earlier router for a full report.
+
+        `lines` are the connections to still earlier routers, which the previous router read so far,
+        each with where that router shares state.
         """
         for line, shares in lines:
             self._begin(line, shares)
@@ -209,13 +221,13 @@ class FormerRouters:
             self._ask(former)
 
     def lines(self) -> list[tuple[socket.socket, str]]:
-        """To be passed on to a router that follows, and where the router at the other end shares
-        state.
+        """Return the connections to pass on to a successor, each with where the router at its other
+        end shares state.
         """
         return [(one.line, one.shares) for one in self._former]
 
     async def leave(self) -> None:
-        """Another router hears them from now on; between two messages."""
+        """Stop reading, between two messages: the successor reads these connections from now on."""
         for former in tuple(self._former):
             if former.reading is None:
                 continue
@@ -265,7 +277,7 @@ class FormerRouters:
                 subscriber.gone(self._clock())
 
     def _take(self, former: _Former, message: bytes) -> None:
-        """Raises ValueError."""
+        """Process one frame of an earlier router. Raises ValueError if the message is malformed."""
         if not message:
             former.gone.set()
         elif former.subscriber is not None:
@@ -276,7 +288,7 @@ class FormerRouters:
                 self._ask(former)
 
     def _ask(self, former: _Former) -> None:
-        """To be told all anew."""
+        """Ask the earlier router for a full report, at most once in `_BEAT_S` seconds."""
         now_s = self._clock()
         if former.may_ask and former.subscriber is not None and now_s - former.asked_s >= _BEAT_S:
             former.asked_s = now_s
@@ -285,7 +297,10 @@ class FormerRouters:
 
 
 async def _message(former: _Former) -> bytes | None:
-    """The next one; None: the router has ended. Raises OSError, ValueError."""
+    """Return the next message of an earlier router, or None if that router has ended.
+
+    Raises OSError if the connection fails, ValueError if the message is too long.
+    """
     former.between = True
     head = await _bytes(former, HEAD.size)
     if not head:
@@ -297,9 +312,10 @@ async def _message(former: _Former) -> bytes | None:
 
 
 async def _bytes(former: _Former, size: int) -> bytes:
-    """So many; none at the end between two messages. Raises OSError.
+    """Return exactly `size` bytes from the connection, or none if it ends between two messages.
 
-    Cancelled between two messages, nothing of the next one was taken.
+    Raises OSError if the connection fails. If it is cancelled between two messages, no byte of the
+    next one is lost.
     """
     data = b""
     while len(data) < size:

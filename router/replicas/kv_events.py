@@ -1,13 +1,14 @@
-"""KV events that one replica reads and all know: who reads, what is told, what is heard.
+"""Sharing of a worker's KV events: one replica reads them, all replicas know them.
 
-The reader tells its peers each batch that its core applied in order. So they apply the same ones to
-the same state, whatever the reader went through, and go on from there with the engine's numbers
-when one of them reads next: where a reader took events along when it died, the numbers show a hole.
-What changed in another way, a gap that was given up, a snapshot, travels as a copy of all that the
-reader knows, on demand.
+The reader sends its peers each batch that its core applied in order. So peers apply the same
+batches to the same state. When another replica becomes the reader, it continues from the engine's
+own sequence numbers; if the former reader died with unsent events, these numbers show the gap.
 
-Workers whose events each replica reads for itself are told of only to one that asks: it has begun
-just now, or missed what the engine cannot tell again.
+Other changes, such as a gap that was given up or a snapshot, reach peers on demand as a copy of all
+that the reader knows.
+
+Where each replica reads a worker's events for itself, a replica sends a copy only to a peer that
+asks: one that has just started, or missed events that the engine cannot replay.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from router.replicas.subscriber import KvSubscriber, Names
 
 
 class ElectionClaim:
-    """A worker's events, as `router.events.feed.ElectedFeed` wants them. Lifetime: feed."""
+    """One replica's claim to read a worker's KV events, as `router.events.feed.ElectedFeed` uses
+    it. Lifetime: feed.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,9 @@ class ElectionClaim:
         tell: Callable[[Fact], None],
         clock: Callable[[], float],
     ) -> None:
-        """`address`: where the events are to be had; `tell` hands the core a fact."""
+        """Claim the events of one worker. `address` is where its events are published; `tell` hands
+        the core a fact.
+        """
         worker = workers.get(worker_id)
         self.worker_id, self.address = worker_id, address
         self.name = "" if worker is None else worker.facts.name
@@ -64,24 +69,26 @@ class ElectionClaim:
 
     @property
     def reads(self) -> bool:
-        """Whether the events are to be read here, now."""
+        """Whether this replica is to read the events now."""
         return self._publisher.stream(self.name) is not None
 
     @property
     def knows(self) -> bool:
-        """All that the reader tells is known here."""
+        """Whether this replica knows everything that the reader has published."""
         return self.reads or self.subscriber.heard
 
     @property
     def source(self) -> str:
-        """Where its events come from, for people."""
+        """The source of this worker's events, in words for people."""
         if self.reads:
             return "read here"
         return f"heard from {self.subscriber.reader}" if self.subscriber.heard else "not heard"
 
     def open(self, on_change: Callable[[], None]) -> None:
-        """`on_change` is told whenever `reads` has changed. Raises ValueError where somebody has
-        this worker's events already.
+        """Enter the election. `on_change` is called whenever `reads` has changed.
+
+        Raises ValueError if another feed here already claims this worker's events, or if there are
+        too many addresses.
         """
         self.election = self.enter(self)
         self._on_change = on_change
@@ -89,14 +96,17 @@ class ElectionClaim:
         self.elected()
 
     def close(self) -> None:
-        """Its feed ends."""
+        """Leave the election, because the feed ends."""
         self._on_change = lambda: None
         if self.reads:
             self._publisher.close(self.name)
         self.leave(self)
 
     def tell(self, fact: KvEvents | ReplayEnd | KvHeard) -> None:
-        """What was read, to the core and to peers; that it may be out of date, to the core."""
+        """Hand a fact to the core, and publish it to peers if this replica is the reader.
+
+        A `KvHeard` fact goes to the core only.
+        """
         before = self._kv_mark()
         self._tell(fact)
         if not self.reads:
@@ -113,14 +123,16 @@ class ElectionClaim:
             self._publisher.jumped(self.name)
 
     def missing(self) -> bool:
-        """Events are missing. Whether whoever reads them is to ask for them."""
+        """Handle a gap in the events. Return whether the caller should ask the engine to replay the
+        missing ones.
+        """
         if not self.reads:
             self.subscriber.lost(self._clock())
             return False
         return not self.election.hole()
 
     def elected(self) -> None:
-        """Begin to read, or end, as the election says."""
+        """Begin or stop to read, as the election says."""
         stream, reads = self._publisher.stream(self.name), self.election.reads
         changed = reads != (stream is not None)
         if stream is not None and (not reads or stream.token != self.election.token):
@@ -146,7 +158,7 @@ class ElectionClaim:
 
 
 class _Live(NamedTuple):
-    """A live batch as it came. Lifetime: call."""
+    """A live batch of KV events, as it was received. Lifetime: call."""
 
     seq: int
     digest: int
@@ -161,13 +173,15 @@ def _live(fact: KvEvents | ReplayEnd) -> _Live | None:
 
 
 def _in_order(seq: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """A batch of this number went on from what was known, by marks of that."""
+    """Return whether batch `seq` directly followed the known state, given the KV marks before and
+    after it.
+    """
     return before[:1] == (seq,) and bool(before[-1]) and after[:1] == (seq + 1,)
 
 
 @dataclass(slots=True)
 class KvSubscriberCounters:
-    """Of all workers there ever were. Counts only ever grow. Lifetime: process."""
+    """Counts events of all workers that any peer has read. Counts only grow. Lifetime: process."""
 
     batches: int = 0
     snapshots: int = 0
@@ -175,13 +189,15 @@ class KvSubscriberCounters:
     refused: int = 0
 
     def add(self, subscriber: KvSubscriber) -> None:
-        """Count what one worker's events did."""
+        """Add the counts of one worker's subscriber."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(subscriber, field.name))
 
 
 class KvSharing:
-    """Lifetime: process. Sans-I/O; `dump` makes bytes of blocks."""
+    """Shares KV events with peers: elections, publishing, subscriptions and snapshots. Sans-I/O;
+    `dump` turns a cache's blocks into bytes. Lifetime: process.
+    """
 
     def __init__(
         self,
@@ -191,8 +207,8 @@ class KvSharing:
         on_news: Callable[[], None],
         dump: Dump | None = None,
     ) -> None:
-        """`identity`: what peers know us by; `tell` hands the core a fact; `on_news`: there is
-        something to fetch again.
+        """`identity` is this replica's name among peers. `tell` hands the core a fact. `on_news` is
+        called when there is something to fetch again.
         """
         dump, budget = dump or _dump_now, SnapshotBudget()
         self.identity = identity
@@ -211,11 +227,11 @@ class KvSharing:
         self._gone = KvSubscriberCounters()
 
     def stand(self, leases: Leases, lease_s: float) -> None:
-        """Once, before anything else."""
+        """Set the leases and their duration; called once, before any other method."""
         self._leases, self._lease_s = leases, lease_s
 
     def claim(self, worker_id: int, address: str) -> ElectionClaim:
-        """Our part in who reads this worker's events; it begins with `open`."""
+        """Return this replica's claim to a worker's events. It takes effect with `open`."""
         assert self._leases is not None
         claim = ElectionClaim(
             worker_id, address, self._workers, self.publisher, self._tell, self._leases.clock
@@ -226,14 +242,14 @@ class KvSharing:
     # --- the exchange's ---------------------------------------------------------------------
 
     def joined(self, now_s: float) -> None:
-        """The link is up."""
+        """Note that the link to Redis is up."""
         self.connected = True
         self.publisher.connect()
         for election in list(self._elections.values()):
             election.joined(now_s)
 
     def parted(self, now_s: float) -> None:
-        """The link is down."""
+        """Note that the link to Redis is down."""
         self.connected = False
         self.publisher.disconnect()
         self.lender.drop()
@@ -245,24 +261,24 @@ class KvSharing:
             election.parted()
 
     def leave(self) -> None:
-        """This replica ends: what is read from now on, others read."""
+        """Give up all reading, because this replica ends; peers read from now on."""
         for election in list(self._elections.values()):
             election.leave()
 
     def present(self, peers: Collection[str], now_s: float) -> None:
-        """All peers that are there."""
+        """Set which peers are present."""
         self._peers = frozenset(peers)
         self.borrower.present(peers)
         self._silence(lambda reader: reader not in self._peers, now_s)
 
     def missed(self, peer: str, now_s: float) -> None:
-        """A message of this peer was lost, or cannot be read."""
+        """Note that a message of this peer was lost or is unreadable."""
         for claim in self._claims.values():
             if claim.subscriber.reader == peer and not claim.reads:
                 claim.subscriber.behind(now_s)
 
     def hear(self, peer: str, messages: Iterable[KvMessage], now_s: float) -> None:
-        """What a peer says; of workers that we do not know in vain."""
+        """Process a peer's messages. Messages about unknown workers are ignored."""
         for one in messages:
             if isinstance(one, KvAsked):
                 if one.peer == self.identity:
@@ -279,7 +295,7 @@ class KvSharing:
                 claim.election.outranked(one.token)
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
-        """What there is to say, of about so many bytes."""
+        """Return the next messages to send, of about `room_bytes` bytes."""
         for election in self._elections.values():
             election.consider(now_s, not self._peers, self._lease_s)
         wanted: list[KvMessage] = [*self.borrower.fetch(now_s, room_bytes)]
@@ -296,19 +312,23 @@ class KvSharing:
     # --- for whoever looks ------------------------------------------------------------------
 
     def source(self, worker_name: str) -> str | None:
-        """Where this worker's events come from, for people; None: it is not claimed here."""
+        """Return where this worker's events come from, in words for people, or None if the worker
+        is not claimed here.
+        """
         claim = self._claims.get(worker_name)
         return None if claim is None else claim.source
 
     def sources(self) -> Counter[str]:
-        """How many workers' events are `read` here, `heard` of peers, and `unheard`."""
+        """Return the number of workers whose events are `read` here, `heard` from peers, or
+        `unheard`.
+        """
         found = Counter({"read": 0, "heard": 0, "unheard": 0})
         for claim in self._claims.values():
             found["read" if claim.reads else "heard" if claim.subscriber.heard else "unheard"] += 1
         return found
 
     def counters(self) -> KvSubscriberCounters:
-        """What was heard of all peers until now."""
+        """The counts of events received from all peers so far."""
         total = KvSubscriberCounters(
             *(getattr(self._gone, field.name) for field in fields(self._gone))
         )
@@ -319,7 +339,7 @@ class KvSharing:
     # --- inside -------------------------------------------------------------------------------
 
     def _own(self, name: str) -> Worker | None:
-        """The worker of this name, where we read it for ourselves alone."""
+        """Return the worker of this name if each replica reads its events for itself, else None."""
         worker_id = None if name in self._claims else self._names.worker_id(name)
         return None if worker_id is None else self._workers.get(worker_id)
 
@@ -368,7 +388,9 @@ _TRIES = 3  # a copy that ends before the first batch that came to us is proven 
 
 
 class Borrowing:
-    """Has the core go on from peers' snapshots, each proven. Lifetime: process."""
+    """Lets the core continue from a peer's snapshot, once the snapshot is proven right. Lifetime:
+    process.
+    """
 
     def __init__(
         self,
@@ -381,8 +403,11 @@ class Borrowing:
         self._is_new = True  # the link may not be up only because it was not tried yet
 
     async def borrow(self, worker_id: int, live_seq: Callable[[], int]) -> bool:
-        """Tell the core what a peer knows of this worker; False: nobody knows it, or it is not
-        proven. `live_seq`: number of the latest batch that came to us live, -1 without any.
+        """Give the core a peer's snapshot of this worker's cache. Return False if no peer has one,
+        or none can be proven right.
+
+        `live_seq` returns the sequence number of the latest batch received live, or -1 if there was
+        none.
         """
         await self._linked()
         for _ in range(_TRIES):

@@ -1,23 +1,23 @@
-"""Leases on what one replica alone may do, and the election of who reads KV events by them.
+"""Leases on what only one replica may do, and the election of the reader of KV events by them.
 
-Redis gives a lease for as long as its own clock says; each replica asks again with every beat. Who
-has it takes it for lost a tenth of that time before Redis may give it to another one, counted from
-when it last asked: so at no moment do two believe that they have it, whatever their clocks show
-(they must only run equally fast, to a tenth).
+Redis grants a lease for a time on its own clock; the holder renews it with every heartbeat. The
+holder treats its lease as lost a tenth of that time before Redis may grant it to another replica,
+counted from its latest renewal request. So no two replicas ever believe that they hold the same
+lease, whatever their clocks show; the clocks must only run equally fast, to within a tenth.
 
-Each time that a lease goes to somebody it comes with a greater fencing token; what outlasts its
-holder, such as a request under way while the process was stopped, can be told by it (M. Kleppmann,
-"How to do distributed locking", 2016).
+Each time a lease goes to a new holder it comes with a greater fencing token. The token identifies
+what outlives its holder, such as a request that was in flight while the process was stopped (M.
+Kleppmann, "How to do distributed locking", 2016).
 
-Who has the lease reads. Two more things decide where Redis is away or comes back:
+The replica with the lease reads the events. Two more rules hold when Redis fails or returns:
 
-- *Redis away*: the lease ends, and nobody else can get it. Who read last goes on, for else the
-  events would be lost to all. It cannot see whether it alone is cut off and somebody else has the
-  lease by now; then both read, each finds holes in the numbers, and it stops at its first hole.
-- *Redis back*: whoever joins asks for the lease only when it knows as much as the one that reads,
-  or nobody said in a while that he reads. So the one that went on gets it again.
-
-A reader whose token is not the greatest that was heard of stops at once.
+- *Redis is down*: the lease ends, and no other replica can get it. The last reader continues, or
+  all replicas would lose the events. It cannot tell whether it alone is cut off while another
+  replica has the lease. If both read, each finds gaps in the sequence numbers, and the old reader
+  stops at its first gap.
+- *Redis is back*: a replica that joins asks for the lease only if it knows as much as the reader,
+  or if no reader was heard for a while. So the replica that continued gets the lease again. A
+  reader stops at once if it hears of a greater token than its own.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ return 0
 
 
 class Timer(Protocol):
-    """What can be called off."""
+    """A timer that can be cancelled."""
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancel the timer."""
 
 
 class Lease:
-    """One replica's part in it. Lifetime: from `Leases.want` to `Leases.drop`."""
+    """A lease that this replica wants, and holds at times. Lifetime: from `Leases.want` to
+    `Leases.drop`.
+    """
 
     __slots__ = ("_leases", "on_change", "token", "until_s", "what")
 
@@ -79,12 +81,14 @@ class Lease:
 
     @property
     def fence(self) -> int | None:
-        """The fencing token, while it is ours; asks the clock, so it is right at once."""
+        """The fencing token while this replica holds the lease, else None. It is checked against
+        the clock on each call.
+        """
         return self.token if self._leases.clock() < self.until_s else None
 
 
 class Leases:
-    """All that this replica wants. Sans-I/O, but for a timer. Lifetime: process."""
+    """All leases that this replica wants. Sans-I/O except for one timer. Lifetime: process."""
 
     def __init__(
         self,
@@ -94,7 +98,9 @@ class Leases:
         clock: Callable[[], float],
         call_at: Callable[[float, Callable[[], None]], Timer],
     ) -> None:
-        """`call_at`: rings at a time of `clock`, as `loop.call_at` does."""
+        """Start without leases. `call_at` calls a function at a time of `clock`, as `loop.call_at`
+        does.
+        """
         self.clock = clock
         self.refused = 0  # by Redis, for another reason than that somebody else has it
         self._keys, self._me, self._lease_s, self._call_at = keys, me, lease_s, call_at
@@ -103,9 +109,11 @@ class Leases:
         self._timer: Timer | None = None
 
     def want(self, what: str, on_change: Callable[[int | None], None]) -> Lease:
-        """Try to have `what` from now on; `on_change` gets the fencing token, or None at its loss.
+        """Try to hold the lease `what` from now on. `on_change` gets the fencing token, or None
+        when the lease is lost.
 
-        Raises ValueError where it is wanted already, too long, or where too many are.
+        Raises ValueError if the lease is wanted already, its name is empty or too long, or too many
+        leases are wanted.
         """
         if what in self._wanted or not 0 < len(what) <= MOST_KEY_CHARS:
             raise ValueError(f"lease {what[:80]!r}: wanted already, empty, or too long")
@@ -115,18 +123,22 @@ class Leases:
         return lease
 
     def drop(self, lease: Lease) -> None:
-        """Want it no more; Redis hears of it with the next beat. Its holder is told first."""
+        """Give the lease up. Its holder is notified first; Redis is told with the next
+        heartbeat.
+        """
         if self._wanted.get(lease.what) is lease:
             del self._wanted[lease.what]
             self._given_up.append(lease.what)
             self._lost(lease)
 
     def held(self) -> int:
-        """How many are ours."""
+        """The number of leases that this replica holds."""
         return sum(lease.fence is not None for lease in self._wanted.values())
 
     def commands(self) -> tuple[list[str], list[Command]]:
-        """What to ask Redis now, and about what: to be handed to `answered` with the replies."""
+        """Return the names of leases and the commands that Redis must run for them now.
+        `read_replies` takes the names with the replies.
+        """
         given_up, self._given_up = self._given_up, []
         wanted = list(self._wanted)
         time_ms = int(self._lease_s * 1e3)
@@ -151,7 +163,7 @@ class Leases:
         self._set_timer()
 
     def goodbye(self) -> list[Command]:
-        """Gives all back; holders are told first."""
+        """Return the commands that give all leases back. Their holders are notified first."""
         for lease in list(self._wanted.values()):
             self.drop(lease)
         return self.commands()[1]
@@ -202,21 +214,23 @@ _ALONE_S = 1.0  # for a reader to say so, where none was heard of
 
 
 class ReaderCandidate(Protocol):
-    """One worker's events at this address."""
+    """A claim to one worker's events at this address."""
 
     @property
     def knows(self) -> bool:
-        """All that the reader tells is known here."""
+        """Whether this replica knows everything that the reader has published."""
 
     def elected(self) -> None:
-        """Look again who reads."""
+        """Check again whether this replica is the reader."""
 
 
 class Election:
-    """Of one address. Lifetime: while somebody here wants its events."""
+    """The election of the replica that reads the KV events at one address. Lifetime: while a feed
+    here wants these events.
+    """
 
     def __init__(self, address: str, leases: Leases, now_s: float, connected: bool) -> None:
-        """`connected`: the link to Redis is up."""
+        """Start without a lease. `connected` says whether the link to Redis is up."""
         self.candidates: list[ReaderCandidate] = []
         self.token = 0  # ours, the latest
         self._what = f"{LEASE_PREFIX}{address}"
@@ -229,18 +243,20 @@ class Election:
 
     @property
     def reads(self) -> bool:
-        """Whether to read now."""
+        """Whether this replica is to read the events now."""
         if self._lease is not None and self._lease.fence is not None:
             return True
         return not self._connected and self._last and not self._torn
 
     @property
     def _last(self) -> bool:
-        """Nobody is known to have read after us."""
+        """Whether no other replica is known to have read after this one."""
         return self.token > self._rival
 
     def consider(self, now_s: float, alone: bool, lease_s: float) -> None:
-        """Stand for election, or not yet; called often. `alone`: no other replica is here."""
+        """Ask for the lease if it is time to; called often. `alone` says that no other replica is
+        present.
+        """
         if self._lease is not None or not self._connected:
             return
         patience_s = lease_s if self._rival else min(_ALONE_S, lease_s)
@@ -249,25 +265,27 @@ class Election:
             self._lease = self._leases.want(self._what, self._changed)
 
     def joined(self, now_s: float) -> None:
-        """The link is up."""
+        """Note that the link to Redis is up."""
         self._connected, self._since_s, self._torn = True, now_s, False
         self._look()
 
     def parted(self) -> None:
-        """The link is down."""
+        """Note that the link to Redis is down."""
         self._connected = False
         if self._lease is not None and not self._last:
             self._give_up()
         self._look()
 
     def leave(self) -> None:
-        """This replica ends: read no more, also not for want of a link."""
+        """Stop reading for good, because this replica ends."""
         self._torn = True
         self._give_up()
         self._look()
 
     def outranked(self, token: int) -> None:
-        """Somebody else reads with this token."""
+        """Note that another replica reads with this token; give the lease up if the token is
+        greater than this replica's.
+        """
         if token > self._rival:
             self._rival = token
             if self.token < token and self._lease is not None and self._lease.fence == self.token:
@@ -275,7 +293,9 @@ class Election:
             self._look()
 
     def hole(self) -> bool:
-        """Events are missing. Whether that ends our reading: somebody else may read, too."""
+        """Handle a gap in the events. Return whether this replica stops reading, as another replica
+        may be reading, too.
+        """
         if self._lease is not None and self._lease.fence is not None:
             return False
         self._torn = True
@@ -283,7 +303,7 @@ class Election:
         return True
 
     def close(self) -> None:
-        """Nobody wants it any more."""
+        """Give the lease up, because no feed here wants these events any more."""
         self._give_up()
 
     def _changed(self, token: int | None) -> None:

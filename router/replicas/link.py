@@ -1,4 +1,6 @@
-"""The link to Redis, kept up as long as the router runs, and the streams of messages in it."""
+"""The connection to Redis, which reconnects while the router runs, and the streams of messages in
+it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ MAX_MESSAGE_BYTES = 256 << 10
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Counts only ever grow. Lifetime: process."""
+    """Counts of the link to Redis; they only grow. Lifetime: process."""
 
     sent_messages: int = 0
     sent_bytes: int = 0
@@ -63,10 +65,12 @@ _WORD_BYTES = 64  # of an entry besides its payload, by a rough count
 
 
 class OwnStream:
-    """The stream that this replica writes, kept short. Lifetime: while the link is up.
+    """The Redis stream to which this replica writes, trimmed to a bounded size. Lifetime: while the
+    link is up.
 
-    Redis bounds a stream by entries only, so what to keep is reckoned here: the id of the oldest
-    entry within both bounds. Redis may keep a little more (`~`, at most a node of its tree).
+    Redis bounds a stream by its number of entries only, so this class computes the id of the oldest
+    entry within both bounds, entries and bytes. Redis may keep a little more (`~`, at most a node
+    of its tree).
     """
 
     def __init__(self, key: str) -> None:
@@ -76,14 +80,14 @@ class OwnStream:
         self._trim = False
 
     def command(self, payload: bytes) -> Command:
-        """The next XADD."""
+        """Return the XADD command for this payload."""
         trim: Command = ()
         if self._trim and self._entries:
             trim, self._trim = ("MINID", "~", self._entries[0][0]), False
         return ("XADD", self._key, *trim, "*", MESSAGE, payload)
 
     def appended(self, entry_id: Any, payload_bytes: int) -> None:
-        """Redis' reply to one of them."""
+        """Process Redis' reply to an XADD, which is the id of the new entry."""
         if not isinstance(entry_id, bytes):
             return
         size_bytes = payload_bytes + _WORD_BYTES
@@ -118,15 +122,14 @@ class StreamReader:
         self._present: frozenset[str] | None = None  # as the exchange was told
 
     async def begin(self, wire: Wire) -> None:
-        """Find the end of the stream of arrivals.
-
-        Raises what `Wire.call` raises, and error replies.
+        """Find the end of the stream of arrivals. Raises what `Wire.call` raises, and Redis' error
+        replies.
         """
         (latest,) = checked(await wire.call([_tail(self._link.keys.arrivals)], ANSWER_S))
         self._arrivals = _latest(latest)
 
     async def read(self) -> None:
-        """Read after read, for ever; raises as `begin`."""
+        """Read the streams again and again, for ever. Raises the same errors as `begin`."""
         link = self._link
         pace_s = min(link.flush_s * _PACE_FLUSHES, _MOST_PACE_S)
         block_ms = int(_BLOCK_S * 1e3)
@@ -147,9 +150,8 @@ class StreamReader:
                 await asyncio.sleep(pace_s)
 
     async def follow(self, wire: Wire) -> None:
-        """Read new peers, too, and look whether a silent stream was begun anew.
-
-        Raises as `begin`.
+        """Read new peers' streams, too, and check whether a silent peer's stream was created again.
+        Raises the same errors as `begin`.
         """
         link, now_s, present = self._link, self._link.clock(), self._here()
         for gone in self._read.keys() - present:
@@ -158,7 +160,7 @@ class StreamReader:
         await self._seek([*(present - self._read.keys()), *silent], wire)
 
     def tell_present(self) -> None:
-        """The exchange learns who is here, where that changed."""
+        """Tell the exchange which peers are present, if that changed."""
         present = self._here()
         if present != self._present:
             self._present = present
@@ -178,7 +180,9 @@ class StreamReader:
         return self._link.membership.present(self._link.terms[VERSION])
 
     def _entries(self, peer: str | None, entries: Iterable[Any]) -> None:
-        """Of a stream; `peer` None: of those who arrive."""
+        """Process the entries of a peer's stream, or of the stream of arrivals if `peer` is
+        None.
+        """
         for entry_id, fields in entries:
             pair = fields if fields is not None and len(fields) == 2 else (b"", b"")
             if peer is None:
@@ -214,7 +218,7 @@ class StreamReader:
             self.count_malformed(1, link.keys.stream(peer))
 
     async def _seek(self, peers: Sequence[str], wire: Wire) -> int:
-        """Find the ends of streams; how many cannot be read."""
+        """Find the ends of these peers' streams. Return how many streams are unreadable."""
         if not peers:
             return 0
         link = self._link
@@ -236,7 +240,9 @@ class StreamReader:
         return unreadable
 
     async def _find_unreadable(self, peers: Sequence[str], error: ResponseError) -> None:
-        """Redis refuses to read all for the sake of one. Raises `error` where none is found."""
+        """Find the unreadable stream for which Redis refused to read all of them. Raises `error` if
+        there is none.
+        """
         if not await self._seek(peers, self._wire):
             raise error
 
@@ -262,9 +268,9 @@ _STREAM_LEASES = 10.0  # a stream outlives its replica by so many leases
 
 
 class Connected:
-    """The link while it is up. Lifetime: until one of its two wires fails.
+    """The link while it is connected. Lifetime: until one of its two wires fails.
 
-    `join` first, then `write` and `read` at once.
+    Call `join` first, then `write` and `read` side by side.
     """
 
     def __init__(self, link: Link, writing: Wire, reading: Wire) -> None:
@@ -280,9 +286,8 @@ class Connected:
         link.exchange.on_news = self._news.set
 
     async def join(self) -> None:
-        """Register this replica; peers' messages are read from now on.
-
-        Raises what `Wire.call` raises, and error replies.
+        """Register this replica and begin to read peers' messages. Raises what `Wire.call` raises,
+        and Redis' error replies.
         """
         link = self._link
         link.membership.connected()
@@ -291,7 +296,7 @@ class Connected:
         link.exchange.joined(link.clock())
 
     async def write(self) -> None:
-        """Flush after flush, until it is time to leave; raises as `join`."""
+        """Send messages until this replica leaves. Raises the same errors as `join`."""
         link = self._link
         while not link.leaving:
             await self._news_or_pause()
@@ -303,9 +308,11 @@ class Connected:
         await self._leave()
 
     async def _news_or_pause(self) -> None:
-        """Until there may be something to say: at once after a pause, so that two requests that
-        come soon after each other do not go to the same idle worker by way of two replicas; in
-        a flood once in `flush_s`, for each message costs as much as what it tells.
+        """Wait until there may be something to send.
+
+        After a pause that is at once, so that two replicas do not send two requests, one shortly
+        after the other, to the same idle worker. In a flood it is once in `flush_s`, because each
+        message costs as much as the events in it.
         """
         link = self._link
         await asyncio.sleep(max(self._flushed_s + link.flush_s - link.clock(), 0.0))
@@ -330,7 +337,7 @@ class Connected:
         return payloads
 
     async def _flush(self, payloads: list[bytes], more: Sequence[Command] = ()) -> list[Any]:
-        """The replies to what goes out along with the messages."""
+        """Send these messages and the commands `more`. Return the replies to `more`."""
         counters, count = self._link.counters, len(payloads)
         counters.dropped += count
         commands = [self._stream.command(payload) for payload in payloads]
@@ -343,7 +350,9 @@ class Connected:
         return replies[count:]
 
     async def _beat(self, payloads: list[bytes]) -> None:
-        """Renew our entry and our leases, and read the others' entries."""
+        """Send a heartbeat: renew this replica's entry and leases, and read the entries of all
+        others.
+        """
         link = self._link
         keys, membership = link.keys, link.membership
         link.beats += 1
@@ -413,9 +422,8 @@ _AGREE_LOOK_S = 0.1  # between looks whether somebody is alive who differs
 
 
 class Link:
-    """One replica's link to Redis. Lifetime: process.
-
-    `agree`, `start` and `aclose` once each, in this order.
+    """One replica's link to Redis. Lifetime: process. `agree`, `start` and `aclose` are called once
+    each, in this order.
     """
 
     def __init__(
@@ -426,7 +434,9 @@ class Link:
         exchange: Sharing,
         terms: Mapping[str, str],
     ) -> None:
-        """`url`: of Redis. `identity`: of `new_identity`; `terms`: of `terms_of`."""
+        """`url` is the URL of Redis, `identity` comes from `new_identity`, `terms` from
+        `terms_of`.
+        """
         keys = Keys(replicas.fleet)
         self.url = url
         self.identity = identity
@@ -450,13 +460,14 @@ class Link:
 
     @property
     def stale_s(self) -> float:
-        """For how long nothing was heard of anybody; 0: the link is up."""
+        """The seconds since the link went down; 0 while it is up."""
         return 0.0 if self.down_since_s is None else self.clock() - self.down_since_s
 
     async def agree(self) -> None:
-        """Look whether somebody runs who differs in what must be alike.
+        """Raise ReplicaRefusedError if a running replica has other settings where all must have the
+        same.
 
-        Raises ReplicaRefusedError. Where Redis cannot be asked that is no obstacle: it is told.
+        If Redis does not answer, this logs the failure and lets the router start.
         """
         wire: Wire | None = None
         try:
@@ -471,11 +482,11 @@ class Link:
                 await wire.aclose()
 
     def start(self) -> None:
-        """Be there, as soon as Redis is."""
+        """Start the task that connects this replica to Redis and keeps it connected."""
         self._running = asyncio.create_task(self._run(), name="link to replicas")
 
     async def aclose(self) -> None:
-        """Say goodbye, within a second."""
+        """Leave the fleet and close the link, within a second."""
         if self._running is None:
             return
         self.leaving = True
@@ -485,9 +496,9 @@ class Link:
         await asyncio.wait([self._running])
 
     def renew(self, terms: Mapping[str, str], url: RedisUrl) -> None:
-        """The configuration was read anew; peers look at it from now on.
+        """Take over a reloaded configuration, which peers check from now on.
 
-        Another URL, or another password in it, is connected to at once.
+        If the URL, or the password in it, has changed, the link reconnects at once.
         """
         self.terms = terms
         if url != self.url:
@@ -510,7 +521,9 @@ class Link:
             suspects = {name: entry for name, entry in suspects.items() if name in now}
 
     async def _others(self, wire: Wire) -> dict[str, Entry]:
-        """Those of another name: one of ours is the router before this one, which leaves."""
+        """Return the entries of replicas with another name. An entry with this replica's name is
+        that of its predecessor, which is leaving.
+        """
         command = ("HSCAN", self.keys.replicas, 0, "COUNT", FIELDS)
         (reply,) = checked(await wire.call([command], ANSWER_S))
         entries, _ = read_entries(reply[1])
@@ -534,7 +547,7 @@ class Link:
                 await asyncio.sleep(self._pause_s())
 
     async def _stretch(self) -> None:
-        """From one connection to its loss, to another URL, or to our leaving."""
+        """Work with one connection until it is lost, the URL changes, or this replica leaves."""
         self._moved.clear()
         async with _wires(self) as wires:
             connected = Connected(self, *wires)
@@ -570,7 +583,7 @@ class Link:
         return random.uniform(longest_s / 2, longest_s)
 
     def _complain(self, error: Exception) -> None:
-        """Each reason once, until the link is up again."""
+        """Log each reason for a failure once, until the link is up again."""
         reason = reason_of(error)
         if reason in self._complaints or self.leaving:
             return
@@ -585,13 +598,13 @@ class Link:
 
 
 def _call_at(when_s: float, ring: Callable[[], None]) -> asyncio.TimerHandle:
-    """`when_s`: of `time.monotonic`."""
+    """Call `ring` at `when_s`, a time of `time.monotonic`."""
     return asyncio.get_running_loop().call_later(max(when_s - time.monotonic(), 0.0), ring)
 
 
 @asynccontextmanager
 async def _wires(link: Link) -> AsyncIterator[tuple[Wire, Wire]]:
-    """One to write and one to read."""
+    """Open two connections to Redis, one to write and one to read."""
     async with AsyncExitStack() as stack:
         wires = []
         for _ in range(2):

@@ -1,11 +1,11 @@
-"""Which replicas are there, what they are called, and what they must have in common.
+"""Which replicas are present, their names, and the settings on which all must agree.
 
-Else a prefix has one hash here and another one there, a session or a tenant is somebody else's, or
-two rules of placing requests work against each other.
+If settings differ, a prefix has one hash on one replica and another hash on the next, sessions or
+tenants are confused, or two placement rules work against each other.
 
-A replica writes its entry anew with every beat, with a number that grows. Whoever looks on counts
-by its own clock how long that number stands still, and only between looks of its own: no two
-clocks are compared, and who was stopped itself holds nobody else for gone.
+With each heartbeat a replica rewrites its entry with a growing number. Each observer measures by
+its own clock how long a peer's number has not changed, and only between its own looks. So no two
+clocks are compared, and a replica that was itself stopped declares no peer gone.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _MOST_NAME_CHARS = 64
 
 
 def new_identity(name: str) -> str:
-    """`name@epoch`: a router begun anew under the same name is another peer.
+    """Return `name@epoch` for this process; the epoch makes a restarted router of the same name
+    another peer.
 
-    `name`: as configured; empty: the host's.
+    `name` is the configured name, or empty for the host's name.
     """
     if not name:
         name = _STRANGE.sub("-", socket.gethostname()).lstrip("._-")[:_MOST_NAME_CHARS] or "router"
@@ -43,41 +44,45 @@ def new_identity(name: str) -> str:
 
 
 def name_of(identity: str) -> str:
-    """The name in it."""
+    """Return the name in an identity."""
     return identity.rpartition("@")[0]
 
 
 def read_identity(text: bytes) -> str | None:
-    """Another's, as it came; None: it is none."""
+    """Return another replica's identity as text, or None if it is malformed."""
     return text.decode("ascii") if _IDENTITY.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Of one fleet. The braces keep all of them in one slot of a cluster. Lifetime: process."""
+    """The Redis keys of one fleet. The braces keep them all in one slot of a Redis cluster.
+    Lifetime: process.
+    """
 
     fleet: str
 
     @property
     def replicas(self) -> str:
-        """Hash, identity -> `membership.Entry` as JSON."""
+        """The key of the registry: a hash from identity to `membership.Entry` as JSON."""
         return f"warmroute:{{{self.fleet}}}:replicas"
 
     @property
     def arrivals(self) -> str:
-        """Stream of those who joined, so that peers need not wait for their next look."""
+        """The key of the stream of replicas that have joined, so that peers need not wait for their
+        next look.
+        """
         return f"warmroute:{{{self.fleet}}}:arrivals"
 
     def stream(self, identity: str) -> str:
-        """Stream of a replica's messages."""
+        """Return the key of a replica's stream of messages."""
         return f"warmroute:{{{self.fleet}}}:stream:{identity}"
 
     def lease(self, what: str) -> str:
-        """String: who has `what` to itself."""
+        """Return the key of the string that names the holder of the lease `what`."""
         return f"warmroute:{{{self.fleet}}}:lease:{what}"
 
     def fence(self, what: str) -> str:
-        """String: the latest fencing token of that lease."""
+        """Return the key of the string with the latest fencing token of that lease."""
         return f"warmroute:{{{self.fleet}}}:fence:{what}"
 
 
@@ -93,13 +98,14 @@ _ABSENT = "nothing"
 
 
 class ReplicaRefusedError(ValueError):
-    """This router may not share state with one that runs."""
+    """Raised when this router may not share state with a running replica."""
 
 
 def terms_of(terms: ReplicaTerms, speaks: int) -> dict[str, str]:
-    """What peers must have alike, `speaks` among it: our version of messages.
+    """Return the settings on which peers must agree, with `speaks`, this router's version of
+    messages.
 
-    Reads the tokenizer's file and the file of keys.
+    Reads the tokenizer's file and the file of API keys.
     """
     alike = {VERSION: str(speaks)}
     alike |= {key: _short(text) for key, text in terms.alike.items()}
@@ -111,7 +117,7 @@ def terms_of(terms: ReplicaTerms, speaks: int) -> dict[str, str]:
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each key in which they differ, and how."""
+    """Yield each key whose values differ, with a sentence that says how."""
     for key in sorted({*ours, *theirs}):
         here, there = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
         if here != there:
@@ -119,13 +125,13 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[
 
 
 class Disagreements:
-    """Between us and those who are here. Lifetime: process."""
+    """The settings in which present peers differ from this replica. Lifetime: process."""
 
     def __init__(self) -> None:
         self.now: dict[str, dict[str, str]] = {}  # peer -> key -> how it differs
 
     def look(self, ours: Mapping[str, str], peers: Mapping[str, Mapping[str, str]]) -> None:
-        """As of now; what is new is logged."""
+        """Compare the settings of all peers with this replica's, and log new differences."""
         found = {name: dict(differences(ours, theirs)) for name, theirs in peers.items()}
         for name, how in found.items():
             before = self.now.get(name, {})
@@ -137,7 +143,7 @@ class Disagreements:
 
 
 def refusal(peer: str, how: str) -> ReplicaRefusedError:
-    """One line: who differs, how, and what to do."""
+    """Return an error of one line that says which replica differs, how, and what to do."""
     return ReplicaRefusedError(
         f"state: replica {peer} runs and differs: {how}. Give both the same, or start this router "
         "with another replicas.fleet, or stop the other one first"
@@ -167,7 +173,10 @@ def _digest_of(path: Path) -> str:
 
 
 def _salts(path: Path) -> str:
-    """Keys may come and go on one replica before the other; caches of a tenant stay its own."""
+    """Return a digest of the tenants' cache salts, or why there is none.
+
+    Keys may change on one replica before the others; each tenant's cache stays its own.
+    """
     try:
         lines = read_keys(path)
     except KeyFileError:
@@ -187,7 +196,7 @@ Text = Annotated[str, Meta(max_length=512)]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What a replica says of itself in the registry, as a JSON object."""
+    """A replica's entry in the registry, a JSON object."""
 
     beat: Annotated[int, Meta(ge=0, lt=1 << 62)]
     terms: Annotated[dict[Text, Text], Meta(max_length=64)]  # what must agree (`terms_of`)
@@ -198,12 +207,12 @@ _DECODER = msgspec.json.Decoder(Entry)
 
 
 def entry_text(entry: Entry) -> bytes:
-    """As it stands in the registry."""
+    """Return the entry as JSON for the registry."""
     return _ENCODER.encode(entry)
 
 
 def read_entry(text: bytes) -> Entry | None:
-    """None: it is none."""
+    """Return the entry in this JSON, or None if it is malformed."""
     if len(text) > _MOST_ENTRY_BYTES:
         return None
     try:
@@ -213,7 +222,9 @@ def read_entry(text: bytes) -> Entry | None:
 
 
 def read_entries(fields: Iterable[bytes]) -> tuple[dict[str, Entry], int]:
-    """The registry's fields and values in turn -> its entries, and how many cannot be read."""
+    """Return the entries of the registry and the number of malformed ones. `fields` has its fields
+    and values in turn.
+    """
     found: dict[str, Entry] = {}
     malformed = 0
     texts = iter(fields)
@@ -228,14 +239,16 @@ def read_entries(fields: Iterable[bytes]) -> tuple[dict[str, Entry], int]:
 
 @dataclass(slots=True)
 class Peer:
-    """Another replica. Lifetime: until it is gone."""
+    """Another replica that is present. Lifetime: until it is gone."""
 
     entry: Entry
     unheard_s: float = 0.0  # between looks of ours
 
 
 class Membership:
-    """Lifetime: process. Sans-I/O; `look` is called about twice a second."""
+    """The peers that are present, by their heartbeats. Sans-I/O; `look` is called about twice a
+    second. Lifetime: process.
+    """
 
     def __init__(self, me: str, lease_s: float) -> None:
         self.peers: dict[str, Peer] = {}
@@ -246,17 +259,21 @@ class Membership:
         self._gone: dict[str, int] = {}  # identity -> its beat as it was last seen
 
     def present(self, version: str) -> frozenset[str]:
-        """Who is here and speaks that version of messages; others are not understood."""
+        """Return the present peers that use this version of messages; messages of other versions
+        are unreadable.
+        """
         peers = self.peers.items()
         return frozenset(name for name, peer in peers if peer.entry.terms.get(VERSION) == version)
 
     def connected(self) -> None:
-        """The link is up again. Others may need as long as we did: all are heard as of now."""
+        """Note that the link is up again. All peers count as just heard, because they may need as
+        long to reconnect as this replica did.
+        """
         for peer in self.peers.values():
             peer.unheard_s = 0.0
 
     def look(self, entries: Mapping[str, Entry], elapsed_s: float) -> None:
-        """The registry as of now, `elapsed_s` after the look before."""
+        """Process the registry's entries, read `elapsed_s` seconds after the previous look."""
         for identity, peer in list(self.peers.items()):
             entry = entries.get(identity, peer.entry)
             if entry.beat != peer.entry.beat:
@@ -270,7 +287,7 @@ class Membership:
             self.arrived(identity, entry)
 
     def arrived(self, identity: str, entry: Entry) -> bool:
-        """Somebody is there; whether that is new."""
+        """Note that a peer is present. Return whether it is new."""
         if identity == self._me or identity in self.peers:
             return False
         if len(self.peers) >= MOST_PEERS:
@@ -287,12 +304,12 @@ class Membership:
         return True
 
     def heard(self, identity: str) -> None:
-        """A message of it came."""
+        """Note that a message of this peer arrived."""
         if (peer := self.peers.get(identity)) is not None:
             peer.unheard_s = 0.0
 
     def left(self, identity: str) -> None:
-        """It said goodbye, or is held for gone."""
+        """Remove a peer that said goodbye or is declared gone."""
         peer = self.peers.pop(identity, None)
         if peer is not None:
             self._gone[identity] = peer.entry.beat

@@ -1,16 +1,17 @@
 """The messages between replicas, as msgpack arrays (`docs/reference/wire.md`).
 
 A message is [version, number, open requests, retelling, wanted peers, [request events...], [use of
-keys...], [what concerns KV events...]]. Request events stand in the order in which they happened.
-Messages are numbered from 0 without a gap, so that whoever misses one knows it; it asks (`wants`),
-and the publisher tells all open requests anew.
+keys...], [messages about KV events...]]. Request events keep the order in which they happened.
+Messages are numbered from 0 without a gap, so that a replica notices when it misses one; it asks
+(`wants`), and the publisher sends all its open requests again.
 
-One replica reads a worker's KV events. It publishes those that it applied in order to all others,
-numbered without a gap. A replica that misses one asks (`KvWanted`) and gets a snapshot of all that
-the reader knows. A token is the fencing token of the reader's lease: of two the greater one counts.
+One replica reads a worker's KV events. It publishes the batches that it applied in order to all
+others, numbered without a gap. A replica that misses one asks (`KvWanted`) and gets a snapshot of
+all that the reader knows. A token is the fencing token of the reader's lease; the greater token is
+the valid one.
 
-Where each replica reads a worker's events for itself, one that lacks some asks another replica for
-a snapshot (`KvAsked`), which comes with the token `UNREAD`.
+Where each replica reads a worker's events for itself, a replica that lacks some asks another one
+for a snapshot (`KvAsked`), which comes with the token `UNREAD`.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ _Pieces = Annotated[int, Meta(ge=1, le=MAX_SNAPSHOT_PIECES)]
 
 
 class KvHead(msgspec.Struct, frozen=True, array_like=True, tag="h"):
-    """I read this worker; `number` is the next batch to be told.
+    """Says that the sender reads this worker's events, and that its next batch has the number
+    `number`.
 
-    `first`: the number with which I began, where another reader, or I, had got to (`after_token`,
-    `after_number`): who knew all until there need not ask. No such place: both are 0.
+    `first` is the number with which the sender began. The reader before it had then got to the
+    place (`after_token`, `after_number`): a replica that knows all up to that place need not ask.
+    Both are 0 if there was no such place.
     """
 
     worker: _Name
@@ -64,9 +67,8 @@ class KvBatch(msgspec.Struct, frozen=True, array_like=True, tag="b"):
 
 
 class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """A piece of a snapshot of a worker's cache (`router.core.workers.snapshot`).
-
-    It is of the cache before batch `number`.
+    """A piece of a snapshot of a worker's cache (`router.core.workers.snapshot`), taken before
+    batch `number`.
     """
 
     worker: _Name
@@ -78,7 +80,9 @@ class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class KvWanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """To the reader of this worker: I know all before this batch, or, at 0, nothing."""
+    """Asks the reader of this worker's events for what follows. The sender knows all batches before
+    `number`, or nothing if it is 0.
+    """
 
     worker: _Name
     token: _Number
@@ -86,14 +90,16 @@ class KvWanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
 
 
 class KvAsked(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """To `peer`: publish a snapshot of this worker, whose events each of us reads for itself."""
+    """Asks `peer` to publish a snapshot of this worker, whose events each replica reads for
+    itself.
+    """
 
     worker: _Name
     peer: _Name
 
 
 class KvNone(msgspec.Struct, frozen=True, array_like=True, tag="n"):
-    """To whoever asked me for this worker: I do not know all of its cache."""
+    """Answers a replica that asked for this worker: the sender does not know all of its cache."""
 
     worker: _Name
 
@@ -104,19 +110,19 @@ _PLAIN_KV_BYTES = 96
 
 
 def size_of(one: KvMessage) -> int:
-    """Its bytes within a message, by a rough count."""
+    """Return the estimated bytes of one of these messages about KV events."""
     body = len(one.body) if type(one) in (KvBatch, KvSnapshot) else 0  # type: ignore[union-attr]
     return _PLAIN_KV_BYTES + len(one.worker) + body
 
 
 def pieces_of(body: bytes) -> list[bytes]:
-    """At least one piece."""
+    """Cut the body into pieces of at most `PIECE_BYTES` bytes; there is at least one."""
     starts = range(0, max(len(body), 1), PIECE_BYTES)
     return [body[start : start + PIECE_BYTES] for start in starts]
 
 
 def snapshot_pieces(worker: str, token: int, number: int, body: bytes) -> deque[KvSnapshot] | None:
-    """The messages of a snapshot; None: it is too long."""
+    """Return the messages of a snapshot, or None if it is too long."""
     bodies = pieces_of(body)
     if len(bodies) > MAX_SNAPSHOT_PIECES:
         return None
@@ -125,7 +131,7 @@ def snapshot_pieces(worker: str, token: int, number: int, body: bytes) -> deque[
 
 
 class Pieces:
-    """Puts a body together; its pieces come in order, or not at all. Lifetime: subscription."""
+    """Joins a body from its pieces, which must arrive in order. Lifetime: subscription."""
 
     def __init__(self) -> None:
         self.of: tuple[str, int] | None = None  # tag and number of what these are pieces of
@@ -139,7 +145,7 @@ class Pieces:
         self.of, self._bodies = None, []
 
     def add(self, tag: str, one: KvBatch | KvSnapshot) -> bytes | None:
-        """The whole body, with its last piece."""
+        """Add a piece. Return the whole body with its last piece, else None."""
         of = tag, one.number
         if one.piece == 0:
             self.of, self._bodies = of, []
@@ -195,20 +201,22 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag="d"):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """Its first token came."""
+    """Says that the first token of a request was received."""
 
     request_id: RequestId
 
 
 class Grew(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """Its answer has so many tokens by now."""
+    """Says how many tokens a request's answer has by now."""
 
     request_id: RequestId
     output_tokens: Tokens
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """It is at its worker no more; `answered` with these tokens, as the worker counted them."""
+    """Says that a request is no longer at its worker. `answered` says whether it has an answer,
+    whose tokens the worker counted.
+    """
 
     request_id: RequestId
     answered: bool = False
@@ -218,7 +226,9 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
 
 
 class Used(msgspec.Struct, frozen=True, array_like=True):
-    """What its requests used of a key, in all since it began, and how many are in flight."""
+    """The sender's use of an API key: requests and tokens in total since it started, and requests
+    in flight.
+    """
 
     key: Annotated[str, Meta(max_length=64)]
     requests: Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -234,7 +244,7 @@ Retelling = Literal["", "first", "more", "last", "only"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """A message of a replica."""
+    """One message of a replica to its peers."""
 
     version: int
     number: Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -251,12 +261,14 @@ _DECODER = msgspec.msgpack.Decoder(Message)
 
 
 def encoded(message: Message) -> bytes:
-    """The message as it is sent."""
+    """Return the message as bytes."""
     return _ENCODER.encode(message)
 
 
 def decoded(payload: bytes) -> Message:
-    """The message in a payload. Raises ValueError, which says what is wrong with it."""
+    """Return the message in a payload. Raises ValueError, which says what is wrong with the
+    payload.
+    """
     try:
         message = _DECODER.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What this replica publishes to its peers: its own requests, and the KV events that it reads."""
+"""Publishes to the peers this replica's own requests, and the KV events that it reads."""
 
 from __future__ import annotations
 
@@ -47,24 +47,26 @@ _BURST_BYTES = 512 << 10
 
 
 class SnapshotBudget:
-    """How fast snapshots go out, so that they do not crowd out all else. Lifetime: process."""
+    """Limits how fast snapshots are sent, so that they leave room for other messages. Lifetime:
+    process.
+    """
 
     def __init__(self) -> None:
         self._left_bytes, self._earned_s = 0.0, 0.0
 
     @property
     def is_spent(self) -> bool:
-        """Nothing more may go out for now."""
+        """Whether no snapshot bytes may be sent now."""
         return self._left_bytes <= 0
 
     def earn(self, now_s: float) -> None:
-        """For the time that has passed."""
+        """Add the bytes that may be sent for the time passed."""
         earned = (now_s - self._earned_s) * _BYTES_PER_S
         self._left_bytes = min(self._left_bytes + earned, _BURST_BYTES)
         self._earned_s = now_s
 
     def spend(self, size_bytes: int) -> None:
-        """So much of a snapshot goes out."""
+        """Subtract the bytes of a snapshot that are sent now."""
         self._left_bytes -= size_bytes
 
 
@@ -75,9 +77,8 @@ NOWHERE: Place = (0, 0)
 
 
 class QueuedSnapshot:
-    """A snapshot in a queue of batches; it has no pieces until these are made.
-
-    Lifetime: until it is told.
+    """A snapshot's place in a queue of batches; its pieces are filled in later. Lifetime: until it
+    is sent.
     """
 
     def __init__(self, number: int) -> None:
@@ -86,10 +87,14 @@ class QueuedSnapshot:
 
 
 class WorkerPublisher:
-    """What is to be told of one worker's KV events. Lifetime: while this replica reads them."""
+    """The queue of messages about one worker's KV events. Lifetime: while this replica reads
+    them.
+    """
 
     def __init__(self, worker: str, worker_id: int, token: int, first: int, after: Place) -> None:
-        """`after`: the place of which what we know is the state; `NOWHERE`: of none."""
+        """Start with an empty queue. `after` is the place, a token and a batch number, whose state
+        this replica has; `NOWHERE` if none.
+        """
         self.worker, self.worker_id, self.token = worker, worker_id, token
         self.number = first  # of the next batch
         self._first, self._after = first, after
@@ -99,12 +104,12 @@ class WorkerPublisher:
 
     @property
     def has_snapshot(self) -> bool:
-        """A snapshot is in the queue."""
+        """Whether a snapshot is in the queue."""
         return any(type(one) is QueuedSnapshot for one in self._queue)
 
     @property
     def ready(self) -> bool:
-        """Whether there is a message now."""
+        """Whether a message is ready to send."""
         if self._head_due:
             return True
         first = self._queue[0] if self._queue else None
@@ -112,15 +117,17 @@ class WorkerPublisher:
 
     @property
     def snapshot_next(self) -> bool:
-        """The next message is a piece of a snapshot."""
+        """Whether the next message is a piece of a snapshot."""
         return not self._head_due and bool(self._queue) and type(self._queue[0]) is QueuedSnapshot
 
     def tell_head(self) -> None:
-        """A peer may not know where we are."""
+        """Send a `KvHead` next, because a peer may not know the current batch number."""
         self._head_due = True
 
     def jump(self) -> None:
-        """What is known changed in a way that only a snapshot tells."""
+        """Skip a batch number, because the state changed in a way that only a snapshot can
+        carry.
+        """
         self.number += 1
         self._head_due = True
 
@@ -131,7 +138,9 @@ class WorkerPublisher:
         self._head_due = True
 
     def batch(self, seq: int, digest: int, payload: bytes) -> bool:
-        """The next batch, applied by us in order; False: only a snapshot can tell it."""
+        """Queue the next batch, which this replica applied in order. Return False if there is no
+        room, so that only a snapshot can carry it.
+        """
         pieces = pieces_of(payload)
         if len(pieces) > MAX_BATCH_PIECES or self._size_bytes + len(payload) > _QUEUED_BYTES:
             self.drop()
@@ -144,20 +153,20 @@ class WorkerPublisher:
         return True
 
     def begin_snapshot(self) -> QueuedSnapshot:
-        """A snapshot comes after all that waits; it has its bytes later (`fill`)."""
+        """Queue a snapshot behind all other messages; `fill` gives it its bytes."""
         queued = QueuedSnapshot(self.number)
         self._queue.append(queued)
         return queued
 
     def fill(self, queued: QueuedSnapshot, body: bytes) -> bool:
-        """The snapshot's bytes; False: these are too many."""
+        """Give a queued snapshot its bytes. Return False if there are too many."""
         queued.pieces = snapshot_pieces(self.worker, self.token, queued.number, body)
         if queued.pieces is None and queued in self._queue:
             self._queue.remove(queued)
         return queued.pieces is not None
 
     def next(self) -> KvMessage:
-        """The next message; `ready` says whether there is one."""
+        """Return the next message; `ready` says whether there is one."""
         if self._head_due:
             self._head_due = False
             return self._head()
@@ -174,7 +183,7 @@ class WorkerPublisher:
         return first
 
     def _head(self) -> KvHead:
-        """Where we are once the queue is told; a peer that reads it earlier asks in vain."""
+        """Return a `KvHead` with the batch number that comes next in the queue."""
         waiting = next((one.number for one in self._queue), self.number)
         return KvHead(self.worker, self.token, waiting, self._first, *self._after)
 
@@ -184,7 +193,7 @@ Dump = Callable[[FrozenCache, Callable[[bytes], None]], None]  # calls back with
 
 @dataclass(slots=True)
 class KvPublisherCounters:
-    """Counts only ever grow. Lifetime: process."""
+    """Counts of published KV events; they only grow. Lifetime: process."""
 
     batches: int = 0  # told
     snapshots: int = 0  # begun
@@ -197,7 +206,7 @@ class KvPublisher:
     def __init__(
         self, workers: WorkerTable, on_news: Callable[[], None], dump: Dump, budget: SnapshotBudget
     ) -> None:
-        """`dump` makes bytes of a cache: at once, or in a thread."""
+        """Start with no worker. `dump` turns a cache into bytes, at once or in a thread."""
         self.counters = KvPublisherCounters()
         self._workers, self._on_news = workers, on_news
         self._dump, self._budget = dump, budget
@@ -212,17 +221,19 @@ class KvPublisher:
         return len(self._streams)
 
     def stream(self, worker: str) -> WorkerPublisher | None:
-        """Of a worker that we read."""
+        """Return the queue of a worker, or None if this replica does not read its events."""
         return self._streams.get(worker)
 
     def open(self, worker: str, worker_id: int, token: int, after: Place = NOWHERE) -> None:
-        """This replica reads the worker from now on; what it knows is the state of `after`."""
+        """Begin to publish a worker's events. This replica has the state of the place `after`."""
         first = self._latest = max(self._latest, after[1]) + 1
         self._streams[worker] = WorkerPublisher(worker, worker_id, token, first, after)
         self._news(worker)
 
     def close(self, worker: str) -> Place:
-        """This replica reads it no more; the place it got to."""
+        """Stop publishing a worker's events. Return the place reached, a token and a batch
+        number.
+        """
         stream = self._streams.pop(worker)
         self._latest = max(self._latest, stream.number)
         self._ready.pop(worker, None)
@@ -232,7 +243,7 @@ class KvPublisher:
         return stream.token, stream.number
 
     def applied(self, worker: str, seq: int, digest: int, payload: bytes) -> None:
-        """A batch was applied in order."""
+        """Publish a batch that the core applied in order."""
         stream = self._streams[worker]
         if not self._connected:
             stream.number += 1
@@ -243,23 +254,23 @@ class KvPublisher:
             self.jumped(worker)
 
     def jumped(self, worker: str) -> None:
-        """What is known of it changed in another way."""
+        """Note that the state of this worker's cache changed in another way than by a batch."""
         self.counters.jumps += 1
         self._streams[worker].jump()
         self._news(worker)
 
     def connect(self) -> None:
-        """The link is up: peers must be told where we are."""
+        """Note that the link is up; peers must learn the current batch numbers."""
         self._connected = True
         self._drop()
 
     def disconnect(self) -> None:
-        """The link is down."""
+        """Note that the link is down."""
         self._connected = False
         self._drop()
 
     def wanted(self, wanted: KvWanted) -> None:
-        """A peer knows of a worker's events only those before some batch."""
+        """Process a peer's request for a worker's events from some batch on."""
         stream = self._streams.get(wanted.worker)
         if stream is None or not self._connected or stream.has_snapshot:
             return
@@ -270,7 +281,7 @@ class KvPublisher:
         self._news(wanted.worker)
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
-        """What comes next, of about so many bytes; workers take turns."""
+        """Return the next messages, of about `room_bytes` bytes. Workers take turns."""
         if not (self._ready or self._asked):
             return ()
         self._begin_snapshot()
@@ -299,7 +310,7 @@ class KvPublisher:
     # --- inside -------------------------------------------------------------------------------
 
     def _begin_snapshot(self) -> None:
-        """Of the first that is wanted and whose state is settled."""
+        """Begin the snapshot of the first wanted worker whose state is settled."""
         if self._dumping is not None:
             return
         for name in list(self._asked):
@@ -370,11 +381,11 @@ FetchKv = Callable[[float, int], tuple[KvMessage, ...]]
 
 
 class RequestPublisher(RequestListener):
-    """Queues request events for messages. Lifetime: process."""
+    """Queues this router's request events and packs them into messages. Lifetime: process."""
 
     def __init__(self, on_news: Callable[[], None], kv: FetchKv = lambda now_s, room: ()) -> None:
-        """`on_news` is called when a message waits again; `kv` gives messages of KV events, of so
-        many bytes.
+        """Start without a link. `on_news` is called when a message is ready again; `kv` returns
+        messages about KV events, of so many bytes.
         """
         self._on_news, self._kv = on_news, kv
         self.told = 0  # events, so far
@@ -449,21 +460,21 @@ class RequestPublisher(RequestListener):
     # --- what is fetched --------------------------------------------------------------------
 
     def connect(self) -> None:
-        """The link is up: peers must be told all anew."""
+        """Note that the link is up; peers must get all open requests."""
         self._connected = True
         self._drop_queue()
 
     def disconnect(self) -> None:
-        """The link is down: what happens now is told anew later."""
+        """Note that the link is down. Open requests are sent again when it is up."""
         self._connected = False
         self._drop_queue()
 
     def retell(self) -> None:
-        """A peer missed something."""
+        """Send all open requests again, because a peer missed a message."""
         self._retell = True
 
     def message(self, now_s: float, wants: tuple[str, ...], uses: SharedUse) -> bytes | None:
-        """The next message; None: there is nothing to say."""
+        """Return the next message, or None if there is nothing to send."""
         if not self._connected:
             return None
         due = self._retell and now_s - self._retold_s >= _RETELL_S
@@ -509,7 +520,9 @@ class RequestPublisher(RequestListener):
         self._untold = True
 
     def _oldest(self) -> tuple[tuple[RequestEvent, ...], int]:
-        """As many of the queue as a message holds, at least one; and their bytes."""
+        """Take from the queue as many events as one message holds, at least one. Return them and
+        their bytes.
+        """
         queue, chosen, size_bytes = self._queue, [], 0
         while queue and size_bytes < _MESSAGE_BYTES:
             one = queue.popleft()
@@ -532,7 +545,7 @@ class RequestPublisher(RequestListener):
 
 
 def _parts(events: Iterator[RequestEvent]) -> list[tuple[Retelling, tuple[RequestEvent, ...]]]:
-    """Cut into messages; there is one also where nothing is open."""
+    """Cut the events into messages; there is one even without events."""
     cuts: list[tuple[RequestEvent, ...]] = []
     while cut := tuple(islice(events, _MESSAGE_BYTES // _PLAIN_BYTES)):
         cuts.append(cut)
@@ -550,5 +563,7 @@ def _size_bytes(one: RequestEvent) -> int:
 
 
 def _tokens(count: int | None) -> int | None:
-    """As it may be told: a worker may have counted anything."""
+    """Return the count limited to the range that a message allows, because a worker may have
+    counted anything.
+    """
     return None if count is None else min(max(count, 0), MAX_TOKENS)

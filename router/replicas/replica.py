@@ -1,4 +1,6 @@
-"""This router as one of several: its exchange, its link, and what must agree."""
+"""This router as one of several replicas: its shared state, its link, and the settings that must
+agree.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,8 @@ from router.replicas.sharing import Sharing
 
 
 class Replica:
-    """This router as one of several. Lifetime: process.
-
-    `agree`, `start` and `aclose` once each, in this order.
+    """This router as one of several replicas. Lifetime: process. `agree`, `start` and `aclose` are
+    called once each, in this order.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class Replica:
         tell: Callable[[Fact], None],
         uses: SharedUse | None,
     ) -> None:
-        """`tell` hands the core a fact; `uses`: of API keys, where there are any."""
+        """`tell` hands the core a fact; `uses` is the shared use of API keys, or None without
+        keys.
+        """
         identity = new_identity(terms.replicas.name)
         url, alike = parse_redis_url(terms.url), terms_of(terms, VERSION)
         self.sharing = Sharing(identity, core, tell, uses, _dump)
@@ -42,11 +45,11 @@ class Replica:
         self._reading: asyncio.Task[None] | None = None
 
     def renew(self, terms: ReplicaTerms) -> None:
-        """The configuration was read anew. Peers look at what differs from now on."""
+        """Take over a reloaded configuration. Peers compare their settings with it from now on."""
         self._reading = asyncio.create_task(self._renew(terms))
 
     async def aclose(self) -> None:
-        """Say goodbye, within a second."""
+        """Leave the fleet and close the link, within a second."""
         if self._reading is not None:
             self._reading.cancel()
         await self.link.aclose()
@@ -57,6 +60,6 @@ class Replica:
 
 
 def _dump(frozen: FrozenCache, done: Callable[[bytes], None]) -> None:
-    """In a thread: it takes a while."""
+    """Encode the cache in a thread, because it takes a while, and hand the bytes to `done`."""
     made = asyncio.get_running_loop().run_in_executor(None, frozen.encoded)
     made.add_done_callback(lambda made: None if made.cancelled() else done(made.result()))

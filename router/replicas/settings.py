@@ -1,4 +1,4 @@
-"""Settings of a router that shares state with others, and those that all must have alike."""
+"""Settings of a router that shares state with others, and the settings on which all must agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from router.config.extras import Replicas
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTerms:
-    """Where this router shares state, and values to compare. Lifetime: until the next reload."""
+    """The place where this router shares its state, and the values that peers compare. Lifetime:
+    until the next reload.
+    """
 
     url: str  # of Redis, where state is shared
     replicas: Replicas

@@ -1,4 +1,6 @@
-"""The exchange of a decision core: its requests told to peers, theirs told to it."""
+"""The state that a decision core shares with its peers: its requests sent to them, their requests
+received.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _WANT_S = 0.5  # between two times that a peer is asked to tell anew
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """A peer, for whoever looks. Times in seconds."""
+    """The row of a peer in status pages. Times in seconds."""
 
     name: str
     requests: int  # of its own, at our workers
@@ -38,10 +40,10 @@ class PeerRow:
 
 
 class Sharing:
-    """What a link carries: one decision core's messages to peers, and theirs to it.
+    """Turns one decision core's facts into messages for peers, and peers' messages into facts.
 
-    Peers are named `name@epoch`: a router begun anew is another one. All times are this process'
-    own clock. Nothing here raises or waits. Lifetime: process.
+    Peers are named `name@epoch`, so a restarted router is another peer. All times are of this
+    process' own clock. No method raises an error or waits. Lifetime: process.
     """
 
     def __init__(
@@ -52,8 +54,8 @@ class Sharing:
         uses: SharedUse | None = None,
         dump: Dump | None = None,
     ) -> None:
-        """`identity`: what peers know this replica by, `name@epoch`; `uses`: of API keys; `dump`:
-        of `KvSharing`.
+        """`identity` is this replica's name among peers, `name@epoch`; `uses` is the shared use of
+        API keys; `dump` is that of `KvSharing`.
         """
         self.uses = uses or SharedUse(dict)
         self.identity = identity
@@ -69,14 +71,16 @@ class Sharing:
         self._wanted_s = float("-inf")
 
     def joined(self, now_s: float) -> None:
-        """The link is up, perhaps again: all is told anew, and asked for."""
+        """Note that the link is up, perhaps again. All open requests are sent, and peers are asked
+        for theirs.
+        """
         self.connected = True
         self._wanted_s = float("-inf")
         self.publisher.connect()
         self.kv.joined(now_s)
 
     def parted(self, now_s: float) -> None:
-        """The link is down: what is known of peers is stale, and stays."""
+        """Note that the link is down. What is known of peers is stale, but is kept."""
         if not self.connected:
             return
         self.connected = False
@@ -86,11 +90,11 @@ class Sharing:
         self.kv.parted(now_s)
 
     def leave(self) -> None:
-        """The last message was taken: this replica ends."""
+        """Note that the last message was taken, because this replica ends."""
         self.kv.leave()
 
     def outgoing(self, now_s: float) -> bytes | None:
-        """The next message; None: there is nothing to say."""
+        """Return the next message, or None if there is nothing to send."""
         wants: tuple[str, ...] = ()
         if now_s - self._wanted_s >= _WANT_S:
             wants = tuple(
@@ -101,7 +105,7 @@ class Sharing:
         return self.publisher.message(now_s, wants, self.uses)
 
     def incoming(self, peer: str, payload: bytes, now_s: float) -> None:
-        """A message of a peer, as it came: it may hold anything."""
+        """Process a peer's message, which may be malformed."""
         subscriber = self._subscribers.get(peer)
         if subscriber is None:
             if len(self._subscribers) >= _PEERS or peer == self.identity:
@@ -131,7 +135,7 @@ class Sharing:
             self.uses.heard(peer, used, message.retelling != "", now_s)
 
     def present(self, peers: Collection[str], now_s: float) -> None:
-        """All peers whose lease holds; any other is gone."""
+        """Set the peers whose lease holds; all other peers are gone."""
         for name in [name for name in self._subscribers if name not in peers]:
             subscriber = self._subscribers.pop(name)
             log.info("replica %s is gone, with %d requests at workers", name, len(subscriber))
@@ -141,7 +145,7 @@ class Sharing:
         self.kv.present(peers, now_s)
 
     def rows(self, now_s: float) -> list[PeerRow]:
-        """The peers, by name."""
+        """Return the rows of all peers, sorted by name."""
         rows = [
             PeerRow(name, len(subscriber), subscriber.in_sync, now_s - subscriber.heard_s)
             for name, subscriber in self._subscribers.items()
@@ -149,7 +153,7 @@ class Sharing:
         return sorted(rows, key=lambda row: row.name)
 
     def counters(self) -> SubscriberCounters:
-        """What was heard of all peers there ever were."""
+        """The counts of messages received from all peers so far."""
         total = SubscriberCounters()
         for counters in (
             self._gone,

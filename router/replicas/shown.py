@@ -1,4 +1,4 @@
-"""The routers that share state with this one, as the admin port's page lists them."""
+"""The rows of replicas on the admin port's page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from router.replicas.replica import Replica
 
 
 def replicas_shown(replica: Replica) -> list[dict[str, Any]]:
-    """This router first, then those that are there, by name.
+    """Return a row for this router, then one for each present peer by name.
 
-    `silent_s`: since its latest message, null for this one; `differs_in`: keys of the
-    configuration that must agree and do not.
+    `silent_s` is the time since a peer's latest message, null for this router. `differs_in` has the
+    keys of the configuration that must agree but differ.
     """
     link, sharing = replica.link, replica.sharing
     own = "link up" if link.up else f"link down for {link.stale_s:.0f} s"

@@ -1,6 +1,6 @@
 """Snapshots of workers' caches, borrowed from peers and lent to them.
 
-Told to a replica that has just begun, or has missed events that nobody else tells it again.
+A replica needs one when it has just started, or has missed events that nobody can replay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_ASKED = 1 << 14  # workers; who asks for more hears nothing, and asks agai
 
 
 class SnapshotLender:
-    """Publishes snapshots to whoever asks, one at a time. Lifetime: process."""
+    """Publishes snapshots to peers that ask, one at a time. Lifetime: process."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class SnapshotLender:
         on_news: Callable[[], None],
         dump: Dump,
     ) -> None:
-        """`worker`: of this name, where this replica reads it for itself; `dump` makes bytes of a
-        cache: at once, or in a thread.
+        """`worker` returns the worker of a name whose events this replica reads for itself, or
+        None; `dump` turns a cache into bytes, at once or in a thread.
         """
         self.snapshots = 0  # begun
         self._worker, self._budget, self._on_news, self._dump = worker, budget, on_news, dump
@@ -52,20 +52,20 @@ class SnapshotLender:
         self._refused: deque[KvNone] = deque()
 
     def asked(self, name: str) -> None:
-        """A peer wants all that we know of this worker."""
+        """Note that a peer asks for a snapshot of this worker."""
         if len(self._asked) < _MOST_ASKED:
             self._asked[name] = None
             self._on_news()
 
     def drop(self) -> None:
-        """The link is down: nobody waits any more."""
+        """Forget all requests, because the link is down."""
         self._asked.clear()
         self._pieces.clear()
         self._refused.clear()
         self._lent = None
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
-        """What comes next, of about so many bytes."""
+        """Return the next messages, of about `room_bytes` bytes."""
         self._begin()
         message: list[KvMessage] = []
         while self._refused and room_bytes > 0:
@@ -116,7 +116,9 @@ _PATIENCE_S = 2.0  # with a peer from which nothing comes
 
 @dataclass(slots=True)
 class Loan:
-    """A worker's snapshot that is wanted. Lifetime: until it is answered, or given up."""
+    """A request of this replica for one worker's snapshot. Lifetime: until it is answered or given
+    up.
+    """
 
     worker: str
     done: Callable[[CacheSnapshot | None], None]  # None: nobody has it
@@ -128,7 +130,7 @@ class Loan:
 
 
 class SnapshotBorrower:
-    """Asks peers in turn for snapshots that this replica lacks. Lifetime: process. Sans-I/O."""
+    """Asks peers in turn for snapshots that this replica lacks. Sans-I/O. Lifetime: process."""
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self._on_news = on_news
@@ -136,30 +138,30 @@ class SnapshotBorrower:
         self._peers: frozenset[str] = frozenset()
 
     def want(self, worker: str, done: Callable[[CacheSnapshot | None], None]) -> Loan:
-        """Ask for this worker; `done` is called once, not before this returns."""
+        """Ask peers for a snapshot of this worker. `done` is called once, after this returns."""
         loan = self._loans[worker] = Loan(worker, done)
         self._on_news()
         return loan
 
     def drop(self, loan: Loan) -> None:
-        """It is not wanted any more, or done."""
+        """Forget a request that is answered or no longer wanted."""
         if self._loans.get(loan.worker) is loan:
             del self._loans[loan.worker]
 
     def part(self) -> None:
-        """The link is down: nobody answers."""
+        """End all requests without an answer, because the link is down."""
         for loan in list(self._loans.values()):
             self._end(loan, None)
 
     def present(self, peers: Collection[str]) -> None:
-        """All peers that are there."""
+        """Set which peers are present."""
         self._peers = frozenset(peers)
         for loan in self._loans.values():
             if loan.peer not in self._peers:
                 loan.heard_s = float("-inf")
 
     def hear(self, peer: str, message: KvSnapshot | KvNone, now_s: float) -> None:
-        """What a peer says of a worker, perhaps to somebody else."""
+        """Process a peer's message about a worker, which may be an answer to another replica."""
         loan = self._loans.get(message.worker)
         if loan is None or loan.peer != peer:
             return
@@ -173,7 +175,7 @@ class SnapshotBorrower:
             loan.heard_s = now_s
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvAsked, ...]:
-        """Whom to ask now, of about so many bytes."""
+        """Return the requests to send now, of about `room_bytes` bytes."""
         message: list[KvAsked] = []
         for loan in list(islice(self._loans.values(), _AT_ONCE)):
             if now_s - loan.heard_s > _PATIENCE_S and not self._ask_next(loan, now_s):
@@ -190,7 +192,7 @@ class SnapshotBorrower:
     # --- inside -------------------------------------------------------------------------------
 
     def _ask_next(self, loan: Loan, now_s: float) -> bool:
-        """Turn to the next peer; False: there is none left."""
+        """Choose the next peer to ask. Return False if none is left."""
         if loan.left is None:
             peers = sorted(self._peers)
             first = xxh3_64_intdigest(loan.worker.encode()) % max(
@@ -214,7 +216,7 @@ class SnapshotBorrower:
             self._end(loan, snapshot)
 
     def _turned_away(self, loan: Loan) -> None:
-        """This peer has nothing of use: the next one is asked at once."""
+        """Ask the next peer at once, because this one has no usable snapshot."""
         loan.heard_s = float("-inf")
         self._on_news()
 

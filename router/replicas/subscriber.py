@@ -1,4 +1,4 @@
-"""What this replica understands of its peers: their requests, and the KV events that they read."""
+"""Learns from the peers: their requests, and the KV events that they read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ from router.replicas.publisher import NOWHERE, Place
 
 
 class Names:
-    """Workers by name, as of the table's latest version. Lifetime: process."""
+    """Maps workers' names to their ids, for the latest version of the worker table. Lifetime:
+    process.
+    """
 
     def __init__(self, workers: WorkerTable) -> None:
         self._workers = workers
@@ -51,7 +53,7 @@ class Names:
         self._ids: dict[str, int] = {}
 
     def worker_id(self, name: str) -> int | None:
-        """The worker of this name; None where there is none."""
+        """Return the id of the worker of this name, or None if there is none."""
         if self._version != self._workers.version:
             self._version = self._workers.version
             self._ids = {worker.facts.name: worker.worker_id for worker in self._workers}
@@ -64,7 +66,7 @@ _UNKNOWN = 0  # stands for the number of a request at a worker that we do not kn
 
 @dataclass(slots=True)
 class SubscriberCounters:
-    """Of one peer, or of all there ever were; they only grow. Lifetime: peer, or process."""
+    """Counts of one peer, or of all peers so far; they only grow. Lifetime: peer, or process."""
 
     messages: int = 0
     events: int = 0
@@ -74,16 +76,16 @@ class SubscriberCounters:
     beyond: int = 0  # requests for which there was no room
 
     def add(self, other: SubscriberCounters) -> None:
-        """Count what another one counted."""
+        """Add the counts of `other`."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class RequestSubscriber:
-    """Makes facts of one peer's request events, with numbers of ours for its requests.
+    """Turns one peer's request events into facts, with this router's own numbers for its requests.
 
     `tell` takes each fact; `worker_id` finds a worker by its name; `room` says whether one more
-    request may be kept, once the facts so far are told. Lifetime: peer.
+    request may be kept, once all facts so far are told. Lifetime: peer.
     """
 
     def __init__(
@@ -105,11 +107,11 @@ class RequestSubscriber:
         self._retold: set[int] | None = None  # its numbers, in the retelling under way
 
     def __len__(self) -> int:
-        """Its requests at workers that we know."""
+        """Return the number of the peer's requests at workers known here."""
         return sum(number != _UNKNOWN for number in self._ours.values())
 
     def hear(self, message: Message, now_s: float) -> None:
-        """Tell the facts of a message."""
+        """Hand the facts in a message to the core."""
         self.heard_s = now_s
         self.counters.messages += 1
         if message.number != self._next_number:
@@ -129,13 +131,15 @@ class RequestSubscriber:
             self.in_sync = False
 
     def gone(self, now_s: float) -> None:
-        """The peer is no more, and so is all that it had."""
+        """End all of the peer's requests, because the peer is gone."""
         self.in_sync = False
         self._end_all_but(set(), now_s)
 
     def stale(self, now_s: float) -> None:
-        """Nothing is heard any more. What it had stays, as load of its workers; but prompts do
-        get computed, and a queue that never drains would be a worse guess than none.
+        """Note that messages of the peer no longer arrive.
+
+        Its requests still count as load of their workers. Its prompts count as computed, because a
+        queue that never shrinks would be a worse guess than none.
         """
         self.in_sync, self._next_number, self._retold = False, None, None
         for number in sorted(self._waiting, reverse=True):
@@ -225,16 +229,18 @@ KvFact = KvEvents | KvCopied | KvHeard
 
 
 class KvSubscriber:
-    """One worker's KV events, read by a peer. Lifetime: while this replica wants them.
+    """One worker's KV events as a peer reads them. Lifetime: while this replica wants them.
 
-    The core has the state of `place`; number 0: of none. In sync: nothing was missed since. Heard:
-    in sync, and the reader is there.
+    `place` is the place, a token and a batch number, whose state the core has; number 0 means none.
+    In sync: no batch was missed since. Heard: in sync, and the reader is present.
     """
 
     def __init__(
         self, name: str, worker: Callable[[], Worker | None], tell: Callable[[KvFact], None]
     ) -> None:
-        """`worker`: as the core has it; `tell` hands the core a fact."""
+        """Start in no place. `worker` returns the worker in the core's table; `tell` hands the core
+        a fact.
+        """
         self.name = name
         self.place: Place = NOWHERE
         self.in_sync = False
@@ -248,49 +254,51 @@ class KvSubscriber:
 
     @property
     def heard(self) -> bool:
-        """All is known, and what follows will be."""
+        """Whether no batch was missed and the reader is present."""
         return self.in_sync and self.reader is not None
 
     def wanted(self, now_s: float) -> KvWanted | None:
-        """What to ask for now."""
+        """Return what to ask the reader for now, or None."""
         if self.heard or now_s < self._wanted_s:
             return None
         self._wanted_s = now_s + _ASK_AGAIN_S
         return KvWanted(self.name, *self.place)
 
     def behind(self, now_s: float) -> None:
-        """Something was missed."""
+        """Note that a batch was missed."""
         self.gaps += self.in_sync
         self.in_sync = False
         self._wanted_s = min(self._wanted_s, now_s)
         self.update(now_s)
 
     def lost(self, now_s: float) -> None:
-        """What the core has is the state of no place any more."""
+        """Note that the core's state belongs to no place any more."""
         self._lose((self.place[0], 0))
         self.behind(now_s)
 
     def follow(self, place: Place, now_s: float) -> None:
-        """We read until `place`; somebody else is to go on from there."""
+        """Note that this replica read up to `place`, and another replica continues from there."""
         self.place, self.in_sync, self._told_heard = place, True, True
         self.applied = True
         self.silent(now_s)
 
     def begin_reading(self, now_s: float) -> None:
-        """We read ourselves: as far as anybody knows nothing is missing, or a hole will show it."""
+        """Note that this replica reads the events itself. No event is known to be missing; a gap
+        would show in the sequence numbers.
+        """
         worker = self._worker()
         if worker is not None:
             self._tell_heard(now_s, worker)
 
     def silent(self, now_s: float) -> None:
-        """The reader is heard no more."""
+        """Note that the reader no longer answers."""
         self.reader = None
         self._pieces.clear()
         self._wanted_s = now_s
         self.update(now_s)
 
     def hear(self, peer: str, message: KvHead | KvBatch | KvSnapshot, now_s: float) -> None:
-        """What a reader says; it may be another one than before, or an old one."""
+        """Process a message of a reader, which may be a new reader or a former one."""
         token = self.place[0]
         if message.token < token:
             return
@@ -312,7 +320,7 @@ class KvSubscriber:
         self.update(now_s)
 
     def update(self, now_s: float) -> None:
-        """Tell the core whether this worker's events reach us, where that changed."""
+        """Tell the core whether this worker's events reach this replica, if that changed."""
         if self.heard != self._told_heard:
             self._told_heard = self.heard
             worker = self._worker()
@@ -373,7 +381,7 @@ class KvSubscriber:
             self._wanted_s = now_s + _REFUSED_S
 
     def _taken(self, body: bytes, worker: Worker, now_s: float) -> bool:
-        """Whether the core goes on from this snapshot."""
+        """Hand the snapshot to the core. Return whether the core continues from it."""
         try:
             snapshot = decode_snapshot(body)
         except ValueError:
