@@ -1,4 +1,4 @@
-"""The access log: a JSON line for each inference request, for people and for what gathers logs.
+"""The access log: one JSON line for each inference request, for people and for log collectors.
 
 The event loop puts a `RequestRecord` into a bounded queue; a thread makes lines and writes them.
 """
@@ -25,7 +25,9 @@ _MODEL_CHARS = 256
 
 
 class AccessLine(msgspec.Struct, frozen=True):
-    """One request. Times in ms; null: unknown, or it did not come to that."""
+    """One request's line in the access log. Times are in ms; null means unknown, or that the
+    request did not get so far.
+    """
 
     at: float  # arrival, unix seconds
     id: str
@@ -59,7 +61,7 @@ class AccessLine(msgspec.Struct, frozen=True):
 
 
 def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
-    """What the log tells of a request."""
+    """Return the access log's line for a request."""
     arrival, last, prefill, outcomes = record.arrival, record.last, record.prefill, record.outcomes
     status = next((one.status for one in reversed(outcomes) if one.status is not None), None)
     usages = [one.usage for one in outcomes if one.usage is not None]
@@ -117,9 +119,8 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
 
 
 def names_in(record: RequestRecord) -> dict[str, Any]:
-    """Return the name that was asked for, its rule and the revision, as fields of a log's line.
-
-    There are none if no rule counted.
+    """Return the requested name, its rule and the revision, as fields of a log's line. There are
+    none if no rule applied.
     """
     name = record.name
     if name is None:
@@ -129,12 +130,12 @@ def names_in(record: RequestRecord) -> dict[str, Any]:
 
 
 def ms_since(at_s: float | None, since_s: float) -> float | None:
-    """Milliseconds between two times, as logs have them."""
+    """Return the time from `since_s` to `at_s` in milliseconds, rounded for logs."""
     return None if at_s is None else round(max(at_s - since_s, 0.0) * 1e3, 3)
 
 
 class AccessLog(QueuedLog[RequestRecord]):
-    """Lifetime: process."""
+    """The queue and the thread that write the access log. Lifetime: process."""
 
     def __init__(self, file: LineFile) -> None:
         encode = msgspec.json.Encoder().encode_lines
@@ -146,19 +147,21 @@ class AccessLog(QueuedLog[RequestRecord]):
         super().__init__(_NAME, LineSink(_NAME, file, lines), _WAITING, _WAITING_BYTES)
 
     def put(self, record: RequestRecord) -> None:
-        """Hand over."""
+        """Queue a request's record for the log."""
         self.queue(record, _LINE_BYTES)
 
 
 def unix_offset_s() -> float:
-    """What the router's clock, which only counts on, lacks to unix time now: the machine's date may
-    be corrected while the router runs.
+    """Return the difference between unix time and the router's monotonic clock, as of now: the
+    machine's date may be corrected while the router runs.
     """
     return time.time() - time.monotonic()
 
 
 def access_log(where: str, limit_bytes: int) -> AccessLog:
-    """A log to a file, or with `STDOUT` to standard output. Raises OSError."""
+    """Return an access log that writes to a file, or with `STDOUT` to standard output. Raises
+    OSError if the file cannot be opened.
+    """
     if where == STDOUT:
         return AccessLog(Stdout())
     path = Path(where)

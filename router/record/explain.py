@@ -1,4 +1,4 @@
-"""A decision's reasons as JSON, and who gets them in an answer's header."""
+"""The reasons for a decision, as JSON and as the value of an answer's header."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _IN_A_HEADER = 3  # workers
 def explanation(
     request_id: int, worker_id: int, decision: Decision, routed_by: str = ""
 ) -> dict[str, Any]:
-    """A decision in short: the best three, the chosen one first; with their terms, if asked for.
+    """Return a decision in short: the best three workers, the chosen one first, with the terms of
+    their costs if these were requested.
 
-    `routed_by`: what of the request; empty where that is plain.
+    `routed_by` says by what the request was routed; it is empty if that is obvious.
     """
     seen = {} if decision.details is None else {one.worker_id: one for one in decision.details.seen}
     return {
@@ -52,7 +53,7 @@ def explanation(
 
 
 def everything(details: Details) -> dict[str, Any]:
-    """All that a decision saw: the request, the pool, the best eight workers."""
+    """Return all that a decision saw: the request, the pool and the best eight workers."""
     return {
         "of_request": _numbers(details.request),
         "of_pool": _numbers(details.pool),
@@ -62,7 +63,7 @@ def everything(details: Details) -> dict[str, Any]:
 
 
 def columns_in_header(details: Details) -> dict[str, Any]:
-    """As much of it as a header may hold: of the best three workers, what is known."""
+    """Return the known columns of the best three workers, which is as much as a header may hold."""
     known = {
         str(seen.worker_id): {
             name: value for name, value in _numbers(seen.columns).items() if value is not None
@@ -86,14 +87,16 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has neither NaN nor infinity."""
+    """Return a value for JSON, rounded, with None for NaN and infinity."""
     if isinstance(value, bool) or not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def withheld(request_id: int, hold: Withheld) -> dict[str, Any]:
-    """A hold in short: how long, of what standing, and what the best three would cost."""
+    """Return a held request in short: how long it is held, its standing, and what the best three
+    workers would cost.
+    """
     seen = hold.details.seen[:_IN_A_HEADER]
     limit = {"limit": hold.limit} if hold.limit else {}
     return {
@@ -122,9 +125,10 @@ _HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a lin
 
 
 def explanation_line(attempt: Attempt, full: bool, prefill: Attempt | None = None) -> bytes:
-    """Why it went there, for an answer's header: a sentence, then JSON.
+    """Return why a request was sent to its worker, as an answer's header: a sentence, then JSON.
 
-    `full`: with what of the workers it saw. `prefill`: by the worker that prefills for this one.
+    `full` adds the workers' columns. `prefill` is the attempt at the worker that prefills for this
+    one.
     """
     decision, request_id = attempt.decision, attempt.request_id
     shown = explanation(request_id, attempt.worker_id, decision, attempt.routed_by)
@@ -144,12 +148,14 @@ def explanation_line(attempt: Attempt, full: bool, prefill: Attempt | None = Non
 
 
 def name_of(attempt: Attempt) -> dict[str, Any]:
-    """Return what a rule made of the request's name, for JSON; nothing where there is no rule."""
+    """Return the effect of a naming rule on the request's model name, for JSON; empty if there is
+    no rule.
+    """
     return {} if attempt.name is None else {"name": attempt.name.shown()}
 
 
 def hits_of(attempt: Attempt) -> dict[str, Any]:
-    """Return the hit mode of the attempt's worker for JSON; nothing if nobody asked for it."""
+    """Return the hit mode of the attempt's worker for JSON; empty if it was not requested."""
     return {} if attempt.hits is None else {"hits": attempt.hits.shown()}
 
 
@@ -168,10 +174,11 @@ def why_sentence(
     hits: HitVerdict | None = None,
     does: str = "",
 ) -> str:
-    """Say why a decision chose its worker: what it holds, what the next one would cost, and what
-    else led there. ASCII, without braces.
+    """Return a sentence that says why a decision chose its worker: what the worker holds, what the
+    next best would cost, and any other reason.
 
-    `hits`: how exact they are. `does`: what else the worker does.
+    The text is ASCII, without braces. `hits` says how exact the hits are. `does` says what else the
+    worker does.
     """
     mode = "approximate" if decision.approximate else "exact" if hits is None else hits.mode
     verb = {"exact": "holds", "degraded": "is known to hold", "approximate": "holds about"}[mode]
@@ -192,7 +199,7 @@ _REASONS = {
 
 
 def _next_best(decision: Decision, size: int, unit: str) -> str:
-    """Say how much more the next best worker would have cost, or how much it holds."""
+    """Return how much more the next best worker would have cost, or how much it holds."""
     other, best = runner_up(decision), next(iter(decision.candidates), None)
     if other is None or best is None or not math.isfinite(other.cost):
         return "no other worker could take it"
@@ -211,7 +218,9 @@ def _duration(seconds: float) -> str:
 
 
 def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Reject) -> str | None:
-    """Why nobody takes a request, as of `now_s`: for the header of its refusal."""
+    """Return why no worker takes a held request, as of `now_s`, for the header of its refusal; None
+    for other refusals.
+    """
     if not isinstance(choice, Withheld):
         return None
     shown = withheld(arrival.request_id, choice) | {"held_s": round(now_s - arrival.now_s, 6)}
@@ -219,9 +228,9 @@ def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Rej
 
 
 def _line(why: str, shown: dict[str, Any]) -> bytes:
-    """A sentence and JSON, which begins at the first brace, as the value of a header.
+    """Return the value of a header: a sentence, then JSON from the first brace on.
 
-    The JSON is cut down where it would be more than a client's parser takes.
+    The JSON is shortened if the header would be too long for clients' parsers.
     """
     sentence = f"{why}; ".encode("ascii", "replace")
     for part in ("columns", "best"):

@@ -1,6 +1,6 @@
-"""The format of recorded facts, and the player that checks them with a fresh core.
+"""The format of recorded facts, and the player that checks a recording with a fresh core.
 
-The first record is the `Preamble`. Then come, in the order in which the core saw them:
+The first record is the `Preamble`. The others follow in the order in which the core saw them:
 
     ["fact", kind, fields, actions]   one fact; each action as [kind, fields]; or, where the core
                                       raised an error, its name instead of the list
@@ -16,9 +16,9 @@ The first record is the `Preamble`. Then come, in the order in which the core sa
 Stored blocks carry chain hashes, never token ids. An array of hashes is bytes, uint64
 little-endian.
 
-Same facts, same seed, same policy: same actions. A difference means that the core or a policy
-was changed since the recording, that a policy is not pure, or a defect. No I/O but reading the
-file.
+The same facts, seed and policy give the same actions. A difference means that the core or a policy
+has changed since the recording, that a policy is not pure, or that there is a defect. This module
+does no I/O except reading the file.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ _LENGTH = struct.Struct(">I")
 
 
 class RecordingError(ValueError):
-    """The file is no recording that can be played; the text says where and why."""
+    """Raised when a file is not a recording that can be played; the text says where and why."""
 
 
 class Preamble(msgspec.Struct, frozen=True):
-    """With what the recorded core began. Settings stand by their names."""
+    """The settings, seed and policy with which the recorded core started. Settings are given by
+    their names.
+    """
 
     settings: dict[str, float | int | str]
     seed: int
@@ -65,20 +67,20 @@ class Preamble(msgspec.Struct, frozen=True):
 
 
 def framed(record: Any) -> bytes:
-    """A record as it stands in the file."""
+    """Return a record as bytes for the file: its length, then msgpack."""
     data = msgspec.msgpack.encode(record, enc_hook=_plain_value)
     return _LENGTH.pack(len(data)) + data
 
 
 def as_read(record: Any) -> Any:
-    """A record as `records` would give it back."""
+    """Return a record as `records` would return it from a file."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(record, enc_hook=_plain_value))
 
 
 def records(path: Path) -> Iterator[Any]:
-    """The file's records, as msgpack spells them; a torn one at its end is left out.
+    """Yield the file's decoded records; an incomplete last record is left out.
 
-    Raises OSError, and RecordingError for what is no recording.
+    Raises OSError if the file cannot be read, RecordingError if it is not a recording.
     """
     with path.open("rb") as file:
         number = 0
@@ -97,7 +99,9 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def preamble_of(record: Any, path: Path) -> Preamble:
-    """The first record, checked. Raises RecordingError."""
+    """Return the first record as a checked Preamble. Raises RecordingError if it is another
+    thing.
+    """
     try:
         preamble = msgspec.convert(record, Preamble)
     except msgspec.ValidationError as error:
@@ -112,12 +116,12 @@ def preamble_of(record: Any, path: Path) -> Preamble:
 
 
 def plain(thing: Any) -> list[Any]:
-    """`[kind, fields]` of a fact, an event or an action."""
+    """Return a fact, an event or an action as `[kind, fields]`."""
     return [type(thing).__name__, fields_of(thing)]
 
 
 def fields_of(thing: Any) -> dict[str, Any]:
-    """Its fields by name; those inside of them likewise."""
+    """Return the fields of an object by name; nested objects likewise."""
     kind: Any = type(thing)
     return {name: _plain(name, getattr(thing, name)) for name in _names(kind)}
 
@@ -155,12 +159,14 @@ def _plain_value(value: Any) -> Any:
 
 
 def fact_of(kind: Any, fields: Any) -> Any:
-    """The fact that `plain` took apart. Raises ValueError or TypeError for what is none."""
+    """Return the fact that `plain` turned into a kind and fields. Raises ValueError or TypeError if
+    it is malformed.
+    """
     return _of_kind(_FACTS, kind, fields)
 
 
 def hashes(data: bytes) -> Hashes:
-    """uint64[blocks]. Raises ValueError for torn ones."""
+    """Return uint64[blocks] from bytes. Raises ValueError if the length is not a multiple of 8."""
     return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
 
 
@@ -206,7 +212,9 @@ Answer = list[Any] | str  # actions as [kind, fields], or the name of the error 
 
 @dataclass(frozen=True, slots=True)
 class FactDifference:
-    """One fact that was answered otherwise. After the first one, others may follow from it."""
+    """One fact to which the fresh core gave other actions than the recorded core. Later differences
+    may follow from the first.
+    """
 
     fact: int  # its number, from 0
     kind: str
@@ -220,12 +228,14 @@ class FactDifference:
 
 
 class Player:
-    """Lifetime: one playing of one file."""
+    """Plays a recording to a fresh core and compares the actions. Lifetime: one playing of one
+    file.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Reads the file once to check it and to find the chains that it tells late.
+        """Read the file once to check it and to find the chains that it records late.
 
-        Raises OSError, RecordingError, and PolicyError for a policy that is not to be had here.
+        Raises OSError, RecordingError, and PolicyError if the policy is not available here.
         """
         self.facts = 0  # played so far
         self.actions = 0  # of these, compared so far
@@ -236,7 +246,9 @@ class Player:
         self._core = self._fresh_core(self.preamble)
 
     def differences(self) -> Iterator[FactDifference]:
-        """Plays the file to its end; call it once. Raises RecordingError where it is damaged."""
+        """Play the file to its end and yield the differences; call it once. Raises RecordingError
+        if the file is damaged.
+        """
         for number, record in enumerate(records(self._path)):
             if number == 0:
                 continue
@@ -312,7 +324,11 @@ class Player:
         return answer
 
     def _with_chains(self, fact: facts.KvEvents) -> facts.KvEvents:
-        """Blocks whose parent never came wait for it here too: any chain does for them."""
+        """Return the fact with a chain for each stored block.
+
+        A block whose parent never arrived waits for its parent in the fresh core, too, so any chain
+        will do for it.
+        """
         events = tuple(
             replace(event, chain=self._chain(position, event))
             if isinstance(event, facts.Stored)
@@ -329,4 +345,4 @@ class Player:
 
 
 def _forgive(error: PolicyError) -> None:
-    """As the router does: it goes on without the policy's answer."""
+    """Ignore a policy's error, as the router does: it decides without the policy."""

@@ -1,4 +1,4 @@
-"""Files and folders that lines are appended to, and the thread that writes them."""
+"""Log files and folders that only grow, and the thread that writes them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ _BATCH_ITEMS = 64  # written at once: other threads get a turn in between
 
 
 class Sink(Protocol[T_contra]):
-    """What the thread does with items. It answers for errors of files itself."""
+    """Takes queued items in the log's thread. It handles errors of files itself."""
 
     def write(self, items: Sequence[T_contra]) -> None:
-        """Take the next items, in the order in which they were put."""
+        """Take the next items, in the order in which they were queued."""
 
     def reopen(self) -> None:
-        """The file may have been moved away."""
+        """Open the file again, because it may have been moved."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the file; no items follow."""
 
 
 class Background(Generic[T]):
-    """One thread tells it items, a thread of its own writes them. Lifetime: process."""
+    """A queue whose items a thread of its own hands to a sink. One other thread fills it. Lifetime:
+    process.
+    """
 
     def __init__(self, name: str, sink: Sink[T], items_max: int, bytes_max: int) -> None:
         self._sink = sink
@@ -65,7 +67,9 @@ class Background(Generic[T]):
         self._thread.start()
 
     def put(self, item: T, size_bytes: int) -> bool:
-        """Hand an item over that keeps about `size_bytes` alive; False: no room, it is lost."""
+        """Queue an item that keeps about `size_bytes` of memory alive. Return False if there is no
+        room and the item is lost.
+        """
         items = self._items
         waiting_bytes = self._put_bytes - self._taken_bytes
         if len(items) >= self._items_max or waiting_bytes > self._bytes_max or self._broken:
@@ -77,12 +81,14 @@ class Background(Generic[T]):
         return True
 
     def reopen(self) -> None:
-        """Let the sink open its file anew, soon."""
+        """Let the sink open its file again, soon."""
         self._reopen.set()
         self._wake.set()
 
     def close(self, timeout_s: float) -> int:
-        """Write what waits, and end. Returns how many items were left after `timeout_s`."""
+        """Write the queued items, and end. Return how many items were left after `timeout_s`
+        seconds.
+        """
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout_s)
@@ -114,7 +120,7 @@ class Background(Generic[T]):
 
 
 class CountingSink(Sink[T_contra], Protocol[T_contra]):
-    """A sink that says what became of items."""
+    """A sink that counts the items written and lost."""
 
     @property
     def written(self) -> int: ...
@@ -123,7 +129,9 @@ class CountingSink(Sink[T_contra], Protocol[T_contra]):
 
 
 class QueuedLog(Generic[T]):
-    """A log that a thread of its own writes, with what was written and lost. Lifetime: process."""
+    """A log that a thread of its own writes, with counts of items written and lost. Lifetime:
+    process.
+    """
 
     def __init__(self, name: str, sink: CountingSink[T], items_max: int, bytes_max: int) -> None:
         self._name = name
@@ -133,34 +141,36 @@ class QueuedLog(Generic[T]):
 
     @property
     def written(self) -> int:
-        """How many so far."""
+        """The number of items written so far."""
         return self._sink.written
 
     @property
     def lost(self) -> int:
-        """How many so far, for want of room in the queue or where they go."""
+        """The number of items lost so far, because the queue or the file had no room."""
         return self._no_room + self._sink.lost
 
     def queue(self, item: T, size_bytes: int) -> None:
-        """Hand an item over that keeps about `size_bytes` alive. Never waits."""
+        """Queue an item that keeps about `size_bytes` of memory alive. Never waits."""
         if not self._background.put(item, size_bytes):
             self._no_room += 1
             if worth_a_line(self._no_room):
                 log.error("%s: %d lost: they come too fast", self._name, self._no_room)
 
     def reopen(self) -> None:
-        """The file was moved away: go on in a new one. Returns at once."""
+        """Let the thread open a new file, because the old one was moved. Returns at once."""
         self._background.reopen()
 
     def close(self) -> None:
-        """Write what waits. Takes up to five seconds, after which the rest is lost."""
+        """Write the queued items. This takes up to five seconds, after which the rest is lost."""
         if left := self._background.close(_CLOSE_S):
             self._no_room += left
             log.error("%s: %d were not written before the end", self._name, left)
 
 
 class LineFile(Protocol):
-    """Where whole lines go. Each of its calls may raise OSError, `close` none."""
+    """A file, or a folder of files, to which whole lines are appended. Each method may raise
+    OSError, except `close`.
+    """
 
     @property
     def fresh(self) -> bool: ...  # a header is due
@@ -168,20 +178,22 @@ class LineFile(Protocol):
     def where(self) -> str: ...  # for people
 
     def make_room(self, size_bytes: int) -> None:
-        """So many bytes come next: begin anew where they would be too many."""
+        """Begin a new file if `size_bytes` more would exceed the limit."""
 
     def append(self, data: bytes) -> None:
         """Write whole lines, or none of them."""
 
     def reopen(self) -> None:
-        """The file may have been moved away."""
+        """Open the file again, because it may have been moved."""
 
     def close(self) -> None:
-        """The end."""
+        """Close the file."""
 
 
 class LineSink(Generic[T]):
-    """Makes lines of items and appends them, in the thread of a log. Lifetime: process."""
+    """Makes lines of items and appends them to a file, in the thread of a log. Lifetime:
+    process.
+    """
 
     def __init__(
         self,
@@ -190,7 +202,7 @@ class LineSink(Generic[T]):
         lines: Callable[[Sequence[T]], bytes],
         heading: Callable[[], bytes] = bytes,
     ) -> None:
-        """`name`: of the log, for people; `heading`: what stands first in a file."""
+        """`name` is the log's name for people; `heading` returns the first line of a file."""
         self.written = 0
         self.lost = 0
         self.outdated = False  # the last heading no longer says what is true
@@ -201,7 +213,7 @@ class LineSink(Generic[T]):
         self._trouble_lines = 0  # lost since the file could last be written
 
     def write(self, items: Sequence[T]) -> None:
-        """Append a line for each."""
+        """Append a line for each item."""
         data, headed = self._lines(items), self._file.fresh or self.outdated
         if headed:
             data = self._heading() + data
@@ -218,7 +230,7 @@ class LineSink(Generic[T]):
             self._trouble_lines = 0
 
     def reopen(self) -> None:
-        """Go on where the path leads now."""
+        """Open the file to which the path leads now."""
         try:
             self._file.reopen()
         except OSError as error:
@@ -226,7 +238,7 @@ class LineSink(Generic[T]):
             log.error("%s: cannot open %s anew: %s", self._name, self._file.where, why)
 
     def close(self) -> None:
-        """The end."""
+        """Close the file."""
         self._file.close()
 
     def _give_up(self, count: int, error: OSError) -> None:
@@ -240,7 +252,7 @@ class LineSink(Generic[T]):
 
 @contextmanager
 def opening(key: str, path: Path) -> Iterator[None]:
-    """Let an OSError say which key and file it is about, and why."""
+    """Add the configuration key and the file to the text of an OSError raised inside."""
     try:
         yield
     except OSError as error:
@@ -253,14 +265,14 @@ _MODE = 0o600  # what requests share and when is nobody else's business
 
 
 class LogFile:
-    """Lifetime: process. Used by one thread.
+    """A file to which one thread appends lines. Lifetime: process.
 
-    Beyond `limit_bytes` a regular file is renamed to `FILE.1`, in place of an older one, and
-    begun anew. `fresh` is set whenever a header is due.
+    If it would grow beyond `limit_bytes`, a regular file is renamed to `FILE.1`, which replaces an
+    older one, and a new file is begun. `fresh` is set when a heading is due.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
-        """Opens the file. Raises OSError."""
+        """Open the file. Raises OSError if that fails."""
         self.path = path
         self.fresh = True
         self._limit_bytes = limit_bytes
@@ -268,11 +280,11 @@ class LogFile:
 
     @property
     def where(self) -> str:
-        """The file, for people."""
+        """The path of the file, for people."""
         return str(self.path)
 
     def append(self, data: bytes) -> None:
-        """Write whole lines, or none of them. Raises OSError."""
+        """Write whole lines, or none of them. Raises OSError if that fails."""
         start = os.fstat(self._fd).st_size if self._regular else 0
         try:
             rest = memoryview(data)
@@ -285,7 +297,9 @@ class LogFile:
         self.fresh = False
 
     def make_room(self, size_bytes: int) -> None:
-        """Turn the file over where `size_bytes` more would go beyond the limit. Raises OSError."""
+        """Begin a new file if `size_bytes` more would exceed the limit. Raises OSError if that
+        fails.
+        """
         if not self._regular:
             return
         held_bytes = os.fstat(self._fd).st_size
@@ -295,7 +309,9 @@ class LogFile:
             self._open_anew()
 
     def reopen(self) -> None:
-        """Where the path names another file by now, or none, go on there. Raises OSError."""
+        """Open the path again if it now leads to another file or to none. Raises OSError if that
+        fails.
+        """
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
@@ -304,7 +320,7 @@ class LogFile:
             self._open_anew()
 
     def close(self) -> None:
-        """The end."""
+        """Close the file."""
         os.close(self._fd)
 
     def _open(self) -> None:
@@ -325,17 +341,17 @@ class LogFile:
 
 
 class Stdout(LogFile):
-    """Lifetime: process."""
+    """Standard output as a file for lines. Lifetime: process."""
 
     def __init__(self) -> None:
         self.path = Path("-")
         self._fd, self._regular, self.fresh = 1, False, False
 
     def reopen(self) -> None:
-        """Nobody can move it away."""
+        """Do nothing: standard output cannot be moved."""
 
     def close(self) -> None:
-        """Others write there, too."""
+        """Do nothing: others write to standard output, too."""
 
 
 SALT_NAME = "salt"
@@ -346,7 +362,7 @@ _STEP = timedelta(microseconds=1)
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of the folder `record`, which keeps the request log in parts."""
+    """Limits of the folder `record`, which keeps the request log in parts."""
 
     part_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 40, description="size at which a new part is begun, bytes")
@@ -369,10 +385,12 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parts:
-    """Lifetime: process. Used by one thread; several routers may have one folder."""
+    """A folder of log files, each a part of the log. Used by one thread; several routers may share
+    a folder. Lifetime: process.
+    """
 
     def __init__(self, folder: Path, limits: Recording, now_s: Callable[[], float]) -> None:
-        """Makes the folder where only that is missing. `now_s`: unix time.
+        """Create the folder if it is missing; its parent must exist. `now_s` returns unix time.
 
         Raises OSError that says which file cannot be written and why.
         """
@@ -388,16 +406,16 @@ class Parts:
 
     @property
     def fresh(self) -> bool:
-        """The next line is the first of its part."""
+        """Whether the next line is the first of its part."""
         return self._file is None or self._file.fresh
 
     @property
     def where(self) -> str:
-        """The folder."""
+        """The path of the folder, for people."""
         return str(self._folder)
 
     def make_room(self, size_bytes: int) -> None:
-        """End the part where `size_bytes` more are too many, or another hour has come."""
+        """End the part if `size_bytes` more would exceed its limit, or if its time span is over."""
         span = int(self._now_s() // self._limits.part_s)
         full = self._held_bytes + size_bytes > self._limits.part_bytes
         if self._file is not None and self._held_bytes and (full or span != self._span):
@@ -405,19 +423,21 @@ class Parts:
         self._span = span
 
     def append(self, data: bytes) -> None:
-        """Write whole lines, or none of them. Raises OSError."""
+        """Write whole lines, or none of them. Raises OSError if that fails."""
         if self._file is None:
             self._file = self._begun()
         self._file.append(data)
         self._held_bytes += len(data)
 
     def reopen(self) -> None:
-        """Begin another part."""
+        """Begin a new part."""
         if self._held_bytes:
             self._end_part()
 
     def close(self) -> None:
-        """The end. The last part stays as it is: a router that ends has no time to pack it."""
+        """Close the last part. It is not compressed, because a router that ends has no time for
+        that.
+        """
         if self._file is not None:
             self._file.close()
             if not self._held_bytes:
@@ -425,7 +445,7 @@ class Parts:
             self._file = None
 
     def _begun(self) -> LogFile:
-        """A new part, once there is room for it. Raises OSError."""
+        """Begin a new part after making room for it. Raises OSError if that fails."""
         limits = self._limits
         self._forget(limits.parts - 1, limits.total_bytes - limits.part_bytes)
         at = datetime.fromtimestamp(self._now_s(), UTC)
@@ -460,7 +480,7 @@ class Parts:
                 unfinished.unlink(missing_ok=True)
 
     def _forget(self, parts: int, total_bytes: int) -> None:
-        """Remove the oldest parts beyond so many, and so many bytes."""
+        """Remove the oldest parts until at most `parts` parts and `total_bytes` bytes are left."""
         held = [
             (path, size) for path in parts_in(self._folder) if (size := _size(path)) is not None
         ]
@@ -474,7 +494,9 @@ class Parts:
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """The parts of a recording, the oldest first. Raises OSError."""
+    """Return the parts of a recording, the oldest first. Raises OSError if the folder cannot be
+    read.
+    """
     found = {path.name: path for path in folder.iterdir() if _NAME.fullmatch(path.name)}
     return [found[name] for name in sorted(found) if f"{name}.gz" not in found]
 

@@ -1,7 +1,7 @@
-"""The router's own log: lines for people, or JSON lines with the same words, one an event.
+"""The router's own log: lines for people, or JSON lines with the same words, one for each event.
 
-A line that concerns one request is logged with `extra=about(...)`, so that it carries the ids by
-which the access log, the spans and the client know that request.
+A line that concerns one request is logged with `extra=about(...)`, so that it has the ids by which
+the access log, the spans and the client know that request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IDS = ("request", "trace")
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event."""
+    """One event of the router's own log, as JSON."""
 
     time: str  # UTC, RFC 3339, milliseconds
     level: str  # debug, info, warning, error, critical
@@ -40,34 +40,36 @@ def configure(level: str, form: LogFormat) -> None:
 
 
 def about(request: str, trace: str) -> dict[str, str]:
-    """What a log call takes as `extra` for a line about one request: its id and its trace's."""
+    """Return the `extra` of a log call for a line about one request: the request's id and its
+    trace's id.
+    """
     return {"request": request, "trace": trace}
 
 
 def worth_a_line(occurrences: int) -> bool:
-    """Whether to log what happens again and again: at 1, 2, 4, 8, ... times."""
+    """Return whether to log a repeated event: at its 1st, 2nd, 4th, 8th, ... occurrence."""
     return occurrences & (occurrences - 1) == 0
 
 
 class TextLines(logging.Formatter):
-    """Ids stand behind the message. Lifetime: process."""
+    """Formats log lines as text, with the ids behind the message. Lifetime: process."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """See `logging.Formatter`."""
+        """Return the line with its ids; see `logging.Formatter`."""
         ids = [f"{name}={value}" for name in _IDS if (value := getattr(record, name, ""))]
         line = super().formatMessage(record)
         return f"{line} [{' '.join(ids)}]" if ids else line
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, whatever was logged. Lifetime: process."""
+    """Formats each log line as one JSON object, whatever was logged. Lifetime: process."""
 
     def __init__(self) -> None:
         super().__init__()
         self._encode = msgspec.json.Encoder().encode
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
+        """Return the line as JSON; see `logging.Formatter`."""
         ids: dict[str, Any] = {name: str(getattr(record, name, "")) for name in _IDS}
         exception = ""
         if record.exc_info:
@@ -89,5 +91,5 @@ def _cut_front(text: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """Without halves of characters, which JSON has no place for."""
+    """Return the text without unpaired surrogates, which JSON cannot hold."""
     return text.encode("utf-8", "replace").decode()

@@ -13,7 +13,9 @@ _KEYS = ", ".join(_LIMITS)
 
 
 def model_limits(lines: Iterable[str]) -> dict[str, ModelLimit]:
-    """By model, each line as `MODEL:KEY=NUMBER,...`. Raises ValueError."""
+    """Return the limits by model, from lines of the form `MODEL:KEY=NUMBER,...`. Raises ValueError
+    if a line is malformed.
+    """
     found: dict[str, ModelLimit] = {}
     for line in lines:
         model, colon, rest = line.rpartition(":")

@@ -1,4 +1,4 @@
-"""The name that a client asked for, and what it was taken for."""
+"""The model name in a client's request, and the model that was chosen for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.record import record
 
 @record
 class NamedModel:
-    """The model that a rule of names chose for a request. Lifetime: request."""
+    """The model that a naming rule chose for a request. Lifetime: request."""
 
     asked: str | None  # as the client wrote it; None: its request names no model
     rule: str  # the name or pattern whose rule chose last
@@ -18,14 +18,14 @@ class NamedModel:
 
     @property
     def renames(self) -> bool:
-        """True if workers get another name than the client gave."""
+        """Whether workers get another name than the client's."""
         return self.asked is not None and self.asked != self.model
 
     @property
     def target(self) -> str:
-        """The model and its revision in one word."""
+        """The model, with its revision after an `@` if there is one."""
         return self.model if self.revision is None else f"{self.model}@{self.revision}"
 
     def shown(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the names for JSON."""
         return {"asked": self.asked, "rule": self.rule, "target": self.target}

@@ -1,4 +1,4 @@
-"""The recorder of facts: what the core was told and what it answered, for debugging."""
+"""The recorder of facts: it writes the core's facts and actions to a file, for debugging."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ NOT_KNOWN: Hashes = np.zeros(0, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Event number `event` of fact number `fact` has this chain. Lifetime: until written."""
+    """The chain of event number `event` of fact number `fact`, found later. Lifetime: until
+    written.
+    """
 
     fact: int
     event: int
@@ -46,7 +48,9 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class _Orphan:
-    """Its parent was not known when it came. Lifetime: until that comes, or room is needed."""
+    """Stored blocks whose parent is not known yet. Lifetime: until the parent arrives, or room is
+    needed.
+    """
 
     fact: int
     event: int
@@ -55,7 +59,7 @@ class _Orphan:
 
 @dataclass(slots=True)
 class _WorkerNames:
-    """Names of the blocks that one worker's events told. Lifetime: worker."""
+    """The names of blocks in one worker's events, with their chain hashes. Lifetime: worker."""
 
     chain_of: dict[int, int] = field(default_factory=dict)  # those used last stand last
     orphans: dict[int, list[_Orphan]] = field(default_factory=dict)  # by parent
@@ -64,10 +68,11 @@ class _WorkerNames:
 
 
 class ChainNames:
-    """Names of blocks of all workers. Lifetime: recording.
+    """Finds the chain hashes of all workers' blocks by the engines' names for them. Lifetime:
+    recording.
 
-    At most `names_max` are remembered, those longest without use forgotten first within a worker;
-    at most `waiting_max` blocks wait for their parents.
+    At most `names_max` names are kept; within a worker the least recently used are forgotten first.
+    At most `waiting_max` blocks wait for their parents.
     """
 
     def __init__(self, names_max: int, waiting_max: int) -> None:
@@ -79,9 +84,11 @@ class ChainNames:
         self._workers: dict[int, _WorkerNames] = {}
 
     def translate(self, number: int, fact: KvEvents) -> tuple[KvEvents, list[Late]]:
-        """Fact number `number` with chains for tokens, and the chains of earlier ones.
+        """Return fact number `number` with chains in place of tokens, and the chains of earlier
+        facts found by it.
 
-        What no core takes is left out: blocks that tell too little, groups that do not count.
+        Events that every core ignores are left out: blocks with missing fields, and cache groups
+        that do not count.
         """
         late: list[Late] = []
         events: list[KvEvent] = []
@@ -101,14 +108,16 @@ class ChainNames:
         return replace(fact, events=tuple(events)), late
 
     def worker_changed(self, fact: WorkerChange) -> None:
-        """A worker that is gone takes its names along."""
+        """Forget the names of a worker that is gone."""
         if fact.state == "gone" and (worker := self._workers.pop(fact.worker_id, None)):
             self._names -= len(worker.chain_of)
             for orphans in worker.orphans.values():
                 self._waiting -= sum(len(orphan.stored.hashes) for orphan in orphans)
 
     def _switch_group(self, worker: _WorkerNames, event: Stored) -> Sequence[KvEvent]:
-        """The first group of full attention is the one that counts; others' blocks are gone."""
+        """Let the first cache group of full attention be the one that counts. Return events that
+        remove the other groups' blocks.
+        """
         if not event.full_attention or worker.full_attention:
             return ()
         worker.full_attention = True
@@ -154,7 +163,9 @@ class ChainNames:
         worker.orphans.setdefault(block_name(parent), []).append(orphan)
 
     def _wake(self, worker: _WorkerNames, event: Stored, chain: Hashes) -> Iterator[Late]:
-        """Those that waited for a block of `event`, and those that waited for them."""
+        """Yield the chains of blocks that waited for a block of `event`, and of those that waited
+        for them.
+        """
         if not worker.orphans:
             return
         known = [(event, chain)]
@@ -190,7 +201,7 @@ def _counts(worker: _WorkerNames, event: Stored | Removed) -> bool:
 
 
 def _whole(event: Stored) -> bool:
-    """Whether it tells of all of its blocks what it must."""
+    """Return whether a stored event has all fields for each of its blocks."""
     blocks = len(event.hashes)
     if event.chain is not None:
         return len(event.chain) == blocks
@@ -214,11 +225,14 @@ _CLOSE_S = 5.0
 
 
 class FactRecorder:
-    """Lifetime: process. Told by the one thread that tells the core."""
+    """Records a core's facts and actions; used by the one thread that calls the core. Lifetime:
+    process.
+    """
 
     def __init__(self, path: Path, limit_bytes: int, core: RouterCore, seed: int) -> None:
-        """Begins a recording of `core`, which has been told nothing yet; an older file becomes
-        `FILE.1`. Raises OSError that says which file cannot be written and why.
+        """Begin a recording of `core`, which has seen no fact yet. An older file becomes `FILE.1`.
+
+        Raises OSError that says which file cannot be written and why.
         """
         with opening("record_facts", path):
             file = LogFile(path, limit_bytes)
@@ -234,11 +248,11 @@ class FactRecorder:
 
     @property
     def is_closed(self) -> bool:
-        """Return True if the recorder has stopped writing to its file."""
+        """Whether the recorder has stopped writing to its file."""
         return self._sink.is_closed
 
     def record(self, fact: Fact, take: Callable[[Fact], list[Action]]) -> list[Action]:
-        """Let the core take a fact, and note both sides."""
+        """Hand a fact to the core, and record the fact and the core's actions."""
         if isinstance(fact, Arrival):
             fact = self._shown(fact)
         elif isinstance(fact, PeerDispatched):
@@ -259,30 +273,34 @@ class FactRecorder:
         return actions
 
     def explain(self, arrival: Arrival) -> Arrival:
-        """Somebody asks where `arrival` would go; returns it as the core shall see it."""
+        """Record a question where `arrival` would go. Return the arrival as the core must see
+        it.
+        """
         arrival = self._shown(arrival)
         served = self._core.workers.serving(arrival.model)
         self._note("explain", arrival if served else self._nameless(arrival, [])[0], None)
         return arrival
 
     def advance(self, now_s: float) -> None:
-        """Somebody looks at the load as of now: queues are drained up to here."""
+        """Record that the load was read as of `now_s`, which drains queues up to that time."""
         self._note("advance", now_s, None)
 
     def set_policy(self, spec: str) -> None:
-        """Another policy decides from here on."""
+        """Record that another policy decides from now on."""
         self._note("policy", spec, None)
 
     def set_model_limits(self, lines: Sequence[str]) -> None:
-        """Models are bounded by these from here on."""
+        """Record that models have these limits from now on."""
         self._note("limits", list(lines), None)
 
     def slow(self, now_s: float, took_s: float) -> None:
-        """The policy took too long for one of its calls: a fault of its own from here on."""
+        """Record that a call of the policy took too long, which the core counts as a fault of the
+        policy.
+        """
         self._note("slow", (now_s, took_s), None)
 
     def close(self) -> None:
-        """Write what waits, and end. Takes up to five seconds."""
+        """Write the queued facts, and end. This takes up to five seconds."""
         if left := self._background.close(_CLOSE_S):
             log.error("facts recorder: %d facts were not written before the end", left)
 
@@ -297,7 +315,9 @@ class FactRecorder:
         )
 
     def _nameless(self, arrival: Arrival, actions: list[Action]) -> tuple[Arrival, list[Action]]:
-        """The name of a model that nobody serves may be any text; its digest is refused alike."""
+        """Return an arrival and its actions with a digest in place of a model name that no worker
+        serves, which may be any text.
+        """
         name, digest = arrival.model, pseudonym(arrival.model, self._key)
         assert digest is not None
         answers: list[Action] = [
@@ -317,7 +337,7 @@ class FactRecorder:
 
 
 class _FactSink:
-    """Frames and writes in the recorder's thread. Lifetime: recording."""
+    """Frames the records and writes them, in the recorder's thread. Lifetime: recording."""
 
     def __init__(
         self, file: LogFile, limit_bytes: int, preamble: Preamble, names: ChainNames
@@ -332,17 +352,17 @@ class _FactSink:
 
     @property
     def is_closed(self) -> bool:
-        """Return True if nothing more will be written to the file."""
+        """Whether nothing more will be written to the file."""
         return bool(self._why)
 
     def end(self, why: str) -> None:
-        """What was put before this is the last; called by either thread."""
+        """End the recording after the facts that are queued already; called by either thread."""
         if not self._why:
             self._why = why
             log.error("facts recorder ends: %s", why)
 
     def write(self, items: Sequence[Told]) -> None:
-        """Append a record for each, and the chains that became known by them."""
+        """Append a record for each item, and the chains found by them."""
         if self._over:
             return
         data = b"".join(frame for told in items for frame in self._frames(told))
@@ -353,10 +373,10 @@ class _FactSink:
             self._append(data)
 
     def reopen(self) -> None:
-        """A recording is one file; there is nothing to go on with in another."""
+        """Do nothing: a recording is one file, which cannot continue in another."""
 
     def close(self) -> None:
-        """The last record says why it is the last."""
+        """Write a last record that says why the recording ends."""
         if not self._why:
             self._why = "the router ended"
         self._finish()
@@ -395,7 +415,7 @@ class _FactSink:
 
 
 def _size_of(what: Any) -> int:
-    """Bytes that it keeps alive, roughly."""
+    """Return roughly how many bytes of memory an item keeps alive."""
     size_bytes = _ITEM_BYTES
     if isinstance(what, PeerDispatched):
         what = what.arrival

@@ -1,12 +1,12 @@
 """The request log's format: JSON lines, a `Header` and then one `RequestLine` for each request.
 
-Lines stand in the order in which requests ended; who wants arrivals in order sorts by `at`. A
-file has a header in its first line, and another one wherever a restarted router goes on writing
-to it and wherever another policy or other workers are in force. Sessions and tenants compare
-between headers of one salt; worker numbers within one run of a router.
+Lines are in the order in which requests ended; to get the order of arrivals, sort by `at`. A file
+has a header in its first line, and another one wherever a restarted router continues it and
+wherever the policy or the workers change. Sessions and tenants can be compared between headers with
+the same salt; worker numbers only within one run of a router.
 
-A line holds no text, no token ids, no headers and no keys: what a prompt says is in its chain
-hashes only, and sessions and tenants are keyed digests whose key is kept nowhere.
+A line holds no text, no token ids, no headers and no keys. Of a prompt it has only chain hashes;
+sessions and tenants are digests whose key is not stored in the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PSEUDONYM_BYTES = 12  # 96 bits: no two of a thousand million sessions are like
 
 
 class FleetPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Workers that are alike, as the router knew them. None: not known, or no threshold."""
+    """A number of equal workers, as the router knew them. None means not known, or no threshold."""
 
     count: int
     block_size: int
@@ -53,7 +53,9 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Best(msgspec.Struct, frozen=True, array_like=True):
-    """A candidate: `[worker, cost, hit_tokens]`; the cost is null where it was not for this one."""
+    """A candidate worker, as `[worker, cost, hit_tokens]`. The cost is null if the request could
+    not go to it.
+    """
 
     worker: int
     cost: float | None
@@ -61,11 +63,12 @@ class Best(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestLine(msgspec.Struct, frozen=True):
-    """One request that was dispatched, rejected or given up. None is null: not known.
+    """One request that was dispatched, rejected or given up. None is written as null and means not
+    known.
 
-    `chain` is base64 of the full blocks' chain hashes, keyed with a salt (`router.record.salt`),
-    uint64 little-endian, eight bytes a block (`hashes_of`): numbers beyond 2^53
-    would not survive every reader of JSON.
+    `chain` is base64 of the chain hashes of the full blocks, keyed with a salt
+    (`router.record.salt`), uint64 little-endian, eight bytes a block (`hashes_of`). They are not
+    numbers, because not every JSON reader keeps numbers beyond 2^53.
     """
 
     at: float  # arrival, unix seconds, 6 decimals
@@ -108,19 +111,21 @@ class RequestLine(msgspec.Struct, frozen=True):
 
 
 def chain_bytes(chain: Hashes) -> bytes:
-    """A chain as `RequestLine.chain` holds it."""
+    """Return a chain as the bytes of `RequestLine.chain`."""
     return chain.astype("<u8", copy=False).tobytes()
 
 
 def hashes_of(chain: bytes) -> Hashes:
-    """uint64[blocks] of `RequestLine.chain`. Raises ValueError for a torn one."""
+    """Return uint64[blocks] of `RequestLine.chain`. Raises ValueError if its length is not a
+    multiple of 8.
+    """
     if len(chain) % 8:
         raise ValueError(f"chain has {len(chain)} bytes; expected 8 for each block")
     return np.frombuffer(chain, dtype="<u8").astype(np.uint64, copy=False)
 
 
 def pseudonym(name: str | None, key: bytes) -> str | None:
-    """The same for equal names under one key, and nothing of the name itself."""
+    """Return a digest of the name, the same for equal names under one key; None for None."""
     if name is None:
         return None
     data = name.encode("utf-8", "surrogatepass")

@@ -1,7 +1,7 @@
-"""The request log: what became of each request, as a line for replays.
+"""The request log: one line for each request, for replays.
 
-The event loop only fills in an `Entry` and puts it into a bounded queue; a thread makes lines of
-entries and writes them. Where the disk is slow or full, lines are lost and counted.
+The event loop only puts a request's record into a bounded queue; a thread makes lines of records
+and writes them. If the disk is slow or full, lines are lost and counted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class LineMaker:
         self._encoder = msgspec.json.Encoder()
 
     def settle(self, policy: str) -> bool:
-        """Make the heading of lines that end under `policy`; whether it says anything new."""
+        """Make the heading for requests that ended under `policy`. Return whether it differs from
+        the previous one.
+        """
         before, header = self._says, self._header(self._now_s())
         self._says = msgspec.structs.replace(header, policy=policy)
         if before is None:
@@ -77,18 +79,22 @@ class LineMaker:
         return self._says != msgspec.structs.replace(before, started=header.started)
 
     def lines(self, records: Sequence[RequestRecord]) -> bytes:
-        """A line for each."""
+        """Return one line for each record."""
         chains = self._keyed([_chain_of(record) for record in records])
         lines = [self._line(*pair) for pair in zip(records, chains, strict=True)]
         return self._encoder.encode_lines(lines)
 
     def heading(self) -> bytes:
-        """The line that stands first in a file, and wherever what it says has changed."""
+        """Return the heading, which is the first line of a file and is repeated when its content
+        changes.
+        """
         says = self._says or self._header(self._now_s())
         return self._encoder.encode_lines([msgspec.structs.replace(says, salt=self._salt.mark)])
 
     def _keyed(self, chains: Sequence[Hashes]) -> Sequence[Hashes]:
-        """All of them in one go: each costs a hundred calls of numpy."""
+        """Return all chains keyed with the salt, in one call, because each call costs a hundred
+        numpy calls.
+        """
         ends = np.cumsum([len(chain) for chain in chains])
         return np.split(self._salt.keyed(np.concatenate(chains)), ends[:-1])
 
@@ -139,7 +145,7 @@ def _arrival_of(record: RequestRecord) -> Arrival:
 
 
 def _identity_in(identity: Identity, key: bytes) -> dict[str, Any]:
-    """Return the fields of a line that say which agent of whom sent the request."""
+    """Return the fields of a line that identify the agent that sent the request and its user."""
     if identity is UNIDENTIFIED:
         return {}
     shown = pseudonyms(identity, key)
@@ -149,7 +155,7 @@ def _identity_in(identity: Identity, key: bytes) -> dict[str, Any]:
 
 
 def _end_of(record: RequestRecord) -> tuple[int, str | None]:
-    """Status and error of its line, as of the last attempt."""
+    """Return the status and the error of a request's line, from its last attempt."""
     last = record.last
     status = None if last is None or last.outcome is None else last.outcome.status
     error = None
@@ -166,7 +172,7 @@ def _end_of(record: RequestRecord) -> tuple[int, str | None]:
 
 
 def _hindsight(record: RequestRecord, first_byte_s: float | None) -> dict[str, Any]:
-    """What is known of the decision only now, and what it saw."""
+    """Return the fields that are known only after the decision, and what the decision saw."""
     last = record.last
     if last is None:
         return {}
@@ -197,7 +203,7 @@ _RECORD_BYTES = 2_048  # what a record keeps alive besides its chains, roughly
 
 
 def request_log_file(path: Path, limit_bytes: int) -> tuple[LogFile, Salt]:
-    """The file of a log that is one file, and its salt.
+    """Return the file of a log that is one file, and its salt.
 
     Raises OSError that says which file cannot be written and why.
     """
@@ -209,7 +215,7 @@ Ended = tuple[str, RequestRecord]  # the policy in force when a request ended, a
 
 
 class RequestSink(LineSink[Ended]):
-    """Appends lines, below a heading that is true of them. Lifetime: process."""
+    """Appends lines below a heading that matches them. Lifetime: process."""
 
     def __init__(self, file: LineFile, maker: LineMaker) -> None:
         super().__init__(
@@ -218,7 +224,9 @@ class RequestSink(LineSink[Ended]):
         self._settle = maker.settle
 
     def write(self, items: Sequence[Ended]) -> None:
-        """Append a line for each; a heading first where policy or fleet have changed."""
+        """Append a line for each request, with a new heading first if the policy or the fleet has
+        changed.
+        """
         for policy, ended in groupby(items, key=itemgetter(0)):
             if self._settle(policy):
                 self.outdated = True
@@ -226,7 +234,7 @@ class RequestSink(LineSink[Ended]):
 
 
 class RequestLog(QueuedLog[Ended]):
-    """Lifetime: process."""
+    """The queue and the thread that write the request log. Lifetime: process."""
 
     def __init__(
         self,
@@ -237,27 +245,26 @@ class RequestLog(QueuedLog[Ended]):
         header: Callable[[float], Header],
         policy: str,
     ) -> None:
-        """`clock` is the router's, `now_s` unix time, `header` makes one as of unix seconds.
-
-        `policy` is the specification in force; `set_policy` takes another.
+        """`clock` is the router's clock, `now_s` returns unix time, `header` makes a header for a
+        unix time. `policy` is the specification in force; `set_policy` changes it.
         """
         maker = LineMaker(salt, header, now_s, unix_offset_s=now_s() - clock())
         super().__init__(_NAME, RequestSink(file, maker), _WAITING_RECORDS, _WAITING_BYTES)
         self._policy = policy  # of requests that end from now on
 
     def set_policy(self, policy: str) -> None:
-        """Requests that end from now on are of this policy."""
+        """Write requests that end from now on under this policy."""
         self._policy = policy
 
     def put(self, record: RequestRecord) -> None:
-        """A request that came before the core is over."""
+        """Queue the record of a request that reached the core and is over."""
         assert record.arrival is not None, "what was refused before has no line"
         chains = record.arrival.chains.values()
         self.queue((self._policy, record), _RECORD_BYTES + sum(chain.nbytes for chain in chains))
 
 
 def fleet_parts(workers: Iterable[WorkerFacts]) -> tuple[FleetPart, ...]:
-    """The workers by kind, in the order in which the kinds come first."""
+    """Return the workers grouped by kind, in the order in which each kind first appears."""
     kinds = Counter(
         FleetPart(
             0,
@@ -283,7 +290,9 @@ def _known(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RequestLogTerms:
-    """Where the log that replays read is written, and the router's limits, which it states."""
+    """The settings of the request log: where it is written, and the router's limits, which its
+    header states.
+    """
 
     file: str | None
     file_bytes: int
@@ -296,7 +305,9 @@ class RequestLogTerms:
 def request_log_of(
     terms: RequestLogTerms, core: RouterCore, workers: Callable[[], int]
 ) -> RequestLog | None:
-    """The log that replays read; None where neither file nor folder is given. Raises OSError."""
+    """Return the request log, or None if neither a file nor a folder is configured. Raises OSError
+    if it cannot be written.
+    """
     file: LineFile
     salt: Salt
     if terms.folder is not None:

@@ -1,7 +1,7 @@
-"""What became of one request, as the logs, the spans and the latest decisions are made of it.
+"""The record of one request, from which logs, spans and the list of latest decisions are made.
 
-The event loop only fills these in; lines and spans are made elsewhere. No text, no header but those
-of identity, no key.
+The event loop only fills these records in; lines and spans are made elsewhere. They hold no text,
+no key, and no headers except those of identity.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NO_USAGE = Usage()
 
 
 class Attempt:
-    """One try at one worker: why there, and what came of it.
+    """One attempt at one worker: why that worker was chosen, and the outcome.
 
-    Lifetime: until its request's record is written and 1,000 others came.
+    Lifetime: until its request's record is written and 1,000 other attempts followed.
     """
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Attempt:
         asked_s: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        """`asked_s`: when the core was asked; `block_size`: of the worker, tokens."""
+        """`asked_s` is when the core got the request; `block_size` is the worker's, in tokens."""
         self.request_id = arrival.request_id
         self.arrived_s = arrival.now_s
         self.model = arrival.model
@@ -77,11 +77,11 @@ class Attempt:
 
     @property
     def uncached_tokens(self) -> int:
-        """Of its prompt, as expected there."""
+        """The prompt tokens that the worker was expected to compute."""
         return self.decision.prompt_tokens - self.decision.hit_tokens
 
     def end(self, outcome: Outcome, now_s: float) -> None:
-        """It is over."""
+        """Store the outcome of the attempt."""
         self.ended_s = now_s
         error = outcome.error
         if error is not None:
@@ -94,20 +94,26 @@ class Attempt:
 
     @property
     def finish(self) -> str:
-        """How it ended: ok, the worker's kind of error, or what the client did."""
+        """The way in which the attempt ended: "ok", the kind of the worker's error,
+        "deadline_exceeded" or "client_left".
+        """
         if self.error is None:
             return "ok"
         return self.error if self.by_worker or self.code == DEADLINE else "client_left"
 
     @property
     def prefilled(self) -> bool:
-        """It was a first leg, and ended well: its answer was for the router, not for the client."""
+        """Whether this was a prefill leg that succeeded. Its answer was for the router, not for the
+        client.
+        """
         outcome = self.outcome
         return self.leg == "prefill" and outcome is not None and not self.error and outcome.answers
 
     @property
     def first_token_s(self) -> float | None:
-        """From dispatch to the answer's first byte; None: not yet, or no streamed answer."""
+        """The seconds from dispatch to the first byte of the answer; None if there is none yet, or
+        the answer is not streamed.
+        """
         outcome = self.outcome
         if not self.stream or outcome is None or outcome.first_byte_s is None:
             return None
@@ -115,23 +121,23 @@ class Attempt:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Of the prompt, as the worker reported."""
+        """The cached prompt tokens that the worker reported, or None."""
         usage = None if self.outcome is None else self.outcome.usage
         return None if usage is None else usage.cached_tokens
 
     @property
     def regret_s(self) -> float | None:
-        """See `router.core.contract.actions`."""
+        """The seconds of regret, as `router.core.contract.actions` defines it."""
         return regret_s(self.decision, self.first_token_s)
 
     @property
     def regret_hit_tokens(self) -> int | None:
-        """See `router.core.contract.actions`."""
+        """The hit tokens of regret, as `router.core.contract.actions` defines them."""
         return regret_hit_tokens(self.decision, self.cached_tokens)
 
 
 class LatestAttempts:
-    """The last 1,000 attempts, newest first when read. Lifetime: process."""
+    """The last 1,000 attempts, which are read newest first. Lifetime: process."""
 
     def __init__(self) -> None:
         self._attempts: deque[Attempt] = deque(maxlen=_KEPT)
@@ -144,11 +150,11 @@ class LatestAttempts:
         self.added += 1
 
     def latest(self, count: int) -> list[Attempt]:
-        """At most `count`, newest first."""
+        """Return at most `count` attempts, newest first."""
         return [attempt for attempt, _ in zip(self._attempts, range(count), strict=False)]
 
     def of(self, request_id: int) -> list[Attempt]:
-        """The attempts at one request that are still kept, newest first."""
+        """Return the kept attempts at one request, newest first."""
         return [attempt for attempt in self._attempts if attempt.request_id == request_id]
 
 
@@ -178,25 +184,27 @@ class RequestRecord:
 
     @property
     def last(self) -> Attempt | None:
-        """The latest attempt."""
+        """The latest attempt, or None."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def last_ended(self) -> Attempt | None:
-        """The latest attempt at an answer whose outcome is known."""
+        """The latest attempt at an answer whose outcome is known, or None."""
         done = (one for one in reversed(self.attempts) if one.outcome and not one.prefilled)
         return next(done, None)
 
     @property
     def prefill(self) -> Attempt | None:
-        """The first leg whose KV the latest attempt was to decode."""
+        """The prefill leg whose KV the latest attempt decoded, or None."""
         if len(self.attempts) < 2 or not self.attempts[-2].prefilled:
             return None
         return self.attempts[-2]
 
     @property
     def usage(self) -> Usage:
-        """As the worker of the latest outcome reported it; the hits are those of the prefill."""
+        """The usage that the worker of the latest outcome reported, with the cached tokens of the
+        prefill if it reported none.
+        """
         ended, prefill = self.last_ended, self.prefill
         usage = (ended.outcome.usage if ended and ended.outcome else None) or _NO_USAGE
         if prefill is None or usage.cached_tokens is not None:
@@ -205,10 +213,10 @@ class RequestRecord:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Of the attempts whose answers were for the client, in their order."""
+        """The outcomes of attempts whose answers were for the client, in their order."""
         return [one.outcome for one in self.attempts if one.outcome and not one.prefilled]
 
 
 def refusal_of(error: BaseException | None) -> tuple[int, str | None] | None:
-    """Status and code of a client's fault."""
+    """Return the status and code of a client's error, or None for other errors."""
     return (error.status, error.code) if isinstance(error, ClientError) else None

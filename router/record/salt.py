@@ -1,7 +1,8 @@
-"""A secret that chain hashes and names are keyed with before they are written down.
+"""A secret with which chain hashes and names are keyed before they are written to a log.
 
-Who has a log without its salt cannot check guessed prompts against it, nor compare it with another
-one; who has both can do as with plain hashes. So the salt lies in a file of its own, mode 0600.
+Without its salt, a log cannot be used to check guessed prompts, nor be compared with another log.
+With the salt, it can be used as if it had plain hashes. So the salt is in a file of its own, mode
+0600.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _LENGTH = np.uint64(8 << 56)  # the last word of an input of eight bytes
 
 
 class Salt:
-    """Lifetime: as the file it lies in."""
+    """A secret for one or more logs, and the keys made from it. Lifetime: as its file."""
 
     def __init__(self, secret: bytes) -> None:
-        """`secret`: 32 bytes. Raises ValueError."""
+        """Take a secret of 32 bytes. Raises ValueError if it has another length."""
         if len(secret) != SALT_BYTES:
             raise ValueError(f"holds {len(secret)} bytes; expected {SALT_BYTES}")
         sip = blake2b(key=secret, digest_size=16, person=b"chain hashes").digest()
@@ -40,7 +41,7 @@ class Salt:
         """Tells salts apart, and nothing of them: 16 hexadecimal digits."""
 
     def keyed(self, hashes: Hashes) -> Hashes:
-        """uint64[n] -> uint64[n], SipHash-2-4 of each one's eight bytes, little endian.
+        """Return SipHash-2-4 of each hash's eight bytes, little endian: uint64[n] -> uint64[n].
 
         Equal hashes stay equal. SipHash: Aumasson and Bernstein, 2012.
         """
@@ -48,7 +49,9 @@ class Salt:
 
 
 def siphash_words(words: Hashes, key: tuple[int, ...]) -> Hashes:
-    """SipHash-2-4 of inputs of eight bytes each. `key`: its two halves, little endian."""
+    """Return SipHash-2-4 of inputs of eight bytes each. `key` has the two halves of the key, little
+    endian.
+    """
     words = words.astype(np.uint64, copy=False)
     keyed = np.empty_like(words)
     with np.errstate(over="ignore"):
@@ -58,7 +61,7 @@ def siphash_words(words: Hashes, key: tuple[int, ...]) -> Hashes:
 
 
 class _Sip:
-    """The state of as many hashes as there are words, all made in place. Lifetime: a call."""
+    """The SipHash state of all words together, changed in place. Lifetime: a call."""
 
     def __init__(self, words: Hashes, key: tuple[int, ...]) -> None:
         self._words = words
@@ -103,7 +106,9 @@ class _Sip:
 
 
 def salt_in(path: Path) -> Salt:
-    """The salt in a file, which is made where there is none. Raises OSError that says why."""
+    """Return the salt in a file, which is created if it is missing. Raises OSError that says what
+    is wrong.
+    """
     try:
         return Salt(_read(path))
     except FileNotFoundError:
@@ -124,9 +129,10 @@ def salt_in(path: Path) -> Salt:
 
 
 def salt_beside(path: Path) -> Salt:
-    """Of a log: in `FILE.salt`; of what is no file, as a pipe, one for this process.
+    """Return the salt of a log, from `FILE.salt`; if the log is not a regular file, a salt for this
+    process only.
 
-    Raises OSError.
+    Raises OSError if the salt's file is unusable.
     """
     if path.exists() and not path.is_file():
         return Salt(secrets.token_bytes(SALT_BYTES))

@@ -1,4 +1,4 @@
-"""A trace as OpenTelemetry's spans: one for the request, and one for each of its steps.
+"""A trace as OpenTelemetry spans: one span for the request, and one for each of its steps.
 
     POST /v1/chat/completions          server; the caller's child
     +- tokenize                        the prompt's ids and hashes
@@ -6,8 +6,8 @@
     +- decide                          which worker and why, with the runner-up and the regret
     +- dispatch                        client; the worker's parent; one for each attempt
 
-Names of attributes are OpenTelemetry's where it has some (http, gen_ai, server, error), else
-`warmroute.*`. No text of a prompt or answer, no key, no address of a client is among them.
+Attributes have OpenTelemetry's names where it defines one (http, gen_ai, server, error), else
+`warmroute.*`. None of them holds text of a prompt or answer, a key, or a client's address.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Attributes = dict[str, str | bool | int | float]
 
 
 class SpanMaker:
-    """Lifetime: process."""
+    """Makes OpenTelemetry spans of requests' records. Lifetime: process."""
 
     def __init__(self, service_name: str) -> None:
         self._resource = Resource.create({"service.name": service_name})
@@ -45,7 +45,7 @@ class SpanMaker:
         self._draw = random.Random()
 
     def spans(self, record: RequestRecord) -> list[ReadableSpan]:
-        """Of a traced request that is over, its own first."""
+        """Return the spans of a traced request that is over, the request's own span first."""
         trace = record.trace
         assert trace is not None, "only what is traced comes here"
         self._offset_s = unix_offset_s()
@@ -67,7 +67,7 @@ class SpanMaker:
         return spans
 
     def _unanswered(self, trace: Trace, record: RequestRecord, asked_s: float) -> ReadableSpan:
-        """The wait or the decision of a question that brought no worker."""
+        """Return the span of a wait or of a decision that found no worker."""
         code = None if record.answered_s is None or record.refused is None else record.refused[1]
         waited = code is None or code in HELD_CODES
         ended_s = record.end_s if record.answered_s is None else record.answered_s
@@ -77,7 +77,7 @@ class SpanMaker:
     def _of_attempt(
         self, trace: Trace, attempt: Attempt, resends: int, end_s: float
     ) -> Iterator[ReadableSpan]:
-        """The wait, the decision, the dispatch."""
+        """Yield the spans of one attempt: the wait, the decision, the dispatch."""
         begun_s = attempt.asked_s
         if attempt.decision.reason == _HELD:
             yield self._child(trace, "queue", begun_s, attempt.sent_s, {})
@@ -182,7 +182,9 @@ class SpanMaker:
 
 
 def _names(record: RequestRecord) -> dict[str, Any]:
-    """Of a name with a rule: what was asked for, and what answers."""
+    """Return the attributes for a model name with a rule: the requested name and the model that
+    answers.
+    """
     name = record.name
     if name is None:
         return {}
@@ -200,7 +202,7 @@ def _context(trace: Trace, span_id: int, remote: bool = False) -> SpanContext:
 
 
 def _shown(record: RequestRecord) -> Sequence[Attempt]:
-    """Its attempts; of very many the first ones and the last."""
+    """Return the attempts that get spans: all, or of very many the first ones and the last."""
     room = _MAX_TRIES - (record.asked_s is not None)
     if len(record.attempts) <= room:
         return record.attempts
@@ -208,7 +210,7 @@ def _shown(record: RequestRecord) -> Sequence[Attempt]:
 
 
 def _first_s(outcome: Outcome) -> float | None:
-    """When an answer's first token came."""
+    """Return when the answer's first token arrived, or None."""
     return (outcome.first_token_s or outcome.first_byte_s) if outcome.answers else None
 
 
@@ -247,12 +249,14 @@ def _outcome(attempt: Attempt, outcome: Outcome) -> Attributes:
 
 
 def _says(value: Any) -> bool:
-    """Whether a span can hold it: infinite costs are nobody's."""
+    """Return whether a span can hold the value: it is neither None nor infinite nor NaN."""
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _blame(line: AccessLine) -> str:
-    """Whose fault the end was; "none": it went well."""
+    """Return who caused the request's failure: "client", "router" or "worker"; "none" if it
+    succeeded.
+    """
     if line.finish == "ok":
         return "client" if 400 <= line.status < 500 else "none"
     if line.finish == "internal_error":

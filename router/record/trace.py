@@ -1,4 +1,5 @@
-"""Which requests are traced: as their caller decided, else a share, by the trace's number.
+"""The choice of requests that are traced: the caller decides, else a share of them by the trace's
+number.
 
 W3C Trace Context, level 1 (w3.org/TR/trace-context), is read strictly and written again.
 """
@@ -26,7 +27,7 @@ _LOWER = (1 << 64) - 1
 
 @record
 class TraceContext:
-    """Whose part a request is."""
+    """The trace and the caller's span to which a request belongs."""
 
     trace_id: int  # 128 bits, not 0
     span_id: int  # 64 bits, not 0: of the caller's span
@@ -35,7 +36,7 @@ class TraceContext:
 
 
 class Trace:
-    """Whose part a request is, and what its workers are told of that.
+    """The trace to which a request belongs, and the trace headers that its workers get.
 
     Lifetime: request, and then until its record is written.
     """
@@ -50,7 +51,9 @@ class Trace:
         parent: TraceContext | None = None,
         replaces: bool = True,
     ) -> None:
-        """`replaces`: the client's own trace headers, where it sent some."""
+        """`replaces` says whether these ids replace the client's own trace headers, if it sent
+        any.
+        """
         self.trace_id = trace_id
         self.span_id = span_id  # of the request
         self.told_id = span_id  # of the span that is the next worker's parent
@@ -60,27 +63,33 @@ class Trace:
         self.replaces = replaces
 
     def to_worker(self) -> tuple[Header, ...]:
-        """What the next attempt carries, in place of the client's own trace headers."""
+        """Return the trace headers of the next attempt, which replace the client's own."""
         return headers_of(self.trace_id, self.told_id, self.sampled, self.state)
 
 
 class Tracer:
-    """Lifetime: process."""
+    """Decides which requests are traced, and gives traces and spans their numbers. Lifetime:
+    process.
+    """
 
     def __init__(self, below: int, draw: random.Random | None = None) -> None:
-        """`below`: of those whose caller says nothing, which are sampled (`below_of`)."""
+        """`below` sets the share of requests that is sampled if the caller does not decide
+        (`below_of`).
+        """
         self._below = below
         self._draw = draw or random.Random()
 
     def renew(self, below: int) -> None:
-        """Sample by this from now on."""
+        """Sample by another share from now on."""
         self._below = below
 
     def begin(self, request: Request) -> Trace | None:
-        """A request comes. None: it is not traced, and its headers go on as they are.
+        """Return the trace of a new request, or None if it is not traced and its headers pass
+        unchanged.
 
-        A new trace's number is random; sampled are those whose lower half is below the share, as
-        with OpenTelemetry's `TraceIdRatioBased`, so that all who see a number decide alike.
+        A new trace's number is random. It is sampled if the lower half of the number is below the
+        share, as in OpenTelemetry's `TraceIdRatioBased`, so that all programs decide alike for one
+        number.
         """
         given = request.headers.get
         if given("traceparent") is None and given("tracestate") is None:
@@ -95,11 +104,11 @@ class Tracer:
         return Trace(parent.trace_id, parent.span_id, False)
 
     def span_id(self) -> int:
-        """A number for a span."""
+        """Return a random number for a span."""
         return span_id_of(self._draw)
 
     def _begun(self, replaces: bool) -> Trace:
-        """A trace that begins here: most requests come this way, and few are sampled."""
+        """Return a trace that begins here. Most requests take this path, and few are sampled."""
         number = self._draw.getrandbits(192)
         trace_id = number >> 64 or 1
         if trace_id & _LOWER < self._below:
@@ -108,19 +117,22 @@ class Tracer:
 
 
 def below_of(share: float) -> int:
-    """Traces whose number's lower half is below this are sampled, where a share in [0, 1] is."""
+    """Return the bound for a share in [0, 1]: a trace is sampled if the lower half of its number is
+    below it.
+    """
     return round(share * (1 << 64))
 
 
 def span_id_of(draw: random.Random) -> int:
-    """A number for a span: 64 bits, not 0."""
+    """Return a random number for a span: 64 bits, not 0."""
     return draw.getrandbits(64) or 1
 
 
 def read_context(headers: Iterable[Header]) -> TraceContext | None:
-    """Of a request's headers; None where `traceparent` is missing, there twice, or none.
+    """Return the trace context in a request's headers, or None if `traceparent` is missing,
+    repeated or malformed.
 
-    A `tracestate` that is wrong or too long counts as none.
+    A `tracestate` that is malformed or too long is dropped.
     """
     parents, states = [], []
     for name, value in headers:
@@ -143,13 +155,13 @@ def read_context(headers: Iterable[Header]) -> TraceContext | None:
 
 
 def headers_of(trace_id: int, span_id: int, sampled: bool, state: str = "") -> tuple[Header, ...]:
-    """As a request carries them, our span its parent."""
+    """Return the trace headers of a request whose parent is the router's span."""
     parent: Header = (TRACEPARENT, b"00-%032x-%016x-%02x" % (trace_id, span_id, sampled))
     return (parent, (TRACESTATE, state.encode())) if state else (parent,)
 
 
 def _state(said: bytes) -> str:
-    """The list in its one form; "" for one that is wrong."""
+    """Return `tracestate` in its normal form, or "" if it is malformed."""
     members = [member.strip(" \t") for member in said.decode("latin-1").split(",")]
     members = [member for member in members if member]
     joined = ",".join(members)

@@ -1,4 +1,4 @@
-"""Which requests are traced, and their traces on the way to a collector (OTLP over HTTP)."""
+"""The export of traces to a collector (OTLP over HTTP), and its settings."""
 
 from __future__ import annotations
 
@@ -40,19 +40,21 @@ _LIBRARY = "opentelemetry.exporter.otlp.proto.http.trace_exporter"  # its logger
 
 
 class Exporter(QueuedLog["RequestRecord"]):
-    """Written are traces that the collector took. Lifetime: process."""
+    """Posts the spans of traced requests to a collector. `written` counts traces that the collector
+    accepted. Lifetime: process.
+    """
 
     def __init__(self, url: str, posting: OTLPSpanExporter, maker: SpanMaker) -> None:
         super().__init__("tracing", _Posting(url, posting, maker), _WAITING, _WAITING_BYTES)
         self._posting = posting
 
     def put(self, record: RequestRecord) -> None:
-        """A traced request is over. Never waits."""
+        """Queue the record of a traced request that is over. Never waits."""
         chains = () if record.arrival is None else record.arrival.chains.values()
         self.queue(record, _TRACE_BYTES + sum(chain.nbytes for chain in chains))
 
     def close(self) -> None:
-        """Post what waits. Takes up to five seconds, after which the rest is lost."""
+        """Post the queued traces. This takes up to five seconds, after which the rest is lost."""
         super().close()
         self._posting.shutdown()  # type: ignore[no-untyped-call]
 
@@ -70,7 +72,7 @@ class _Posting:
         self._said = _ExportLog()
 
     def write(self, items: Sequence[RequestRecord]) -> None:
-        """See `Sink`."""
+        """Make spans of the records and post them."""
         spans = [span for record in items for span in self._maker.spans(record)]
         if self._posting.export(spans).name == "SUCCESS":
             self.written += len(items)
@@ -85,14 +87,16 @@ class _Posting:
         self._trouble += len(items)
 
     def reopen(self) -> None:
-        """See `Sink`."""
+        """Do nothing: there is no file."""
 
     def close(self) -> None:
-        """See `Sink`."""
+        """Do nothing: `Exporter.close` shuts the client down."""
 
 
 class _ExportLog(logging.Handler):
-    """Keeps what the library would log of each post: one line of ours says it once."""
+    """Catches the library's log line of each failed post, so that the router logs the reason
+    once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +106,7 @@ class _ExportLog(logging.Handler):
         library.handlers = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Keep the reason that this line gives; see `logging.Handler`."""
         said = record.getMessage()
         if not any(part in said for part in _NO_REASONS):
             told = (meaning for part, meaning in _MEANINGS if part in said)
@@ -110,7 +114,7 @@ class _ExportLog(logging.Handler):
 
 
 class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Spans of requests, told to a collector."""
+    """Settings of the export of requests' spans to a collector."""
 
     endpoint: Annotated[
         str | None,
@@ -136,7 +140,9 @@ class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def check_endpoint(url: str) -> None:
-    """Raises ValueError that says what is wrong with a collector's address, or missing for it."""
+    """Raise ValueError if a collector's address is malformed or a library for it is missing; the
+    text says which.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url} is no http(s) URL; give one such as http://127.0.0.1:4318")
@@ -149,14 +155,18 @@ def check_endpoint(url: str) -> None:
 
 
 def traces_url(endpoint: str) -> str:
-    """Where traces are posted: `endpoint`, with OTLP's own path where it has none."""
+    """Return the URL to which traces are posted: `endpoint`, with OTLP's own path if it has
+    none.
+    """
     parts = urlsplit(endpoint)
     path = parts.path if parts.path.strip("/") else "/v1/traces"
     return parts._replace(path=path).geturl()
 
 
 def exporter(terms: Tracing) -> Exporter | None:
-    """As configured; None: tracing is off. Loads OpenTelemetry, which is an extra of its own."""
+    """Return the exporter, or None if tracing is off. Loads OpenTelemetry, which is an extra of its
+    own.
+    """
     if terms.endpoint is None:
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
