@@ -1,4 +1,6 @@
-"""What only clients know: error texts, and the shapes of requests, out of files that are given."""
+"""Evidence that only clients have, read from given files: error texts, and the shapes of
+requests.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
 
 
 class FileError(Exception):
-    """A file that cannot be read: says which, and why."""
+    """Raised when a file cannot be read; the text says which file and why."""
 
 
 def counted(lines: Iterable[str]) -> dict[str, int]:
-    """How many lines have each of the known texts."""
+    """Return how many lines contain each of the known error texts."""
     found: dict[str, int] = {}
     for line in lines:
         low = line.lower()
@@ -39,14 +41,18 @@ def counted(lines: Iterable[str]) -> dict[str, int]:
 
 
 def error_texts(path: Path) -> dict[str, int]:
-    """The known errors in a log. Raises FileError."""
+    """Return how often each known error occurs in a log. Raises FileError if the log cannot be
+    read.
+    """
     return counted(_lines(path))
 
 
 def request_kinds(path: Path) -> tuple[int, int]:
-    """Distinct shapes among requests with the same inputs, and distinct sets of inputs.
+    """Return the number of distinct shapes among requests with equal inputs, and of distinct sets
+    of inputs.
 
-    The file has a request a line, as `infer` takes it. Raises FileError.
+    The file has one request a line, as `infer` takes it. Raises FileError if it is unreadable or
+    malformed.
     """
     shapes: dict[frozenset[str], set[str]] = {}
     kinds = 0
@@ -68,7 +74,7 @@ def request_kinds(path: Path) -> tuple[int, int]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Lines that are not empty, so many, each cut at its bound."""
+    """Yield the non-empty lines, at most `MAX_LINES`, each cut at `MAX_LINE` characters."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for _ in range(MAX_LINES):

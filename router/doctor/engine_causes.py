@@ -1,7 +1,7 @@
 """Causes that lie in an LLM engine's own batch: KV memory, budgets, policies.
 
-Each function is pure: evidence in, what it found out, or None. A request needs as many tokens of
-KV as its prompt and the longest output that it may have.
+Each function is pure: it takes evidence and returns a diagnosis, or None. A request needs as many
+tokens of KV as its prompt and its longest possible output.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def _name(server: ServerEvidence, what: str) -> str:
 
 
 def _length(e: Evidence, x: EngineEvidence) -> float:
-    """Tokens of KV that a request needs, as told or counted; else what those that run hold."""
+    """Return the tokens of KV that a request needs, as given or counted, else the mean that running
+    requests hold.
+    """
     prompt = x.input_tokens if e.facts.input_tokens is None else e.facts.input_tokens
     output = x.output_tokens if e.facts.max_tokens is None else e.facts.max_tokens
     if math.isfinite(prompt + output):
@@ -78,24 +80,27 @@ def _length(e: Evidence, x: EngineEvidence) -> float:
 
 
 def _waits(x: EngineEvidence) -> bool:
-    """Whether requests wait that are active, and longer than until the next step begins: each has
-    to, so that a few do wherever answers are short.
+    """Return whether active requests wait longer than until the next step begins.
+
+    Every request waits for the next step, so that a few always wait where answers are short.
     """
     return x.moving and x.waiting >= max(1.0, WAITING * x.active)
 
 
 def _short(x: EngineEvidence) -> bool:
-    """Whether requests wait though the batch has room."""
+    """Return whether requests wait although the batch has room."""
     return _waits(x) and not x.scheduled >= AT_LIMIT * x.most
 
 
 def _because(x: EngineEvidence, *reasons: str) -> bool:
-    """Whether our engine's own reason, where it tells one, is one of these."""
+    """Return whether the engine's main reason for waiting is one of these; True if the engine gives
+    none.
+    """
     return x.main_reason is None or x.main_reason in reasons
 
 
 def _thrashes(server: ServerEvidence, x: EngineEvidence) -> bool:
-    """Whether requests that run are thrown out again and again."""
+    """Return whether running requests are preempted again and again."""
     return x.paused >= SOME or x.preemptions >= max(1.0, 0.1 * server.seconds)
 
 
@@ -115,7 +120,7 @@ def _policy(x: EngineEvidence) -> str:
 
 
 def _larger_kv(server: ServerEvidence, x: EngineEvidence, need: float) -> tuple[Change, ...]:
-    """How the cache gets room for all that are active."""
+    """Return the change that gives the KV cache room for all active requests."""
     wanted = math.ceil(need * max(x.active, 2.0))
     given = x.config.text("max_tokens_in_paged_kv_cache")
     if given is not None or server.server.kind == "warmroute":
@@ -133,7 +138,7 @@ def _larger_kv(server: ServerEvidence, x: EngineEvidence, need: float) -> tuple[
 
 
 def one_fits(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """13: the KV cache holds one request."""
+    """Diagnose cause 13: the KV cache holds only one request."""
     need = _length(e, x)
     if not _short(x) or not 0 < x.kv_tokens < 2 * need:
         return None
@@ -147,7 +152,9 @@ def one_fits(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosi
 
 
 def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """14: the whole output is reserved, so the cache is full while it is empty."""
+    """Diagnose cause 14: the whole output is reserved in advance, so the cache is full although it
+    is mostly empty.
+    """
     need = _length(e, x)
     if not _short(x) or _policy(x) != _GUARANTEED or x.kv_share >= KV_FULL:
         return None
@@ -174,7 +181,7 @@ def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosi
 
 
 def thrashing(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """15: requests are paused and computed again."""
+    """Diagnose cause 15: requests are paused and computed again."""
     paused = x.paused if math.isfinite(x.paused) else 0.0
     if not x.moving or not _thrashes(server, x) or x.kv_share < KV_FULL:
         return None
@@ -193,7 +200,7 @@ def thrashing(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnos
 
 
 def small_batch(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """16: the engine's largest batch is small."""
+    """Diagnose cause 16: the engine's largest batch is small."""
     if not _waits(x) or x.kv_share >= KV_FULL or not _because(x, "max_batch_size"):
         return None
     most = x.most
@@ -214,13 +221,13 @@ def small_batch(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagn
 
 
 def _budget_full(e: Evidence, x: EngineEvidence) -> bool:
-    """Whether steps are full of tokens."""
+    """Return whether steps use at least 90 % of their token budget."""
     budget = x.step_tokens if e.facts.max_num_tokens is None else e.facts.max_num_tokens
     return x.context_tokens >= 0.9 * budget
 
 
 def token_budget(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """17: the token budget of a step is used up by prefill."""
+    """Diagnose cause 17: prefill uses up the token budget of a step."""
     if not _short(x) or x.kv_share >= KV_FULL:
         return None
     ours = x.main_reason == "token_budget"
@@ -242,7 +249,7 @@ def token_budget(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diag
 
 
 def static_batches(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """18: whole batches begin and end together."""
+    """Diagnose cause 18: all requests of a batch begin and end together."""
     if not x.static or not x.moving:
         return None
     given = x.config.text("gpt_model_type") or "V1"
@@ -252,7 +259,7 @@ def static_batches(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Di
 
 
 def kv_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """20: no KV cache."""
+    """Diagnose cause 20: the engine has no KV cache."""
     if not x.moving or x.kv_tokens > 0 or math.isnan(x.kv_tokens) or x.active < SOME:
         return None
     told = f"{_batch(x)}; the KV cache has 0 blocks while the engine steps"
@@ -261,7 +268,7 @@ def kv_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis 
 
 
 def copies(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """22: several copies of an engine share a device's memory."""
+    """Diagnose cause 22: several copies of an engine share a device's memory."""
     count, devices = x.config.instances, x.config.devices
     if server.server.kind != "triton" or not x.moving or count <= devices:
         return None
@@ -278,7 +285,7 @@ def copies(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis 
 
 
 def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """23: cached prompts are computed again."""
+    """Diagnose cause 23: cached prompts are computed again."""
     if not x.moving:
         return None
     told = x.config.text("enable_kv_cache_reuse")
@@ -301,7 +308,7 @@ def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnos
 
 
 def unchunked(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """24: a long prompt's prefill stops all others."""
+    """Diagnose cause 24: a long prompt's prefill stops all other requests."""
     off = (x.config.text("enable_chunked_context") or "").lower() in ("false", "0")
     if server.server.kind == "sglang":
         off = server.server.settings.get("chunked_prefill_size", "") in ("-1", "0")
@@ -319,7 +326,9 @@ def unchunked(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnos
 
 
 def beyond_memory(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """25: more requests at once than the KV cache holds; they queue silently."""
+    """Diagnose cause 25: the KV cache cannot hold all concurrent requests, so some queue
+    silently.
+    """
     need = _length(e, x)
     planned = max(x.active, float(e.facts.concurrency or 0))
     if not _short(x) or not 2 * need <= x.kv_tokens < planned * need or x.kv_share < KV_FULL:
@@ -340,7 +349,7 @@ def beyond_memory(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Dia
 
 
 def left_behind(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """31: requests whose clients left run on."""
+    """Diagnose cause 31: requests continue to run after their clients have left."""
     router = e.facts.router
     looks = router.by_url.get(server.server.url, ()) if router else ()
     ways = [c.name for c in server.server.configs.values() if c.steps or "bls" in c.name.lower()]

@@ -1,7 +1,8 @@
-"""What several readings of a server tell together: differences of counters, means of gauges.
+"""The evidence in several readings of a server: differences of counters, means of gauges.
 
-Pure. Counters that fell (a reload) tell nothing, and gauges that stand still because the engine
-does (an unchanged iteration counter) are none. Times are seconds, sizes tokens; NaN: not known.
+Pure. Counters that fell (a reload) are ignored, and so are gauges that do not move because the
+engine does not (an unchanged iteration counter). Times are seconds, sizes tokens; NaN means not
+known.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NO_CONFIG = TritonModelConfig()  # of an engine that tells none
 
 @dataclass(frozen=True, slots=True)
 class SizeTime:
-    """Executions of one batch size, and the mean time of one."""
+    """The number of executions of one batch size, and their mean time."""
 
     batch: int
     count: int
@@ -55,7 +56,7 @@ class SizeTime:
 
 @dataclass(frozen=True, slots=True)
 class ModelEvidence:
-    """One model of a Triton over the watch."""
+    """The evidence about one model of a Triton server during the watch."""
 
     config: TritonModelConfig
     seconds: float  # that were watched
@@ -76,63 +77,66 @@ class ModelEvidence:
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """The requests a second."""
         return self.requests / self.seconds
 
     @property
     def executed(self) -> int:
-        """Requests that the response cache did not answer."""
+        """The number of requests that the response cache did not answer."""
         return self.requests - self.cache_hits
 
     @property
     def executed_rate(self) -> float:
-        """Of those, a second."""
+        """The requests a second that the response cache did not answer."""
         return self.executed / self.seconds
 
     @property
     def mean_batch(self) -> float:
-        """Inferences per execution; NaN where none ran."""
+        """The mean number of inferences in an execution; NaN if none ran."""
         return self.rows / self.executions if self.executions else math.nan
 
     @property
     def waiting(self) -> float:
-        """Requests in the queue on average: Little's law, or the gauge where that shows more."""
+        """The mean number of requests in the queue: by Little's law, or by the gauge if that is
+        greater.
+        """
         counted = self.queue_sum_s / self.seconds
         return counted if math.isnan(self.pending) else max(counted, self.pending)
 
     @property
     def in_flight(self) -> float:
-        """Requests in the server on average (Little's law)."""
+        """The mean number of requests in the server (Little's law)."""
         return self.latency_sum_s / self.seconds
 
     @property
     def busy(self) -> float:
-        """Executions under way on average."""
+        """The mean number of concurrent executions."""
         return math.fsum(one.count * one.seconds for one in self.sizes) / self.seconds
 
     @property
     def utilisation(self) -> float:
-        """Share of the instances' time, 0..1."""
+        """The share of time in which the instances are busy, 0..1."""
         return self.busy / self.config.instances
 
     @property
     def service_s(self) -> float:
-        """Mean time of an execution; NaN where none ran."""
+        """The mean time of an execution in seconds; NaN if none ran."""
         count = sum(one.count for one in self.sizes)
         total = math.fsum(one.count * one.seconds for one in self.sizes)
         return total / count if count else math.nan
 
     @property
     def singles(self) -> float:
-        """Share of the executions that had a batch of one."""
+        """The share of executions with a batch of one."""
         count = sum(one.count for one in self.sizes)
         return sum(one.count for one in self.sizes if one.batch <= 1) / count if count else 0.0
 
     @property
     def growth(self) -> float:
-        """How many times as long the largest batch takes as the smallest, per size: 1 is linear,
-        near 0 is flat; NaN where no larger one was seen often: where requests seldom join, they
-        do so while the machine stands still, and their batches take longer for that alone.
+        """The growth of an execution's time with the batch size: 1 is linear, near 0 is flat.
+
+        It is NaN if no larger batch was seen often. Where requests are seldom joined, they are
+        joined while the machine is stalled, and their batches take longer for that reason alone.
         """
         enough = min(_OFTEN, _OFTEN_SHARE * sum(one.count for one in self.sizes))
         larger = [one for one in self.sizes[1:] if one.count >= enough]
@@ -145,13 +149,15 @@ class ModelEvidence:
 
     @property
     def batches(self) -> bool:
-        """Whether Triton's dynamic batcher may join requests of it."""
+        """Whether Triton's dynamic batcher may join requests of this model."""
         return self.config.dynamic_batching is not None and self.config.max_batch_size > 1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEvidence:
-    """One LLM engine with a scheduler of its own over the watch. Means of moving samples."""
+    """The evidence about one LLM engine with its own scheduler: means over the watch of the samples
+    in which it moved.
+    """
 
     model: str
     active: float
@@ -179,7 +185,7 @@ class EngineEvidence:
 
     @property
     def main_reason(self) -> str | None:
-        """What most waited for, as our engine says it; None: it does not."""
+        """The reason for which most requests waited; None if the engine gives none."""
         if not any(self.reasons.values()):
             return None
         return max(self.reasons, key=lambda reason: self.reasons[reason])
@@ -187,7 +193,7 @@ class EngineEvidence:
 
 @dataclass(frozen=True, slots=True)
 class ServerEvidence:
-    """One server over the watch."""
+    """The evidence about one server during the watch."""
 
     server: ExaminedServer
     seconds: float
@@ -197,20 +203,22 @@ class ServerEvidence:
 
     @property
     def loaded(self) -> bool:
-        """Whether it has had anything to do."""
+        """Whether the server had any load."""
         busy = any(m.requests or m.failed or m.pending > 0 for m in self.models.values())
         return busy or any(engine.moving and engine.active > 0 for engine in self.engines)
 
     @property
     def main(self) -> ModelEvidence | None:
-        """The model that clients call: an ensemble, else what had the most requests."""
+        """The model that clients call: the one with the most requests that is no step of an
+        ensemble; None if there is none.
+        """
         whole = [m for m in self.models.values() if m.requests and not m.steps_of]
         return max(whole, key=lambda m: m.requests, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterEvidence:
-    """What our own router counted meanwhile."""
+    """The counts of the warmroute router during the watch."""
 
     connections: float  # of clients, mean
     in_flight: float  # requests of clients, mean
@@ -222,7 +230,7 @@ class RouterEvidence:
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What the servers cannot know; None or empty where nobody told."""
+    """Facts that the servers cannot know; None or empty if not given."""
 
     texts: Mapping[str, int] = field(default_factory=dict)  # errors, by cause's key
     router: RouterEvidence | None = None
@@ -238,19 +246,19 @@ class ClientFacts:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is judged."""
+    """All the evidence that is judged."""
 
     servers: tuple[ServerEvidence, ...]
     facts: ClientFacts = ClientFacts()
 
     @property
     def loaded(self) -> bool:
-        """Whether any server has had anything to do."""
+        """Whether any server had any load."""
         return any(server.loaded for server in self.servers)
 
 
 def evidence_of(watched: Watched) -> ServerEvidence:
-    """What a server's readings tell."""
+    """Return the evidence in a server's readings."""
     first, last = watched.readings[0], watched.readings[-1]
     seconds = max(last.at_s - first.at_s, 1e-6)
     server = watched.server
@@ -306,7 +314,7 @@ def _model(config: TritonModelConfig, watched: Watched, seconds: float) -> Model
 
 
 def sizes_between(old: Stats, new: Stats) -> tuple[SizeTime, ...]:
-    """Executions by batch size between two readings."""
+    """Return the executions by batch size between two readings."""
     before = {one.batch_size: one for one in old.batch_stats}
     found = []
     for one in new.batch_stats:
@@ -319,13 +327,13 @@ def sizes_between(old: Stats, new: Stats) -> tuple[SizeTime, ...]:
 
 
 def _static(reading: Reading) -> tuple[str, ...]:
-    """Models of which only the family of static batching is there."""
+    """Return the models that have only the metrics of static batching."""
     known = reading.gauges.models(REQUESTS)
     return tuple(m for m in reading.gauges.models(STATIC) if m not in known)
 
 
 def _backend(model: str, watched: Watched) -> EngineEvidence:
-    """The TensorRT-LLM backend's gauges of one model."""
+    """Return the evidence in the TensorRT-LLM backend's gauges for one model."""
     readings, config = (
         watched.readings,
         watched.server.configs.get(model, TritonModelConfig(name=model)),
@@ -379,7 +387,9 @@ def _backend(model: str, watched: Watched) -> EngineEvidence:
 
 
 def _moved(model: str, readings: Sequence[Reading]) -> list[Reading]:
-    """Readings before which the engine has made a step: the others show the last one again."""
+    """Return the readings before which the engine has made a step; all others repeat the previous
+    figures.
+    """
 
     def state(reading: Reading) -> object:
         steps = reading.gauges.total(GENERAL, model=model, general_type="iteration_counter")
@@ -395,10 +405,10 @@ def _moved(model: str, readings: Sequence[Reading]) -> list[Reading]:
 
 
 def _of_one_engine(model: str, readings: list[Reading]) -> list[Reading]:
-    """Those of the last engine, where another one followed in the watch.
+    """Return only the readings of the last engine, if one was replaced during the watch.
 
-    How large an engine is does not change while it lives. Copies of several sizes show theirs in
-    turn: then all readings are kept.
+    An engine's size does not change while it lives. Copies of several sizes show theirs in turn;
+    then all readings are kept.
     """
     sizes = [
         [s.value for s in r.gauges.by_name.get(BLOCKS, ()) if _is_size(s, model)] for r in readings
@@ -413,7 +423,9 @@ def _is_size(sample: names.Sample, model: str) -> bool:
 
 
 def _vllm(watched: Watched) -> EngineEvidence:
-    """vLLM, and our engine, which has its names and tells more."""
+    """Return the evidence about a vLLM engine, or about warmroute's engine, which uses vLLM's names
+    and reports more.
+    """
     readings, server = watched.readings, watched.server
     model = server.models[0] if server.models else server.kind
     running, waiting = _each(readings, names.RUNNING), _each(readings, names.WAITING)
@@ -482,7 +494,7 @@ def _sglang(watched: Watched) -> EngineEvidence:
 
 
 def router_evidence(looks: Sequence[Gauges]) -> RouterEvidence:
-    """What a router's metrics tell that were read again and again: at least twice."""
+    """Return the evidence in a router's metrics, which were read at least twice."""
     info = looks[-1].by_name.get("warmroute_worker_info", ())
     urls = {s.labels.get("worker", ""): s.labels.get("url", "").rstrip("/") for s in info}
     by_url: dict[str, tuple[float, ...]] = {}
@@ -505,7 +517,7 @@ def router_evidence(looks: Sequence[Gauges]) -> RouterEvidence:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Of those that are known; NaN where none is."""
+    """Return the mean of the known values; NaN if none is known."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else math.nan
 
@@ -537,12 +549,12 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _each(readings: Sequence[Reading], name: str) -> list[float]:
-    """A gauge in all readings but the first, which was before the watch."""
+    """Return a gauge's values in all readings except the first, which precedes the watch."""
     return [reading.gauges.total(name) for reading in readings[1:]]
 
 
 def _grown(readings: Sequence[Reading], name: str) -> float:
-    """By how much a counter grew; NaN where it is not there or began anew."""
+    """Return by how much a counter grew; NaN if it is missing or was reset."""
     more = readings[-1].gauges.total(name) - readings[0].gauges.total(name)
     return more if more >= 0 else math.nan
 

@@ -1,4 +1,4 @@
-"""An examination: who the servers are, their figures again and again, the judgement.
+"""An examination: it recognizes the servers, reads their figures again and again, and judges.
 
 report = await examine(["http://127.0.0.1:8000"], Options(seconds=10))
 """
@@ -37,7 +37,7 @@ _LEAST_LOOKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How an examination is made, and what the operator adds to what servers tell."""
+    """The options of an examination, and the facts that the operator adds."""
 
     seconds: float = 10.0
     timeout_s: float = 5.0  # of each page
@@ -54,13 +54,16 @@ class Options:
 
 
 def _silent(line: str) -> None:
-    """Progress that nobody wants."""
+    """Drop a line of progress."""
 
 
 async def examine(
     specs: Sequence[str], options: Options, progress: Callable[[str], None] = _silent
 ) -> DoctorReport:
-    """Watch the servers, each `URL` or `URL,metrics=URL`, and judge. Raises DoctorError."""
+    """Watch the servers, each given as `URL` or `URL,metrics=URL`, and return the report.
+
+    Raises DoctorError if a server cannot be examined or an option is out of range.
+    """
     if not 1 <= len(specs) <= MAX_SERVERS:
         raise DoctorError(f"{len(specs)} servers; 1 to {MAX_SERVERS} can be examined at once")
     if not LEAST_S <= options.seconds <= MOST_S:
@@ -78,7 +81,7 @@ async def examine(
 
 @dataclass(slots=True)
 class _Examination:
-    """Lifetime: one call of `examine`."""
+    """The state of one examination. Lifetime: one call of `examine`."""
 
     http: aiohttp.ClientSession
     readers: Sequence[Reader]
@@ -89,7 +92,7 @@ class _Examination:
     router: list[Gauges] = field(default_factory=list)
 
     async def run(self) -> DoctorReport:
-        """Raises DoctorError."""
+        """Probe and watch the servers, and judge. Raises DoctorError if that fails."""
         facts = _told(self.options)
         probes: list[LoadProbe] = []
         measured: Mapping[str, Any] | None = None
@@ -116,7 +119,7 @@ class _Examination:
         return DoctorReport(evidence, judge(evidence), seconds, unread, measured, shown)
 
     async def _measured(self, limits: ProbeLimits) -> tuple[list[LoadProbe], Mapping[str, Any]]:
-        """Probes for all servers, and the service times of the first."""
+        """Return probes for all servers, and the service times of the first."""
         clock = asyncio.get_running_loop().time
         probes = [LoadProbe(self.http, source.server, limits, clock) for source in self.sources]
         self.progress(f"probing {probes[0].model}: at most {limits.requests} requests")
@@ -124,7 +127,9 @@ class _Examination:
         return probes, await probes[0].measure(lambda: reader.read(source, clock()))
 
     async def _watch(self, probes: Sequence[LoadProbe]) -> None:
-        """Look again and again: for as long as was asked, or as the probes' load lasts."""
+        """Read all servers repeatedly for the requested time, or as long as the probes' load
+        lasts.
+        """
         await self._look()
         loads = [asyncio.create_task(probe.load()) for probe in probes]
         clock, seconds = asyncio.get_running_loop().time, self.options.seconds
@@ -149,7 +154,7 @@ class _Examination:
                     raise ended
 
     async def _look(self) -> None:
-        """Read all servers once, and the router."""
+        """Read each server once, and the router."""
         clock = asyncio.get_running_loop().time
         pairs = zip(self.readers, self.sources, strict=True)
         self.readings.append(await _all([one.read(source, clock()) for one, source in pairs]))
@@ -161,7 +166,7 @@ class _Examination:
 
 
 async def _all(waits: Sequence[Awaitable[T]]) -> list[T]:
-    """All results, or the first DoctorError; none is left running."""
+    """Return all results, or raise the first DoctorError after cancelling the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_awaited(one)) for one in waits]
@@ -175,7 +180,9 @@ async def _awaited(wait: Awaitable[T]) -> T:
 
 
 def _told(options: Options) -> ClientFacts:
-    """What the operator adds. Raises DoctorError."""
+    """Return the facts that the operator adds. Raises DoctorError if one of the operator's files is
+    unreadable.
+    """
     try:
         texts = error_texts(options.log) if options.log else {}
         shapes, sets = request_kinds(options.requests) if options.requests else (None, None)
@@ -215,7 +222,9 @@ def _with_probe(
 
 
 def _unread(options: Options) -> tuple[str, ...]:
-    """What nobody gave, and which causes that hides."""
+    """Return the sources that were not given, each with the causes that cannot be found without
+    it.
+    """
     lacks = []
     if options.router is None and options.counts is None:
         lacks.append("a router's counts (--router URL): causes 8, 31, 32, 35, 37")

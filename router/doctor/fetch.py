@@ -1,7 +1,7 @@
-"""Asks servers for their readings, with a bound and a timeout for each page.
+"""Reads servers' pages, each with a size limit and a timeout.
 
-Triton's metrics have a port of their own: given as `URL,metrics=URL`, else looked for at the same
-port, at 8002, and two above.
+Triton's metrics have a port of their own: it is given as `URL,metrics=URL`, else tried at the same
+port, at 8002, and two ports above.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class _ModelList(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """Where a server's figures are, once it is known who it is."""
+    """A recognized server and the URL of its metrics."""
 
     server: ExaminedServer
     metrics_url: str | None
 
 
 class Reader:
-    """Asks one server. Lifetime: one examination."""
+    """Reads the pages of one server. Lifetime: one examination."""
 
     def __init__(self, http: aiohttp.ClientSession, spec: str, timeout_s: float) -> None:
-        """`spec`: `URL` or `URL,metrics=URL`. Raises DoctorError."""
+        """Take a server as `URL` or `URL,metrics=URL`. Raises DoctorError if it is malformed."""
         url, _, options = spec.partition(",")
         self.url = url.rstrip("/")
         self._http = http
@@ -86,7 +86,9 @@ class Reader:
             check_url(one)
 
     async def recognize(self) -> MetricsSource:
-        """Who it is, and its configuration. Raises DoctorError."""
+        """Return which server it is, with its configuration. Raises DoctorError if that cannot be
+        read.
+        """
         try:
             about = await self._ask("/v2")
             if about.status == 200 and about.body:  # a page of metrics has none
@@ -96,7 +98,7 @@ class Reader:
             raise DoctorError(await self.trouble(error)) from error
 
     async def read(self, source: MetricsSource, now_s: float) -> Reading:
-        """Its figures of now. Raises DoctorError."""
+        """Return the server's current figures. Raises DoctorError if they cannot be read."""
         try:
             gauges, stats = await asyncio.gather(self._gauges(source), self._stats(source))
         except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -104,7 +106,7 @@ class Reader:
         return Reading(now_s, gauges, stats)
 
     async def trouble(self, error: Exception) -> str:
-        """What is to be said of an error, with the URL."""
+        """Return a message about an error, with the server's URL."""
         said = await trouble_with(self.url, error, self._timeout.total or 0.0)
         return f"{self.url}: {said}" if isinstance(error, WireError) else said
 
@@ -141,7 +143,7 @@ class Reader:
     async def _configs(
         self, models: list[str]
     ) -> tuple[dict[str, TritonModelConfig], tuple[str, ...]]:
-        """The models' configurations, and what is to be said of those that cannot be had."""
+        """Return the models' configurations, and a message for each that cannot be read."""
         configs, refused = {}, []
         for model in models:
             url = f"{self.url}/v2/models/{quote(model, safe='')}/config"
@@ -153,7 +155,7 @@ class Reader:
         return configs, tuple(refused)
 
     async def _plain(self) -> MetricsSource:
-        """vLLM and SGLang, which are known by their metrics."""
+        """Recognize vLLM or SGLang, by their metrics."""
         metrics_url = self._metrics or f"{self.url}/metrics"
         reply = await self._ask_url(metrics_url, MAX_METRICS_BYTES)
         text = reply.body.decode("utf-8", "replace") if reply.status == 200 else ""
@@ -182,7 +184,7 @@ class Reader:
         return MetricsSource(ExaminedServer(self.url, kind, "", {}, settings, models), metrics_url)
 
     async def _found_metrics(self, prefix: str) -> str | None:
-        """Where the metrics are; None where they are not to be found."""
+        """Return the URL of the metrics, or None if they are not found."""
         if self._metrics is not None:
             return self._metrics
         parts = urlsplit(self.url)
@@ -204,7 +206,9 @@ class Reader:
         return await self.gauges(source.metrics_url, WANTED)
 
     async def gauges(self, url: str, wanted: frozenset[str]) -> Gauges:
-        """The wanted samples of a page. Raises WireError, aiohttp.ClientError, TimeoutError."""
+        """Return the wanted samples of a page. Raises WireError, aiohttp.ClientError or
+        TimeoutError if it cannot be read.
+        """
         reply = await self._ask_url(url, MAX_METRICS_BYTES)
         if reply.status != 200:
             raise WireError(f"GET {url} answered {reply.status}")
@@ -230,7 +234,7 @@ class Reader:
 
 
 async def read_router(http: aiohttp.ClientSession, url: str, timeout_s: float) -> Gauges:
-    """Our own router's counts, by its admin port. Raises DoctorError."""
+    """Return the router's counts from its admin port. Raises DoctorError if they cannot be read."""
     reader = Reader(http, url, timeout_s)
     try:
         found = await reader.gauges(f"{reader.url}/metrics", ROUTER_WANTED)
@@ -242,7 +246,7 @@ async def read_router(http: aiohttp.ClientSession, url: str, timeout_s: float) -
 
 
 def check_url(url: str) -> None:
-    """Raises DoctorError for what is no URL of a server."""
+    """Raise DoctorError if this is not the URL of a server."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -253,6 +257,6 @@ def check_url(url: str) -> None:
 
 
 def _flat(told: Table) -> dict[str, str]:
-    """Plain settings as text; the first of them."""
+    """Return the first settings that are not tables, as text."""
     plain = {k: str(v) for k, v in told.items() if isinstance(v, str | int | float | bool)}
     return dict(list(plain.items())[: 8 * _MOST_TOLD])

@@ -1,8 +1,9 @@
-"""The 39 causes of a pool that does not batch, in order of judgement, and who holds.
+"""The 39 causes of a pool that does not batch, in their order, and the judgement which of them
+hold.
 
-Order: where requests wait, in Triton's own scheduler, in a step before the engine, in the engine's
-memory or budget; then errors; then clients and the pool; last what needs no change. Of several that
-hold, the one whose removal would admit the most requests comes first.
+The order is: where requests wait, in Triton's own scheduler, in a step before the engine, in the
+engine's memory or budget; then errors; then clients and the pool; last what needs no change. Of
+several causes that hold, the one whose removal would admit the most requests is reported first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HEADROOM = 0.8  # of a device's memory
 
 
 def unfilled(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
-    """19: parameters that are templates still, or that are replaced by a default."""
+    """Diagnose cause 19: parameters are still unfilled templates, or a default replaces them."""
     changes = []
     for config in server.server.configs.values():
         for name, value in sorted(config.parameters.items()):
@@ -40,7 +41,7 @@ def unfilled(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
 
 
 def batch_dimension(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
-    """21: requests with several prompts at an in-flight batcher."""
+    """Diagnose cause 21: clients send requests with several prompts to an in-flight batcher."""
     count = e.facts.texts.get("batch_dimension", 0)
     if not count:
         return None
@@ -52,7 +53,7 @@ def batch_dimension(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
 
 
 def out_of_memory(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
-    """33: each Python instance has the weights of its own."""
+    """Diagnose cause 33: each Python instance holds its own copy of the weights."""
     configs = server.server.configs.values()
     if any(c.backend in ("tensorrtllm", "vllm") for c in configs):
         return None  # these take most of what is free by design
@@ -73,7 +74,7 @@ def out_of_memory(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
 
 
 def shared_memory(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
-    """34: the container's shared memory is too small."""
+    """Diagnose cause 34: the container's shared memory is too small."""
     count = e.facts.texts.get("shared_memory", 0)
     if not count:
         return None
@@ -86,19 +87,19 @@ def shared_memory(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
 
 
 def _mains(e: Evidence) -> list[ModelEvidence]:
-    """What clients call at each server, where it ran."""
+    """Return the model that clients call at each server, if any ran."""
     return [s.main for s in e.servers if s.main is not None]
 
 
 def _load(server: ServerEvidence) -> float:
-    """Requests in a server on average."""
+    """Return the mean number of requests in a server."""
     own = sum(x.active for x in server.engines if x.moving)
     main = server.main
     return max(own, main.in_flight if main else 0.0)
 
 
 def spread_thin(e: Evidence) -> Diagnosis | None:
-    """27: each worker has too few requests to make a batch of."""
+    """Diagnose cause 27: each worker has too few requests to form a batch."""
     mains = _mains(e)
     if len(mains) < 2 or len(mains) < len(e.servers):
         return None
@@ -121,7 +122,7 @@ def spread_thin(e: Evidence) -> Diagnosis | None:
 
 
 def _skew(e: Evidence) -> tuple[ServerEvidence, list[float]] | None:
-    """The server with most of the load while others have little; None where it is even."""
+    """Return the server with most of the load and the loads of all, or None if the load is even."""
     loads = [_load(s) for s in e.servers]
     if len(loads) < 2 or max(loads) < 2:
         return None
@@ -135,7 +136,7 @@ def _skew(e: Evidence) -> tuple[ServerEvidence, list[float]] | None:
 
 
 def hot_spot(e: Evidence) -> Diagnosis | None:
-    """37: affinity without a load term sends all to one worker."""
+    """Diagnose cause 37: affinity without a load term sends all requests to one worker."""
     skew = _skew(e)
     if skew is None or one_connection(e):
         return None
@@ -157,7 +158,7 @@ def hot_spot(e: Evidence) -> Diagnosis | None:
 
 
 def one_connection(e: Evidence) -> Diagnosis | None:
-    """39: balancing by connection, and one connection."""
+    """Diagnose cause 39: the load balancer balances by connection, and clients use only one."""
     skew = _skew(e)
     if skew is None:
         return None
@@ -177,7 +178,7 @@ def one_connection(e: Evidence) -> Diagnosis | None:
 
 
 def drift(e: Evidence) -> Diagnosis | None:
-    """38: workers of one model are configured differently."""
+    """Diagnose cause 38: workers of one model have different configurations."""
     changes: list[Change] = []
     first = e.servers[0].server
     for other in (s.server for s in e.servers[1:]):
@@ -208,7 +209,7 @@ _OfPool = Callable[[Evidence], Diagnosis | None]
 
 
 class Cause(NamedTuple):
-    """A row of the catalogue; one of the last four is its function."""
+    """A row of the catalogue. One of the last four fields is the cause's function."""
 
     number: int
     name: str
@@ -280,7 +281,7 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
-    """The causes that hold, the costliest first; none where nothing is loaded."""
+    """Return the causes that hold, the costliest first; none if no server has load."""
     if not evidence.loaded:
         return ()
     found = [one for cause in CAUSES for one in _holds(cause, evidence)]

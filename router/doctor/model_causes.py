@@ -1,7 +1,8 @@
-"""Causes that lie in one model of a Triton: its batcher, its instances, its clients.
+"""Causes that lie in one model of a Triton server: its batcher, its instances, its clients.
 
-Each function is pure: evidence in, what it found out, or None. B is the mean batch, q the mean
-wait of a request, s the mean time of an execution, u the share of the instances' time.
+Each function is pure: it takes evidence and returns a diagnosis, or None. B is the mean batch, q
+the mean wait of a request, s the mean time of an execution, u the share of time in which the
+instances are busy.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ _BATCHED = 8  # a batch to begin with, where nobody knows better
 
 
 def busy_model(m: ModelEvidence) -> bool:
-    """Whether enough ran to judge it."""
+    """Return whether enough requests ran to judge the model."""
     return m.executed >= MIN_REQUESTS and m.executions > 0
 
 
 def is_llm(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """Whether it schedules by itself: Triton's batch numbers then say nothing of it."""
+    """Return whether the model is an LLM engine that schedules by itself, so that Triton's batch
+    sizes do not describe it.
+    """
     return m.config.backend in _LLM or any(e.model == m.config.name for e in server.engines)
 
 
 def queues(m: ModelEvidence, times: float = LONG_WAIT) -> bool:
-    """Whether its requests wait for longer than the running batch takes."""
+    """Return whether requests wait at least `times` as long as an execution takes."""
     return busy_model(m) and (m.queue_s >= times * m.service_s or m.pending >= times)
 
 
 def ms(seconds: float) -> str:
-    """As text."""
+    """Return a time as text in milliseconds."""
     return f"{number(seconds * 1e3)} ms"
 
 
@@ -49,19 +52,21 @@ def _wait(m: ModelEvidence) -> str:
 
 
 def _joinable(m: ModelEvidence) -> float:
-    """Of those that wait, how many fuller batches would take in."""
+    """Return how many of the waiting requests fuller batches would take in."""
     room = (m.config.max_batch_size - m.mean_batch) * m.config.instances
     return max(min(m.waiting, room), 0.0)
 
 
 def _plain(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """A model that Triton schedules, request by request or by its dynamic batcher."""
+    """Return whether Triton itself schedules the model, request by request or with its dynamic
+    batcher.
+    """
     config = m.config
     return not (is_llm(server, m) or config.steps or config.sequence_batching)
 
 
 def batcher_off(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """1: `dynamic_batching` is not there."""
+    """Diagnose cause 1: `dynamic_batching` is missing."""
     config = m.config
     if not _plain(server, m) or config.dynamic_batching or config.max_batch_size <= 1:
         return None
@@ -74,7 +79,7 @@ def batcher_off(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagno
 
 
 def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """2: `max_batch_size: 0`, of which nothing warns."""
+    """Diagnose cause 2: `max_batch_size` is 0, for which Triton logs no warning."""
     config = m.config
     if not _plain(server, m) or config.dynamic_batching is None or config.max_batch_size > 1:
         return None
@@ -93,18 +98,18 @@ def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
 
 
 def _not_joined(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """Batches stay small though requests wait for several of them."""
+    """Return whether batches stay small although requests wait for several executions."""
     small = _has_room(m)
     return _plain(server, m) and m.batches and queues(m) and small and m.utilisation >= CALM
 
 
 def _has_room(m: ModelEvidence) -> bool:
-    """Whether its batches could take many more."""
+    """Return whether the mean batch is below 60 % of the largest."""
     return m.mean_batch < 0.6 * m.config.max_batch_size
 
 
 def shapes_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """3: only neighbours of equal shape join."""
+    """Diagnose cause 3: Triton joins only adjacent requests of equal shape, and shapes differ."""
     free = [t.name for t in m.config.input if -1 in t.dims and not t.allow_ragged_batch]
     if not _not_joined(server, m) or not free or e.facts.shapes == 1:
         return None
@@ -120,7 +125,7 @@ def shapes_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def inputs_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """4: requests with other optional inputs do not join."""
+    """Diagnose cause 4: Triton does not join requests whose optional inputs differ."""
     optional = [t.name for t in m.config.input if t.optional]
     if not _not_joined(server, m) or not optional or e.facts.input_sets == 1:
         return None
@@ -134,7 +139,7 @@ def inputs_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """5: idle instances take single requests."""
+    """Diagnose cause 5: idle instances take single requests."""
     config = m.config
     if not (_plain(server, m) and m.batches and busy_model(m) and config.instances > 1):
         return None
@@ -157,7 +162,7 @@ def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
 
 
 def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """6: a lone request waits for partners that do not come."""
+    """Diagnose cause 6: a single request waits for others that do not arrive."""
     batcher = m.config.dynamic_batching
     if batcher is None or not _plain(server, m) or not busy_model(m):
         return None
@@ -180,7 +185,7 @@ def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> D
 
 
 def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """7: nobody is there to be joined."""
+    """Diagnose cause 7: there are too few concurrent requests to join."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or m.mean_batch > SINGLE:
         return None
     waits = m.queue_s >= m.service_s
@@ -197,7 +202,7 @@ def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Di
 
 
 def queue_full(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """8: a bounded queue refuses, and Triton counts it nowhere."""
+    """Diagnose cause 8: a bounded queue rejects requests, which Triton does not count."""
     batcher, router = m.config.dynamic_batching, e.facts.router
     bound = max((p.max_queue_size for p in batcher.policies), default=0) if batcher else 0
     refused = router.refused.get(server.server.url, 0.0) if router else 0.0
@@ -214,7 +219,7 @@ def queue_full(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnos
 
 
 def queue_timeout(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """9: requests wait for longer than the queue's timeout."""
+    """Diagnose cause 9: requests wait longer than the queue's timeout."""
     batcher = m.config.dynamic_batching
     limits = [p.default_timeout_microseconds for p in batcher.policies] if batcher else []
     limit = max(limits, default=0)
@@ -237,7 +242,9 @@ def queue_timeout(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def rate_limited(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """10: instances idle and requests wait: for the rate limiter's resources."""
+    """Diagnose cause 10: instances are idle while requests wait for the rate limiter's
+    resources.
+    """
     limiters = [g.rate_limiter for g in m.config.instance_group if g.rate_limiter]
     if not limiters or is_llm(server, m) or not queues(m) or m.utilisation >= CALM:
         return None
@@ -261,7 +268,7 @@ def _listed(value: object) -> list[object]:
 
 
 def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """11: slots are held by sequences that nobody ended."""
+    """Diagnose cause 11: sequences that clients never ended hold all slots."""
     batching = m.config.sequence_batching
     if batching is None or m.utilisation >= CALM or not (queues(m) or m.pending >= 1):
         return None
@@ -285,7 +292,7 @@ def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Dia
 
 
 def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """12: the response cache answers."""
+    """Diagnose cause 12: the response cache answers the requests."""
     if not m.requests or m.cache_hits < 0.2 * m.requests:
         return None
     return Diagnosis(
@@ -295,12 +302,16 @@ def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis |
 
 
 def _is_pipeline(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """A Python step around an engine, whose cure is instances."""
+    """Return whether the model is a Python step around an engine, for which more instances are the
+    cure.
+    """
     return m.config.backend == "python" and bool(m.steps_of)
 
 
 def _others(server: ServerEvidence, m: ModelEvidence) -> list[ModelEvidence]:
-    """Models that it may ask by BLS: all that no ensemble runs beside it."""
+    """Return the models that this model may call by BLS: all that are not in an ensemble with
+    it.
+    """
     found = [
         o for o in server.models.values() if o is not m and not set(o.steps_of) & {*m.steps_of}
     ]
@@ -308,8 +319,9 @@ def _others(server: ServerEvidence, m: ModelEvidence) -> list[ModelEvidence]:
 
 
 def _waits_for_others(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """Whether other models may be what its executions spend their time on: Python code can ask them
-    (BLS), and they have requests for as long as it runs.
+    """Return whether the model's executions may spend their time waiting for other models.
+
+    That is so if its Python code can call them (BLS) and they have requests for as long as it runs.
     """
     if m.config.backend != "python" or not m.busy:
         return False
@@ -324,15 +336,17 @@ def _waits_for_others(server: ServerEvidence, m: ModelEvidence) -> bool:
 
 
 def _as_many(o: ModelEvidence, m: ModelEvidence) -> bool:
-    """Whether it had one request, or two or any other number, for each request of `m`."""
+    """Return whether model `o` had a whole number of requests for each request of `m`."""
     each = max(round(o.requests / max(m.requests, 1)), 1)
     most_off = 0.05 * m.requests + max(m.config.max_batch_size, 1)
     return o.requests > 0 and abs(o.requests - each * m.requests) <= each * most_off
 
 
 def _asked_in_turn(server: ServerEvidence, m: ModelEvidence) -> ModelEvidence | None:
-    """The model that its executions ask, and wait for, one request after the other: that has one
-    for each execution under way, and as many for each of its requests.
+    """Return the model that each execution calls, and waits for, once for one request after
+    another; None if there is none.
+
+    It has one request for each concurrent execution, and the same number for each request.
     """
     if not _plain(server, m) or m.config.backend != "python" or m.steps_of or not m.busy:
         return None
@@ -343,12 +357,14 @@ def _asked_in_turn(server: ServerEvidence, m: ModelEvidence) -> ModelEvidence | 
 
 
 def _asked_by_another(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """Whether its requests are those of a Python model, and not of clients."""
+    """Return whether the model's requests are from a Python model, and not from clients."""
     return any(_asked_in_turn(server, o) is m for o in server.models.values())
 
 
 def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """26: a BLS model runs one request per instance, before a model that could take more."""
+    """Diagnose cause 26: a BLS model runs one request per instance in front of a model that could
+    take more.
+    """
     if m.config.backend != "python" or m.steps_of or is_llm(server, m):
         return None
     if not queues(m, 1.0) or m.utilisation < CALM:
@@ -376,7 +392,7 @@ def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnos
 
 
 def slow_step(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """28: tokenizing by one process is the bottleneck of an ensemble."""
+    """Diagnose cause 28: tokenizing in one process is the bottleneck of an ensemble."""
     if not _is_pipeline(server, m) or is_llm(server, m):
         return None
     if not queues(m) or m.utilisation < BUSY:
@@ -398,7 +414,7 @@ def slow_step(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosi
 
 
 def python_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """29: one Python process, one request at a time."""
+    """Diagnose cause 29: one Python process takes one request at a time."""
     config = m.config
     if config.backend != "python" or not _plain(server, m) or m.steps_of:
         return None
@@ -421,7 +437,7 @@ def python_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def not_decoupled(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """30: streaming asked of a model that answers once."""
+    """Diagnose cause 30: clients want a stream from a model that answers once."""
     config = m.config
     if config.model_transaction_policy.decoupled or config.steps:
         return None
@@ -442,7 +458,7 @@ def not_decoupled(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def threads_pile_up(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """32: execute returns at once, and nothing limits what runs."""
+    """Diagnose cause 32: `execute` returns at once, and nothing limits the running requests."""
     config, facts = m.config, e.facts
     decoupled = config.model_transaction_policy.decoupled
     if config.backend != "python" or not decoupled or is_llm(server, m):
@@ -472,7 +488,7 @@ def threads_pile_up(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Di
 
 
 def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """35: clients wait for each answer before they ask again."""
+    """Diagnose cause 35: clients wait for each answer before they send the next request."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or queues(m, 1.0):
         return None
     if _asked_by_another(server, m):
@@ -500,7 +516,7 @@ def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def compute_bound(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """36: batches are full, and twice the batch takes twice the time."""
+    """Diagnose cause 36: batches are full, and twice the batch takes twice the time."""
     most = m.config.max_batch_size
     if not _plain(server, m) or most <= 1 or not queues(m, 1.0) or m.utilisation < BUSY:
         return None

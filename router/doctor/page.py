@@ -1,4 +1,4 @@
-"""The admin port's `/doctor`: why the busiest workers of this router do not batch."""
+"""The admin port's `/doctor` page: why the busiest workers of this router do not batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXAMINE_S, _LONGEST_S = 10.0, 30.0
 
 
 class DoctorPages:
-    """Handlers of `/doctor`: one examination at a time. Lifetime: process."""
+    """The handlers of `/doctor`, with one examination at a time. Lifetime: process."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class DoctorPages:
         members: Mapping[int, Member],
         counts: Callable[[], Awaitable[bytes]],
     ) -> None:
-        """`counts`: our own metrics, which tell what workers cannot know."""
+        """`counts` returns the router's own metrics, which show what workers cannot know."""
         self._dispatcher = dispatcher
         self._members = members
         self._counts = counts
@@ -58,7 +58,7 @@ class DoctorPages:
         return json_response(report.shown())
 
     def _specs(self) -> list[str]:
-        """The workers with the most requests, each server once."""
+        """Return the URLs of the workers with the most requests, each server once."""
         workers = self._dispatcher.core.workers
         columns, found = self._dispatcher.core.columns, dict[str, float]()
         for member in self._members.values():

@@ -1,7 +1,7 @@
-"""A bounded load of our own, and the service times that it measures.
+"""A bounded load made by the doctor, and the service times measured with it.
 
-Closed loop: so many requests at once, each followed by the next. It goes to loopback and to hosts
-that were allowed by name, and nowhere else.
+It is a closed loop: a fixed number of concurrent requests, each followed by the next. The load is
+sent only to loopback and to hosts that were allowed by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FLOATS, _STRING, _BOOL = ("TYPE_FP32", "TYPE_FP64"), "TYPE_STRING", "TYPE_BOOL"
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """What a probe may do to one server."""
+    """The limits of a probe's load on one server."""
 
     requests: int = 500
     concurrency: int = 8
@@ -47,7 +47,7 @@ class ProbeLimits:
 
 @dataclass(slots=True)
 class StageResult:
-    """What came of the requests of one stage. Lifetime: stage."""
+    """The results of the requests of one stage. Lifetime: stage."""
 
     answered: int = 0
     failed: int = 0
@@ -56,7 +56,7 @@ class StageResult:
 
 
 def check_allowed(url: str, hosts: tuple[str, ...]) -> None:
-    """Raises DoctorError for a server to which no load may be sent."""
+    """Raise DoctorError if no load may be sent to this server."""
     host = urlsplit(url).hostname or ""
     try:
         own = ip_address(host).is_loopback
@@ -69,7 +69,7 @@ def check_allowed(url: str, hosts: tuple[str, ...]) -> None:
 
 
 class LoadProbe:
-    """Load for one server. Lifetime: one examination."""
+    """Sends load to one server. Lifetime: one examination."""
 
     def __init__(
         self,
@@ -78,7 +78,9 @@ class LoadProbe:
         limits: ProbeLimits,
         clock: Callable[[], float],
     ) -> None:
-        """Raises DoctorError where nothing may be sent, or nobody knows what."""
+        """Prepare the request to send. Raises DoctorError if no load may be sent, or no request is
+        known for the model.
+        """
         check_allowed(server.url, limits.hosts)
         self.model = limits.model or _entry(server)
         self.config = server.configs.get(self.model, TritonModelConfig(name=self.model))
@@ -98,9 +100,9 @@ class LoadProbe:
         self.total = StageResult()
 
     async def measure(self, read: Callable[[], Awaitable[Reading]]) -> dict[str, Any]:
-        """Sweep concurrency 1, 2, 4, ...; the time of a batch by its size, as a planner reads it.
+        """Measure the time of a batch by its size at concurrency 1, 2, 4 and so on.
 
-        Half of the requests are left for the load. Raises DoctorError.
+        Half of the requests are left for the load. Raises DoctorError if the server fails.
         """
         kept = self._limits.requests // 2
         await self.stage(1, WARM_UP)
@@ -129,11 +131,11 @@ class LoadProbe:
         }
 
     async def load(self) -> None:
-        """As much as is allowed, until the limits or the one who waits end it."""
+        """Send all remaining requests, until a limit is reached or the task is cancelled."""
         await self.stage(self._limits.concurrency, self._left)
 
     async def stage(self, concurrency: int, requests: int) -> StageResult:
-        """So many requests, so many of them at once; fewer where a limit is reached."""
+        """Send `requests` requests, `concurrency` at once; fewer if a limit is reached."""
         sent = StageResult()
         budget = [min(requests, self._left)]
 
@@ -167,7 +169,7 @@ class LoadProbe:
                     some.errors[key] = some.errors.get(key, 0) + count
 
     def shown(self) -> Mapping[str, Any]:
-        """For the report."""
+        """Return the results for the report."""
         total = self.total
         return {
             "url": self._url,
@@ -185,7 +187,9 @@ def _between(before: Reading, after: Reading, model: str) -> tuple[SizeTime, ...
 
 
 def _entry(server: ExaminedServer) -> str:
-    """The model that clients call: one that is no step of another, an ensemble first."""
+    """Return the model that clients call: one that is no step of another model, an ensemble
+    first.
+    """
     steps = {step for config in server.configs.values() for step in config.steps}
     whole = [name for name in server.configs if name not in steps]
     first = [name for name in whole if server.configs[name].steps]
@@ -195,7 +199,7 @@ def _entry(server: ExaminedServer) -> str:
 
 
 def _request(server: ExaminedServer, config: TritonModelConfig) -> tuple[str, bytes]:
-    """Path and body of one request; an empty body: nobody knows."""
+    """Return the path and body of one request; the body is empty if none is known."""
     if server.kind != "triton":
         body = {"model": config.name, "prompt": _PROMPT, "max_tokens": _OUTPUT_TOKENS}
         return "/v1/completions", msgspec.json.encode(body)
@@ -226,7 +230,9 @@ def _shape(tensor: Tensor) -> list[int]:
 
 
 def _values(tensor: Tensor) -> list[Any] | None:
-    """Values of an input, flat; None for a type that JSON cannot hold, or too many."""
+    """Return flat values for an input, or None if JSON cannot hold its type or there would be too
+    many.
+    """
     size, kind = math.prod(_shape(tensor)), tensor.data_type
     if size > 1 << 16 or kind in ("TYPE_FP16", "TYPE_BF16", ""):
         return None

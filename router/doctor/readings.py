@@ -1,7 +1,7 @@
-"""What an engine says of itself, parsed: its configuration once, its figures again and again.
+"""An engine's own data, parsed: its configuration once, its figures again and again.
 
-Pure. Triton's forms: `/v2/models/{m}/config`, `/v2/models/stats`, Prometheus text (2.51 to 2.73).
-Anything that is no number, negative or beyond all bounds is refused with WireError.
+Pure. Triton's forms are `/v2/models/{m}/config`, `/v2/models/stats` and Prometheus text (2.51 to
+2.73). Values that are not numbers, negative or out of range are refused with WireError.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ROUTER_WANTED = frozenset(
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How often, and how long in all."""
+    """A count and a total time."""
 
     count: Number = 0
     ns: Number = 0
@@ -80,7 +80,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """What becomes of requests that wait."""
+    """The policy for waiting requests."""
 
     timeout_action: str | int = "REJECT"
     default_timeout_microseconds: Number = 0
@@ -88,7 +88,7 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 class Dynamic(msgspec.Struct, frozen=True):
-    """`dynamic_batching`."""
+    """The field `dynamic_batching` of a model's configuration."""
 
     preferred_batch_size: list[int] = []
     max_queue_delay_microseconds: Number = 0
@@ -97,26 +97,26 @@ class Dynamic(msgspec.Struct, frozen=True):
 
     @property
     def policies(self) -> list[Queue]:
-        """Those of all priorities."""
+        """The queue policies of all priorities."""
         first = [self.default_queue_policy] if self.default_queue_policy else []
         return first + list(self.priority_queue_policy.values())
 
 
 class Oldest(msgspec.Struct, frozen=True):
-    """`sequence_batching.oldest`."""
+    """The field `sequence_batching.oldest` of a model's configuration."""
 
     max_candidate_sequences: Number = 0
 
 
 class SequenceBatching(msgspec.Struct, frozen=True):
-    """`sequence_batching`."""
+    """The field `sequence_batching` of a model's configuration."""
 
     max_sequence_idle_microseconds: Number = 1_000_000
     oldest: Oldest | None = None
 
 
 class Group(msgspec.Struct, frozen=True):
-    """One of `instance_group`."""
+    """An element of the field `instance_group` of a model's configuration."""
 
     count: Number = 1  # on each of its devices
     kind: str | int = ""
@@ -125,31 +125,31 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One of an ensemble's steps."""
+    """A step of an ensemble."""
 
     model_name: str = ""
 
 
 class Ensemble(msgspec.Struct, frozen=True):
-    """`ensemble_scheduling`."""
+    """The field `ensemble_scheduling` of a model's configuration."""
 
     step: list[Step] = []
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """`model_transaction_policy`."""
+    """The field `model_transaction_policy` of a model's configuration."""
 
     decoupled: bool = False
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One of `parameters`."""
+    """An element of the field `parameters` of a model's configuration."""
 
     string_value: str = ""
 
 
 class TritonModelConfig(msgspec.Struct, frozen=True):
-    """A model's configuration as Triton completed it."""
+    """A model's configuration, completed with defaults by Triton."""
 
     name: str = ""
     platform: str = ""
@@ -164,7 +164,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True):
     parameters: dict[str, Parameter] = {}
 
     def __post_init__(self) -> None:
-        """Leave out the preferred batch size that Triton adds where none is written."""
+        """Remove the preferred batch size that Triton adds if none is configured."""
         batcher = self.dynamic_batching
         if batcher is not None and batcher.preferred_batch_size == [self.max_batch_size]:
             written = replace(batcher, preferred_batch_size=[])
@@ -172,12 +172,12 @@ class TritonModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def instances(self) -> int:
-        """Over all groups and their devices, at least 1."""
+        """The number of instances over all groups and their devices, at least 1."""
         return max(1, sum(group.count * max(len(group.gpus), 1) for group in self.instance_group))
 
     @property
     def devices(self) -> int:
-        """How many its instances are spread over, as far as it is told: at least 1."""
+        """The number of devices that the configuration names for the instances, at least 1."""
         named = {gpu for group in self.instance_group for gpu in group.gpus}
         # TensorRT-LLM's: a set of devices for each instance.
         sets = (self.text("gpu_device_ids") or "").strip(";").split(";")
@@ -185,18 +185,18 @@ class TritonModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> list[str]:
-        """An ensemble's models, in order."""
+        """The models of an ensemble, in order."""
         return [step.model_name for step in (self.ensemble_scheduling or Ensemble()).step]
 
     def text(self, name: str) -> str | None:
-        """A parameter; None where it is not set, an unfilled template included."""
+        """Return a parameter, or None if it is missing or an unfilled template."""
         value = self.parameters.get(name)
         if value is None or "${" in value.string_value or not value.string_value.strip():
             return None
         return value.string_value.strip()
 
     def number(self, name: str) -> float:
-        """A parameter as a number of 0 or more; NaN where it is none."""
+        """Return a parameter as a number of 0 or more; NaN if it is not one."""
         try:
             value = float(self.text(name) or "nan")
         except ValueError:
@@ -205,7 +205,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True):
 
 
 class InferenceStatistics(msgspec.Struct, frozen=True):
-    """`inference_stats`: sums over requests."""
+    """Triton's `inference_stats`: sums over requests."""
 
     success: Count = Count()
     fail: Count = Count()
@@ -217,7 +217,7 @@ class InferenceStatistics(msgspec.Struct, frozen=True):
 
 
 class BatchStats(msgspec.Struct, frozen=True):
-    """Of one batch size: sums over executions."""
+    """The sums over executions of one batch size."""
 
     batch_size: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     compute_input: Count = Count()
@@ -226,12 +226,12 @@ class BatchStats(msgspec.Struct, frozen=True):
 
     @property
     def ns(self) -> int:
-        """Of whole executions."""
+        """The total time of the executions in nanoseconds."""
         return self.compute_input.ns + self.compute_infer.ns + self.compute_output.ns
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """A model's statistics since it was loaded, warm-up included."""
+    """A model's statistics since it was loaded, with its warm-up."""
 
     name: str = ""
     version: str = ""
@@ -254,19 +254,19 @@ class Gauges:
     by_name: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of those with these labels; NaN where there is none."""
+        """Return the sum of the samples with these labels; NaN if there is none."""
         wanted = labels.items()
         found = [s.value for s in self.by_name.get(name, ()) if wanted <= s.labels.items()]
         return math.fsum(found) if found else math.nan
 
     def most(self, name: str, **labels: str) -> float:
-        """The largest of those with these labels; NaN where there is none."""
+        """Return the largest of the samples with these labels; NaN if there is none."""
         wanted = labels.items()
         found = [s.value for s in self.by_name.get(name, ()) if wanted <= s.labels.items()]
         return max(found, default=math.nan)
 
     def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Sums by the values of `label`."""
+        """Return the sums of the samples by the values of `label`."""
         found: dict[str, float] = {}
         for sample in self.by_name.get(name, ()):
             if labels.items() <= sample.labels.items() and label in sample.labels:
@@ -275,7 +275,7 @@ class Gauges:
         return found
 
     def models(self, name: str) -> tuple[str, ...]:
-        """The label `model` of its samples, in order."""
+        """Return the values of the label `model` in these samples, in order."""
         return tuple(dict.fromkeys(s.labels.get("model", "") for s in self.by_name.get(name, ())))
 
 
@@ -290,7 +290,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ExaminedServer:
-    """Who a server is, and what it was configured with."""
+    """A recognized server and its configuration."""
 
     url: str
     kind: str  # triton, vllm, sglang, warmroute
@@ -303,14 +303,16 @@ class ExaminedServer:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A server, and its readings in the order of time: at least two."""
+    """A server and its readings in the order of time, at least two."""
 
     server: ExaminedServer
     readings: tuple[Reading, ...]
 
 
 def parse_json(body: bytes, kind: type[T], what: str) -> T:
-    """`body` as `kind`, numbers in quotes included. Raises WireError that begins with `what`."""
+    """Return `body` as `kind`, with numbers in quotes allowed. Raises WireError, which begins with
+    `what`, if it is malformed.
+    """
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -318,7 +320,7 @@ def parse_json(body: bytes, kind: type[T], what: str) -> T:
 
 
 def parse_gauges(text: str, wanted: frozenset[str] = WANTED) -> Gauges:
-    """The samples we argue from. Raises WireError that names the line."""
+    """Return the wanted samples. Raises WireError, which names the line, if one is malformed."""
     found: dict[str, list[Sample]] = {}
     for sample in samples(text, wanted):
         found.setdefault(sample.name, []).append(sample)
@@ -326,7 +328,9 @@ def parse_gauges(text: str, wanted: frozenset[str] = WANTED) -> Gauges:
 
 
 def parse_stats(body: bytes, what: str) -> dict[str, Stats]:
-    """Statistics by model; of several versions the one that ran most. Raises WireError."""
+    """Return the statistics by model; of several versions the one that ran most. Raises WireError
+    if they are malformed.
+    """
     found: dict[str, Stats] = {}
     for stats in parse_json(body, AllStats, what).model_stats:
         before = found.get(stats.name)

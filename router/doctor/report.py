@@ -1,4 +1,4 @@
-"""What the doctor found: as values, as text for people, as JSON for machines."""
+"""The doctor's findings: as values, as text for people, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ NOTHING, FOUND, UNREADABLE = 0, 1, 2  # exit statuses
 
 
 class DoctorError(Exception):
-    """A server cannot be examined: says which, what it did, and what to do."""
+    """Raised when a server cannot be examined; the text says which one, what happened, and what to
+    do.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field of a configuration, its value, and the one to give it."""
+    """A field of a configuration, its value, and the value to give it."""
 
     name: str
     now: str
@@ -27,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What one cause's function tells: why it believes it, and what to change."""
+    """The result of one cause's function: the evidence, and what to change."""
 
     evidence: str
     changes: tuple[Change, ...] = ()
@@ -64,11 +66,11 @@ class DoctorReport:
 
     @property
     def status(self) -> int:
-        """For the shell: 1 where something should be changed."""
+        """The exit status: 1 if something should be changed, else 0."""
         return FOUND if any(not one.harmless for one in self.findings) else NOTHING
 
     def text(self) -> str:
-        """For people: the cause first."""
+        """Return the report for people, the main cause first."""
         lines = [self._head()]
         for place, one in enumerate(self.findings, 1):
             lines += ["", f"{place}. {one.name} (cause {one.number}) at {one.where}"]
@@ -83,7 +85,7 @@ class DoctorReport:
         return "\n".join(_printable(line) for line in lines)
 
     def shown(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the report for JSON."""
         return {
             "loaded": self.evidence.loaded,
             "status": self.status,
@@ -113,7 +115,7 @@ class DoctorReport:
         ]
 
     def _rows(self) -> list[dict[str, Any]]:
-        """A row for each model and engine that had anything to do."""
+        """Return a row for each model and engine that had load."""
         rows: list[dict[str, Any]] = []
         for server in self.evidence.servers:
             for model in server.models.values():
@@ -143,7 +145,7 @@ class DoctorReport:
 
 
 def number(value: float) -> str:
-    """As people write it: 2,560, 7.9, 0.012."""
+    """Return a number as people write it: 2,560, 7.9, 0.012."""
     if not math.isfinite(value):
         return "unknown"
     if value == int(value) or abs(value) >= 1000:
@@ -169,5 +171,7 @@ def _finding(one: Finding) -> dict[str, Any]:
 
 
 def _printable(line: str) -> str:
-    """What a server calls itself may hold anything."""
+    """Return the line with its unprintable characters replaced, because a server's name may hold
+    any.
+    """
     return "".join(c if c.isprintable() else "?" for c in line)

@@ -1,4 +1,4 @@
-"""Examines engines that no router stands before, or whose router cannot be asked."""
+"""Examines engines without a router in front of them, or with one that cannot be read."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ async def examine_alone(
     given: GivenPrompts | None,
     prompts: Sequence[FixedPrompt],
 ) -> PoolFacts:
-    """Watch engines for `seconds` and return what they tell of themselves.
+    """Watch engines for `seconds` and return the facts that they report.
 
-    Raises DoctorError for a URL where no engine answers.
+    Raises DoctorError if no engine answers at a URL.
     """
     rows = [await _row(number, engine) for number, engine in enumerate(engines)]
     before = await asyncio.gather(*(engine.counts() for engine in engines))
@@ -65,7 +65,9 @@ async def _row(number: int, engine: EnginePages) -> WorkerRow:
 
 
 def _looked_up(before: Sequence[Counts], told: Sequence[EngineFacts]) -> tuple[float, float]:
-    """Prompt tokens that the engines looked up in their caches since `before`, and found there."""
+    """Return the prompt tokens that the engines looked up in their caches since `before`, and those
+    they found.
+    """
     looked_up = found = 0.0
     for counts, facts in zip(before, told, strict=True):
         if not math.isnan(facts.query_tokens):
@@ -77,7 +79,9 @@ def _looked_up(before: Sequence[Counts], told: Sequence[EngineFacts]) -> tuple[f
 async def _tokens(
     rows: Sequence[WorkerRow], engines: Sequence[EnginePages], prompts: Sequence[FixedPrompt]
 ) -> ComparedTokens | None:
-    """All engines' ids of the fixed prompts beside the folder's; None: no folder is given."""
+    """Compare the engines' token ids of the fixed prompts with the folder's; None if no folder is
+    given.
+    """
     if not prompts:
         return None
     asked = [e.tokens(row.models[0], prompts) for row, e in zip(rows, engines, strict=True)]

@@ -1,4 +1,4 @@
-"""The causes of low cache hits that are known, and the judgement by them."""
+"""The known causes of low cache hits, and the judgement by them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ALL_ROUTING_CAUSES = (*ROUTING_CAUSES, _LAST)
 
 
 def judge_routing(facts: PoolFacts) -> tuple[RoutingFinding, ...]:
-    """The causes that hold, the one that touches the most prompt tokens first."""
+    """Return the causes that hold, the one that affects the most prompt tokens first."""
     found = [
         RoutingFinding(cause, verdict)
         for cause in ROUTING_CAUSES

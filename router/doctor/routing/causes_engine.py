@@ -1,4 +1,6 @@
-"""Causes in an engine: it keeps no prefixes, its cache is too small, it does not tell its hits."""
+"""Causes in an engine: it keeps no prefixes, its cache is too small, or it does not report its
+hits.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _TURNED = 0.5  # of its blocks were removed again
 
 
 def prefix_caching_off(facts: PoolFacts) -> RoutingVerdict | None:
-    """The engine keeps nothing of a prompt for the next one."""
+    """Diagnose an engine that keeps nothing of a prompt for the next one."""
     found = [one for one in facts.serving() if one.engine.prefix_caching is False]
     if not found:
         return None
@@ -43,7 +45,9 @@ def prefix_caching_off(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def cache_too_small(facts: PoolFacts) -> RoutingVerdict | None:
-    """The engine's cache is smaller than the prefixes that requests will ask for again."""
+    """Diagnose an engine whose cache is smaller than the prefixes that later requests need
+    again.
+    """
     found = [one for one in facts.serving() if _outgrown(one)] if facts.low else []
     if not found:
         return None
@@ -72,7 +76,7 @@ def cache_too_small(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def states_dropped(facts: PoolFacts) -> RoutingVerdict | None:
-    """The engine keeps windows and states at few places of a prompt only."""
+    """Diagnose an engine that keeps windows and states at few places of a prompt only."""
     found = [one for one in facts.serving() if _drops_states(one)] if facts.low else []
     if not found or not facts.decisions:
         return None
@@ -93,7 +97,9 @@ def states_dropped(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def hits_not_reported(facts: PoolFacts) -> RoutingVerdict | None:
-    """The engine finds prefixes, and does not say so in its answers."""
+    """Diagnose an engine that finds prefixes in its cache, but does not report them in its
+    answers.
+    """
     found = [
         one
         for one in facts.serving()

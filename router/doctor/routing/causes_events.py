@@ -1,4 +1,6 @@
-"""Causes between an engine's KV events and the router: off, not read, elsewhere, missed."""
+"""Causes between an engine's KV events and the router: they are off, not read, at another address,
+or missed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _COUNTS = "warmroute_kv_events_total"
 
 
 def events_off(facts: PoolFacts) -> RoutingVerdict | None:
-    """The engine publishes no KV events."""
+    """Diagnose an engine that publishes no KV events."""
     found = [
         one
         for one in facts.serving()
@@ -46,7 +48,7 @@ def events_off(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def events_not_read(facts: PoolFacts) -> RoutingVerdict | None:
-    """The engine publishes KV events, and the router does not read them."""
+    """Diagnose an engine whose KV events the router does not read."""
     serving = () if facts.alone else facts.serving()
     found = [one for one in serving if one.row.events is None and one.engine.endpoints]
     if not found:
@@ -69,7 +71,7 @@ def events_not_read(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def events_elsewhere(facts: PoolFacts) -> RoutingVerdict | None:
-    """The router listens at an address where this engine's events do not come."""
+    """Diagnose a router that listens at an address where this engine's events do not arrive."""
     found = [one for one in facts.serving() if _deaf(facts, one) or _misled(facts, one)]
     if not found:
         return None
@@ -95,7 +97,7 @@ def events_elsewhere(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def block_sizes(facts: PoolFacts) -> RoutingVerdict | None:
-    """The router counts blocks of another size than the engine."""
+    """Diagnose a router that counts blocks of another size than the engine."""
     found = [one for one in facts.serving() if _missized(one)]
     if not found:
         return None
@@ -119,7 +121,9 @@ def block_sizes(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def events_missed(facts: PoolFacts) -> RoutingVerdict | None:
-    """KV events were lost and could not be fetched again: the cache is known in part."""
+    """Diagnose KV events that were lost and not replayed, so that the cache is known only in
+    part.
+    """
     if not facts.low:
         return None
     found = [
@@ -145,7 +149,7 @@ def events_missed(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def refuted(facts: PoolFacts) -> RoutingVerdict | None:
-    """Answers find less than the worker's KV events promise."""
+    """Diagnose a worker whose answers show fewer cached tokens than its KV events."""
     found = [
         one
         for one in facts.serving()
@@ -172,7 +176,7 @@ def refuted(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def _deaf(facts: PoolFacts, one: ExaminedWorker) -> bool:
-    """True for a worker that computed new blocks of prompts and told of none."""
+    """Return whether a worker computed new blocks of prompts without an event for any."""
     if one.row.events is None or one.engine.prefix_caching is False:
         return False
     if _severed(one):
@@ -183,7 +187,7 @@ def _deaf(facts: PoolFacts, one: ExaminedWorker) -> bool:
 
 
 def _live_batches(one: ExaminedWorker) -> float:
-    """The batches of events that came by themselves: a snapshot counts as one of all."""
+    """Return the number of live batches of events, without snapshots."""
     return max(one.events.get("batches", 0) - one.events.get("snapshots", 0), 0)
 
 
@@ -192,7 +196,7 @@ def _severed(one: ExaminedWorker) -> bool:
 
 
 def _misled(facts: PoolFacts, one: ExaminedWorker) -> bool:
-    """True for a worker whose answers refute the events of another port."""
+    """Return whether a worker's answers contradict events that come from another port."""
     if not _other_port(one) or len(facts.of(one)) < _LEAST_REQUESTS:
         return False
     rows = [r for r in facts.of(one) if r.cached_tokens is not None]
@@ -207,7 +211,7 @@ def _other_port(one: ExaminedWorker) -> bool:
 
 
 def _endpoint(one: ExaminedWorker) -> str:
-    """Where the engine says that it publishes the events of the worker's rank."""
+    """Return the address at which the engine publishes the events of the worker's rank, or ""."""
     endpoints = one.engine.endpoints or {}
     return endpoints.get(one.row.rank or 0, "")
 
@@ -218,7 +222,9 @@ def _port(endpoint: str) -> str | None:
 
 
 def _missized(one: ExaminedWorker) -> bool:
-    """True where events come in other blocks than the router can use, or its operator said."""
+    """Return whether events have another block size than the router can use, or than its operator
+    configured.
+    """
     row = one.row
     if row.events is None:
         return False

@@ -1,4 +1,4 @@
-"""Causes in the router and around it: its policy, its index, other ways to the engines."""
+"""Causes in the router and around it: its policy, its index, other routes to the engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST_FOREIGN = 3  # requests
 
 
 def policy_blind(facts: PoolFacts) -> RoutingVerdict | None:
-    """The policy does not ask who holds a prompt."""
+    """Diagnose a policy that ignores which worker holds a prompt."""
     blind = _base(facts.policy.policy) in _BLIND
     if not (blind or _base(facts.policy.deciding) in _BLIND) or not facts.prompt_tokens:
         return None
@@ -39,7 +39,7 @@ def policy_blind(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def index_too_small(facts: PoolFacts) -> RoutingVerdict | None:
-    """The router forgets blocks that engines still hold."""
+    """Diagnose a router whose index forgets blocks that engines still hold."""
     found = [one for one in facts.serving() if one.row.kv_evicted_blocks]
     if not found or not facts.index_evicted:
         return None
@@ -57,7 +57,7 @@ def index_too_small(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def routers_apart(facts: PoolFacts) -> RoutingVerdict | None:
-    """Several routers use the same engines and do not share what they know."""
+    """Diagnose several routers that use the same engines and do not share their state."""
     common = {url: len(theirs & _urls(facts)) for url, theirs in facts.others.items()}
     apart = {url: count for url, count in common.items() if count}
     if not apart or facts.sharing:
@@ -74,7 +74,7 @@ def routers_apart(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def passed_by(facts: PoolFacts) -> RoutingVerdict | None:
-    """Requests reach the engines that this router did not send."""
+    """Diagnose requests that reach the engines without this router."""
     found = [one for one in facts.serving() if _foreign(one) > 0]
     if not found or routers_apart(facts) is not None:
         return None
@@ -95,7 +95,9 @@ def passed_by(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def _foreign(one: ExaminedWorker) -> float:
-    """Requests of others that it had while it was watched, beyond what the edges may hide."""
+    """Return how many requests of others the worker had during the watch, beyond what requests at
+    its edges may explain.
+    """
     counted = one.row.rank is None  # else the engine's counts are of several workers
     extra = _finite(one.engine.finished - one.answered) if counted else 0.0
     slack = max(_LEAST_FOREIGN, 0.1 * _finite(one.engine.finished)) + one.inflight

@@ -16,7 +16,9 @@ _TOKENIZE = "the engines' /tokenize beside the --tokenizer folder"
 
 
 def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
-    """The router has no tokenizer, so prompts as text have no names that engines know."""
+    """Diagnose a router without a tokenizer, which cannot match text prompts with engines' KV
+    events.
+    """
     share = _approximate(facts)
     if facts.alone or facts.tokenizer_exact or share < _MOST or not facts.low:
         return None
@@ -33,7 +35,7 @@ def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def tokenizer_differs(facts: PoolFacts) -> RoutingVerdict | None:
-    """The tokenizer in the given folder makes other tokens of a text than the engines."""
+    """Diagnose a tokenizer folder that makes other tokens of a text than the engines."""
     tokens = facts.tokens
     if tokens is None or not tokens.other_texts:
         return None
@@ -48,7 +50,7 @@ def tokenizer_differs(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def template_differs(facts: PoolFacts) -> RoutingVerdict | None:
-    """The folder's tokenizer is the engines' own, and its chat template is not."""
+    """Diagnose a folder whose tokenizer matches the engines' but whose chat template does not."""
     tokens = facts.tokens
     if tokens is None or tokens.other_texts or not tokens.other_chats:
         return None
@@ -64,7 +66,7 @@ def template_differs(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def tokens_differ(facts: PoolFacts) -> RoutingVerdict | None:
-    """The router's tokenizer or chat template makes other tokens than the engine's."""
+    """Diagnose a router whose tokenizer or chat template makes other tokens than the engine's."""
     models = sorted(name for name, exact in facts.tokenizer_exact.items() if not exact)
     told = facts.tokens
     if not models or (told is not None and told.other_texts + told.other_chats):
@@ -85,7 +87,7 @@ def tokens_differ(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def template_refuses(facts: PoolFacts) -> RoutingVerdict | None:
-    """The router's chat template refuses the prompts that come."""
+    """Diagnose a chat template of the router that cannot render the prompts."""
     share = _approximate(facts)
     exact = facts.tokenizer_exact and all(facts.tokenizer_exact.values())
     if not exact or not facts.template_refusals or share < _MOST or not facts.low:
@@ -102,7 +104,9 @@ def template_refuses(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def short_prompts(facts: PoolFacts) -> RoutingVerdict | None:
-    """Prompts are shorter than a block, and only whole blocks are kept."""
+    """Diagnose prompts shorter than a block, of which engines keep nothing, because they keep only
+    whole blocks.
+    """
     sizes = [one.row.block_size for one in facts.serving() if one.row.block_size]
     if len(facts.decisions) < _LEAST or not sizes or not facts.low:
         return None
@@ -120,7 +124,7 @@ def short_prompts(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def salts(facts: PoolFacts) -> RoutingVerdict | None:
-    """Requests bring salts of their own, which keep their caches apart."""
+    """Diagnose requests with salts of their own, which keep their caches apart."""
     given = facts.given
     if given is None or given.salted < max(_LEAST, _MOST * given.count):
         return None
@@ -135,7 +139,7 @@ def salts(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def attribution_changes(facts: PoolFacts) -> RoutingVerdict | None:
-    """Clients put a line before each prompt that is another one in each request."""
+    """Diagnose clients that put a line in front of each prompt that differs in each request."""
     changed, same = facts.changed_attributions, facts.same_attributions
     if changed < max(_LEAST, _MOST * (changed + same)) or not facts.low:
         return None
@@ -155,7 +159,7 @@ def attribution_changes(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def heads_differ(facts: PoolFacts) -> RoutingVerdict | None:
-    """Each prompt begins with text of its own, before what all share."""
+    """Diagnose prompts that begin with text of their own, before the part that all share."""
     given = facts.given
     if given is None or given.count < _LEAST or given.later < _LEAST_STRETCH:
         return None
@@ -178,7 +182,7 @@ def heads_differ(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def lora_names(facts: PoolFacts) -> RoutingVerdict | None:
-    """An adapter has another name in KV events than in requests."""
+    """Diagnose an adapter that has another name in KV events than in requests."""
     adapters = frozenset().union(*(one.engine.adapters for one in facts.workers))
     rows = [one for one in facts.decisions if one.model in adapters and not one.approximate]
     told = [one for one in rows if one.cached_tokens is not None]
@@ -202,7 +206,7 @@ def lora_names(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def nothing_shared(facts: PoolFacts) -> RoutingVerdict | None:
-    """No two prompts begin alike, as far as anybody can see."""
+    """Diagnose prompts of which no two seem to begin alike."""
     if facts.alone:
         return _nothing_found(facts)
     rows = [one for one in facts.decisions if not one.approximate]
@@ -223,7 +227,7 @@ def nothing_shared(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def _nothing_found(facts: PoolFacts) -> RoutingVerdict | None:
-    """As `nothing_shared`, by the counts of engines alone."""
+    """Diagnose the same as `nothing_shared`, by the counts of engines alone."""
     if facts.found_tokens or not facts.looked_up_tokens:
         return None
     looked_up = f"0 of {facts.looked_up_tokens:,.0f} prompt tokens {facts.of_when}"
@@ -237,7 +241,9 @@ def _nothing_found(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def _approximate(facts: PoolFacts) -> float:
-    """The share of judged prompt tokens that the router read as text; NaN without requests."""
+    """Return the share of judged prompt tokens that the router read as text; NaN if there are no
+    requests.
+    """
     if not facts.prompt_tokens:
         return math.nan
     there = sum(one.prompt_tokens for one in facts.decisions if one.approximate)

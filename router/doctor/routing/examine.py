@@ -1,4 +1,4 @@
-"""A routing examination: asks, waits, asks again, and judges.
+"""A routing examination: it reads all pages, waits, reads them again, and judges.
 
 report = await examine_routing(["http://127.0.0.1:8081"], RoutingOptions(seconds=10))
 """
@@ -65,11 +65,11 @@ class RoutingOptions:
 
 
 async def examine_routing(urls: Sequence[str], options: RoutingOptions) -> RoutingReport:
-    """Say why hits are low behind the first router; the others may use its engines, too.
+    """Return a report on why hits are low behind the first router; the others may be routers of its
+    engines, too.
 
-    If the first URL is an engine's, all must be, and the engines alone are examined.
-
-    Raises DoctorError.
+    If the first URL is an engine's, all must be, and the engines alone are examined. Raises
+    DoctorError if a page cannot be read.
     """
     for url in urls:
         check_url(url)
@@ -108,7 +108,9 @@ class _Examined:
     prompts: Sequence[FixedPrompt]
 
     async def facts(self) -> PoolFacts:
-        """Raises DoctorError."""
+        """Watch the router and its engines, and return the facts. Raises DoctorError if the router
+        cannot be read.
+        """
         rows = await self.router.workers()
         kinds = {row.url: row.kind for row in rows}
         engines = {
@@ -152,7 +154,9 @@ class _Examined:
     async def _tokens(
         self, rows: Sequence[WorkerRow], engines: Mapping[str, EnginePages]
     ) -> ComparedTokens | None:
-        """All engines' ids of the fixed prompts beside the folder's; None: no folder is given."""
+        """Compare the engines' token ids of the fixed prompts with the folder's; None if no folder
+        is given.
+        """
         if not self.prompts:
             return None
         first = {row.url: row.models[0] for row in rows if row.models and row.url in engines}
@@ -167,7 +171,7 @@ async def _all(waits: Mapping[str, Awaitable[T]]) -> dict[str, T]:
 def _worker(
     row: WorkerRow, told: Mapping[str, EngineFacts], before: Counts, after: Counts
 ) -> ExaminedWorker:
-    """One worker with what the router counted of it."""
+    """Return one worker with the router's counts of it."""
     name = str(row.id)
     answered = after.total(REPLIES, worker=name) - before.total(REPLIES, worker=name)
     return ExaminedWorker(
@@ -183,7 +187,9 @@ def _worker(
 def _judged(
     decisions: Sequence[DecisionRow], since_s: float, seconds: float
 ) -> tuple[tuple[DecisionRow, ...], str]:
-    """Those that were made while it was watched, else the latest, and when that was."""
+    """Return the decisions made during the watch, else the latest, and words that say when they
+    were made.
+    """
     new = tuple(one for one in decisions if one.now_s > since_s)
     if len(new) >= _ENOUGH:
         return new, f"sent in the {seconds:g} s that were watched"
@@ -191,7 +197,9 @@ def _judged(
 
 
 def _prompts(folder: Path | None) -> Sequence[FixedPrompt]:
-    """The fixed prompts and the ids of a folder's tokenizer; none where no folder is given."""
+    """Return the fixed prompts with the token ids of a folder's tokenizer; none if no folder is
+    given.
+    """
     if folder is None:
         return ()
     try:

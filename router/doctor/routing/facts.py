@@ -15,7 +15,7 @@ LOW_SHARE = 0.3  # of prompt tokens: below it hits are called low
 
 
 class GroupRow(msgspec.Struct, frozen=True):
-    """A group of an engine's layers that keep their cache alike."""
+    """A group of an engine's layers that keep their cache in the same way."""
 
     kind: str = "full"
 
@@ -46,12 +46,12 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The worker's id and URL, for people."""
         return f"worker {self.id} ({self.url}{'' if self.rank is None else f'#{self.rank}'})"
 
 
 class BestRow(msgspec.Struct, frozen=True):
-    """A worker that a decision weighed."""
+    """A worker that a decision considered."""
 
     worker: int
     hit_tokens: int = 0
@@ -72,12 +72,12 @@ class DecisionRow(msgspec.Struct, frozen=True):
 
     @property
     def elsewhere_tokens(self) -> int:
-        """Tokens of the prompt that another worker held beyond those of the chosen one."""
+        """The prompt tokens that the best other worker held beyond those of the chosen one."""
         return max([one.hit_tokens - self.expected_hit_tokens for one in self.best] + [0])
 
 
 class PolicyRow(msgspec.Struct, frozen=True):
-    """The router's policy, as it shows it in `/policy`."""
+    """The router's policy, from its page `/policy`."""
 
     policy: str = ""
     deciding: str = ""
@@ -86,7 +86,7 @@ class PolicyRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The facts that an engine reports of itself; NaN or None where it does not report one."""
+    """The facts that an engine reports of itself; NaN or None if it does not report one."""
 
     trouble: str = ""  # why it could not be asked
     settings: Mapping[str, str] = field(default_factory=dict)  # of its cache
@@ -98,7 +98,7 @@ class EngineFacts:
 
     @property
     def prefix_caching(self) -> bool | None:
-        """False where it says that it keeps no prefixes."""
+        """Whether the engine keeps prefixes, as it reports; None if it does not report it."""
         if "enable_prefix_caching" in self.settings:
             return self.settings["enable_prefix_caching"] == "True"
         if "disable_radix_cache" in self.settings:
@@ -120,7 +120,7 @@ class ExaminedWorker:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """All that a routing examination found out. Causes are functions of it."""
+    """All facts found by a routing examination. Causes are functions of them."""
 
     url: str
     workers: tuple[ExaminedWorker, ...] = ()
@@ -148,26 +148,29 @@ class PoolFacts:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the judged requests."""
+        """The prompt tokens of the judged requests."""
         return sum(one.prompt_tokens for one in self.decisions)
 
     @property
     def expected(self) -> float:
-        """The share of these prompt tokens that the router expected in a cache; NaN: no prompts."""
+        """The share of these prompt tokens that the router expected in a cache; NaN if there are
+        none.
+        """
         return _share(sum(one.expected_hit_tokens for one in self.decisions), self.prompt_tokens)
 
     @property
     def reported(self) -> float:
-        """The share of prompt tokens that workers reported as cached; NaN where none reported."""
+        """The share of prompt tokens that workers reported as cached; NaN if none reported."""
         told = [one for one in self.decisions if one.cached_tokens is not None]
         cached = sum(one.cached_tokens or 0 for one in told)
         return _share(cached, sum(one.prompt_tokens for one in told))
 
     @property
     def hit_share(self) -> float:
-        """The hits as workers report them, else as the router expected them.
+        """The share of prompt tokens found in caches, as workers report it, else as the router
+        expected it.
 
-        Of engines alone: as they count them.
+        Without a router, it is the share that the engines count.
         """
         if self.alone:
             return _share(self.found_tokens, self.looked_up_tokens)
@@ -175,15 +178,17 @@ class PoolFacts:
 
     @property
     def low(self) -> bool:
-        """True where requests were judged and few of their tokens were found."""
+        """Whether requests were judged and few of their tokens were in a cache."""
         return self.hit_share < LOW_SHARE
 
     def of(self, worker: ExaminedWorker) -> tuple[DecisionRow, ...]:
-        """The judged requests that went to a worker."""
+        """Return the judged requests that were sent to a worker."""
         return tuple(one for one in self.decisions if one.worker == worker.row.id)
 
     def weight(self, workers: Iterable[ExaminedWorker]) -> float:
-        """The share of judged prompt tokens at these workers; of workers, without requests."""
+        """Return the share of judged prompt tokens at these workers; without requests, the share of
+        workers.
+        """
         ids = {one.row.id for one in workers}
         if not self.prompt_tokens:
             return len(ids) / max(len(self.workers), 1)
@@ -191,7 +196,7 @@ class PoolFacts:
         return there / self.prompt_tokens
 
     def serving(self) -> Iterator[ExaminedWorker]:
-        """The workers that the router knows well enough to send requests to."""
+        """Yield the workers of a known kind that are not down."""
         return (one for one in self.workers if one.row.kind and one.row.state != "down")
 
 

@@ -1,4 +1,6 @@
-"""The findings of a routing examination: values, text for people, JSON for machines."""
+"""The findings of a routing examination: as values, as text for people, and as JSON for
+programs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ NOTHING_FOUND, CAUSE_FOUND, NOT_ASKED = 0, 1, 2  # exit statuses
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure and the place that it was read from."""
+    """A figure and its source."""
 
     says: str
     source: str
@@ -36,7 +38,7 @@ class RoutingVerdict:
 
 
 class RoutingCause(NamedTuple):
-    """A row of the catalogue."""
+    """A row of the catalogue: a cause's name, its description and its function."""
 
     name: str
     about: str
@@ -60,11 +62,11 @@ class RoutingReport:
 
     @property
     def status(self) -> int:
-        """For the shell."""
+        """The exit status: `CAUSE_FOUND` if a cause holds, else `NOTHING_FOUND`."""
         return CAUSE_FOUND if self.findings else NOTHING_FOUND
 
     def text(self) -> str:
-        """For people: the cause with the best evidence first."""
+        """Return the report for people, the cause with the best evidence first."""
         lines = [self._head(), hits_text(self.facts)]
         for place, (cause, verdict) in enumerate(self.findings, 1):
             lines += ["", f"{place}. {cause.name}: {cause.about}, at {verdict.where}"]
@@ -77,7 +79,7 @@ class RoutingReport:
         return "\n".join("".join(c if c.isprintable() else "?" for c in one) for one in lines)
 
     def shown(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the report for JSON."""
         facts = self.facts
         return {
             "router": facts.url or None,
@@ -102,7 +104,7 @@ class RoutingReport:
 
 
 def hits_text(facts: PoolFacts) -> str:
-    """The hits of the judged requests in one line."""
+    """Return the hits of the judged requests as one line of text."""
     if facts.alone:
         if not facts.looked_up_tokens:
             return "Hits: the engines looked up no prompt; only settings were looked at."
@@ -121,12 +123,12 @@ def hits_text(facts: PoolFacts) -> str:
 
 
 def percent(share: float) -> str:
-    """A share for people."""
+    """Return a share as a percentage for people; "nothing" for NaN."""
     return "nothing" if math.isnan(share) else f"{100 * share:.3g} %"
 
 
 def named(workers: Iterable[ExaminedWorker]) -> str:
-    """Several workers by their names, shortened."""
+    """Return the names of several workers, shortened if there are many."""
     names = [one.row.name for one in workers]
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Asks a router's admin port and the engines behind it for the facts of a routing examination."""
+"""Reads the facts of a routing examination from a router's admin port and from its engines."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ class Counts:
     rows: tuple[Sample, ...] = ()
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """Return the sum of a metric's samples with these labels."""
         return sum(row.value for row in self._of(name, labels))
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """The samples of a metric by one label."""
+        """Return the sums of a metric's samples by the values of one label."""
         found: dict[str, float] = {}
         for row in self._of(name, labels):
             key = row.labels.get(label, "")
@@ -97,11 +97,11 @@ class Counts:
         return found
 
     def has(self, name: str) -> bool:
-        """True where there is a sample of it."""
+        """Return whether there is a sample of this metric."""
         return any(row.name == name for row in self.rows)
 
     def labels(self, name: str) -> Mapping[str, str]:
-        """All labels of a metric's first sample; none where there is none."""
+        """Return the labels of a metric's first sample; none if there is no sample."""
         return next((row.labels for row in self.rows if row.name == name), {})
 
     def _of(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
@@ -110,7 +110,7 @@ class Counts:
 
 
 class RouterPages:
-    """A router's admin port. Lifetime: one examination."""
+    """Reads the pages of a router's admin port. Lifetime: one examination."""
 
     def __init__(
         self, http: aiohttp.ClientSession, url: str, timeout_s: float, key: str | None
@@ -121,18 +121,20 @@ class RouterPages:
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     async def workers(self) -> list[WorkerRow]:
-        """Raises DoctorError, as all others."""
+        """Return the router's workers. Raises DoctorError if they cannot be read, as the other
+        methods do.
+        """
         return (await self._json("/workers", _WorkerList)).workers
 
     async def decisions(self, most: int = _MOST_DECISIONS) -> list[DecisionRow]:
-        """The latest ones, newest first."""
+        """Return the latest decisions, newest first."""
         return (await self._json(f"/explain?last={most}", _DecisionList)).decisions
 
     async def policy(self) -> PolicyRow:
         return await self._json("/policy", PolicyRow)
 
     async def is_there(self) -> bool:
-        """True if a page for a router's workers is there, whoever may read it."""
+        """Return whether a page of a router's workers exists, even if it may not be read."""
         with suppress(*_FAILURES):
             reply = await ask(self._http, f"{self.url}/workers", self._timeout)
             return reply.status != 404
@@ -174,7 +176,7 @@ class RouterPages:
 
 
 async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer. Raises WireError for one without end."""
+    """Return the body of an answer. Raises WireError if it is too long."""
     body = bytearray()
     async for chunk in reply.content.iter_chunked(1 << 16):
         body += chunk
@@ -184,7 +186,7 @@ async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
 
 
 class EnginePages:
-    """The engine at a worker's URL. Lifetime: one examination."""
+    """Reads the pages of the engine at a worker's URL. Lifetime: one examination."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, kind: str, timeout_s: float) -> None:
         self.url = url
@@ -194,7 +196,7 @@ class EnginePages:
         self._trouble = ""
 
     async def counts(self) -> Counts:
-        """Return the engine's metrics; an empty `Counts` if it has none that can be read."""
+        """Return the engine's metrics; an empty `Counts` if none are readable."""
         body = await self._page("/metrics", MAX_METRICS_BYTES)
         try:
             return Counts(tuple(samples(body.decode("utf-8", "replace"), _OF_ENGINE)))
@@ -230,7 +232,9 @@ class EnginePages:
         return facts
 
     async def about(self) -> tuple[str, str] | None:
-        """Return its kind and a model that it serves; None where no engine tells of its cache."""
+        """Return the engine's kind and a model that it serves; None if no engine there reports on
+        its cache.
+        """
         listed, info, counts = await asyncio.gather(
             self._page("/v1/models"), self._page("/server_info"), self.counts()
         )
@@ -242,7 +246,9 @@ class EnginePages:
         return self._kind, models[0].id
 
     async def tokens(self, model: str, prompts: Iterable[FixedPrompt]) -> ComparedTokens:
-        """Compare the engine's token ids of prompts with ours; all 0 if it has no `/tokenize`."""
+        """Compare the engine's token ids of prompts with the folder's; all counts are 0 if it has
+        no `/tokenize`.
+        """
         compared = ComparedTokens()
         for prompt in prompts:
             data = msgspec.json.encode({"model": model} | prompt.body)
@@ -275,7 +281,7 @@ class EnginePages:
     async def _page(
         self, path: str, limit: int = MAX_REPLY_BYTES, data: bytes | None = None
     ) -> bytes:
-        """The body of a page, or of the answer to `data`; empty where there is none."""
+        """Return the body of a page, or of the answer to `data`; empty if there is none."""
         method = "GET" if data is None else "POST"
         try:
             status, body = await ask(
@@ -288,7 +294,7 @@ class EnginePages:
 
 
 def _plain(info: bytes) -> dict[str, str]:
-    """Settings of a `/server_info` that are no tables."""
+    """Return the settings in `/server_info` that are not tables, as text."""
     try:
         told: dict[str, Any] = msgspec.json.decode(info or b"{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

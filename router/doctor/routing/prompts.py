@@ -1,4 +1,4 @@
-"""Requests of clients that the operator gives: their salts, and where their prompts begin alike."""
+"""Clients' requests that the operator gives: their salts, and where their prompts begin alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionErro
 
 
 class GivenFileError(Exception):
-    """A file of requests that cannot be read: says which, and why."""
+    """Raised when a file of requests cannot be read; the text says which file and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class GivenPrompts:
 
 
 def given_prompts(path: Path) -> GivenPrompts:
-    """The requests of a file, a body as clients send it on each line. Raises GivenFileError."""
+    """Return the common parts of the requests in a file, which has one request body a line. Raises
+    GivenFileError if it is unreadable.
+    """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             lines = [file.readline(_LINE_BYTES) for _ in range(MOST_PROMPTS)]
@@ -59,7 +61,9 @@ def given_prompts(path: Path) -> GivenPrompts:
 
 
 def prompt_bytes(body: dict[str, Any]) -> bytes:
-    """The beginning of a request's prompt. Raises one of _UNREADABLE."""
+    """Return the beginning of a request's prompt. Raises one of `_UNREADABLE` if the body has
+    none.
+    """
     if "messages" in body:
         parts = [body.get("tools"), body.get("system"), *body["messages"]]
         text = "\n".join(_plain(part) for part in parts if part)
@@ -73,7 +77,9 @@ def prompt_bytes(body: dict[str, Any]) -> bytes:
 
 
 def compared(bodies: Sequence[tuple[str | None, bytes]]) -> GivenPrompts:
-    """Salts and prompts, each prompt compared with the one before it and with the first."""
+    """Return the counts of salts, and the common parts of prompts: each prompt is compared with the
+    one before it and with the first.
+    """
     salts = [salt for salt, _ in bodies if salt]
     common, later, differs = [], [], ""
     for place in range(1, len(bodies)):
@@ -96,7 +102,7 @@ def compared(bodies: Sequence[tuple[str | None, bytes]]) -> GivenPrompts:
 
 
 def _plain(part: Any) -> str:
-    """A part of a chat without the punctuation of JSON around its text."""
+    """Return the text in a part of a chat, without JSON's punctuation."""
     if isinstance(part, str):
         return part
     if isinstance(part, list):
@@ -122,7 +128,7 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 def _stretch(one: bytes, other: bytes) -> int:
-    """The bytes of the first long stretch of `one` that is somewhere in `other`."""
+    """Return the length in bytes of the first long stretch of `one` that also occurs in `other`."""
     for at in range(0, max(len(one) - _STRETCH, 0), _STRETCH):
         found = other.find(one[at : at + _STRETCH])
         if found >= 0:
@@ -131,7 +137,7 @@ def _stretch(one: bytes, other: bytes) -> int:
 
 
 def _shown(differing: bytes) -> str:
-    """A few characters for people; nothing of token ids."""
+    """Return a few differing characters for people; "" if they are not text."""
     text = differing[:_SHOWN_CHARS].decode("utf-8", "replace")
     return text if _is_text(text) else ""
 

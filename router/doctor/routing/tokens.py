@@ -1,4 +1,4 @@
-"""Compares the token ids of fixed prompts: those by a tokenizer's folder and an engine's."""
+"""Compares the token ids that a tokenizer's folder and an engine make of fixed prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Ids(msgspec.Struct):
 
 
 class FixedPrompt(NamedTuple):
-    """A request of `/tokenize` and the ids that the folder makes of it."""
+    """A request to `/tokenize` and the ids that the folder's tokenizer makes of it."""
 
     chat: bool
     body: dict[str, Any]
@@ -35,7 +35,9 @@ class FixedPrompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComparedTokens:
-    """Counts of fixed prompts, texts and chats, and of those with other ids than the folder's."""
+    """The number of fixed prompts, texts and chats, and of those whose ids differ from the
+    folder's.
+    """
 
     texts: int = 0
     other_texts: int = 0
@@ -52,9 +54,10 @@ class ComparedTokens:
 
 
 def fixed_prompts(folder: Path, now_s: float) -> list[FixedPrompt]:
-    """The prompts with the ids of the tokenizer in a folder. Raises ValueError where it has none.
+    """Return the prompts with the ids that the folder's tokenizer makes of them. Raises ValueError
+    if the folder has no tokenizer.
 
-    `now_s`: the wall clock, for templates that ask the date.
+    `now_s` is the wall clock, for templates that print the date.
     """
     from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
     from engine.wire.memo import MemoEncoder
@@ -80,7 +83,9 @@ def _prompts(encoder: Any, now_s: float) -> Iterator[FixedPrompt]:
 
 
 def compared_tokens(prompt: FixedPrompt, answer: bytes) -> ComparedTokens:
-    """One answer of an engine beside the folder's ids; nothing where it cannot be read."""
+    """Compare one answer of an engine with the folder's ids; all counts are 0 if it is
+    unreadable.
+    """
     try:
         theirs = msgspec.json.decode(answer, type=_Ids).tokens
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
