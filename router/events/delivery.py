@@ -1,4 +1,4 @@
-"""What all feeds share; delivery of batches to the core, counters, shared readers."""
+"""The common parts of all feeds: delivery of batches to the core, counters, shared readers."""
 
 from __future__ import annotations
 
@@ -26,29 +26,32 @@ FeedFact = KvEvents | ReplayEnd | KvHeard
 
 
 class Claim(Protocol):
-    """This router's part in who reads a worker's events."""
+    """This router's claim to read a worker's events, which several routers may share."""
 
     @property
     def reads(self) -> bool:
-        """Whether they are to be read here, now."""
+        """Whether this router is to read the events now."""
 
     @property
     def source(self) -> str:
-        """Where they come from, for people."""
+        """The source of the events, in words for people."""
 
     def open(self, on_change: Callable[[], None]) -> None:
-        """`on_change` is told whenever `reads` has changed. Raises ValueError where another feed
-        has this worker's events.
+        """Begin the claim. `on_change` is called whenever `reads` has changed.
+
+        Raises ValueError if another feed has this worker's events.
         """
 
     def close(self) -> None:
-        """They are not wanted any more."""
+        """End the claim, because the events are no longer wanted."""
 
     def tell(self, fact: FeedFact) -> None:
-        """What was read here, for the core and for all others."""
+        """Pass a fact that was read here to the core and to all other routers."""
 
     def missing(self) -> bool:
-        """Events are missing. Whether whoever reads here is to ask for them."""
+        """Handle a gap in the events. Return whether the reader here should ask for the missing
+        ones.
+        """
 
 
 log = logging.getLogger(__name__)
@@ -58,7 +61,7 @@ Message = Any  # what the reader of that address gives; feed and reader are of o
 
 
 class ReaderQueue:
-    """The messages of one feed, in front of it. Lifetime: feed."""
+    """The queue of messages that wait for one feed. Lifetime: feed."""
 
     def __init__(self, limit: int, dropped: Callable[[], None]) -> None:
         self._queue: asyncio.Queue[Message] = asyncio.Queue(limit)
@@ -68,7 +71,7 @@ class ReaderQueue:
         self._taken = False  # the last message was received, and is being told
 
     async def receive(self) -> Message:
-        """The next message. Raises what ended the reader."""
+        """Return the next message. Raises the error that ended the reader, if it ended."""
         if self._taken:
             self._queue.task_done()
         self._taken = False
@@ -79,18 +82,18 @@ class ReaderQueue:
         return message
 
     def give(self, message: Message) -> None:
-        """Queue it for the feed; one beyond the limit is dropped, and counted there."""
+        """Queue a message for the feed. A message beyond the limit is dropped and counted."""
         try:
             self._queue.put_nowait(message)
         except asyncio.QueueFull:
             self._dropped()
 
     async def told(self) -> None:
-        """Wait until the feed has told all messages that were given."""
+        """Wait until the feed has processed all queued messages."""
         await self._queue.join()
 
     def end(self, error: BaseException) -> None:
-        """No more will come."""
+        """Let `receive` raise this error: the reader has ended."""
         self._end = error
         with suppress(asyncio.QueueFull):  # a full queue wakes its feed as well
             self._queue.put_nowait(None)
@@ -108,7 +111,7 @@ class SharedReader:
         self.reader: asyncio.Task[None] | None = None
 
     def give(self, key: Key, message: Message) -> None:
-        """A message for the queue `key`; where there is none, count it."""
+        """Queue a message for the feed `key`; if there is no such feed, count the message."""
         queue = self.queues.get(key)
         if queue is not None:
             queue.give(message)
@@ -123,23 +126,25 @@ class SharedReader:
             )
 
     def give_all(self, message: Message) -> None:
-        """A message for every feed."""
+        """Queue a message for every feed."""
         for queue in self.queues.values():
             queue.give(message)
 
     def connected(self, up: bool) -> None:
-        """A publisher connected, or was lost: tell every feed, for nobody knows whose it is."""
+        """Note for every feed that a publisher connected or was lost, because its worker is not
+        known.
+        """
         for queue in self.queues.values():
             queue.connected(up)
 
     async def finish(self) -> None:
-        """Begin no more polls, and wait until all that was answered is told."""
+        """Begin no more polls, and wait until the feeds have processed all answers."""
         self.finishing = True
         async with self.polling:
             await asyncio.gather(*(queue.told() for queue in self.queues.values()))
 
     def end(self, reader: asyncio.Task[None]) -> None:
-        """The reader ended by itself, which it never should: tell every feed."""
+        """End every feed, because the reader has ended, which is a defect."""
         error = None if reader.cancelled() else reader.exception()
         for queue in self.queues.values():
             queue.end(error or RuntimeError(f"nobody reads {self.address} any more"))
@@ -149,7 +154,7 @@ Reader = Callable[[SharedReader], Coroutine[Any, Any, None]]
 
 
 class SharedReaders:
-    """All shared readers, by their address. Lifetime: process."""
+    """All shared readers, by their addresses. Lifetime: process."""
 
     def __init__(self) -> None:
         self._open: dict[str, SharedReader] = {}
@@ -161,9 +166,10 @@ class SharedReaders:
     async def joined(
         self, address: str, key: Key, limit: int, dropped: Callable[[], None], read: Reader
     ) -> AsyncIterator[ReaderQueue]:
-        """A queue for `key` at `address`, read by `read` from the first queue on.
+        """Yield a queue for `key` at `address`. `read` reads that address from its first queue on.
 
-        At most `limit` messages wait in it. Raises ValueError where the queue is taken.
+        At most `limit` messages wait in the queue. Raises ValueError if another feed has this
+        queue.
         """
         shared = self._open.get(address)
         if shared is None or shared.reader is None or shared.reader.done():
@@ -181,8 +187,9 @@ class SharedReaders:
                 await self._close(shared)
 
     async def finish(self, timeout_s: float) -> None:
-        """Have polls that are under way answered and told, and begin no more of them: what a
-        worker answers to one who is gone is lost to all.
+        """Wait until polls in flight are answered and processed, and begin no more of them.
+
+        An answer to a router that has gone would be lost to all routers.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -207,7 +214,9 @@ Borrow = Callable[[int, Callable[[], int]], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class FeedContext:
-    """What the feeds of all workers are given. Lifetime: feed; `readers` and sockets: process."""
+    """The parameters that the feeds of all workers have in common. Lifetime: feed; `readers` and
+    sockets: process.
+    """
 
     http: aiohttp.ClientSession
     zmq: zmq.asyncio.Context
@@ -231,7 +240,7 @@ class FeedContext:
 
 @dataclass(slots=True)
 class FeedCounters:
-    """Lifetime: worker. Counts only ever grow."""
+    """Counts of one worker's feed; they only grow. Lifetime: worker."""
 
     malformed_frames: int = 0
     skips: Counter[str] = field(default_factory=Counter)  # events that cannot be used, by why
@@ -250,12 +259,12 @@ class FeedCounters:
 
     @property
     def skipped_events(self) -> int:
-        """Events that cannot be used."""
+        """The number of events that were unusable."""
         return self.skips.total()
 
 
 class Delivery:
-    """One worker's batches on their way to the core. Lifetime: worker."""
+    """Passes one worker's batches of events to the core. Lifetime: worker."""
 
     def __init__(self, worker_id: int, model: str, context: FeedContext) -> None:
         self.worker_id = worker_id
@@ -273,9 +282,10 @@ class Delivery:
     async def batch(
         self, seq: int, payload: bytes, source: Literal["live", "replay"], digest: int | None = None
     ) -> None:
-        """Tell a batch of wire events. Raises WireError where it is none.
+        """Pass a batch of wire events to the core. Raises WireError if it is malformed.
 
-        `digest` is by default the payload's; 0 where equal payloads say nothing of its publisher.
+        `digest` is the payload's digest if None, or 0 if equal payloads do not identify their
+        publisher.
         """
         if len(payload) > _LARGE_BYTES:
             batch = await asyncio.to_thread(decoded, payload)
@@ -296,7 +306,7 @@ class Delivery:
         self._tell_unheard()  # it may have waited here since before the connection was lost
 
     def unreadable(self, seq: int, payload: bytes, error: WireError) -> None:
-        """Tell that a replayed batch cannot be read: one more replay would bring the same."""
+        """Tell the core that a replayed batch is unreadable, as it would be in any other replay."""
         self.malformed(error)
         self.next_seq = seq + 1
         now_s, digest = self._clock(), xxh3_64_intdigest(payload)
@@ -304,10 +314,11 @@ class Delivery:
         self._tell_unheard()
 
     def snapshot(self, seq: int, batches: Sequence[EventBatch], heard_seq: int) -> None:
-        """Tell the worker's whole cache as of `seq`.
+        """Pass the worker's whole cache as of batch `seq` to the core.
 
-        `heard_seq`: the last batch that had been told when it was asked for. The publisher of that
-        one cannot have a cache as of an earlier batch: this is another one's.
+        `heard_seq` is the last batch received before the snapshot was requested. Its publisher
+        cannot return a cache as of an earlier batch, so an earlier `seq` shows that the publisher
+        was replaced.
         """
         if seq < heard_seq:
             self.began_anew()
@@ -322,19 +333,21 @@ class Delivery:
         self._tell_unheard()
 
     def replay_end(self, answered: bool) -> None:
-        """Tell that no more of what was missed will come."""
+        """Tell the core that no more missed batches follow."""
         self.counters.heard |= self._connected
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered))
         self._tell_unheard()
 
     def began_anew(self) -> None:
-        """Tell that the publisher has nothing left of what was heard of it."""
+        """Tell the core that the publisher was replaced, and that its former batches no longer
+        count.
+        """
         log.info("%s: its publisher lacks what it had published before", self.label)
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
 
     def disconnected(self, endpoint: str) -> None:
-        """The connection for live batches is lost: what is known is as of now, until all that was
-        missed is told.
+        """Tell the core that the connection for live batches is lost. The cache's state stays as of
+        now until all missed batches have arrived.
         """
         self._connected = self.counters.heard = False
         self.counters.disconnects += 1
@@ -345,9 +358,11 @@ class Delivery:
         self._tell_unheard()
 
     def reconnected(self, asked: bool) -> None:
-        """The connection is back, or another engine joined at an endpoint that we bind.
+        """Note that the connection is back, or that another engine joined at an endpoint that the
+        router binds.
 
-        `asked`: what was missed is asked for, until a replay's end; else nobody can tell it.
+        `asked` says that the missed batches were requested, up to a replay's end; else they cannot
+        be had.
         """
         was_lost, self._connected = not self._connected, True
         self.counters.heard |= not asked
@@ -359,12 +374,14 @@ class Delivery:
             self._tell(KvHeard(self._clock(), self.worker_id, heard=False))
 
     def unheard(self, endpoint: str, waited_s: float) -> None:
-        """Say that nobody publishes there: no later batch would show that one is missing."""
+        """Log that there is no publisher at this endpoint, because no later batch would reveal a
+        gap.
+        """
         line = "%s: no publisher at %s after %g s: its KV events are not heard"
         log.warning(line, self.label, endpoint, waited_s)
 
     def skipped(self, skips: Mapping[str, int]) -> None:
-        """Count events that cannot be used, by why; those around them are."""
+        """Count unusable events by reason; the events around them are used."""
         before = self.counters.skipped_events
         self.counters.skips.update(skips)
         total = self.counters.skipped_events
@@ -383,21 +400,21 @@ class Delivery:
             known[medium if medium in known or len(known) < _MAX_MEDIA else ""] += count
 
     def malformed(self, error: WireError) -> None:
-        """Count a message that cannot be read."""
+        """Count an unreadable message."""
         self.counters.malformed_frames += 1
         total = self.counters.malformed_frames
         if worth_a_line(total):  # a broken publisher must not fill the log
             log.warning("%s: %d malformed event frames: %s", self.label, total, error)
 
     def failed_poll(self, error: Exception) -> None:
-        """Count a question that was not answered."""
+        """Count a poll without an answer."""
         self.counters.failed_polls += 1
         total = self.counters.failed_polls
         if worth_a_line(total):
             log.warning("%s: %d polls for events failed: %r", self.label, total, error)
 
     def failed_sync(self, why: str) -> None:
-        """Count what was missed and could not be had again."""
+        """Count a request for missed events that failed."""
         self.counters.failed_syncs += 1
         total = self.counters.failed_syncs
         if worth_a_line(total):
@@ -405,7 +422,7 @@ class Delivery:
             log.warning(line, self.label, why, total)
 
     def dropped(self) -> None:
-        """Count a message for which there was no room in front of this feed."""
+        """Count a message for which this feed's queue had no room."""
         self.counters.dropped_frames += 1
         total = self.counters.dropped_frames
         if worth_a_line(total):
@@ -413,10 +430,10 @@ class Delivery:
 
 
 class LoopYield:
-    """Gives others a turn of the event loop while messages wait without end.
+    """Lets other tasks run now and then while messages wait in an endless stream.
 
-    Receiving a message that is there already does not wait, so a flood of events would keep
-    the loop to itself. Lifetime: one loop of a feed.
+    Receiving a message that is already there does not yield, so a flood of events would block the
+    event loop. Lifetime: one loop of a feed.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -424,14 +441,14 @@ class LoopYield:
         self._began_s = clock()
 
     async def over(self) -> None:
-        """Called between two messages."""
+        """Yield to other tasks if this task has run for long; called between two messages."""
         if self._clock() - self._began_s >= _SLICE_S:
             await asyncio.sleep(0)
             self._began_s = self._clock()
 
 
 def decoded(payload: bytes) -> EventBatch:
-    """The batch in a payload, all of it or nothing. Raises WireError."""
+    """Return the batch in a payload. Raises WireError if any part of it is malformed."""
     try:
         return EventBatch(payload)
     except ValueError as error:
@@ -439,7 +456,7 @@ def decoded(payload: bytes) -> EventBatch:
 
 
 async def read_bounded(reply: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The whole body. Raises WireError for one of more than `limit` bytes."""
+    """Return the whole body. Raises WireError if it has more than `limit` bytes."""
     body = bytearray()
     async for chunk in reply.content.iter_chunked(1 << 16):
         body += chunk

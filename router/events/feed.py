@@ -1,4 +1,4 @@
-"""A worker's event feed, whatever its engine, read here or by an elected replica."""
+"""A worker's event feed for any engine, read by this router or by an elected replica."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from router.events.zmq_feed import ZmqFeed
 
 
 class ElectedFeed:
-    """Lifetime: worker. `run` ends when cancelled."""
+    """A feed that reads only while this replica is elected to. `run` ends when cancelled. Lifetime:
+    worker.
+    """
 
     def __init__(
         self, opened: Callable[[FeedContext], Feed], claim: Claim, context: FeedContext
     ) -> None:
-        """`opened` gives a feed that was never run: one for each time that we read."""
+        """`opened` makes a new feed, one for each time that this replica reads."""
         self._opened, self._claim = opened, claim
         # What peers know, they know from here: nothing is to be had of them.
         self._context = replace(context, tell=claim.tell, keeps_payloads=True, borrow=None)
@@ -29,21 +31,25 @@ class ElectedFeed:
 
     @property
     def counters(self) -> FeedCounters:
-        """What happened so far."""
+        """The counts so far."""
         return self._past if self._feed is None else _sum(self._past, self._feed.counters)
 
     @property
     def source(self) -> str:
-        """Where its events come from, for people."""
+        """The source of the worker's events, in words for people."""
         return self._claim.source
 
     def resync(self, from_seq: int) -> None:
-        """Ask for what was missed, by whoever reads."""
+        """Request the events missed from `from_seq` on, from the engine or from the replica that
+        reads.
+        """
         if self._claim.missing() and self._feed is not None:
             self._feed.resync(from_seq)
 
     async def run(self) -> None:
-        """Read whenever it is our turn, until cancelled. Raises what the feed's `run` raises."""
+        """Read whenever this replica is elected, until cancelled. Raises what the feed's `run`
+        raises.
+        """
         self._claim.open(self._changed.set)
         try:
             while True:
@@ -83,23 +89,23 @@ def _sum(one: FeedCounters, other: FeedCounters) -> FeedCounters:
 
 
 class Feed(Protocol):
-    """One worker's event stream, followed for the core. Lifetime: worker."""
+    """One worker's stream of KV events, read for the core. Lifetime: worker."""
 
     @property
     def counters(self) -> FeedCounters:
-        """What happened so far."""
+        """The counts so far."""
 
     def resync(self, from_seq: int) -> None:
-        """Ask for what was missed from `from_seq` on; a `ReplayEnd` is the answer's end."""
+        """Request the events missed from `from_seq` on. A `ReplayEnd` ends the answer."""
 
     async def run(self) -> None:
-        """Follow the stream until cancelled."""
+        """Read the stream until cancelled."""
 
 
 def open_feed(source: EventSource, worker_id: int, model: str, context: FeedContext) -> Feed:
-    """The feed for such a source. `model` names the base model of the chain seeds.
+    """Return the feed for this source. `model` names the base model of the chain seeds.
 
-    One that a single router can have is read by whom the routers that share it elect.
+    If only one router can read the source, the routers that share it elect the one that does.
     """
 
     def opened(context: FeedContext) -> Feed:

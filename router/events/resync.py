@@ -1,10 +1,11 @@
-"""What a publisher sent while we did not listen, asked for by snapshot and by replay.
+"""Requests for the batches that a publisher sent while nobody listened, by snapshot and by replay.
 
-A snapshot serves a late joiner best, a replay a gap; where the first is not to be had, the other
-one is asked for; then, where several routers share what they know, a copy of one of those. The
-core keeps live batches meanwhile and puts everything in order. It alone says whether something
-is missing still (`router.core.workers.kv_state`); this module only sees to it that whoever has a
-snapshot is asked for it again while the core wants one.
+A snapshot suits a late joiner best, a replay a gap; if one is not available, the other is
+requested; then, if several routers share their state, a copy of a peer's.
+
+The core keeps live batches meanwhile and puts everything in order. Only the core knows whether
+something is still missing (`router.core.workers.kv_state`); this module only requests snapshots
+again while the core wants one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _REPLAY_MAX_S = 30.0  # for a replay to bring a later batch, however many come a
 
 @dataclass(slots=True)
 class Replayed:
-    """A replay that was answered. Lifetime: answer."""
+    """The result of a replay that was answered. Lifetime: answer."""
 
     later_s: float  # when it was asked for, or brought a later batch than all before
     first_seq: int | None = None  # of its batches
@@ -48,7 +49,9 @@ class Replayed:
 
 
 class ZmqPublisher:
-    """The publisher of a `ZmqSource`; its answers go to the core at once. Lifetime: feed."""
+    """The publisher of a `ZmqSource`; its answers are passed to the core at once. Lifetime:
+    feed.
+    """
 
     def __init__(self, source: ZmqSource, delivery: Delivery, context: FeedContext) -> None:
         self._source = source
@@ -57,21 +60,21 @@ class ZmqPublisher:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether it can tell its whole cache."""
+        """Whether the publisher offers snapshots of its whole cache."""
         return self._source.snapshot is not None
 
     @property
     def has_replay(self) -> bool:
-        """Whether it can tell batches once more."""
+        """Whether the publisher can replay batches."""
         return self._source.replay is not None
 
     @property
     def where(self) -> str | None:
-        """The address that is asked, for people."""
+        """The address that is used, for people."""
         return self._source.snapshot or self._source.replay
 
     async def snapshot(self) -> bool:
-        """Tell its whole cache; False where it cannot be had."""
+        """Pass the publisher's whole cache to the core. Return False if it is not available."""
         url = self._source.snapshot
         heard_seq = self._delivery.next_seq - 1
         if url is None:
@@ -91,7 +94,9 @@ class ZmqPublisher:
         return True
 
     async def replay(self, from_seq: int) -> Replayed | None:
-        """Tell the batches it kept, from `from_seq` on; None where it does not answer."""
+        """Pass the batches that the publisher kept, from `from_seq` on, to the core. Return None if
+        it does not answer.
+        """
         if self._source.replay is None:
             return None
         replayed = Replayed(self._context.clock())
@@ -110,12 +115,15 @@ class ZmqPublisher:
         return replayed
 
     async def _read_replay(self, endpoint: str, from_seq: int, replayed: Replayed) -> int | None:
-        """Tell the core what is replayed; None at its end, else where to ask again.
+        """Pass replayed batches to the core. Return None at their end, else the batch from which to
+        ask again.
 
-        A publisher that replays faster than we read drops what its socket has no room for (vLLM
-        before 0.33), the end mark too: what is left is asked for as long as some of it comes. One
-        that lacks batches for good (TensorRT-LLM, whose own queue was full) is not asked for each.
-        Raises WireError, zmq.ZMQError, or TimeoutError, also where only the same comes again.
+        A publisher that replays faster than the router reads drops what its socket cannot hold
+        (vLLM before 0.33), even the end mark. The rest is requested again for as long as each
+        answer brings some of it. Batches that the publisher lacks for good (TensorRT-LLM, whose own
+        queue was full) are not requested one by one.
+
+        Raises WireError, zmq.ZMQError or TimeoutError, also if only the same batches come again.
         """
         clock = self._context.clock
         pause = LoopYield(clock)
@@ -154,7 +162,7 @@ class ZmqPublisher:
 
 
 def _batches_of_snapshot(body: bytes) -> tuple[int, list[EventBatch]]:
-    """(seq, batches) of a snapshot. Raises WireError."""
+    """Return (seq, batches) of a snapshot. Raises WireError if it is malformed."""
     seq, payloads = snapshot_payloads(body)
     return seq, [decoded(payload) for payload in payloads]
 
@@ -170,18 +178,20 @@ Answer = Literal["told", "none", "anew"]
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What to ask for. Lifetime: answer."""
+    """A request for missed batches. Lifetime: answer."""
 
     from_seq: int
     heard_seq: int = -1  # of what was heard up to here, something must come again
 
     @property
     def proves(self) -> bool:
-        """Whether the answer tells if the publisher is still the one that was heard."""
+        """Whether the answer shows if the publisher is still the same one."""
         return self.heard_seq >= 0
 
     def proven_by(self, replayed: Replayed) -> bool:
-        """Whether it has what was heard; by their digests the core knows those batches again."""
+        """Return whether the replay has the batches heard before; the core compares them by their
+        digests.
+        """
         first_seq, last_seq = replayed.first_seq, replayed.last_seq
         return first_seq is not None and first_seq <= self.heard_seq <= last_seq
 
@@ -191,7 +201,7 @@ async def _nobody() -> bool:
 
 
 class Resynchronizer:
-    """Asks one publisher for what was missed. Lifetime: feed."""
+    """Requests missed batches from one publisher. Lifetime: feed."""
 
     def __init__(
         self,
@@ -201,8 +211,8 @@ class Resynchronizer:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         borrowed: Callable[[], Awaitable[bool]] = _nobody,
     ) -> None:
-        """`wants_snapshot`: by the core; `pause` waits for so many seconds; `borrowed`: whether a
-        peer told all that it knows.
+        """`wants_snapshot` says whether the core wants one; `pause` waits some seconds; `borrowed`
+        says whether a peer has passed on its copy.
         """
         self._publisher = asked
         self._delivery = delivery
@@ -217,24 +227,28 @@ class Resynchronizer:
         self._heard_at: tuple[int, int] | None = None
 
     def ask(self, from_seq: int) -> None:
-        """Ask for everything from `from_seq` on. Of several that wait, the earliest is asked."""
+        """Request everything from `from_seq` on. Of several pending requests, the earliest start
+        counts.
+        """
         waits = self._from_seq
         self._from_seq = from_seq if waits is None else min(from_seq, waits)
         self._asked.set()
 
     def ask_rest(self) -> None:
-        """Ask for what follows the last batch told, as of when it is this question's turn."""
+        """Request what follows the last batch received, as of when this request is sent."""
         self._wants_rest = True
         self._asked.set()
 
     def note_absence(self) -> None:
-        """The publisher was away and is back: from now on it may be another one."""
+        """Note that the publisher was away and is back: it may now be another one."""
         heard_seq = self._delivery.next_seq - 1
         first_seq = heard_seq if self._heard_at is None else self._heard_at[0]
         self._heard_at = first_seq, heard_seq
 
     def ask_after_absence(self) -> None:
-        """Ask whether the publisher is still the one that was heard, and for what it published."""
+        """Check whether the publisher is still the same one, and request what it published
+        meanwhile.
+        """
         if not self._publisher.has_replay:
             if self._publisher.has_snapshot:  # whosever it is, it tells all
                 self.ask(0)
@@ -243,7 +257,7 @@ class Resynchronizer:
         self._asked.set()
 
     async def run(self) -> None:
-        """Answer what is asked, until cancelled."""
+        """Send the pending requests, until cancelled."""
         while True:
             await self._asked.wait()
             question = self._next_question()
@@ -263,7 +277,9 @@ class Resynchronizer:
                 self.ask(0)  # its whole cache mends what no replay can
 
     def _tell_end(self, question: _Question, answer: Answer) -> None:
-        """Where another question waits, that one speaks for what is missing now."""
+        """Tell the core that the replay has ended, unless another request is pending, whose end
+        then counts.
+        """
         if answer == "none":
             where = self._publisher.where
             why = f"no usable answer at {where}" if where else "it has no replay endpoint"
@@ -292,13 +308,15 @@ class Resynchronizer:
 
     @property
     def _tries_left(self) -> int:
-        """How often to ask once more what nobody answered, before all that is known is given up."""
+        """The number of retries for a request without an answer, before the worker's known cache is
+        given up.
+        """
         publisher = self._publisher
         return _MORE_TRIES if publisher.has_replay and not publisher.has_snapshot else 0
 
     @property
     def _lacking(self) -> bool:
-        """Whether the snapshot is to be asked for, by all that the core was told until now."""
+        """Whether to request a snapshot, by all that the core knows now."""
         return self._publisher.has_snapshot and self._wants_snapshot()
 
     async def _sync(self, question: _Question) -> Answer:

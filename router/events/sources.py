@@ -1,4 +1,4 @@
-"""Where a worker's KV events are to be had, as data, and how an engine's answers announce it."""
+"""The sources of a worker's KV events, as data, and the announcements of them that engines make."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _BOUND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ZmqSource:
-    """Batches published by ZMQ; URLs as ZMQ and HTTP take them.
+    """A publisher of batches by ZMQ; its URLs are as ZMQ and HTTP take them.
 
-    `topic`: where we connect, the prefix (UTF-8, may be empty) to subscribe to. `bind`: we bind
-    `live` and engines connect to it; workers that share it are told apart by their whole topic.
+    `topic` is the prefix (UTF-8, may be empty) to subscribe to where the router connects. `bind`
+    says that the router binds `live` and engines connect to it; workers that share it are then
+    distinguished by their whole topic.
     """
 
     live: str
@@ -40,21 +41,21 @@ class ZmqSource:
 
     @property
     def exclusive(self) -> bool:
-        """Whether one router alone can have its events: the one that engines connect to."""
+        """Whether only one router can read the events: the one to which engines connect."""
         return self.bind
 
     @property
     def address(self) -> str:
-        """For people."""
+        """The live endpoint, for people."""
         return f"bind:{self.live}" if self.bind else self.live
 
 
 @dataclass(frozen=True, slots=True)
 class PollSource:
-    """Events that are asked for by HTTP (TensorRT-LLM `POST /kv_cache_events`).
+    """Events that are polled by HTTP (TensorRT-LLM `POST /kv_cache_events`).
 
-    Reading destroys: nobody else may ask at this URL. `rank`: the one whose events to take;
-    events that name no rank are those of rank 0.
+    Reading removes the events, so nobody else may poll this URL. `rank` is the rank whose events to
+    take; events without a rank belong to rank 0.
     """
 
     url: str
@@ -62,12 +63,12 @@ class PollSource:
 
     @property
     def exclusive(self) -> bool:
-        """What one router reads is gone for all others."""
+        """Always True: the events that one router reads are gone for all others."""
         return True
 
     @property
     def address(self) -> str:
-        """For people."""
+        """The polled URL, for people."""
         return self.url
 
 
@@ -75,11 +76,11 @@ EventSource = ZmqSource | PollSource
 
 
 def at_rank(source: EventSource, rank: int) -> EventSource:
-    """The source of data-parallel rank `rank` of an engine whose rank 0 has `source`.
+    """Return the source of data-parallel rank `rank` of an engine whose rank 0 has `source`.
 
-    By the rule of vLLM, SGLang and TensorRT-LLM: `tcp` ports are counted up from rank 0's, in
-    the live and the replay endpoint; `inproc` and `ipc` names get `_dp<rank>` at their end
-    (vLLM `offset_endpoint_port`, 0.9 to 0.33). Raises ValueError where there is no such endpoint.
+    The rule is that of vLLM, SGLang and TensorRT-LLM: `tcp` ports are counted up from rank 0's, in
+    the live and the replay endpoint; `inproc` and `ipc` names end in `_dp<rank>` (vLLM
+    `offset_endpoint_port`, 0.9 to 0.33). Raises ValueError if there is no such endpoint.
     """
     if not 0 <= rank <= MAX_RANK:
         raise ValueError(f"data-parallel rank {rank}; allowed: 0..{MAX_RANK}")
@@ -90,7 +91,9 @@ def at_rank(source: EventSource, rank: int) -> EventSource:
 
 
 def endpoint_at_rank(endpoint: str, rank: int) -> str:
-    """One endpoint of `at_rank`. Raises ValueError."""
+    """Return the endpoint of rank `rank` from that of rank 0. Raises ValueError if there is
+    none.
+    """
     if rank == 0:
         return endpoint
     scheme, _, address = endpoint.partition("://")
@@ -105,9 +108,10 @@ def endpoint_at_rank(endpoint: str, rank: int) -> str:
 
 
 def usable(endpoint: str, bind: bool = False) -> bool:
-    """Whether ZMQ can connect to it, or bind it: tcp with a host and a port, or ipc.
+    """Return whether ZMQ can connect to the endpoint, or bind it: tcp with a host and a port, or
+    ipc.
 
-    Every address can be bound (`tcp://*:5557`, `tcp://0.0.0.0:5557`), but not connected to.
+    Wildcard addresses (`tcp://*:5557`, `tcp://0.0.0.0:5557`) can be bound, but not connected to.
     """
     matched = (_BOUND if bind else _CONNECTED).fullmatch(endpoint)
     if matched is None:
@@ -117,7 +121,7 @@ def usable(endpoint: str, bind: bool = False) -> bool:
 
 
 def reachable(endpoint: str, host: str) -> str:
-    """An endpoint that was bound to every address, as seen from here: at the worker's `host`."""
+    """Return the endpoint with the worker's `host` in place of a wildcard address."""
     scheme, _, address = endpoint.partition("://")
     bound, colon, port = address.rpartition(":")
     if scheme == "tcp" and colon and bound in _WILDCARDS:
@@ -132,17 +136,17 @@ _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 
 @dataclass(frozen=True, slots=True)
 class EventHosts:
-    """Hosts besides its own that an engine may name for its events.
+    """The hosts besides its own that an engine may name for its events.
 
-    What an engine names the router connects to: an engine that is not what it should be would
-    otherwise choose any port that the router reaches.
+    The router connects to the endpoints that an engine names. Without this list, an impostor could
+    make the router connect to any port that it reaches.
     """
 
     names: frozenset[str] = frozenset()  # in lower case; "*": any, "ipc": sockets of this machine
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     def allow(self, endpoint: str, own: Collection[str]) -> bool:
-        """Whether an engine may name it whose own host is known by these names and addresses."""
+        """Return whether an engine with these own names and addresses may name this endpoint."""
         scheme, _, address = endpoint.partition("://")
         if scheme != "tcp":
             return scheme == "ipc" and _IPC in self.names
@@ -160,7 +164,7 @@ NO_OTHERS = EventHosts()
 
 
 def event_hosts(items: Iterable[str]) -> EventHosts:
-    """As the key `event_hosts` has them. Raises ValueError for what is no host."""
+    """Return the hosts in the key `event_hosts`. Raises ValueError if an item is not a host."""
     names: set[str] = set()
     networks: list[IPv4Network | IPv6Network] = []
     for item in items:
@@ -183,7 +187,7 @@ _Port = Annotated[int, Meta(ge=1, le=65_535)]
 
 @dataclass(frozen=True, slots=True)
 class RankedSources:
-    """Sources by data-parallel rank; none where the engine publishes nothing we can reach."""
+    """Sources by data-parallel rank; empty if the engine publishes no events within reach."""
 
     by_rank: dict[int, ZmqSource]
     ranks: int = 1  # how many the engine has, with events or without
@@ -191,7 +195,7 @@ class RankedSources:
 
 
 class _Config(msgspec.Struct):
-    """A publisher's settings as vLLM shows them, resolved."""
+    """A publisher's resolved settings, as vLLM returns them."""
 
     endpoint: _Text
     replay_endpoint: _Text | None = None
@@ -201,7 +205,7 @@ class _Config(msgspec.Struct):
 
 
 class _SglangPublishers(msgspec.Struct):
-    """SGLang's account of its publishers."""
+    """SGLang's description of its publishers."""
 
     endpoint_host: _Text
     endpoint_port_base: _Port
@@ -217,11 +221,11 @@ class _SglangServerInfo(msgspec.Struct):
 
 
 def kv_event_sources(body: bytes, host: str) -> RankedSources:
-    """What `GET /kv_event_sources` of the worker at `host` answered.
+    """Return the sources in the answer to `GET /kv_event_sources` of the worker at `host`.
 
-    A map from rank to settings; empty, or `publisher` "null", where nothing is published. An
-    endpoint that cannot be reached from here is left out with a warning: such a worker can serve
-    all the same. Raises WireError for anything else.
+    The answer is a map from rank to settings; it is empty, or has `publisher` "null", if nothing is
+    published. An endpoint out of reach is left out with a warning, because such a worker can still
+    serve. Raises WireError if the answer is malformed.
     """
     try:
         settings = msgspec.json.decode(body, type=dict[str, _Config | None])
@@ -247,10 +251,11 @@ def kv_event_sources(body: bytes, host: str) -> RankedSources:
 
 
 def server_info_sources(body: bytes, host: str) -> RankedSources:
-    """What `GET /server_info` of the SGLang worker at `host` says under `kv_events`.
+    """Return the sources under `kv_events` in the answer to `GET /server_info` of the SGLang worker
+    at `host`.
 
-    Null, absent (before 0.5.23) or `publisher` "null" mean that nothing is published. Ports are
-    those of rank 0. Raises WireError for what is malformed.
+    Null, absent (before 0.5.23) or `publisher` "null" mean that nothing is published. The ports are
+    those of rank 0. Raises WireError if the answer is malformed.
     """
     try:
         announced = msgspec.json.decode(body, type=_SglangServerInfo).kv_events

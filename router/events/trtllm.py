@@ -83,7 +83,7 @@ class _Updated(msgspec.Struct, tag="updated"):
 
 
 class PolledEvent(msgspec.Struct):
-    """One event of an answer. `number` is consecutive per rank, from 0."""
+    """One event of an answer. `number` counts up from 0 for each rank."""
 
     number: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = msgspec.field(name="event_id")
     data: _Created | _Stored | _Removed | _Updated
@@ -98,9 +98,9 @@ _events = msgspec.json.Decoder(PolledEvent)
 
 
 def read_answer(body: bytes) -> Iterator[PolledEvent | WireError]:
-    """The events of an answer, in its order; an error in place of one that cannot be read.
+    """Yield the events of an answer in order, with an error in place of each unreadable one.
 
-    Raises WireError, at once, where the body is no array.
+    Raises WireError, at once, if the body is not an array.
     """
     try:
         raws = _answers.decode(body)
@@ -117,17 +117,20 @@ def _read_event(raw: msgspec.Raw) -> PolledEvent | WireError:
 
 
 class Windows:
-    """Keeps the events of the largest attention window: of the others each tells the same blocks.
+    """Selects the events of the largest attention window, because those of the other windows repeat
+    the same blocks.
 
-    The windows are named by the `created` events at the start; who came later goes by what is
-    seen. Lifetime: one life of the engine.
+    The `created` events at the start name the windows; a reader that joins later learns them from
+    the events. Lifetime: one life of the engine.
     """
 
     def __init__(self) -> None:
         self._largest_tokens = 0
 
     def counts(self, event: PolledEvent) -> bool:
-        """Whether to take this event. Releases that name no window have one only."""
+        """Return whether to use this event. Engine releases whose events name no window have only
+        one.
+        """
         if event.window_tokens is None:
             return True
         self._largest_tokens = max(self._largest_tokens, event.window_tokens)
@@ -135,10 +138,10 @@ class Windows:
 
 
 def wire_events(event: PolledEvent) -> tuple[list[Event], int]:
-    """(wire events, skipped): what an event says of blocks.
+    """Return (wire events, skipped) for an event about blocks.
 
-    Names of any width are shortened to 64 bits. A partial block at the end of a sequence keeps
-    its own size, by which it is known as one. Skipped: blocks whose tokens are not plain ids.
+    Names of any width are shortened to 64 bits. A partial block at the end of a sequence keeps its
+    own size, which identifies it. `skipped` counts blocks whose tokens are not plain ids.
     """
     data = event.data
     if isinstance(data, _Stored):
@@ -175,7 +178,7 @@ def _stored(data: _Stored) -> tuple[list[Event], int]:
 
 
 def _kind(block: _Block) -> tuple[int, int, bool]:
-    """Blocks of one kind that follow one another make one wire event."""
+    """Return the key by which consecutive blocks are joined into one wire event."""
     plain = all(isinstance(t.token_id, int) and not t.token_extra_id for t in block.tokens)
     return len(block.tokens), block.cache_level, plain
 
@@ -188,7 +191,9 @@ def _extra_keys(blocks: Sequence[_Block]) -> list[Any] | None:
 
 
 def _moved(name: int, levels: _Levels) -> list[Event]:
-    """First to its new tier, while the old one still tells what it is."""
+    """Return the events of a block's move: stored in the new tier first, while the old entry still
+    identifies it.
+    """
     if levels.old_value == levels.new_value:
         return []
     stored = BlockStored((name,), medium=_MEDIA[levels.new_value])
@@ -196,7 +201,7 @@ def _moved(name: int, levels: _Levels) -> list[Event]:
 
 
 def _name(given: int | str) -> int:
-    """Its last 8 bytes, as vLLM shortens its own."""
+    """Return the last 8 bytes of a name, as vLLM shortens its own."""
     return (int(given, 16) if isinstance(given, str) else given) % 2**64
 
 
@@ -210,7 +215,9 @@ Answer = list[PolledEvent | WireError] | Exception  # as given to each rank
 
 
 class PolledFeed:
-    """Lifetime: worker. `run` ends when cancelled."""
+    """A feed that polls one worker's events from TensorRT-LLM. `run` ends when cancelled. Lifetime:
+    worker.
+    """
 
     def __init__(
         self, source: PollSource, worker_id: int, model: str, context: FeedContext
@@ -223,15 +230,19 @@ class PolledFeed:
 
     @property
     def counters(self) -> FeedCounters:
-        """What happened so far."""
+        """The counts so far."""
         return self._delivery.counters
 
     def resync(self, from_seq: int) -> None:
-        """Nobody can: it is answered so with the next event or poll."""
+        """Note a gap. These engines cannot replay, so the next event or poll reports the gap as
+        unanswered.
+        """
         self._gap_open = True
 
     async def run(self) -> None:
-        """Follow the events until cancelled. Raises ValueError where a worker has them already."""
+        """Read the events until cancelled. Raises ValueError if another worker reads them
+        already.
+        """
         context, source = self._context, self._source
         async with context.readers.joined(
             source.url,
@@ -283,7 +294,7 @@ class PolledFeed:
 
 
 async def _read(context: FeedContext, shared: SharedReader) -> None:
-    """Ask for events and hand each to the worker whose rank it has."""
+    """Poll for events and give each to the worker of its rank."""
     while True:
         async with shared.polling:
             if shared.finishing:
@@ -293,7 +304,7 @@ async def _read(context: FeedContext, shared: SharedReader) -> None:
 
 
 async def _poll(context: FeedContext, shared: SharedReader) -> float:
-    """Ask once; returns for how many seconds not to ask again."""
+    """Poll once. Return the seconds to wait before the next poll."""
     try:
         events = read_answer(await _answer(context, shared.address))
     except (aiohttp.ClientError, TimeoutError, WireError) as error:

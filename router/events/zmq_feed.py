@@ -1,4 +1,4 @@
-"""One worker's event stream by ZMQ: live batches, and what is missing asked for again."""
+"""One worker's event stream by ZMQ: live batches, and requests for missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BETWEEN_CONNECTIONS_S = 2.0  # one that comes and goes must not be asked withou
 
 
 class ZmqFeed:
-    """Lifetime: worker. `run` ends when cancelled."""
+    """A feed that reads one worker's events by ZMQ. `run` ends when cancelled. Lifetime: worker."""
 
     def __init__(self, source: ZmqSource, worker_id: int, model: str, context: FeedContext) -> None:
         self._source = source
@@ -29,18 +29,20 @@ class ZmqFeed:
 
     @property
     def counters(self) -> FeedCounters:
-        """What happened so far."""
+        """The counts so far."""
         return self._delivery.counters
 
     def resync(self, from_seq: int) -> None:
-        """Ask for what was missed from `from_seq` on; of several that wait, the earliest."""
+        """Request the events missed from `from_seq` on. Of several pending requests, the earliest
+        start counts.
+        """
         self._resync.ask(from_seq)
 
     async def run(self) -> None:
-        """Follow the stream until cancelled.
+        """Read the stream until cancelled.
 
-        Raises zmq.ZMQError where we cannot connect, ValueError where another worker has the same
-        topic of an endpoint that we bind.
+        Raises zmq.ZMQError if the router cannot connect, ValueError if another worker has the same
+        topic of an endpoint that the router binds.
         """
         async with self._messages() as receive:
             self.resync(self._context.first_seq)
@@ -57,8 +59,10 @@ class ZmqFeed:
         return subscribed(self._source, self._context, self._note_connection)
 
     def _note_connection(self, up: bool) -> None:
-        """A publisher connected or was lost; at an endpoint that we bind it may be another's, which
-        only an answer of our own tells.
+        """Note that a publisher connected or was lost.
+
+        At an endpoint that the router binds it may be another worker's publisher; only a request to
+        this worker's own publisher can show that.
         """
         bound = self._source.bind
         if not up:
@@ -89,8 +93,8 @@ class ZmqFeed:
                 self._delivery.malformed(error)
 
     async def _look_again(self) -> None:
-        """Ask for what was published before the subscription took hold; and whenever the publisher
-        was away, whether it is still the same one.
+        """Request what was published before the subscription took effect; and after each absence of
+        the publisher, check whether it is still the same one.
         """
         subscribed_s = self._context.subscribed_s
         await asyncio.sleep(subscribed_s)

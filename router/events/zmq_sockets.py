@@ -1,4 +1,4 @@
-"""ZMQ subscriptions, connected or bound, with the bounds that all of them have."""
+"""ZMQ subscriptions, connected or bound, with their common limits."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _KEEPALIVE = (
 async def watched(
     socket: zmq.asyncio.Socket, connected: Callable[[bool], None]
 ) -> AsyncIterator[None]:
-    """Call `connected` with True at every connection, with False when one is lost.
+    """Call `connected` with True at every connection, and with False when one is lost.
 
-    To be entered before the socket is connected or bound.
+    Enter this before the socket is connected or bound.
     """
     monitor = socket.get_monitor_socket(_CONNECTED | _LOST)
     task = asyncio.create_task(_watch(monitor, connected))
@@ -45,7 +45,7 @@ async def watched(
 
 
 async def _watch(monitor: zmq.asyncio.Socket, connected: Callable[[bool], None]) -> None:
-    """Read without pause: ZMQ's own thread waits where nobody does."""
+    """Read the monitor's messages without pause, because otherwise ZMQ's own thread would block."""
     while True:
         message = await recv_monitor_message(monitor)
         connected(message["event"] == _CONNECTED)
@@ -53,10 +53,10 @@ async def _watch(monitor: zmq.asyncio.Socket, connected: Callable[[bool], None])
 
 @contextmanager
 def opened(context: FeedContext, kind: int, batches: int) -> Iterator[zmq.asyncio.Socket]:
-    """A socket of `kind` (`zmq.SUB`, `zmq.DEALER`), closed at the end.
+    """Yield a socket of `kind` (`zmq.SUB`, `zmq.DEALER`), which is closed at the end.
 
-    At most `batches` of each peer wait in it, then more in the peer. ZMQ drops the connection of
-    a peer that sends a frame beyond the limit.
+    At most `batches` batches of each peer wait in it, then more in the peer. ZMQ drops the
+    connection of a peer that sends a frame beyond the limit.
     """
     socket = context.zmq.socket(kind)
     try:
@@ -71,10 +71,10 @@ def opened(context: FeedContext, kind: int, batches: int) -> Iterator[zmq.asynci
 
 
 def receiver(socket: zmq.asyncio.Socket) -> Callable[[], Awaitable[Sequence[bytes]]]:
-    """How to read the frames of `socket`'s next message.
+    """Return a function that reads the frames of `socket`'s next message.
 
-    What waits already is taken without a future and a look at the event loop: those cost ten
-    times as much as the message, and in a flood of events every message waits already.
+    A message that waits already is read without a future and without the event loop, which would
+    cost ten times as much as the message. In a flood of events every message waits already.
     """
     waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
 
@@ -95,7 +95,8 @@ Receive = Callable[[], Awaitable[Sequence[bytes]]]  # the frames of the next mes
 async def subscribed(
     source: ZmqSource, context: FeedContext, connected: Callable[[bool], None]
 ) -> AsyncIterator[Receive]:
-    """A socket of our own, connected to the publisher. Raises zmq.ZMQError.
+    """Yield the receive function of a socket that is connected to the publisher. Raises
+    zmq.ZMQError if that fails.
 
     `connected` is called as by `watched`.
     """
@@ -118,11 +119,10 @@ async def joined(
     dropped: Callable[[], None],
     connected: Callable[[bool], None],
 ) -> AsyncIterator[Receive]:
-    """This worker's messages of those that reach the endpoint we bind.
+    """Yield the receive function for this worker's messages at an endpoint that the router binds.
 
-    `connected` is called when anybody connects or is lost: whose publisher it is, only its
-    messages tell.
-    Raises ValueError where another worker has the same topic.
+    `connected` is called when any publisher connects or is lost, because only its messages show
+    whose it is. Raises ValueError if another worker has the same topic.
     """
     limit, read = context.backlog_batches, partial(_read, context)
     queue = context.readers.joined(source.live, source.topic, limit, dropped, read)
@@ -132,7 +132,7 @@ async def joined(
 
 
 async def _read(context: FeedContext, shared: SharedReader) -> None:
-    """Hand each message to the worker whose topic it has."""
+    """Give each message to the worker that has its topic."""
     pause = LoopYield(context.clock)
     with opened(context, zmq.SUB, context.backlog_batches) as sub:
         sub.setsockopt(zmq.SUBSCRIBE, b"")
@@ -145,7 +145,9 @@ async def _read(context: FeedContext, shared: SharedReader) -> None:
 
 
 async def _bind(sub: zmq.asyncio.Socket, address: str) -> None:
-    """Try until it is bound: one of ours that was closed just now may hold the address yet."""
+    """Try until the socket is bound: a socket of this process that was just closed may still hold
+    the address.
+    """
     failures = 0
     while True:
         try:
