@@ -1,4 +1,4 @@
-"""What all members of the fleet share; connections, clock, times, answers."""
+"""The common context of all members of the fleet: connections, clock, times, shared answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class SharedAnswer(Generic[T]):
-    """One question and its latest answer. Lifetime: as long as a worker asks it."""
+    """One question to an engine and its latest answer. Lifetime: as long as a worker asks it."""
 
     def __init__(self) -> None:
         self._asking = asyncio.Lock()
@@ -38,10 +38,11 @@ class SharedAnswer(Generic[T]):
     async def get(
         self, ask: Callable[[], Awaitable[T]], clock: Callable[[], float], fresh_s: float
     ) -> T:
-        """The answer, asked for anew where it is older than `fresh_s`; raises what asking raised.
+        """Return the answer, asked for again if it is older than `fresh_s`. Raises the error of
+        `ask`.
 
-        Whoever comes while somebody asks waits for that answer. If that one is cancelled, the next
-        asks itself.
+        A caller that comes while another one asks waits for that answer. If the other is cancelled,
+        the next caller asks.
         """
         async with self._asking:
             if self._at_s is None or clock() - self._at_s > fresh_s:
@@ -57,13 +58,13 @@ class SharedAnswer(Generic[T]):
 
 
 class SharedAnswers:
-    """Questions that are being asked, by what is asked. Lifetime: process."""
+    """The shared answers by question. Lifetime: process."""
 
     def __init__(self) -> None:
         self._shared: WeakValueDictionary[Hashable, SharedAnswer[Any]] = WeakValueDictionary()
 
     def to(self, question: Hashable) -> SharedAnswer[Any]:
-        """The one shared answer to `question`; whoever asks holds on to it."""
+        """Return the shared answer to `question`; each caller keeps a reference to it."""
         shared = self._shared.get(question)
         if shared is None:
             shared = self._shared[question] = SharedAnswer()
@@ -127,7 +128,9 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 @dataclass(frozen=True, slots=True)
 class FleetTerms:
-    """Times and bounds of following workers. Lifetime: process, replaced on reload."""
+    """The times and limits by which the router watches workers. Lifetime: process, replaced on
+    reload.
+    """
 
     probe_s: float  # one health probe, scrape or recognition
     load_report_s: float  # between two scrapes of one worker
@@ -144,7 +147,7 @@ class FleetTerms:
 
 @dataclass(slots=True)
 class FleetContext:
-    """What all members share. Lifetime: process."""
+    """The common context of all members. Lifetime: process."""
 
     http: aiohttp.ClientSession
     zmq: zmq.asyncio.Context
@@ -175,18 +178,19 @@ class FleetContext:
         self.pauses = Pauses(self.clock)
 
     def renew(self, terms: FleetTerms) -> None:
-        """Follow workers by these from now on."""
+        """Watch workers by these times and limits from now on."""
         self.terms = terms
 
     @property
     def scrape_interval_s(self) -> float:
-        """Seconds between two scrapes of one worker."""
+        """The seconds between two scrapes of one worker."""
         return max(self.terms.load_report_s, self.worker_count() / _SCRAPES_PER_S_MAX)
 
     async def until_scrape(self, is_busy: bool) -> None:
-        """Until a worker is to be scraped again, which has requests by its latest figures, or none.
+        """Wait until a worker is to be scraped again. `is_busy` says whether its latest figures
+        show requests.
 
-        What waits while all is quiet goes on at the usual times as soon as there is a request.
+        A longer wait, while all workers are idle, is cut short when a request arrives.
         """
         interval_s = self.scrape_interval_s
         quiet_s = max(min(interval_s * _QUIET_SCRAPES, _QUIET_SCRAPE_S), interval_s)
@@ -202,7 +206,9 @@ class FleetContext:
 
 
 def refused(error: Exception) -> bool:
-    """Nobody listens at its port: there is no engine any more, and no need to ask again."""
+    """Return whether the worker's port refuses connections: the engine is gone, and there is no
+    need to retry.
+    """
     return isinstance(error, aiohttp.ClientConnectorError) and isinstance(
         error.os_error, ConnectionRefusedError
     )

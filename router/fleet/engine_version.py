@@ -1,8 +1,8 @@
-"""Asks an engine which version it is now, once for all who want to know at the same time.
+"""Asks an engine for its version, once for all callers that need it at the same time.
 
-A process behind a URL can be replaced between two probes. Whoever must know that it was not asks
-at the last moment. Only an answer to a question that began after that counts, so those who come
-while a question is under way share the next one.
+A process behind a URL can be replaced between two probes. A caller that must know that it was not
+asks at the last moment. Only an answer to a question that began after that counts, so callers that
+come while a question is in flight share the next one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Ask = Callable[[], Awaitable[EngineReply]]
 
 
 async def ask_quickly(upstream: Sends, path: str, limit_s: float) -> EngineReply:
-    """Return the answer to GET `path`, asked by the relay that carries requests.
+    """Return the answer to GET `path`, sent through the relay that carries requests.
 
-    Raises TimeoutError, or WireError if the connection failed or the answer is none.
+    Raises TimeoutError, or WireError if the connection failed or the answer is malformed.
     """
     collected = CollectedReply(_ANSWER_BYTES)
     timeouts = Timeouts(limit_s, limit_s, limit_s, limit_s, limit_s)
@@ -48,7 +48,7 @@ async def ask_quickly(upstream: Sends, path: str, limit_s: float) -> EngineReply
 class EngineQuestion:
     """The question for one engine's version.
 
-    An engine that did not answer in time is left alone for a while, so that it does not delay each
+    An engine that did not answer in time is not asked for a while, so that it does not delay each
     request. Lifetime: worker.
     """
 
@@ -59,9 +59,8 @@ class EngineQuestion:
         self._next: asyncio.Task[EngineVersion | None] | None = None
 
     async def put(self, ask: Ask, known: EngineVersion) -> Told:
-        """Find out by `ask` if the engine still tells the version `known`.
-
-        An engine that tells none is not asked.
+        """Find out by `ask` whether the engine still reports the version `known`. An engine without
+        a version is not asked.
         """
         if not known.path:
             return "same"
@@ -77,7 +76,9 @@ class EngineQuestion:
     async def _after(
         self, before: asyncio.Task[EngineVersion | None] | None, ask: Ask, path: str
     ) -> EngineVersion | None:
-        """Wait for the end of the question before, then ask; None: no answer came in time."""
+        """Wait for the end of the previous question, then ask. Return None if no answer came in
+        time.
+        """
         if before is not None:
             await asyncio.wait((before,))
         self._asking, self._next = self._next, None

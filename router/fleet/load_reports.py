@@ -1,4 +1,4 @@
-"""A worker's load as its engine's figures tell it, and what else they show: a life, or trouble."""
+"""A worker's load from its engine's metrics, and what else they show: a restart, or trouble."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SAME_START_S = 0.5  # two start times that differ by no more are those of one p
 
 
 class SeenFigures:
-    """What a worker's figures have shown over all times that it was recognized: its engine's ranks,
-    when its process began, and whether they come at all. Lifetime: worker.
+    """The history of a worker's metrics since it was first recognized: its engine's ranks, when its
+    process began, and whether reports arrive at all. Lifetime: worker.
     """
 
     def __init__(self, worker_id: int, name: str) -> None:
-        """`name` is the worker's, for the log."""
+        """Start without reports. `name` is the worker's name for the log."""
         self.ranks: set[int] = set()  # those in the latest answer
         self.trouble = ""  # why no figures come now, for people
         self.missed = 0  # reports in a row that did not come
@@ -37,7 +37,7 @@ class SeenFigures:
         self._several = False  # processes answer there: no start time is the engine's
 
     def failed(self, error: Exception, where: str, within_s: float) -> None:
-        """A report did not come. That is said once, until one comes."""
+        """Note that a report failed. This is logged once, until a report arrives."""
         self.missed += 1
         silent = isinstance(error, TimeoutError | aiohttp.ClientConnectionError)
         if self.trouble or (silent and self.missed < _MISSED_MAX):
@@ -53,14 +53,14 @@ class SeenFigures:
         log.warning("worker %d (%s): %s", *self._who, self.trouble)
 
     def came(self) -> None:
-        """A report came."""
+        """Note that a report arrived."""
         self.missed = 0
         if self.trouble:
             log.info("worker %d (%s): its load figures come again", *self._who)
             self.trouble = ""
 
     def start_of(self, load: RankLoad) -> float:
-        """When the engine's process began, by this report; NaN where nobody can say."""
+        """Return when the engine's process began, by this report; NaN if it is unknown."""
         if load.started_s < self._started_s - _SAME_START_S and not self._several:
             self._several = True
             log.warning(
@@ -81,11 +81,12 @@ async def report_loads(
     context: FleetContext,
     note: Callable[[RankLoad], None],
 ) -> tuple[End, str]:
-    """Report until the figures show that its engine began anew, sleeps or is gone: how, and why.
+    """Report a worker's load until the metrics show that its engine restarted, sleeps or is gone.
+    Return which, and why.
 
-    Ranks of one engine share its answers. `rank` None: all ranks together. `seen` is kept between
-    two calls for the same worker: an engine whose figures are always of other ranks than it says
-    it has is looked at again once, not for ever. `note` gets each report of its rank.
+    Ranks of one engine share its answers; `rank` None means all ranks together. `seen` is kept
+    between two calls for the same worker, so that an engine whose metrics always have other ranks
+    than it announces is recognized again only once. `note` gets each report of the worker's rank.
     """
     assert worker.loads is not None
     shared = context.answers.to(worker.loads)
@@ -126,7 +127,7 @@ async def report_loads(
 
 
 def _own(loads: Mapping[int, RankLoad], rank: int | None) -> RankLoad | None:
-    """The rank's load, or that of all together; None where nothing new is said."""
+    """Return the load of the rank, or of all ranks together; None if the answer has nothing new."""
     if rank is not None:
         return loads.get(rank)
     return total(list(loads.values())) if loads else None

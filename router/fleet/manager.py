@@ -1,4 +1,4 @@
-"""The fleet; workers join, drain and leave, by hand or as configuration and discovery say."""
+"""The fleet: workers join, drain and leave, by hand or as configuration and discovery say."""
 
 from __future__ import annotations
 
@@ -38,15 +38,19 @@ _RANKS = "its engine's ranks"
 
 
 class RoleRefusedError(Exception):
-    """A worker may not take another role; the text says why."""
+    """Raised when a worker may not take another role; the text says why."""
 
 
 class DuplicateWorkerError(Exception):
-    """The URL, this rank of it, or its place at a bound endpoint is in the fleet already."""
+    """Raised when the URL, this rank of it, or its place at a bound endpoint is in the fleet
+    already.
+    """
 
 
 class FleetManager:
-    """Lifetime: process. Ids count up and are never reused."""
+    """All workers that this router follows. Ids count up and are never reused. Lifetime:
+    process.
+    """
 
     def __init__(self, context: FleetContext, max_workers: int) -> None:
         self._context = context
@@ -67,20 +71,22 @@ class FleetManager:
 
     @property
     def now_s(self) -> float:
-        """The router's clock."""
+        """The router's clock, in seconds."""
         return self._context.clock()
 
     @property
     def pauses(self) -> Pauses:
-        """When the router itself stood still."""
+        """The times when the router itself was stopped."""
         return self._context.pauses
 
     def add(self, spec: WorkerSpec, by: str = CONFIGURATION, by_hand: bool = False) -> Member:
         """Begin to follow a worker; `by` says in the log who asked for it.
 
-        One that is still on its way out is taken back instead: it has the requests that run there,
-        and `spec` from now on. So are ranks of its engine that were removed by hand.
-        `by_hand`: it stays until it is removed by hand, and gets requests although it was drained.
+        A worker that is still leaving is taken back instead: it keeps its running requests and gets
+        `spec` from now on. So are ranks of its engine that were removed by hand. `by_hand` says
+        that it stays until it is removed by hand, and that it gets requests although it was
+        drained.
+
         Raises DuplicateWorkerError, TableFullError or WorkerSpecError.
         """
         leaving: list[Member] = []
@@ -100,7 +106,7 @@ class FleetManager:
         return leaving[0] if leaving else self._add(spec, named, by)
 
     def _add_ranks(self, spec: WorkerSpec, staying: Member, by: str) -> Member:
-        """Let ranks come back that were removed by hand, where others of the engine stay."""
+        """Add ranks again that were removed by hand while other ranks of the engine stayed."""
         named = staying.named
         wanted = {spec.rank} if spec.rank is not None else set(named.without)
         removed = {rank for rank in wanted if rank in named.without}
@@ -117,7 +123,7 @@ class FleetManager:
         return next((m for m in new if not m.leaving), staying)
 
     def _rename(self, leaving: Sequence[Member], named: NamedWorker, by: str) -> None:
-        """Take back workers that are named anew, perhaps with other options."""
+        """Take back workers that are listed again, perhaps with other options."""
         specs = [spec_of(named, member.spec.rank) for member in leaving]
         for member, spec in zip(leaving, specs, strict=True):
             member.named = named
@@ -128,7 +134,9 @@ class FleetManager:
             self.take_back(member, by, undrain=named.by_hand)
 
     def _follow_anew(self, member: Member, spec: WorkerSpec) -> None:
-        """Recognize it by other options; what runs there goes on, and stays charged to it."""
+        """Recognize the worker again with other options. Its running requests continue and stay
+        charged to it.
+        """
         before = self._tasks[member.worker_id]
         before.cancel()
         member.begin_anew(spec)
@@ -158,44 +166,46 @@ class FleetManager:
         return member
 
     def _served_by_others(self, worker_id: int, models: Iterable[str]) -> bool:
-        """True if other workers, ready and not silent, serve all of these models."""
+        """Return whether other workers, ready and not silent, serve all of these models."""
         others = (m for m in self.members.values() if m.worker_id != worker_id and m.ready)
         others = (m for m in others if m.state != "silent")
         served = {name for m in others if m.recognized for name in m.recognized.facts.models}
         return served.issuperset(models)
 
     def _check_seat(self, spec: WorkerSpec) -> None:
-        """Raises DuplicateWorkerError where another worker has its place at a bound endpoint."""
+        """Raise DuplicateWorkerError if another worker has the same place at a bound endpoint."""
         for member in self.members.values():
             if spec.seat is not None and member.spec.seat == spec.seat and not member.leaving:
                 raise DuplicateWorkerError(f"worker {member.worker_id} {taken(spec)}")
 
     def at_url(self, url: str) -> list[Member]:
-        """All workers there, ranks of one engine, but those that are gone."""
+        """Return all workers at this URL, which are ranks of one engine."""
         return [member for member in self.members.values() if member.spec.url == url]
 
     @property
     def refused_ranks(self) -> int:
-        """Ranks of engines for which there is no worker, by a limit."""
+        """The number of engines' ranks for which a limit allows no worker."""
         named = {id(m.named): m.named for m in self.members.values()}
         return sum(one.refused_ranks for one in named.values())
 
     @property
     def refused_models(self) -> int:
-        """Models that workers list and that are not served, by a limit."""
+        """The number of models that workers list but that a limit does not allow to be served."""
         known = (member.recognized for member in self.members.values())
         return sum(one.refused_models for one in known if one is not None)
 
     def leave(self, member: Member, by: str) -> None:
-        """Drain it, and remove it once idle (`sweep`); `by` says in the log who asked for it.
+        """Drain a worker, and remove it once idle (`sweep`); `by` says in the log who asked for it.
 
-        A rank does not come back by itself, even if its engine begins anew.
+        The rank does not come back by itself, even if its engine restarts.
         """
         self._dismiss(member)
         self.drop(member, by)
 
     def drop(self, member: Member, by: str, may_return: bool = False) -> None:
-        """The same where nobody took it out by hand: it `may_return` when it is named again."""
+        """Drain a worker and remove it once idle, as `leave` does, but not by hand: if
+        `may_return`, it comes back when it is listed again.
+        """
         leave, turning = member.leave, member.turning
         if leave is None:
             drained = member.draining if turning is None else turning.drained
@@ -205,8 +215,9 @@ class FleetManager:
         member.drain(f"{by}, to be removed when idle")
 
     def take_back(self, member: Member, by: str, undrain: bool = False) -> None:
-        """It was on its way out, and is named again: requests as before; `undrain`: although it
-        was drained before that.
+        """Keep a worker that was leaving and is listed again; it gets requests as before.
+
+        `undrain` lets it have requests although it was drained before it began to leave.
         """
         leave, member.leave = member.leave, None
         if leave is None:
@@ -217,7 +228,9 @@ class FleetManager:
             member.turning.drained = leave.drained
 
     def _dismiss(self, member: Member) -> None:
-        """By hand: neither its rank nor, once it is the last one, its engine comes back."""
+        """Note that a worker was removed by hand: neither its rank nor, after its last rank, its
+        engine comes back.
+        """
         named = member.named
         if named.spec.rank is None and member.spec.rank is not None:
             named.without.add(member.spec.rank)
@@ -226,10 +239,10 @@ class FleetManager:
             self.dismissed.add(key_of(named.spec))
 
     def _fits(self, member: Member, ranks: tuple[int, ...]) -> bool:
-        """Whether it stands for what it should, now that its engine has these `ranks`.
+        """Return whether the member still matches its engine, which now has these `ranks`.
 
-        Adds a member for each rank that has none. One whose rank is gone takes one that nobody
-        has, else it leaves.
+        Adds a member for each rank that has none. A member whose rank is gone takes over a free
+        rank, else it leaves.
         """
         named = member.named
         if named.spec.rank is not None or member.leaving:
@@ -259,7 +272,8 @@ class FleetManager:
         return fits
 
     def _add_rank(self, named: NamedWorker, rank: int | None) -> None:
-        """Follow a rank that an engine has now; where its worker has not gone yet, by that one.
+        """Follow a new rank of an engine; if its former worker has not gone yet, take that one
+        back.
 
         Raises what `_add` raises, and WorkerSpecError.
         """
@@ -270,9 +284,10 @@ class FleetManager:
         self._add(spec_of(named, rank), named, _RANKS)
 
     async def remove(self, member: Member, how: str) -> None:
-        """Remove it now: what runs there is cut off and retried elsewhere where possible.
+        """Remove a worker now. Its running requests are cut off and retried elsewhere where
+        possible.
 
-        `how` goes to the log. Cancelling this stops the waiting only; the removal goes on.
+        `how` is for the log. Cancelling this call stops only the waiting; the removal continues.
         """
         if member.worker_id in self._tasks:
             self._dismiss(member)
@@ -299,7 +314,7 @@ class FleetManager:
         await asyncio.shield(closing)
 
     def probe(self, worker_id: int, within_s: float | None) -> None:
-        """Ask a worker whether it is well and tell the core (`Probed`); once at a time."""
+        """Probe a worker's health and tell the core (`Probed`); one probe of a worker at a time."""
         member = self.members.get(worker_id)
         if member is None or worker_id in self._asking:
             return
@@ -313,19 +328,23 @@ class FleetManager:
         _shout(task)
 
     def given_up(self, worker_id: int) -> None:
-        """A worker is silent, and others are not: the same, and it counts as down."""
+        """Note that the core counts a silent worker as down, and send its unanswered requests to
+        other workers.
+        """
         if (member := self.members.get(worker_id)) is not None:
             member.log_down()
             member.abandon_silent()
 
     def stalled(self, worker_id: int) -> None:
-        """A worker stands still: what its clients have seen nothing of goes elsewhere."""
+        """Send the requests of a stalled worker elsewhere if their clients have seen no byte."""
         if (member := self.members.get(worker_id)) is not None:
             member.abandon_silent()
 
     def lacks(self, worker_id: int, path: str | None) -> None:
-        """A worker answered that it has no such path: it, and those it shares its URL with, are not
-        asked for it again until they are recognized anew.
+        """Note that a worker answered that it has no such path.
+
+        The worker, and all others at its URL, get no request for this path until they are
+        recognized again.
         """
         asked = self.members.get(worker_id)
         if asked is None or path is None:
@@ -338,24 +357,24 @@ class FleetManager:
                 member.amend(replace(known, facts=facts))
 
     def denied(self, worker_id: int, model: str) -> None:
-        """A worker answered that it has not got a model: others go first, and it is looked at."""
+        """Note that a worker answered that it does not have a model: other workers are preferred,
+        and its models are checked.
+        """
         if (asked := self.members.get(worker_id)) is not None:
             for member in self.at_url(asked.spec.url):
                 member.deny(model)
                 self.denials.add(member.worker_id)
 
     def has_model(self, worker_id: int, model: str) -> None:
-        """A worker answered for a model: what it denied before is over."""
+        """Note that a worker answered for a model, which ends an earlier denial."""
         if worker_id in self.denials and (member := self.members.get(worker_id)) is not None:
             member.believe(model)
             if not member.denials:
                 self.denials.discard(worker_id)
 
     def sweep(self, requests_of: Callable[[int], int]) -> None:
-        """Remove those that are leaving and have nothing left to do, or had long enough; the same
-        for those that take another role.
-
-        Called on every tick.
+        """Remove leaving workers that are idle or out of time, and complete changes of role
+        likewise. Called on every tick.
         """
         drain_s = self._context.terms.drain_s
         until_s = self.now_s - drain_s if drain_s else -math.inf
@@ -370,10 +389,10 @@ class FleetManager:
                 self._go(member, f"cut short: it drained for {drain_s:g} s (drain_s)")
 
     def change_role(self, members: Sequence[Member], role: Role, by: str) -> None:
-        """Drain them, and let them have another role once idle (`sweep`), all or none.
+        """Drain workers, and give them another role once idle (`sweep`), all or none of them.
 
-        Where nobody else can serve meanwhile and the engine need not be told, at once. Raises
-        RoleRefusedError.
+        If no other worker can serve meanwhile and the engine need not be told, the change is made
+        at once. Raises RoleRefusedError if it is not possible.
         """
         now = [m for m in members if m.turning is None and m.role == role]
         members = [m for m in members if m not in now]
@@ -415,9 +434,9 @@ class FleetManager:
                 raise RoleRefusedError(f"{missing} if {name} has the role {role}")
 
     def _left_without(self, members: Sequence[Member], facts: Sequence[WorkerFacts] = ()) -> str:
-        """Which model cannot be served by all but `members`, and why; empty: each can.
+        """Return which model only `members` can serve, and why; "" if there is none.
 
-        `facts`: of more workers.
+        `facts` are those of further workers that count as well.
         """
         models = {name for m in members if m.recognized for name in m.recognized.facts.models}
         others = [m for m in self.members.values() if m.ready and m not in members]
@@ -433,8 +452,10 @@ class FleetManager:
     def _turn_idle(
         self, member: Member, turning: Turning, requests_of: Callable[[int], int], late: bool
     ) -> None:
-        """Go on with a change of role, which waits for its requests to end; `late`: or has waited
-        for `drain_s`. Ranks turn together, where their engine must be told.
+        """Complete a change of role once the worker's requests have ended; `late` says that
+        `drain_s` is over.
+
+        Ranks change together if their engine must be told.
         """
         path = adapter_of(member.kind).role_switch
         if path is None:  # what still runs there may: nothing is taken from it
@@ -476,7 +497,9 @@ class FleetManager:
                 self._turned(rank, None, "drain_s is over" if refusal else "its engine switched")
 
     def _turned(self, member: Member, role: Role | None, by: str) -> None:
-        """It has another role now, or (None) keeps its own; requests as before."""
+        """End a change of role: the worker has the new role, or (None) keeps its own. It gets
+        requests as before.
+        """
         turning, member.turning = member.turning, None
         if role is not None:
             self.turned += 1
@@ -496,11 +519,13 @@ class FleetManager:
         removal.add_done_callback(self._closing.discard)
 
     def forgive(self) -> None:
-        """What was taken out by hand may come back: whoever names it was changed by hand, too."""
+        """Let workers that were removed by hand come back, because the configuration was changed by
+        hand, too.
+        """
         self.dismissed.clear()
 
     async def aclose(self) -> None:
-        """Stop following everybody."""
+        """Stop following all workers."""
         for task in self._switching:
             task.cancel()
         while self.members:  # a rank may still join meanwhile
@@ -510,13 +535,15 @@ class FleetManager:
 
 
 async def _close(member: Member, task: asyncio.Task[None]) -> None:
-    """Wait for its follower's end, and close its connections."""
+    """Wait until the member's task has ended, and close its connections."""
     await asyncio.wait([task])
     await member.close()
 
 
 def _shout(task: asyncio.Task[None]) -> None:
-    """A member's task only ends by being cancelled; anything else is a defect of ours."""
+    """Log the error of a member's task. It should end only by being cancelled; anything else is a
+    defect.
+    """
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("%s died", task.get_name(), exc_info=error)
 
@@ -525,11 +552,11 @@ _RELOAD = "configuration reload"
 
 
 def reconcile(fleet: FleetManager, wanted: Iterable[WantedWorker]) -> list[str]:
-    """Add the new, drain the dropped, but for those that were added by hand.
+    """Add new workers and drain those no longer listed, except workers that were added by hand.
 
-    Other thresholds or another weight change a worker in place, and one that is on its way out
-    turns round when it is named again. What was taken out by hand stays out for as long as it is
-    named without a break. Returns what could not be done, and why.
+    Other thresholds or another weight change a worker in place; a leaving worker that is listed
+    again is taken back. A worker that was removed by hand stays out for as long as it is listed
+    without a break. Returns what could not be done, and why.
     """
     missing = {one.key: one for one in wanted}
     fleet.dismissed &= missing.keys()
@@ -573,7 +600,7 @@ def _keep_or_drop(
 
 
 def _rename(named: NamedWorker, one: WantedWorker, members: Iterable[Member]) -> None:
-    """`one` names the worker from now on."""
+    """Take `one` as the worker's new listing."""
     if not named.by_hand:
         named.by = one.by
     if one.spec != named.spec:
@@ -583,7 +610,7 @@ def _rename(named: NamedWorker, one: WantedWorker, members: Iterable[Member]) ->
 
 
 def _who(by: str) -> str:
-    """Whoever named it, as the log calls it once the router runs."""
+    """Return who listed a worker, as the log names it once the router runs."""
     return _RELOAD if by == CONFIGURATION else by
 
 
@@ -591,7 +618,7 @@ _FOLLOW_S = 1.0  # between two looks at the work of roles
 
 
 class RoleKeeper:
-    """Lets workers take the other role as the mix of requests asks. Lifetime: process."""
+    """Changes workers' roles as the mix of requests demands. Lifetime: process."""
 
     def __init__(self, fleet: FleetManager, core: RouterCore, terms: RoleSettings) -> None:
         self.groups: dict[str, tuple[RoleController, WorkMeter]] = {}
@@ -602,7 +629,7 @@ class RoleKeeper:
         self._kept_roles = 0  # of the fleet, as last seen
 
     def look(self) -> None:
-        """Change a role where that pays. Called on every tick."""
+        """Change a role if that pays. Called on every tick."""
         now_s = self._fleet.now_s
         if now_s - self._looked_s < _FOLLOW_S:
             return

@@ -1,4 +1,6 @@
-"""One worker's life as the router sees it; recognize, follow its events, probe, report its load."""
+"""One worker's life as the router sees it: recognize it, read its events, probe it, report its
+load.
+"""
 
 from __future__ import annotations
 
@@ -66,15 +68,15 @@ _SILENT_S = 1.0  # before what did not answer is asked again; the next times aft
 
 @dataclass(slots=True)
 class Denial:
-    """A model that an engine said not to have. Lifetime: until it answers for it, or lists it no
-    more.
+    """A model that an engine answered not to have. Lifetime: until it answers for it, or no longer
+    lists it.
     """
 
     at_s: float
     times: int = 0  # in a row
 
     def outlasts(self, now_s: float) -> bool:
-        """Whether it still counts for more than a list that names the model."""
+        """Return whether the denial still counts for more than a list that has the model."""
         return now_s < self.at_s + min(_LOOK_S * 2.0 ** (self.times - 1), _DENIED_MAX_S)
 
 
@@ -82,7 +84,7 @@ Fits = Callable[["Member", tuple[int, ...]], bool]
 
 
 class Member:
-    """Lifetime: worker. `run` ends when cancelled."""
+    """One worker, which the task `run` follows until it is cancelled. Lifetime: worker."""
 
     def __init__(
         self,
@@ -93,8 +95,8 @@ class Member:
         fits: Fits,
         served_by_others: Callable[[int, Iterable[str]], bool],
     ) -> None:
-        """`fits` is asked whether `spec` is right for an engine of these ranks; it may change
-        it, or let the member leave. `served_by_others` says whether other workers serve models.
+        """`fits` decides whether `spec` is right for an engine of these ranks; it may change it, or
+        let the member leave. `served_by_others` says whether other workers serve these models.
         """
         self.worker_id = worker_id
         self.spec = spec
@@ -132,7 +134,7 @@ class Member:
         self.upstream = self._upstream()
 
     async def close(self) -> None:
-        """End its connections."""
+        """Close the worker's connections."""
         self._closed = True
         for one in self._connections():
             await one.aclose()
@@ -143,7 +145,7 @@ class Member:
 
     @property
     def advice(self) -> str:
-        """What its operator should know or change; empty: nothing."""
+        """Advice for the worker's operator, on what to know or change; "" if there is none."""
         own = "" if self.recognized is None else self.recognized.advice
         models = self._models_trouble or self._model_advice
         return "; ".join(filter(None, (own, models, self.figures.trouble)))
@@ -155,21 +157,23 @@ class Member:
 
     @property
     def leaving(self) -> bool:
-        """It is to be removed once idle."""
+        """Whether the worker is to be removed once idle."""
         return self.leave is not None
 
     @property
     def kind(self) -> str | None:
-        """Which engine it is; None: not known yet."""
+        """The engine's kind, or None if it is not known yet."""
         return None if self.recognized is None else self.recognized.kind
 
     @property
     def transfer(self) -> str:
-        """How KV passes to it and from it, of `router.engines.table.TRANSFERS`."""
+        """The way in which KV is handed to and from the worker, a key of
+        `router.engines.table.TRANSFERS`.
+        """
         return "" if self.recognized is None else self.recognized.transfer
 
     async def run(self) -> None:
-        """Recognize it, follow it until it is down, and begin again."""
+        """Recognize the worker, follow it until it is down, and begin again."""
         while True:
             recognized = with_thresholds(await self._recognized(), self.spec)
             recognized = with_revision(recognized, self.spec)
@@ -197,8 +201,10 @@ class Member:
                 one.abandon_silent()
 
     async def answer_probe(self, within_s: float | None) -> None:
-        """Ask it at once whether it is well, and tell. No answer of before counts, nor another
-        rank's, and nobody waits behind a probe that hangs already.
+        """Probe the worker's health at once, and tell the core.
+
+        No earlier answer and no other rank's answer counts, and no caller waits behind a probe that
+        hangs already.
         """
         if self.recognized is None:
             return
@@ -216,13 +222,14 @@ class Member:
         context.tell(Probed(context.clock(), self.worker_id, well))
 
     def _replaceable(self, recognized: Recognized) -> bool:
-        """Whether others can answer what it was asked; else it is better to wait for it."""
+        """Return whether other workers serve its models; else it is better to wait for it."""
         return self._served_by_others(self.worker_id, recognized.facts.models)
 
     async def _follow(self, recognized: Recognized) -> End:
-        """Listen, probe and scrape until one of these ends; says how.
+        """Read events, probe and scrape until one of these ends. Return how it ended.
 
-        A defect in one must not end the worker's life here: it is told, and all begin again.
+        A defect in one of them must not end the worker's life here: it is logged, and all begin
+        again.
         """
         tasks: list[asyncio.Task[End]] = [asyncio.create_task(self._until_down(recognized))]
         if recognized.loads is not None:
@@ -254,15 +261,17 @@ class Member:
         return ended[0].result()  # the probes come first: they know best
 
     def respec(self, spec: WorkerSpec) -> None:
-        """Take over other thresholds, another weight or revision; else `spec` is as it was."""
+        """Take over other thresholds, another weight or another revision; all else in `spec` is
+        unchanged.
+        """
         spec = self.spec = self.as_turned(spec)
         if self.recognized is not None:
             self.amend(with_revision(with_thresholds(self.recognized, spec), spec))
 
     def begin_anew(self, spec: WorkerSpec) -> None:
-        """It is named with options by which it must be recognized anew; `run` begins again.
+        """Take over options by which the worker must be recognized again; `run` begins again.
 
-        It gets nothing new until then. What runs there goes on.
+        It gets no new requests until then. Its running requests continue.
         """
         before, self.spec = self.spec, spec
         self.turning = self.turned = None
@@ -285,15 +294,15 @@ class Member:
 
     @property
     def role(self) -> Role:
-        """That it has, by its options or its own word."""
+        """The role that the worker has, by its options or its own report."""
         return self.spec.role if self.recognized is None else self.recognized.facts.role
 
     def as_turned(self, spec: WorkerSpec) -> WorkerSpec:
-        """The options, with the role that it took since it was named."""
+        """Return the options with the role that the worker took since it was listed."""
         return spec if self.turned is None else replace(spec, role=self.turned)
 
     def turn(self, role: Role, by: str) -> None:
-        """Have another role from now on; its engine has it, too."""
+        """Give the worker another role from now on, which its engine has, too."""
         log.info("worker %d (%s): role %s, by %s", self.worker_id, self.spec.name, role, by)
         self.turned = role
         self.spec = replace(self.spec, role=role)
@@ -301,7 +310,9 @@ class Member:
             self.amend(with_role(replace(self.recognized, own_role=role), self.spec))
 
     async def turned_engine(self, role: Role, by: str) -> None:
-        """Have another role from now on, as its engine has, which may say other things now."""
+        """Give the worker the role that its engine has taken, and ask the engine about itself
+        again.
+        """
         terms, spec = self._context.terms, replace(self.spec, role=role)
         with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
             # What it says is kept; where it says nothing, it is known by what it said before.
@@ -311,8 +322,9 @@ class Member:
         self.turn(role, by)
 
     async def look_again(self) -> bool:
-        """Learn which models it has now, which somebody changed; whether it says so. Where it does
-        not, it is followed as it is known.
+        """Ask the engine which models it has now. Return whether it answered.
+
+        If it did not, the worker is followed with the models known before.
         """
         known, terms = self.recognized, self._context.terms
         if known is None:
@@ -332,17 +344,20 @@ class Member:
         return False
 
     def _note_models_trouble(self, trouble: str) -> None:
-        """What it lists cannot be used, so it is followed with the models that it had before."""
+        """Note that the engine's list of models is unusable, so that the worker keeps its former
+        models.
+        """
         if trouble != self._models_trouble:
             line = "worker %d (%s): its models are taken to be those of before: %s"
             log.warning(line, self.worker_id, self.spec.name, trouble)
         self._models_trouble = trouble
 
     async def confirm(self) -> bool:
-        """Ask its engine if it still is of the version that it was recognized by.
+        """Return whether the engine still has the version by which it was recognized.
 
-        If it is not, the worker is recognized anew, which is waited for as long as a probe may
-        take. An engine that does not answer in time counts as unchanged: its leg fails by itself.
+        If it has not, the worker is recognized again, for which this waits as long as a probe may
+        take. An engine that does not answer in time counts as unchanged: a request to it fails by
+        itself.
         """
         known = self.recognized
         if known is None:
@@ -358,7 +373,7 @@ class Member:
         return False
 
     async def _told(self, known: Recognized) -> Told:
-        """Ask its engine which version it is of, over a connection that no request uses."""
+        """Ask the engine for its version, over a connection that no request uses."""
         if self._closed:  # it was removed: nobody follows it any more
             return "unknown"
         if self._asker is None:
@@ -379,7 +394,9 @@ class Member:
         return "anew"
 
     async def switch_engine(self, path: str, role: Role) -> str:
-        """Tell the engine its new role (SGLang's `/pd_role_switch`); returns why it refused."""
+        """Tell the engine its new role (SGLang's `/pd_role_switch`). Return why it refused, or
+        "".
+        """
         timeout = aiohttp.ClientTimeout(total=_SWITCH_S)
         url = f"{self.spec.url}{path}"
         try:
@@ -392,7 +409,7 @@ class Member:
             return f"POST {path}: {str(error) or type(error).__name__}"
 
     def amend(self, recognized: Recognized) -> None:
-        """It is known better than before."""
+        """Take over better knowledge of the worker, and tell the core."""
         self._know(recognized)
         self._tell_state(recognized)
 
@@ -407,7 +424,7 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """Return True if the worker may get new requests: it answers, and is not draining.
+        """Whether the worker may get new requests: it answers, and is not draining.
 
         A worker whose latest probes got no answer still counts as ready.
         """
@@ -415,14 +432,16 @@ class Member:
 
     @property
     def answers(self) -> bool:
-        """Return True if the router has identified the worker, and the worker has not failed since.
+        """Whether the router has recognized the worker, and the worker has not failed since.
 
         A worker whose latest probes got no answer still counts as answering.
         """
         return self.state in ("serving", "silent")
 
     def drain(self, by: str) -> None:
-        """Send it nothing new; what runs there finishes. `by` says in the log who asked for it."""
+        """Send the worker no new requests; running ones finish. `by` says in the log who asked for
+        it.
+        """
         log.info("worker %d (%s) is draining, by %s", self.worker_id, self.spec.name, by)
         was_ready, self.draining = self.ready, True
         if self.turning is not None:
@@ -431,7 +450,7 @@ class Member:
             self._tell_state()
 
     def undrain(self, by: str) -> None:
-        """Send it requests again, in the role that it has."""
+        """Send the worker requests again, in the role that it has."""
         if self.turning is not None and not self.turning.switching:
             self.turning = None
         log.info("worker %d (%s) drains no more, by %s", self.worker_id, self.spec.name, by)
@@ -478,8 +497,10 @@ class Member:
                 self._move("its options change")
 
     def _as_it_says(self, recognized: Recognized) -> Recognized:
-        """With the role that it took since it was named; where its engine was started anew and has
-        that of its command line, so much for another one.
+        """Return the worker with the role that it took since it was listed.
+
+        If its engine was restarted with the role of its command line, the worker has that role
+        again.
         """
         if self.turned is None or recognized.own_role in ("both", self.turned):
             return recognized
@@ -527,7 +548,7 @@ class Member:
         return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 
     def log_down(self) -> None:
-        """Say that it counts as down, and why."""
+        """Log that the worker counts as down, and why."""
         log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.name, self.trouble)
 
     def _put_down(self, event: str) -> None:
@@ -566,7 +587,7 @@ class Member:
                     await self._look_at_version()
 
     async def _look_at_version(self) -> None:
-        """Ask a worker that takes KV from others for its version, or gives it to them."""
+        """Ask for the version of a worker that hands KV over to others or gets it from them."""
         known = self.recognized
         if known is not None and await self._told(known) == "other":
             self._outdated.set()
@@ -590,7 +611,7 @@ class Member:
         return now_s - self.silent_since_s >= terms.silent_s
 
     def _heard(self) -> None:
-        """It answers: if it was silent, it is no more."""
+        """Note that the worker answers: if it was silent, it no longer is."""
         if self.silent_since_s is not None:
             now_s, since_s = self._context.clock(), self.silent_since_s
             self.silent_since_s = None
@@ -601,7 +622,7 @@ class Member:
             self._context.tell(Silence(now_s, self.worker_id, 0))
 
     async def _complaint(self) -> str:
-        """What is wrong by its own account; empty when nothing is."""
+        """Return what is wrong with the worker by its own health check; "" if nothing is."""
         assert self.recognized is not None
         context, health = self._context, self.recognized.health
         url = f"{self.spec.url}{health.path}"
@@ -617,9 +638,9 @@ class Member:
         return end
 
     async def _look_for_adapters(self) -> NoReturn:
-        """Learn of LoRA adapters that are loaded and unloaded while it serves.
+        """Look for LoRA adapters that are loaded and unloaded while the worker serves.
 
-        Which are in use it says beside its load; which there are is asked for now and then.
+        Load reports name the adapters in use; the list of all adapters is requested now and then.
         """
         while True:
             with suppress(TimeoutError):
@@ -633,7 +654,9 @@ class Member:
                 self._unknown_adapter.clear()
 
     def deny(self, model: str) -> None:
-        """It answered that it has not got the model: others go first, until a look shows it."""
+        """Note that the engine answered not to have the model: other workers are preferred until a
+        check shows it.
+        """
         known = self.recognized
         if known is None or model not in known.facts.models:
             return
@@ -647,7 +670,7 @@ class Member:
         self._denied.set()
 
     def believe(self, model: str) -> None:
-        """It answered for the model."""
+        """Note that the engine answered for the model."""
         self.denials.pop(model, None)
         if self.recognized is not None and model in self.recognized.facts.denied:
             self._set_denied(self.recognized.facts.denied - {model})
@@ -658,8 +681,10 @@ class Member:
         self.amend(replace(self.recognized, facts=facts))
 
     async def _look_after_denials(self) -> NoReturn:
-        """Look at once which models it has, when it denied one, and then once a second until none
-        is in doubt. A list that names what answers deny is believed later every time.
+        """Check the engine's models at once when it denied one, and then once a second until none
+        is in doubt.
+
+        A list that has a model which answers deny is believed later each time.
         """
         while True:
             await self._denied.wait()
@@ -678,7 +703,9 @@ class Member:
             await asyncio.sleep(_LOOK_S)
 
     async def _until_more_answers(self, silent: frozenset[str]) -> End:
-        """Ask again beside the engine's own port: it was slow, or had not begun all it does."""
+        """Ask again at the addresses besides the engine's own port that did not answer: the engine
+        was slow or still starting.
+        """
         terms, wait_s = self._context.terms, _SILENT_S
         line, where = "worker %d (%s) does not answer at %s", ", ".join(sorted(silent))
         log.info(line, self.worker_id, self.spec.name, where)
@@ -695,7 +722,9 @@ class Member:
                     return "more"
 
     def _note(self, load: RankLoad) -> None:
-        """Keep what its KV transfers came to; a late read is told at once. So are adapters."""
+        """Keep the report's figures of KV transfers and its adapters; a late read is reported to
+        the core at once.
+        """
         self._adapts = load.adapters is not None
         known = self.recognized
         if known is not None and not (load.adapters or set()) <= set(known.facts.models):
@@ -712,7 +741,9 @@ class Member:
             )
 
     async def _until_paused(self, url: str) -> End:
-        """Ask beside the load reports: the engine answers between two of its steps."""
+        """Ask whether the engine is paused, separately from the load reports, because it answers
+        between two steps.
+        """
         context = self._context
         while True:
             await context.until_scrape(is_busy=False)  # a request of ours ends the quiet
@@ -748,8 +779,10 @@ class Member:
 
 
 def skipped_events(member: Member, worker: Worker | None) -> Counter[str]:
-    """Its KV events that changed nothing, by why. What engines are known to send is counted from 0
-    on: a rate sees the first one then.
+    """Return the number of the worker's KV events that changed nothing, by reason.
+
+    Reasons that engines are known to cause are counted from 0 on, so that a rate shows the first
+    event.
     """
     counts = Counter[str]()
     if member.feed is not None:

@@ -1,6 +1,8 @@
-"""When the router itself stood still: its process stopped, starved, or its machine suspended.
+"""The times when the router itself was stopped: its process paused, starved, or its machine
+suspended.
 
-What times out meanwhile says nothing of the workers: their answers had come, and nobody read them.
+Timeouts during a pause say nothing about the workers: their answers had arrived, but nobody read
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ _HARMFUL = 0.25  # of a probe's time: with so much less it may have been in time
 
 
 class Pauses:
-    """Lifetime: process. Whoever waits again and again in the event loop does so by `sleep`."""
+    """The router's own pauses, found by sleeps that end late. Every loop in the event loop waits by
+    `sleep`. Lifetime: process.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.total_s = 0.0
@@ -25,7 +29,7 @@ class Pauses:
         self._latest: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (end, seconds)
 
     async def sleep(self, wait_s: float) -> None:
-        """Sleep, and note by how much too long."""
+        """Sleep, and note by how much the sleep was too long."""
         self._due_s = self._clock() + wait_s
         try:
             await asyncio.sleep(wait_s)
@@ -34,7 +38,7 @@ class Pauses:
             self._due_s = math.inf
 
     def note(self) -> None:
-        """The sleep is over."""
+        """Note the end of a sleep."""
         now_s = self._clock()
         late_s = now_s - self._due_s
         if late_s >= _LEAST_S:
@@ -42,7 +46,9 @@ class Pauses:
             self._latest.append((now_s, late_s))
 
     def spoiled(self, began_s: float, limit_s: float) -> bool:
-        """Whether a probe of `limit_s` that began then missed a good part of it."""
+        """Return whether a pause took a good part of a probe of `limit_s` that began at
+        `began_s`.
+        """
         longest_s = self._clock() - self._due_s  # its end may be told later in this turn
         for end_s, pause_s in self._latest:
             if end_s > began_s:

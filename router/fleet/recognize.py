@@ -1,4 +1,6 @@
-"""Who is behind a worker's URL; engine kind, models, block size, capacity, event endpoints."""
+"""Recognition of the engine behind a worker's URL: kind, models, block size, capacity, event
+endpoints.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 100  # in a line of the log
 
 
 class NoSuchRankError(UnrecognizedError):
-    """The worker has other `ranks` than the one asked for."""
+    """Raised when the worker has other `ranks` than the requested one."""
 
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
         known = ", ".join(map(str, ranks[:16]))
@@ -60,7 +62,7 @@ class NoSuchRankError(UnrecognizedError):
 
 @dataclass(frozen=True, slots=True)
 class Recognized:
-    """A worker, known."""
+    """A recognized worker: its engine's kind, facts and addresses."""
 
     kind: str  # a key of `ADAPTERS`
     facts: WorkerFacts
@@ -89,7 +91,7 @@ class Recognized:
     told: EngineVersion = NO_VERSION  # its engine's version, as told when it was recognized
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return a line of text for people."""
         facts = self.facts
         shown = [repr(name)[1:-1][:_SHOWN_CHARACTERS] for name in facts.models[:_SHOWN_MODELS]]
         if more := len(facts.models) - len(shown):
@@ -110,10 +112,10 @@ async def recognize(
     event_hosts: EventHosts = NO_OTHERS,
     most_models: int = MAX_MODELS,
 ) -> Recognized:
-    """Ask the worker who it is. Without a rank in `spec`, all its ranks are taken as one worker.
-    Of its models `most_models` are served.
+    """Ask the worker what it is. Without a rank in `spec`, all its ranks count as one worker.
 
-    Events that it has at another host than its own, or one of `event_hosts`, are not read.
+    At most `most_models` of its models are served. Events at another host than the worker's own, or
+    one of `event_hosts`, are not read.
 
     Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
     """
@@ -166,9 +168,10 @@ async def recognize(
 
 
 async def _models(talk: Interview) -> tuple[list[Card], str | None]:
-    """The models it serves, by OpenAI's list, or by Triton's and then its kind, too.
+    """Return the models that the worker serves, from OpenAI's list, or from Triton's and then with
+    its kind.
 
-    Raises UnrecognizedError.
+    Raises UnrecognizedError if it has neither.
     """
     try:
         return await cards(talk), None
@@ -179,10 +182,11 @@ async def _models(talk: Interview) -> tuple[list[Card], str | None]:
 
 
 def _served(listed: Sequence[Card], most: int) -> Sequence[Card]:
-    """As many of a worker's models as may be served: those that it lists first, but all adapters
-    after the others, so that one that is loaded later takes no other's place.
+    """Return as many of a worker's models as may be served, in the order in which it lists them,
+    adapters last.
 
-    Raises UnrecognizedError where there are too many without its adapters: that is no engine.
+    So an adapter that is loaded later displaces no other model. Raises UnrecognizedError if there
+    are too many models besides adapters: that is not an engine.
     """
     if sum(card.parent is None for card in listed) > most:
         raise UnrecognizedError(f"it lists more than {most} models (limits.models), not adapters")
@@ -196,7 +200,7 @@ async def with_models(
     timeout_s: float,
     most_models: int = MAX_MODELS,
 ) -> Recognized:
-    """The same engine with the models that it has now: a Triton's, or LoRA adapters among them.
+    """Return the same engine with the models that it has now: a Triton's models, or LoRA adapters.
 
     Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
     """
@@ -219,7 +223,7 @@ async def with_models(
 
 
 def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
-    """The same worker with the thresholds and the weight that `spec` has now."""
+    """Return the same worker with the thresholds and the weight of `spec`."""
     facts = replace(
         recognized.facts,
         max_requests=_or_nan(spec.max_requests),
@@ -231,7 +235,7 @@ def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
 
 
 def with_role(recognized: Recognized, spec: WorkerSpec) -> Recognized:
-    """The same worker with the role that `spec` has now, and those whom it takes KV from then."""
+    """Return the same worker with the role of `spec`, and the group from which it then takes KV."""
     role = recognized.own_role if spec.role == "both" else spec.role
     transfer = TRANSFERS.get(recognized.transfer)
     facts = replace(
@@ -260,16 +264,19 @@ def with_revision(recognized: Recognized, spec: WorkerSpec) -> Recognized:
 
 
 def _own_group(kind: str, spec: WorkerSpec, profile: Profile) -> str | None:
-    """Whom it could take KV from. Engines do so from others of their own version only."""
+    """Return the group of engines from which it could take KV: those of its own kind and version.
+    None if it cannot.
+    """
     if not (profile.transfers and profile.version):
         return None
     return " ".join(filter(None, (kind, profile.version, spec.transfer)))
 
 
 def _block_size(spec: WorkerSpec, profile: Profile, has_events: bool) -> int:
-    """Tokens of the blocks that it is followed by. Raises UnrecognizedError.
+    """Return the block size, in tokens, that the router uses for the worker. Raises
+    UnrecognizedError if it is out of range.
 
-    Where no events name its blocks, only our own guesses are kept of its cache: blocks of at least
+    Without events, the router keeps only its own guesses of the worker's cache. Blocks of at least
     64 tokens make these as good and take a quarter of the time and memory.
     """
     size = _own_block_size(spec, profile)
@@ -285,7 +292,9 @@ def _own_block_size(spec: WorkerSpec, profile: Profile) -> int:
 
 
 async def _profile(talk: Interview, named: str | None) -> tuple[str, Profile]:
-    """The kind of engine, as its operator or itself says, and what it says of itself."""
+    """Return the engine's kind, as its operator or the engine gives it, and the engine's report of
+    itself.
+    """
     for kind in ADAPTERS if named is None else (named,):
         profile = await ADAPTERS[kind].recognize(talk, named is not None)
         if profile is not None:
@@ -294,9 +303,10 @@ async def _profile(talk: Interview, named: str | None) -> tuple[str, Profile]:
 
 
 def _address(spec: WorkerSpec, profile: Profile) -> int | None:
-    """The rank's place among those behind this URL, which is how they are addressed there.
+    """Return the rank's position among those behind this URL, by which requests address it.
 
-    vLLM `v1/engine/input_processor.py`, 0.14 to 0.33. Raises NoSuchRankError.
+    vLLM `v1/engine/input_processor.py`, 0.14 to 0.33. Raises NoSuchRankError if the engine does not
+    have it.
     """
     if spec.rank is None:
         return None
@@ -308,7 +318,9 @@ def _address(spec: WorkerSpec, profile: Profile) -> int | None:
 
 
 def _capacity(spec: WorkerSpec, profile: Profile) -> float:
-    """Tokens of its KV cache, NaN where nobody says. Raises UnrecognizedError for too many."""
+    """Return the tokens of the worker's KV cache, NaN if unknown. Raises UnrecognizedError if there
+    are too many.
+    """
     told = profile.kv_tokens
     for tokens in told.values():
         if tokens > MAX_KV_TOKENS:
@@ -322,7 +334,7 @@ def _capacity(spec: WorkerSpec, profile: Profile) -> float:
 
 
 def _source(spec: WorkerSpec, profile: Profile) -> EventSource | None:
-    """The worker's event endpoints: as its options say, else as itself does."""
+    """Return the worker's event endpoints, from its options or else from its own report."""
     if spec.events == "none":
         return None
     if spec.events == POLL:
@@ -344,9 +356,9 @@ def _source(spec: WorkerSpec, profile: Profile) -> EventSource | None:
 
 
 async def _refused(talk: Interview, source: EventSource | None, allowed: EventHosts) -> str:
-    """Why the events that the worker itself names are not read; empty where they are.
+    """Return why the event endpoints that the worker itself names are not read; "" if they are.
 
-    What its operator gave is not asked about.
+    Endpoints in the operator's options are always allowed.
     """
     if talk.spec.events is not None or not isinstance(source, ZmqSource):
         return ""
@@ -365,7 +377,7 @@ async def _refused(talk: Interview, source: EventSource | None, allowed: EventHo
 
 
 async def _addresses(host: str) -> set[str]:
-    """Those of a name, as of now; none where it has none."""
+    """Return the current addresses of a host name; empty if there are none."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -374,7 +386,7 @@ async def _addresses(host: str) -> set[str]:
 
 
 def _advice(spec: WorkerSpec, profile: Profile) -> str:
-    """What its operator should know: events in blocks of another size tell us nothing."""
+    """Return advice for the operator, such as that events in blocks of another size are useless."""
     given, told = spec.block_size, profile.block_size
     if given is None or told in (None, given):
         return profile.advice

@@ -1,4 +1,6 @@
-"""The fleet follows the configuration and all sources of workers, as far as each is trusted."""
+"""Discovery: it keeps the fleet in line with the configuration and all sources of workers, as far
+as each source is trusted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Answers = Callable[[WorkerSpec], bool]
 
 @dataclass(frozen=True, slots=True)
 class ReportedWorker:
-    """One worker as a source knows it."""
+    """One worker in a source's report."""
 
     spec: WorkerSpec
     stopping: bool = False  # it said that it ends: it gets no new requests
@@ -32,7 +34,7 @@ class ReportedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a source knows now."""
+    """The complete list of workers that a source knows now."""
 
     workers: (
         tuple[ReportedWorker, ...] | None
@@ -44,18 +46,18 @@ class Report:
 
 
 class Source(Protocol):
-    """Where workers are named."""
+    """A place that lists workers, such as a file or Kubernetes."""
 
     def reports(self) -> AsyncIterator[Report]:
-        """A complete set whenever there is news; never ends by itself.
+        """Yield a complete report whenever there is news; never ends by itself.
 
-        What is wrong out there is a report; an exception is a defect of ours.
+        Faults outside the router are part of a report; an exception is a defect of the router.
         """
 
 
 @dataclass(slots=True)
 class _Past:
-    """How a worker came and went lately."""
+    """The times when a worker last appeared and vanished, and how often it did."""
 
     came_s: float
     lost_s: float = 0.0
@@ -63,7 +65,7 @@ class _Past:
 
 
 class SourceTrust:
-    """Lifetime: as long as its source is named."""
+    """The router's trust in one source's reports. Lifetime: as long as the source is configured."""
 
     def __init__(self) -> None:
         self.heard = False  # it has said something, if only that it cannot be asked
@@ -82,7 +84,9 @@ class SourceTrust:
         return self._silent_s is not None or bool(self._lingering)
 
     def silent_s(self, now_s: float) -> float:
-        """For how long it has named nobody although it did before."""
+        """Return for how many seconds the source has listed no worker although it did before; 0 if
+        it lists some.
+        """
         return 0.0 if self._silent_s is None else now_s - self._silent_s
 
     def update(self, report: Report, now_s: float) -> None:
@@ -114,12 +118,16 @@ class SourceTrust:
         self._seen = seen
 
     def remember(self, seen: tuple[ReportedWorker, ...], now_s: float) -> None:
-        """It said this to the router before this one; what it says itself has yet to come."""
+        """Take over what the previous router believed of this source, until the source itself
+        reports.
+        """
         self.update(Report(seen), now_s)
         self.heard = False
 
     def workers(self, now_s: float, grace_s: float, answers: Answers) -> list[ReportedWorker]:
-        """Who is there, as far as it is believed; `answers`: whether a worker does, to probes."""
+        """Return the workers of this source that are believed to exist. `answers` says whether a
+        worker answers probes.
+        """
         if self._silent_s is not None and now_s - self._silent_s >= grace_s:
             for key in [k for k, one in self._seen.items() if not answers(one.spec)]:
                 del self._seen[key]
@@ -133,7 +141,7 @@ class SourceTrust:
 
     @property
     def lingering(self) -> list[str]:
-        """Names of those that vanished and are kept for a while."""
+        """Return the names of workers that vanished and are kept for a while."""
         return [one.spec.name for one, _ in self._lingering.values()]
 
     def _fall_silent(self, now_s: float) -> None:
@@ -174,11 +182,11 @@ class SourceTrust:
 def union(
     configured: Iterable[WorkerSpec], sources: Sequence[tuple[str, Iterable[ReportedWorker]]]
 ) -> tuple[list[WantedWorker], list[str]]:
-    """Each worker once, and what was passed over for another's sake.
+    """Return each listed worker once, and which listings were dropped in favour of others.
 
-    The configuration comes first, then the sources in their order: the first that names a worker
-    says how it is, and whether it stops. An engine as a whole and one of its ranks exclude each
-    other.
+    The configuration comes first, then the sources in their order: the first that lists a worker
+    determines its options, and whether it stops. An engine as a whole and one of its ranks exclude
+    each other.
     """
     wanted: dict[str, dict[int | None, WantedWorker]] = {}
     stopping: set[tuple[str, int | None]] = set()
@@ -219,7 +227,9 @@ Open = Callable[[str], Source]  # by the text that names it
 
 @dataclass(slots=True)
 class _Followed:
-    """A source and what is believed of it. Lifetime: as long as it is named."""
+    """A source, the router's trust in it, and the task that reads it. Lifetime: as long as it is
+    configured.
+    """
 
     name: str
     believed: SourceTrust = field(default_factory=SourceTrust)
@@ -227,12 +237,14 @@ class _Followed:
 
 
 class Discovery:
-    """Lifetime: process."""
+    """Keeps the fleet in line with the configuration and all sources. Lifetime: process."""
 
     def __init__(
         self, fleet: FleetManager, open_source: Open, grace_s: Callable[[], float]
     ) -> None:
-        """`grace_s`: how long a source that names nobody any more is not believed."""
+        """`grace_s` returns for how many seconds a source that suddenly lists no worker is not
+        believed.
+        """
         self._fleet = fleet
         self._open = open_source
         self._grace_s = grace_s
@@ -253,10 +265,10 @@ class Discovery:
         sources: Iterable[str],
         found: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """The fleet has the configured workers already.
+        """Begin to follow the sources; the fleet has the configured workers already.
 
-        `found`: what the router before this one believed, each with its source; a source that
-        cannot be read now has said that.
+        `found` is what the previous router believed, each worker with its source. A source that is
+        unreadable now counts as having reported that.
         """
         self._configured = tuple(configured)
         self._follow(sources)
@@ -271,7 +283,7 @@ class Discovery:
         self._looking = asyncio.create_task(self._look(), name="discovery")
 
     async def heard(self, within_s: float) -> None:
-        """Return once each source has said something, or `within_s` later."""
+        """Return once each source has reported, or after `within_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not self._all_heard():
@@ -280,14 +292,14 @@ class Discovery:
         self._bring_in_line()
 
     def apply(self, configured: Iterable[WorkerSpec], sources: Iterable[str]) -> list[str]:
-        """Another configuration. Returns which workers could not be added, and why."""
+        """Take over another configuration. Return which workers could not be added, and why."""
         self._configured = tuple(configured)
         self._follow(sources)
         self._fleet.forgive()
         return self._bring_in_line()
 
     async def aclose(self) -> None:
-        """Ask nobody any more; the fleet stays as it is."""
+        """Stop following all sources; the fleet stays as it is."""
         tasks = [one.task for one in self._followed.values() if one.task is not None]
         if self._looking is not None:
             tasks.append(self._looking)
@@ -296,7 +308,7 @@ class Discovery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def found(self) -> tuple[tuple[str, str], ...]:
-        """What is believed of each source, for the router that follows."""
+        """Return the believed workers of each source, for the router that takes over."""
         now_s = self._fleet.now_s
         return tuple(
             (name, str(seen.spec))
@@ -307,16 +319,16 @@ class Discovery:
 
     @property
     def sources(self) -> Mapping[str, SourceTrust]:
-        """What is believed of each source."""
+        """The sources by name, each with the router's trust in it."""
         return {name: one.believed for name, one in self._followed.items()}
 
     def priority_of(self, objective: str) -> int | None:
-        """By the first source that knows the objective; None: none does."""
+        """Return the priority of an objective from the first source that has it, or None."""
         known = (one.believed.objectives.get(objective) for one in self._followed.values())
         return next((priority for priority in known if priority is not None), None)
 
     def shown(self) -> list[dict[str, Any]]:
-        """The sources as the admin port shows them."""
+        """Return the sources for the admin port."""
         now_s = self._fleet.now_s
         return [
             {
@@ -331,7 +343,7 @@ class Discovery:
         ]
 
     def count(self, believed: SourceTrust) -> int:
-        """Workers that a source is believed to have."""
+        """Return the number of workers that a source is believed to have."""
         return len(self._believed(believed, self._fleet.now_s))
 
     def _follow(self, sources: Iterable[str]) -> None:
@@ -349,7 +361,7 @@ class Discovery:
         self._news.set()
 
     async def _listen(self, one: _Followed) -> None:
-        """What one source says, for ever. A defect in it costs one round."""
+        """Process the reports of one source for ever. A defect in it costs one round."""
         while True:
             try:
                 async for report in self._open(one.name).reports():
@@ -374,7 +386,7 @@ class Discovery:
         self._said.set()
 
     async def _look(self) -> None:
-        """Bring the fleet in line on news, and where time alone may change it."""
+        """Bring the fleet in line on news, and again when time alone may change it."""
         while True:
             moves = bool(self._refused or self._retired)
             moves = moves or any(one.believed.moves for one in self._followed.values())
@@ -411,7 +423,7 @@ class Discovery:
         return believed.workers(now_s, self._grace_s(), self._answers)
 
     def _answers(self, spec: WorkerSpec) -> bool:
-        """Whether any worker of it does, to probes."""
+        """Return whether any worker of this spec answers probes."""
         at_url = self._fleet.at_url(spec.url)
         return any(m.answers for m in at_url if spec.rank in (None, m.spec.rank))
 

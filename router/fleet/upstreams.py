@@ -1,4 +1,4 @@
-"""The connections to one worker, as its spec says, and which certificates are trusted for them."""
+"""The connections to one worker, by its spec, and which certificates are trusted for them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from router.upstream.native import NativeRelay, NativeUpstream
 
 
 class WorkerTrust:
-    """TLS towards workers, for the relay and for all that is asked of them. Lifetime: process."""
+    """TLS towards workers, for the relay and for all other requests to them. Lifetime: process."""
 
     def __init__(self, files: WorkerTls | None = None) -> None:
-        """Raises `router.http.tls.TlsError`."""
+        """Read the configured certificates. Raises `router.http.tls.TlsError` if one is
+        unusable.
+        """
         self._files = files or WorkerTls()
         self._options: dict[tuple[str, int], tuple[ssl.SSLContext, str | None]] = {}
         if files is not None:
@@ -28,7 +30,9 @@ class WorkerTrust:
 
     @cached_property
     def verifying(self) -> ssl.SSLContext:
-        """Believes certificates of the pool's authorities, for the host that was asked."""
+        """A TLS context that trusts certificates of the pool's authorities, for the requested
+        host.
+        """
         return worker_tls(self._files)
 
     @cached_property
@@ -36,7 +40,9 @@ class WorkerTrust:
         return worker_tls(self._files, insecure=True)
 
     def of(self, spec: WorkerSpec) -> tuple[ssl.SSLContext | None, str | None]:
-        """TLS of connections to a worker, None for plain http; the name its certificate has."""
+        """Return the TLS context of connections to a worker, None for plain http, and the name in
+        its certificate.
+        """
         parts = urlsplit(spec.url)
         if parts.scheme != "https":
             return None, None
@@ -45,14 +51,16 @@ class WorkerTrust:
         return options
 
     def session(self) -> aiohttp.ClientSession:
-        """What workers are asked with beside the relay."""
+        """Return an HTTP session for all requests to workers that do not use the relay."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ssl=self.verifying)
         return aiohttp.ClientSession(connector=connector, middlewares=(self._apply,))
 
     async def _apply(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Give a request the TLS options of its worker; of aiohttp 3.14, pinned by a test."""
+        """Give a request the TLS options of its worker; it uses internals of aiohttp 3.14, pinned
+        by a test.
+        """
         options = self._options.get((request.url.host or "", request.url.port or 443))
         if options is not None and request.is_ssl():
             request._ssl, request.server_hostname = options
@@ -69,7 +77,9 @@ def upstream_at(
     relay: NativeRelay | None,
     limits: RelayLimits,
 ) -> Upstream:
-    """The connections to the worker of `spec`; through the thread `relay` where it can."""
+    """Return the connections to the worker of `spec`; they use the thread `relay` if it can serve
+    them.
+    """
     parts = urlsplit(spec.url)
     host, base_path = parts.hostname or "", parts.path.rstrip("/")
     tls, server_name = trust.of(spec)

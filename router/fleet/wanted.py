@@ -1,4 +1,4 @@
-"""Which workers shall be in the fleet, and what it means that one is on its way out of it."""
+"""The workers that should be in the fleet, and the state of a worker that is leaving it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ CONFIGURATION = "configuration"
 
 @dataclass(frozen=True, slots=True)
 class WantedWorker:
-    """A worker that somebody names: `by` says who, to people."""
+    """A worker that someone lists; `by` says who, for people."""
 
     spec: WorkerSpec
     by: str = CONFIGURATION
 
     @property
     def key(self) -> Key:
-        """Which worker it is."""
+        """The URL and the rank that identify the worker."""
         return key_of(self.spec)
 
 
 @dataclass(slots=True)
 class NamedWorker:
-    """A worker as somebody named it: one member, or one for each rank of its engine."""
+    """A worker as it was listed: one member, or one for each rank of its engine."""
 
     spec: WorkerSpec
     by: str = CONFIGURATION  # who names it
@@ -38,7 +38,7 @@ class NamedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A worker is on its way out. Lifetime: until it is gone, or is named again."""
+    """The state of a worker that is leaving. Lifetime: until it is gone, or is listed again."""
 
     since_s: float
     may_return: bool  # whoever named it can name it again
@@ -47,7 +47,9 @@ class Leaving:
 
 @dataclass(slots=True)
 class Turning:
-    """A worker drains, to take another role then. Lifetime: until it has it, or keeps its own."""
+    """The state of a worker that drains to take another role. Lifetime: until it has it, or keeps
+    its own.
+    """
 
     role: Role
     since_s: float
@@ -56,19 +58,23 @@ class Turning:
 
 
 def key_of(spec: WorkerSpec) -> Key:
-    """Which worker it is."""
+    """Return the URL and the rank that identify a worker."""
     return spec.url, spec.rank
 
 
 def spec_of(named: NamedWorker, rank: int | None) -> WorkerSpec:
-    """The options of one member of `named`. Raises WorkerSpecError."""
+    """Return the options of one member of `named`. Raises WorkerSpecError if the rank does not fit
+    them.
+    """
     if rank is None or named.spec.rank is not None:
         return named.spec
     return of_rank(named.spec, rank)
 
 
 def same_but_thresholds(one: WorkerSpec, other: WorkerSpec) -> bool:
-    """Whether they differ at most in what can change while the worker serves."""
+    """Return whether the two specs differ at most in options that can change while the worker
+    serves.
+    """
     return other == replace(
         one,
         max_requests=other.max_requests,
