@@ -1,11 +1,12 @@
-"""The client's side of the relay, a reply whose bytes go to the client's transport as they are.
+"""The client's side of the relay: a reply whose bytes are passed to the client's transport
+unchanged.
 
-For the relay's thread a reply lends its client's socket. Where it cannot, a word says why the
+A reply lends its client's socket to the relay's thread. If it cannot, a word says why the Python
 fallback relays: `off` (by the configuration), `worker_tls`, `client_tls`, `http_1_0`, `unsent`
-(bytes wait for the client), `client_gone`, `judged` (a path that not every engine has: its answer
-may have to be asked for elsewhere), `moved` (a stream goes on at another worker), `ids` (its client
-sees token ids), `pinged` (its client gets comments while its worker is silent), `renamed` (the
-answer gets the model's name that was asked for), `worker_gone`; of calls by gRPC it is `grpc`.
+(bytes wait for the client), `client_gone`, `judged` (a path that not every engine has: another
+worker may have to answer), `moved` (a stream continues at another worker), `ids` (its client sees
+token ids), `pinged` (its client gets comments while its worker is silent), `renamed` (the answer
+gets the model's requested name), `worker_gone`; for gRPC calls it is `grpc`.
 """
 
 from __future__ import annotations
@@ -77,27 +78,27 @@ def upstream_request(
 
 
 class Reply(ReplySink, Protocol):
-    """A client's side of the relay, whatever protocol it speaks; its handler's answer, too."""
+    """The client's side of the relay for any protocol; it is also its handler's answer."""
 
     @property
     def status(self) -> int:
-        """As of HTTP."""
+        """The HTTP status."""
 
     @property
     def keep_alive(self) -> bool:
-        """The client's connection outlives it."""
+        """Whether the client's connection stays open after the reply."""
 
     @property
     def body_length(self) -> int:
-        """Bytes written."""
+        """The number of body bytes written."""
 
     @property
     def begun(self) -> bool:
-        """The client has a part of it."""
+        """Whether the client has a part of the reply."""
 
 
 class ClientSocket(NamedTuple):
-    """A client's socket for a while, and how to answer on it."""
+    """A client's socket on loan, and how to answer on it."""
 
     fd: int  # to be only ever written to, and not at all once `lent_to`'s function was called
     extra_lines: bytes  # headers of the router's own, each with its CRLF
@@ -106,7 +107,7 @@ class ClientSocket(NamedTuple):
 
 
 class ClientReply:
-    """A `ReplySink` that a handler returns once the relay is through. Lifetime: request."""
+    """A `ReplySink` that a handler returns when the relay has ended. Lifetime: request."""
 
     movable = False  # bytes that went on as they came belong to one worker
     status = 200  # where nobody says what it was: of a reply that is cut off early
@@ -121,8 +122,8 @@ class ClientReply:
         buffer_bytes: int = 262_144,
         extra_headers: tuple[Header, ...] = (),
     ) -> None:
-        """`buffer_bytes`: unread by the client before the worker is paused. `extra_headers` are
-        added to the worker's own.
+        """`buffer_bytes` may be unread by the client before the worker is paused. `extra_headers`
+        are added to the worker's own.
         """
         self._client = request
         self._extra_headers = extra_headers
@@ -131,16 +132,18 @@ class ClientReply:
 
     @property
     def client_transport(self) -> asyncio.Transport | None:
-        """Where the bytes go; None once the client is gone."""
+        """The transport to the client; None when the client is gone."""
         return self._client.connection.transport
 
     @property
     def congested(self) -> bool:
-        """More than `buffer_bytes` wait for the client."""
+        """Whether more than `buffer_bytes` wait for the client."""
         return self._client.connection.writing_paused
 
     def head(self, head: ReplyHead) -> None:
-        """Begin the reply with the worker's status and headers, hop-by-hop ones rewritten."""
+        """Begin the reply with the worker's status and headers; hop-by-hop headers are
+        rewritten.
+        """
         self._bound()
         self.status = head.status
         chunked = head.framing is Framing.CHUNKED
@@ -161,15 +164,17 @@ class ClientReply:
         self._begun = b"\r\n".join(lines) + b"\r\n\r\n"
 
     def data(self, data: bytes) -> None:
-        """Body bytes as they came from the worker."""
+        """Write body bytes as received from the worker."""
         self._write(data)
 
     async def drain(self) -> None:
-        """Wait until the client has read. Raises ConnectionError when it is gone."""
+        """Wait until the client has read its bytes. Raises ConnectionError if the client is
+        gone.
+        """
         await self._client.connection.drain()
 
     def finish(self) -> None:
-        """The reply is complete; the server goes on with the connection or closes it."""
+        """Complete the reply; the server then keeps or closes the connection."""
         if self._begun:
             self._write(b"")
 
@@ -189,12 +194,12 @@ class ClientReply:
 
     @property
     def begun(self) -> bool:
-        """The client has a part of the reply."""
+        """Whether the client has a part of the reply."""
         return self.body_length > 0
 
     def lend(self) -> ClientSocket | str:
-        """The socket, which nobody here writes to until `take_back` or `note_written`; where that
-        cannot be a word says why.
+        """Return the socket, to which nothing here writes until `take_back` or `note_written`; or a
+        word that says why it is not lent.
         """
         transport = self._client.connection.transport
         if self.dechunk:
@@ -213,13 +218,15 @@ class ClientReply:
         return ClientSocket(sock.fileno(), lines, self._client.keep_alive, self._buffer_bytes)
 
     def lent_to(self, give_back: Callable[[], object] | None) -> None:
-        """`give_back` is called before the client's socket is closed; None: nobody has it now."""
+        """Set the function to call before the client's socket is closed; None if the socket is not
+        on loan.
+        """
         self._client.connection.lent_to = give_back
 
     def take_back(self, end: kvkernels.RelayEnd, goes_on: bool = False) -> None:
-        """The reply, or its beginning, was written by whom the socket was lent to.
+        """Take over the state of a reply, or its beginning, that the borrower of the socket wrote.
 
-        `goes_on`: more of it may be written here.
+        `goes_on` says that more of it may be written here.
         """
         self.status = end.status
         self.keep_alive = end.persistent
@@ -231,13 +238,13 @@ class ClientReply:
             self._write(unsent)
 
     def note_written(self, written_bytes: int, ends_with_connection: bool) -> None:
-        """So much of a reply was written, head included, and no more will be."""
+        """Note how many bytes of the reply were written, with its head; no more will be."""
         self._ends_with_connection = ends_with_connection
         self.body_length += written_bytes
         self._client.written_bytes = self.body_length
 
     def _bound(self) -> None:
-        """Let no more than `buffer_bytes` wait for the client before `congested`."""
+        """Let at most `buffer_bytes` wait for the client before `congested` is True."""
         if (transport := self._client.connection.transport) is not None:
             transport.set_write_buffer_limits(high=self._buffer_bytes)
 
@@ -253,24 +260,31 @@ class ClientReply:
 
 
 class LendingSink(ABC):
-    """A `ReplySink` of a stream that may go on at another worker, from where the thread left it."""
+    """A `ReplySink` of a stream that may continue at another worker, from where the thread left
+    it.
+    """
 
     @abstractmethod
     def lend(self) -> tuple[ClientReply, kvkernels.RelayJournalTerms] | str:
-        """The client's reply and how to read events; a word where Python has to.
+        """Return the client's reply and how to read its events, or a word if the Python fallback
+        must relay.
 
-        `taken_back` follows where the thread took them, unless the request is given up.
+        If the thread takes the socket, `taken_back` follows, unless the request is given up.
         """
 
     @abstractmethod
     def taken_back(self, end: kvkernels.RelayEnd) -> None:
-        """The client's reply stands as `end` says, and is written to here from now on."""
+        """Take the client's reply back in the state that `end` describes; it is written to here
+        from now on.
+        """
 
 
 def reply_for_thread(
     sink: ReplySink,
 ) -> tuple[ClientReply | str, LendingSink | None, kvkernels.RelayJournalTerms | None]:
-    """The reply that the thread may write to, or why there is none; of a stream the others."""
+    """Return the reply to which the thread may write, or why there is none; for a stream also the
+    sink and how to read its events.
+    """
     if isinstance(sink, ClientReply):
         return sink, None, None
     if not isinstance(sink, LendingSink):

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class CollectedReply:
-    """A `ReplySink` of a worker's answer to the router itself. Lifetime: first leg."""
+    """A `ReplySink` for a worker's answer to the router itself. Lifetime: first leg."""
 
     movable = False
     dechunk = True
     congested = False
 
     def __init__(self, limit_bytes: int) -> None:
-        """`limit_bytes`: of the body; beyond it the reply is not `whole`."""
+        """`limit_bytes` is the limit for the body; a longer reply is not `whole`."""
         self.limit_bytes = limit_bytes
         self.whole = False
         self._held: tuple[bytes, str] | None = None  # the head as it came, and the method
@@ -32,7 +32,7 @@ class CollectedReply:
         self._bytes = 0
 
     def head(self, head: ReplyHead) -> None:
-        """As of `ReplySink`, and so are the others."""
+        """Keep the reply's head."""
         self._head = head
 
     def data(self, data: bytes) -> None:
@@ -50,17 +50,17 @@ class CollectedReply:
         self.whole = False
 
     def take(self, end: kvkernels.RelayEnd, method: str) -> None:
-        """The relay's thread has collected it."""
+        """Take the reply that the relay's thread has collected."""
         self._held, self._data, self.whole = (end.held_head, method), [end.held_body], True
 
     @property
     def body(self) -> bytes:
-        """All of it; what was too long is missing."""
+        """The whole body; bytes beyond the limit are missing."""
         return b"".join(self._data)
 
     @property
     def held(self) -> HeldReply | None:
-        """To be delivered to the client; None where there is none."""
+        """The reply as one to deliver to the client; None if there is none."""
         if self._head is None and self._held is not None:
             self._head = parse_head(*self._held)
         return None if self._head is None or not self.whole else HeldReply(self._head, self.body)

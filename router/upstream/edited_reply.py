@@ -1,4 +1,4 @@
-"""A reply to a client whose body is not the worker's, byte for byte, and so has its own framing."""
+"""A reply to a client whose body differs from the worker's, and so has its own framing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
 
 
 class Editor(Protocol):
-    """Changes the body of one reply as it goes by. Lifetime: reply."""
+    """Changes the body of one reply as it passes. Lifetime: reply."""
 
     def begin(self, head: ReplyHead) -> bool:
         """Return True if the body of a reply with this head is to be edited."""
@@ -28,10 +28,10 @@ class Editor(Protocol):
 
 
 class EditedReply(FramedReply):
-    """A `ClientReply` whose body goes through an `Editor`.
+    """A `ClientReply` whose body passes through an `Editor`.
 
-    The relay gives it the body alone. It frames the body anew: by chunks, or by its length where
-    all of it is at hand. Lifetime: request.
+    The relay gives it the body without framing. It frames the body anew: by chunks, or by its
+    length if all of it is there. Lifetime: request.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EditedReply(FramedReply):
         extra_headers: tuple[Header, ...],
         editor: Editor,
     ) -> None:
-        """`editor`: of this reply alone. The others are those of `ClientReply`."""
+        """`editor` belongs to this reply alone. The other arguments are those of `ClientReply`."""
         super().__init__(request, buffer_bytes, extra_headers)
         self._editor = editor
         self._edits = False
@@ -49,7 +49,7 @@ class EditedReply(FramedReply):
         self._whole_head: ReplyHead
 
     def lend(self) -> ClientSocket | str:
-        """Return the word for this reply: the relay's thread edits nothing."""
+        """Return the word for this reply, because the relay's thread cannot edit."""
         return "renamed"
 
     def head(self, head: ReplyHead) -> None:

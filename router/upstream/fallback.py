@@ -1,4 +1,4 @@
-"""The relay's fallback in Python, for what the native relay does not carry."""
+"""The relay's fallback in Python, for replies that the native relay cannot carry."""
 
 from __future__ import annotations
 
@@ -90,24 +90,26 @@ class Deadline:
 
 
 class Receiver(Protocol):
-    """What a connection tells the exchange that uses it."""
+    """The user of a connection, an exchange, which the connection calls."""
 
     @property
     def silent(self) -> bool:
-        """The client has seen nothing of the reply that only this worker could go on with."""
+        """Whether the client has seen nothing of the reply that only this worker could continue."""
 
     def feed(self, data: bytes) -> None:
-        """Bytes came from the worker."""
+        """Take bytes from the worker."""
 
     def lost(self, exc: Exception | None) -> None:
-        """The connection ended; `exc` is None for an orderly end."""
+        """Note that the connection ended; `exc` is None for an orderly end."""
 
     def writable(self) -> None:
-        """The worker has taken enough of the request for more to be written."""
+        """Write more, because the worker has read enough of the request."""
 
 
 class WorkerConnection(asyncio.Protocol):
-    """Lifetime: one TCP (or TLS) connection, over many exchanges, one at a time."""
+    """One TCP (or TLS) connection to a worker, for many exchanges, one at a time. Lifetime:
+    connection.
+    """
 
     def __init__(
         self, on_lost: Callable[[WorkerConnection], None], clock: Callable[[], float]
@@ -123,38 +125,42 @@ class WorkerConnection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """Nothing can be sent any more."""
+        """Whether nothing can be sent any more."""
         return self.transport.is_closing()
 
     @property
     def can_write(self) -> bool:
-        """The worker takes more now."""
+        """Whether the worker takes more bytes now."""
         return not self._write_paused and not self.transport.is_closing()
 
     def begin(self, receiver: Receiver) -> None:
-        """Tell `receiver` what happens from now on, and at once if the end came before it."""
+        """Pass all that happens from now on to `receiver`, and the connection's end if it came
+        before.
+        """
         if self.lost:
             receiver.lost(None)
         else:
             self._receiver = receiver
 
     def end(self) -> None:
-        """The exchange is over; the connection is idle."""
+        """End the exchange; the connection is idle."""
         self._receiver = None
         self.used = True
 
     def abort(self) -> None:
-        """Close at once, whatever is unsent or unread."""
+        """Close at once, even with unsent or unread bytes."""
         self._receiver = None
         self.transport.abort()
 
     def abandon_silent(self) -> None:
-        """Close unless the client has seen a part of the reply; the exchange takes it as lost."""
+        """Close unless the client has seen a part of the reply; the exchange then counts the
+        connection as lost.
+        """
         if self._receiver is None or self._receiver.silent:
             self.transport.abort()
 
     def pause(self) -> None:
-        """Read no more from the worker until `resume`."""
+        """Stop reading from the worker until `resume`."""
         if not self.transport.is_closing():
             self.transport.pause_reading()
 
@@ -197,13 +203,12 @@ class WorkerConnection(asyncio.Protocol):
 
 
 class Sending:
-    """Writes the rest of a long request body to a worker, as fast as the worker reads it.
-
-    Lifetime: request.
+    """Writes the rest of a long request body to a worker as fast as the worker reads it. Lifetime:
+    request.
     """
 
     def __init__(self, connection: WorkerConnection, body: bytes, step_bytes: int) -> None:
-        """`step_bytes`: of the body, written before waiting for the worker."""
+        """`step_bytes` of the body are written before each wait for the worker."""
         self._connection = connection
         view = memoryview(body)
         self._unsent = [view[at : at + step_bytes] for at in range(0, len(body), step_bytes)]
@@ -211,12 +216,12 @@ class Sending:
 
     @property
     def done(self) -> bool:
-        """All was written."""
+        """Whether the whole body was written."""
         return not self._unsent
 
     @property
     def can_go_on(self) -> bool:
-        """Something is left, and the worker takes more now."""
+        """Whether some of the body is left and the worker takes more now."""
         return bool(self._unsent) and self._connection.can_write
 
     def go_on(self) -> None:
@@ -233,8 +238,8 @@ _JSON_LENGTH = LENGTH_HEADER.lower().encode()  # of answers whose tensors are by
 class Exchange:
     """Follows one reply from its head to its end. Lifetime: request.
 
-    The reply's head goes to the sink together with the first byte of its body that is an answer:
-    until then the client has seen nothing and another worker can take over, also from one that
+    The head is passed to the sink together with the first body byte that is part of an answer.
+    Until then the client has seen nothing, and another worker can take over, even from one that
     dies in prefill.
     """
 
@@ -279,9 +284,9 @@ class Exchange:
         self._deadline = connection.deadline
 
     async def run(self, head: bytes, body: bytes) -> Outcome:
-        """Send the request and relay the reply; cancel to give up.
+        """Send the request and relay the reply; cancel it to give up.
 
-        Raises nothing of the worker's or the client's: their faults are in the outcome.
+        Errors of the worker and of the client are in the outcome, and are not raised.
         """
         try:
             self._connection.begin(self)
@@ -315,7 +320,9 @@ class Exchange:
         return self._complete()
 
     def _send(self, head: bytes, body: bytes) -> None:
-        """Write the head and as much of the body as needs no waiting; note the rest."""
+        """Write the head and as much of the body as needs no waiting, and keep the rest for
+        later.
+        """
         connection, step_bytes = self._connection, self._terms.limits.write_bytes
         if connection.closing:
             return  # its end has been told or will be
@@ -330,13 +337,13 @@ class Exchange:
         return self._sending is None or self._sending.done
 
     def _expect_more(self) -> None:
-        """Bound the next step of a worker that has not begun its reply."""
+        """Set the deadline for the next step of a worker that has not begun its reply."""
         timeouts = self._terms.timeouts
         late_s = timeouts.first_byte_s if self._all_sent else timeouts.send_s
         self._deadline.start(late_s, self._on_late)
 
     async def _drain_client(self) -> None:
-        """Wait until the client has read what it was sent, then read from the worker again."""
+        """Wait until the client has read its bytes, then read from the worker again."""
         try:
             async with asyncio.timeout(self._terms.timeouts.client_s):
                 await self._sink.drain()
@@ -353,11 +360,11 @@ class Exchange:
 
     @property
     def silent(self) -> bool:
-        """The client has seen nothing of the reply, or nothing that needs this worker."""
+        """Whether the client has seen nothing of the reply, or nothing that needs this worker."""
         return not self._outcome.bytes_to_client or self._sink.movable
 
     def feed(self, data: bytes) -> None:
-        """Bytes of the reply came."""
+        """Process bytes of the reply."""
         if self.ended:
             self.reusable = False  # bytes after the end: nobody knows what they answer
             return
@@ -372,7 +379,7 @@ class Exchange:
             self._end(error)
 
     def lost(self, exc: Exception | None) -> None:
-        """The connection ended."""
+        """Process the end of the connection."""
         if self.ended:
             self.reusable = False
         elif exc is not None and not isinstance(exc, OSError):
@@ -387,11 +394,11 @@ class Exchange:
             self._end(WorkerError("early_close", f"the worker hung up {where} its reply"))
 
     def writable(self) -> None:
-        """More of the request can be written."""
+        """Continue to write the request."""
         self._wake()
 
     def _end_of_connection(self) -> None:
-        """The end of a reply that has no other one."""
+        """End a reply whose end is the end of the connection."""
         try:
             if self._judge is not None:
                 self._examine(b"", b"", last=True)
@@ -403,7 +410,7 @@ class Exchange:
     # The reply.
 
     def _read_heads(self, data: bytes) -> bytes:
-        """Take the reply's head, and any 1xx before it; returns what follows it."""
+        """Read the reply's head, and any 1xx before it. Return the bytes after it."""
         limit = self._terms.limits.header_bytes
         searched = max(0, len(self._buffer) - 3)
         data = self._buffer + data
@@ -466,7 +473,7 @@ class Exchange:
     # Until it is known whether the reply is an answer.
 
     def _examine(self, data: bytes, payload: bytes, last: bool) -> None:
-        """Look for an answer in body bytes, and pass on what was withheld where there is one."""
+        """Look for an answer in body bytes, and pass on the withheld bytes once there is one."""
         judge = self._judge
         assert judge is not None
         if judge.feed(payload, last):
@@ -491,7 +498,7 @@ class Exchange:
             self._wait_for_answer(judge.pings)
 
     def _fail(self, why: str, payload: bytes) -> None:
-        """It is none: as a 5xx reply it is kept for the case that no other worker does better."""
+        """Keep a reply without an answer like a 5xx reply, in case no other worker does better."""
         assert self._withheld is not None
         pieces = [*(kept for _, kept in self._withheld), payload]
         self._withheld = None
@@ -501,8 +508,10 @@ class Exchange:
             self._hold(piece)
 
     def _wait_for_answer(self, pings: bool) -> None:
-        """A part came that the client does not get yet. One that keeps connections open is passed
-        on after a while all the same: that is what it is for.
+        """Note a part of the reply that is withheld from the client for now.
+
+        A part that only keeps connections open is passed on after a while anyway, because that is
+        its purpose.
         """
         self._heard = True
         self._outcome.last_byte_s = self._terms.clock()
@@ -518,7 +527,7 @@ class Exchange:
             self._end(error)
 
     def _show(self) -> None:
-        """What waited goes to the client, whatever follows."""
+        """Pass the withheld bytes to the client, whatever follows."""
         waited, self._withheld = self._withheld, None
         if waited is None or self.ended:
             return
@@ -528,7 +537,7 @@ class Exchange:
             self._relay(data, payload)
 
     def _relay(self, data: bytes, payload: bytes) -> None:
-        """Pass body bytes on, and tell who wants to know."""
+        """Pass body bytes on, and call the observers."""
         outcome, terms, meter = self._outcome, self._terms, self._meter
         now_s = outcome.last_byte_s = terms.clock()
         meter.feed(payload)
@@ -560,8 +569,8 @@ class Exchange:
             self._wake()
 
     def _begin_reply(self) -> None:
-        """Begin it, with as long a wait for its first token as for a first byte: events of some
-        protocols come before their worker has computed anything.
+        """Begin the reply. Its first token may take as long as a first byte, because some protocols
+        send events before the worker has computed anything.
         """
         assert self._head is not None
         timeouts, self._dechunk = self._terms.timeouts, self._sink.dechunk
@@ -590,7 +599,7 @@ class Exchange:
         self._ping_later(max(left_s, _PING_STEP_S))
 
     def _ping(self) -> None:
-        """Write a comment to the client, before the reply or between two events of it."""
+        """Write a comment to the client, before the reply or between two of its events."""
         head = self._head
         if not self._outcome.bytes_to_client:
             if isinstance(self._sink, PingedSink):
@@ -618,7 +627,9 @@ class Exchange:
             raise WorkerError(kind, "the worker's error reply is too long to keep")
 
     def _keep(self, denial: list[bytes], data: bytes, payload: bytes) -> None:
-        """Keep a refusal, which may be about the model. A long one is not: its client gets it."""
+        """Keep a refusal, which may be about the model. A long one is not, and is passed to the
+        client.
+        """
         denial.append(data)
         self._heard = True
         self._denial_body.append(payload)
@@ -640,7 +651,7 @@ class Exchange:
             self._end(WorkerError("timeout_between", "the worker stopped in its reply"))
 
     def _end(self, error: WorkerError | ClientError | None) -> None:
-        """Settle the exchange, once."""
+        """Set the exchange's result, once."""
         self.ended = True
         self._wake()
         head = self._head
@@ -690,7 +701,9 @@ class Exchange:
         return outcome
 
     def _kept(self) -> bytes:
-        """Of tensors as bytes a part is nothing: texts in it could be taken for what they quote."""
+        """Return the kept parts of the body; empty for tensors as bytes that were not kept whole,
+        where text could be mistaken for fields.
+        """
         assert self._head is not None
         binary = any(name.lower() == _JSON_LENGTH for name, _ in self._head.headers)
         return b"" if binary and not self._meter.whole else self._meter.kept
@@ -710,9 +723,11 @@ class Upstream:
         server_name: str | None = None,
         limits: RelayLimits | None = None,
     ) -> None:
-        """`clock` gives monotonic seconds; `base_path` ("" or "/x", no slash at its end) is put
-        before each request's target; `tls` switches TLS on, with `server_name` as the name
-        that the worker's certificate must have instead of `host`. Raises ValueError.
+        """Take the address of the worker. Raises ValueError if it is malformed.
+
+        `clock` gives monotonic seconds; `base_path` ("" or "/x", without a slash at its end) is put
+        before each request's target; `tls` switches TLS on, with `server_name` as the name that the
+        worker's certificate must have instead of `host`.
         """
         if not 0 < port < 65_536:
             raise ValueError(f"port must be 1..65535, got {port}")
@@ -738,12 +753,12 @@ class Upstream:
 
     @property
     def open_connections(self) -> int:
-        """Connections that exist or are being made, idle ones included."""
+        """The number of connections, open or being opened, with idle ones."""
         return len(self._open) + self._connecting
 
     @property
     def idle_connections(self) -> int:
-        """Connections that wait for a request."""
+        """The number of connections that wait for a request."""
         return len(self._idle)
 
     async def send(
@@ -754,15 +769,16 @@ class Upstream:
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """Send `request` to the worker and its reply to `sink`; says what became of it.
+        """Send `request` to the worker and its reply to `sink`, and return the outcome.
 
         Replies of `RETRYABLE_STATUSES` do not reach the sink: `Outcome.held` keeps them; nor do
-        those of `DENIAL_STATUSES`, but for long ones.
-        All others do, whole and unchanged but for hop-by-hop headers. `on_first_byte(now_s)` is
-        called once, of 2xx replies (of an event stream at its first `mark`, where the request has
-        one); `on_progress(now_s, events)` at most every `progress_s` of an
-        event stream. Cancelling closes the worker's connection at once, which stops its work.
-        Raises ClientError(400) for a request that cannot be written as HTTP.
+        those of `DENIAL_STATUSES`, except long ones. All others do, whole and unchanged except for
+        hop-by-hop headers. `on_first_byte(now_s)` is called once, for 2xx replies (for an event
+        stream at its first `mark`, if the request has one); `on_progress(now_s, events)` at most
+        every `progress_s` of an event stream. Cancelling closes the worker's connection at once,
+        which stops its work.
+
+        Raises ClientError(400) if the request cannot be written as HTTP.
         """
         head = request_head(request, self._host_header, self._base_path)
         told = (on_first_byte, on_progress, request.mark, request.keeps_ends, request.due)
@@ -783,15 +799,17 @@ class Upstream:
         return outcome
 
     def abandon_silent(self) -> None:
-        """Give up every exchange whose client has seen nothing yet, for another worker to answer.
+        """Give up every exchange whose client has seen nothing yet, so that another worker can
+        answer.
 
-        For a worker that does not answer its probes: its machine may be gone without a word.
+        This is for a worker that does not answer its probes: its machine may have gone without
+        closing connections.
         """
         for connection in tuple(self._open):
             connection.abandon_silent()
 
     async def aclose(self) -> None:
-        """Close every connection, also those in use, and take no more requests."""
+        """Close every connection, even those in use, and refuse further requests."""
         self._closed = True
         self._idle.clear()
         for connection in tuple(self._open):
@@ -806,10 +824,10 @@ class Upstream:
         sink: ReplySink,
         terms: Terms,
     ) -> Outcome | None:
-        """Run one exchange; None if the connection had been closed while it lay idle.
+        """Run one exchange. Return None if the connection had been closed while it was idle.
 
-        Workers close idle connections without a word, so an end before any byte of a reply on a
-        connection that was used before says nothing about the request or the worker's health.
+        Workers close idle connections without notice. So if a connection that was used before ends
+        before any byte of a reply, that says nothing about the request or the worker's health.
         """
         exchange = Exchange(connection, request.method, sink, terms)
         try:
@@ -825,7 +843,9 @@ class Upstream:
         return None if outcome.stale and not request.once else outcome
 
     def _take_idle(self) -> WorkerConnection | None:
-        """The idle connection used last, which is the one least likely to be closed by now."""
+        """Return the idle connection used last, which is the least likely to be closed by now; None
+        if there is none.
+        """
         oldest_s = self._clock() - self._limits.idle_s
         while self._idle and self._idle[0].idle_since_s < oldest_s:
             self._idle.popleft().abort()
@@ -841,9 +861,8 @@ class Upstream:
         self._idle.append(connection)
 
     async def _connect(self, connect_s: float) -> WorkerConnection:
-        """A fresh connection.
-
-        Raises WorkerError: "busy", "out_of_files", "connect" or "timeout_connect".
+        """Open a new connection. Raises WorkerError: "busy", "out_of_files", "connect" or
+        "timeout_connect".
         """
         if self._closed:
             raise WorkerError("connect", "the worker was removed")
@@ -879,7 +898,7 @@ class Upstream:
         return connection
 
     def _close_an_idle(self) -> bool:
-        """Make room for a connection; False if none is idle."""
+        """Close an idle connection to make room. Return False if none is idle."""
         if not self._idle:
             return False
         connection = self._idle.popleft()

@@ -8,9 +8,9 @@ from router.upstream.client_reply import ClientReply
 
 
 class FramedReply(ClientReply):
-    """A `ClientReply` whose body comes without the worker's framing. Lifetime: request.
+    """A `ClientReply` that gets its body without the worker's framing. Lifetime: request.
 
-    A subclass writes the body by `write_framed`, and `end_frames` after its last bytes.
+    A subclass writes the body by `write_framed`, and calls `end_frames` after its last bytes.
     """
 
     chunks = False  # the client gets the body in chunks
@@ -23,13 +23,13 @@ class FramedReply(ClientReply):
         self.dechunk = True
 
     def write_framed(self, data: bytes) -> None:
-        """Write bytes of the body, and the head before them if it waits to be written."""
+        """Write bytes of the body, after the head if that is not written yet."""
         if self.chunks and data:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if data or self._begun:
             self._write(data)
 
     def end_frames(self) -> None:
-        """Write what ends the body."""
+        """Write the end of the body."""
         if self.chunks:
             self._write(b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""A stream's reply that the client gets the head of before any worker answers it."""
+"""The reply of a stream whose client gets the head before any worker answers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ _REFUSAL_BYTES = 65_536  # of a worker's error, which becomes an event
 
 
 class KeptOpenReply(FramedReply):
-    """A `ClientReply` with comments in it while its request waits, so that nobody in between ends
-    the connection as idle.
+    """A `ClientReply` with comments in it while its request waits, so that no proxy ends the
+    connection as idle.
 
-    Its status is 200 from the first comment on. What else would have had a status of its own is an
-    event with the error then. Of a worker's answer the client gets the body only. One attempt after
-    the other may write to it, as long as none has written. Lifetime: request.
+    Its status is 200 from the first comment on; an error that would otherwise have its own status
+    is then an event. Of a worker's answer the client gets only the body. Several attempts may write
+    to it in turn, as long as none before has written. Lifetime: request.
     """
 
     def __init__(
         self, request: Request, buffer_bytes: int, extra_headers: tuple[Header, ...], is_named: bool
     ) -> None:
-        """`is_named`: the protocol's events have names, as those of Anthropic's API do.
-
-        The others are those of `ClientReply`.
+        """`is_named` says that the protocol's events have names, as in Anthropic's API. The other
+        arguments are those of `ClientReply`.
         """
         super().__init__(request, buffer_bytes, extra_headers)
         self._is_named = is_named
@@ -52,11 +51,11 @@ class KeptOpenReply(FramedReply):
         return self._answered
 
     def lend(self) -> ClientSocket | str:
-        """Return the word for this reply: the relay's thread would write a head."""
+        """Return the word for this reply, because the relay's thread would write a head."""
         return "pinged"
 
     def ping(self) -> None:
-        """Write a comment, before it the head if the client has not got it yet."""
+        """Write a comment, after the head if the client does not have it yet."""
         if self.congested or self._answered or self._refusal is not None:
             return
         if not self.body_length:
@@ -64,9 +63,9 @@ class KeptOpenReply(FramedReply):
         self.write_framed(PING)
 
     def follow(self, editor: Editor | None) -> None:
-        """Take the answer of another attempt. `editor` changes its body; None: nothing does.
+        """Take the answer of another attempt. `editor` changes its body; None leaves it as it is.
 
-        Once an answer has begun its editor stays: another worker only continues it.
+        Once an answer has begun, its editor stays, because another worker only continues it.
         """
         self._refusal, self._refusal_bytes = None, 0
         if not self._answered:
@@ -98,7 +97,7 @@ class KeptOpenReply(FramedReply):
         self.end_frames()
 
     def fail(self, error: bytes) -> None:
-        """End it with an event that has this error, the body of an answer in JSON."""
+        """End the reply with an event that has this error, the body of an answer in JSON."""
         self._answered = True
         line = b" ".join(error.splitlines())
         if self._is_named and not line.startswith(_TYPED):
@@ -116,7 +115,9 @@ _ERROR = msgspec.json.Decoder(_Error)
 
 
 def _error_of(body: bytes, status: int) -> bytes:
-    """Return a worker's error as JSON: its own words if they are, else what its status says."""
+    """Return a worker's error as JSON: its body if that is an error in JSON, else one made from its
+    status.
+    """
     try:
         _ERROR.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

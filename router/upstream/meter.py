@@ -1,4 +1,4 @@
-"""Events and token usage, counted in a reply's body on its way through, without I/O."""
+"""Counts events and token usage in a reply's body as it passes, without I/O."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ class Meter:
     def __init__(
         self, event_stream: bool, tail_bytes: int, mark: bytes | None = None, ends: bool = False
     ) -> None:
-        """`mark`: what is counted instead of `data:` lines. `ends`: both of a body in one piece
-        are kept."""
+        """`mark` is counted instead of `data:` lines. `ends` says that both ends of a body in one
+        piece are kept.
+        """
         self.events = 0
         self._event_stream = event_stream
         self._mark = mark or _EVENT
@@ -77,11 +78,13 @@ class Meter:
 
     @property
     def begun(self) -> bool:
-        """Tokens came: with the first byte, but where a mark is waited for."""
+        """Whether tokens have arrived: with the first byte, or with the first mark if there is
+        one.
+        """
         return self._begin is None or self.events > 0
 
     def feed(self, payload: bytes) -> None:
-        """Note the next bytes of the body, free of chunk framing."""
+        """Process the next bytes of the body, without chunk framing."""
         if self._event_stream:
             joined = self._carry + payload
             self.events += joined.count(self._mark)
@@ -98,12 +101,12 @@ class Meter:
 
     @property
     def whole(self) -> bool:
-        """All of the body was kept."""
+        """Whether the whole body was kept."""
         return not self._dropped and self._kept_bytes <= self._tail_bytes
 
     @property
     def kept(self) -> bytes:
-        """What was kept of the body: its beginning and its end, with a zero byte between."""
+        """The kept parts of the body: its beginning and its end, with a zero byte between."""
         tail = self.tail
         return tail if self.whole or self._first is None else b"%b\0%b" % (self._first, tail)
 
@@ -113,7 +116,9 @@ class Meter:
         return b"".join(self._tail)[-self._tail_bytes :]
 
     def usage(self) -> Usage | None:
-        """The last usage object within the kept end; None when there is none that can be read."""
+        """Return the last usage object within the kept end; None if there is none or it is
+        malformed.
+        """
         tail = self.tail
         keys = list(_USAGE.finditer(tail)) or list(_META.finditer(tail))
         usage = usage_in(tail[keys[-1].end() :]) if keys else None
@@ -127,7 +132,7 @@ class Meter:
 
 
 def usage_in(text: bytes) -> Usage | None:
-    """The usage object that `text` begins with; None where it cannot be read, or is empty."""
+    """Return the usage object at the beginning of `text`; None if it is malformed or empty."""
     if not text:
         return None
     usage = _whole(text)
@@ -142,8 +147,11 @@ def usage_in(text: bytes) -> Usage | None:
 
 
 def _whole(text: bytes) -> _Usage | None:
-    """The same where it ends at the first brace that closes it, as it does unless strings have
-    braces: a tenth of the time of finding where JSON ends. None: look closely."""
+    """Return the usage object if it ends at the first brace that closes it, else None.
+
+    It does unless strings have braces, and this takes a tenth of the time of finding where JSON
+    ends.
+    """
     end = 0
     for _ in range(_OBJECTS):
         end = text.find(b"}", end) + 1

@@ -1,4 +1,4 @@
-"""The native relay, a thread of C++ that carries bytes both ways once a worker is chosen."""
+"""The native relay: a C++ thread that carries bytes both ways once a worker is chosen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KEPT_S = 10.0
 
 
 class Addresses:
-    """Lifetime: worker."""
+    """The IP addresses of one worker's host, looked up now and then. Lifetime: worker."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -44,14 +44,14 @@ class Addresses:
             self._numeric = ""
 
     def stale(self, now_s: float) -> bool:
-        """Whether to ask `fresh`, which awaits, and has nothing new else."""
+        """Return whether to await `fresh`, which otherwise has nothing new."""
         return now_s >= self._stale_s
 
     async def fresh(self, now_s: float, within_s: float) -> list[str] | None:
-        """The addresses where they are new or changed, None where they are as last given.
+        """Return the addresses if they are new or changed, None if they are as last returned.
 
-        Raises WorkerError("connect") for a name that never was found, "timeout_connect" where the
-        answer takes longer than `within_s`. One that was found before keeps its addresses.
+        Raises WorkerError("connect") if the name was never found, "timeout_connect" if the answer
+        takes longer than `within_s`. A name that was found before keeps its addresses.
         """
         if not self.stale(now_s):
             return None
@@ -85,7 +85,7 @@ class Addresses:
 
 
 def times_of(timeouts: Timeouts) -> kvkernels.RelayTimeouts:
-    """The thread's view of a request's timeouts."""
+    """Return a request's timeouts in the thread's form."""
     return kvkernels.RelayTimeouts(
         timeouts.connect_s,
         timeouts.send_s,
@@ -96,7 +96,7 @@ def times_of(timeouts: Timeouts) -> kvkernels.RelayTimeouts:
 
 
 def pool_of(limits: RelayLimits) -> kvkernels.RelayPool:
-    """The thread's view of one worker's connections."""
+    """Return the limits of one worker's connections in the thread's form."""
     return kvkernels.RelayPool(
         limits.max_connections,
         limits.idle_s,
@@ -110,7 +110,7 @@ def pool_of(limits: RelayLimits) -> kvkernels.RelayPool:
 
 
 class Waiting:
-    """A request that the thread has. Lifetime: request."""
+    """A request that the thread carries. Lifetime: request."""
 
     __slots__ = ("_on_first_byte", "_on_progress", "end", "told")
 
@@ -126,7 +126,7 @@ class Waiting:
         self._on_progress = on_progress
 
     def tell(self, at_s: float, status: int, events: int) -> None:
-        """Pass a mark on. A fault of those who asked for it is the request's."""
+        """Pass a mark on to the observers. An error of an observer becomes the request's."""
         try:
             if 200 <= status < 300 and self._on_first_byte is not None:
                 self._on_first_byte(at_s)
@@ -143,9 +143,8 @@ _CLIENTS_FAULT = {"slow_client": 408, "client_closed": 499}
 
 
 class NativeRelay:
-    """The thread, started with the router, and the way of its marks to the event loop.
-
-    Lifetime: process, within one event loop.
+    """The relay's thread, and the path of its marks to the event loop. Lifetime: process, within
+    one event loop.
     """
 
     def __init__(self) -> None:
@@ -156,16 +155,18 @@ class NativeRelay:
 
     @classmethod
     def wanted(cls, how: Literal["auto", "python"]) -> NativeRelay | None:
-        """One where `how` lets it and it was built; None: all is relayed in Python."""
+        """Return a relay if `how` allows it and it was built; None means that Python relays
+        everything.
+        """
         return cls() if how == "auto" and cls.usable() else None
 
     @staticmethod
     def usable() -> bool:
-        """It was built: on Linux, where there was a compiler."""
+        """Return whether the relay was built: on Linux, if there was a compiler."""
         return kvkernels.Relay is not None
 
     def thread(self) -> kvkernels.Relay:
-        """The thread, for those who send by it."""
+        """Return the thread, which is started on the first call."""
         if self._thread is None:
             self._thread = kvkernels.Relay()
             self._loop = asyncio.get_running_loop()
@@ -177,7 +178,7 @@ class NativeRelay:
         await self._begun(self.thread().close(pool), None, None).end
 
     async def turn(self) -> None:
-        """Return once the thread has had a turn; one that hangs never has."""
+        """Return once the thread has completed a turn, which a thread that hangs never does."""
         if self._thread is not None:
             await self.until_closed(self._nobodys)
 
@@ -188,12 +189,13 @@ class NativeRelay:
         on_progress: Callable[[float, int], None] | None,
         given_up: Callable[[int, bool], None],
     ) -> kvkernels.RelayEnd:
-        """The end of a request just submitted; when it is cancelled or an observer fails `given_up`
-        gets the bytes that the client has of it, head included, and whether they end with the
-        connection. Call it at once: marks of a job that nobody waits for are dropped.
+        """Wait for the end of a request that was just submitted.
 
-        A cancellation that comes when the client has the whole reply is none: a client that hangs
-        up at once is often noticed before its reply's end was told.
+        When it is cancelled or an observer fails, `given_up` gets the number of bytes that the
+        client has, with the head, and whether they end with the connection. Call this at once:
+        marks of a job for which nobody waits are dropped. A cancellation that comes when the client
+        has the whole reply is ignored: a client that hangs up at once is often noticed before its
+        reply's end is reported.
         """
         thread, waiting = self.thread(), self._begun(job, on_first_byte, on_progress)
         try:
@@ -213,9 +215,10 @@ class NativeRelay:
             raise
 
     async def _told(self, waiting: Waiting) -> kvkernels.RelayEnd:
-        """The end of a reply that its client has, which the thread tells within its present turn.
+        """Return the end of a reply that its client has, which the thread reports within its
+        present turn.
 
-        However often this is cancelled: the request was answered, and must be told of so.
+        Cancelling does not stop this: the request was answered, and its end must be accounted for.
         """
         waiting.end = waiting.end.get_loop().create_future()
         while not waiting.end.done():
@@ -236,7 +239,7 @@ class NativeRelay:
         return waiting
 
     def stop(self) -> None:
-        """End the thread and all that is under way. Idempotent."""
+        """End the thread and all its requests. Further calls do nothing."""
         if self._thread is not None and self._loop is not None:
             self._loop.remove_reader(self._thread.marks_fd)
             self._thread.stop()
@@ -259,7 +262,7 @@ class NativeRelay:
 
 
 class NativeUpstream(Upstream):
-    """The connections to one worker that is spoken to without TLS. Lifetime: worker."""
+    """The connections to one worker without TLS, carried by the native relay. Lifetime: worker."""
 
     def __init__(
         self,
@@ -271,7 +274,9 @@ class NativeUpstream(Upstream):
         base_path: str = "",
         limits: RelayLimits | None = None,
     ) -> None:
-        """As of `Upstream`; `clock` must be `time.monotonic`, which is the thread's own."""
+        """Take the arguments of `Upstream`; `clock` must be `time.monotonic`, which is the thread's
+        own.
+        """
         super().__init__(host, port, clock, base_path=base_path, limits=limits)
         self._relay = relay
         self._addresses = Addresses(host, port)
@@ -289,7 +294,7 @@ class NativeUpstream(Upstream):
 
     @property
     def thread_connections(self) -> int:
-        """Of `open_connections`, those of the thread."""
+        """The number of `open_connections` that belong to the thread."""
         return self._pool.open
 
     async def send(
@@ -300,7 +305,7 @@ class NativeUpstream(Upstream):
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """As `Upstream.send`."""
+        """Send `request` by the thread, or by Python if the thread cannot; see `Upstream.send`."""
         if isinstance(sink, CollectedReply):
             return await self._collect(request, sink, timeouts)
         reply, stream, journal = reply_for_thread(sink)
@@ -335,7 +340,7 @@ class NativeUpstream(Upstream):
     async def _collect(
         self, request: UpstreamRequest, sink: CollectedReply, timeouts: Timeouts
     ) -> Outcome:
-        """The same of a reply that has no client."""
+        """Send a request whose reply is for the router itself, and has no client."""
         if self._closed:
             return await self._by_fallback("worker_gone", request, sink, timeouts)
         if (lost := await self._look_up(timeouts)) is not None:
@@ -349,7 +354,9 @@ class NativeUpstream(Upstream):
         return _outcome(request, end, collected=True)
 
     async def _look_up(self, timeouts: Timeouts) -> Outcome | None:
-        """Ask for the worker's addresses where they are old; the outcome where it has none."""
+        """Look up the worker's addresses if they are old. Return the outcome if it has none, else
+        None.
+        """
         started_s = self._clock()
         try:
             if self._addresses.stale(started_s) and (
@@ -366,12 +373,12 @@ class NativeUpstream(Upstream):
         return outcome
 
     def abandon_silent(self) -> None:
-        """As of `Upstream`."""
+        """Give up every exchange whose client has seen nothing yet, also the thread's."""
         super().abandon_silent()
         self._relay.thread().abandon_silent(self._pool)
 
     async def aclose(self) -> None:
-        """As of `Upstream`."""
+        """Close every connection, also the thread's."""
         self._closed = True
         await self._relay.until_closed(self._pool)
         await super().aclose()
