@@ -46,7 +46,7 @@ MOST_SOCKETS = 4_096
 
 
 class HandoverWorker(msgspec.Struct, frozen=True):
-    """One worker, or one rank, as it is followed now."""
+    """One worker, or one rank, in the running router's fleet."""
 
     name: str  # URL, or URL#rank
     draining: bool
@@ -56,7 +56,7 @@ class HandoverWorker(msgspec.Struct, frozen=True):
 
 
 class RestartHandover(msgspec.Struct, frozen=True):
-    """What the next router gets, besides sockets and what stands in files (`kv_state`)."""
+    """The data that the next router gets, besides sockets and files (`kv_state`)."""
 
     client_sockets: int
     admin_sockets: int
@@ -76,20 +76,22 @@ _PEER = struct.Struct("3i")  # process, user, group (SO_PEERCRED)
 
 
 class Telling(Protocol):
-    """What tells a follower of our requests (`open_requests.Teller`). Lifetime: connection."""
+    """Reports this router's requests to its successor (`router.replicas.former.Teller`). Lifetime:
+    connection.
+    """
 
     def start(self) -> None:
-        """From now on."""
+        """Report from now on."""
 
     async def handed(self) -> None:
-        """We accept nothing more."""
+        """Report that this router accepts no more requests."""
 
     async def aclose(self) -> None:
-        """No more."""
+        """Stop reporting."""
 
 
 class HandoverServer:
-    """Waits at a Unix socket for a follower. Lifetime: process."""
+    """Waits at a Unix socket for a successor. Lifetime: process."""
 
     def __init__(
         self,
@@ -98,9 +100,10 @@ class HandoverServer:
         handed: Callable[[], Awaitable[None]],
         telling: Callable[[socket.socket], Telling] | None = None,
     ) -> None:
-        """`leave` writes down what is known and says what there is; `handed` accepts nothing more,
-        and is awaited before the follower hears of it. `telling` is given the connection to a
-        follower, where the handover says that it `tells`.
+        """`leave` saves what is known and returns what to hand over; `handed` stops accepting
+        requests, and is awaited before the successor is told.
+
+        `telling` gets the connection to a successor, if the handover says that it `tells`.
         """
         self._path = path
         self._leave = leave
@@ -112,7 +115,9 @@ class HandoverServer:
         self._waiting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Wait from now on; whoever was there before is not asked any more. Raises OSError."""
+        """Wait for a successor from now on, in place of the router that waited at this path before.
+        Raises OSError if that fails.
+        """
         new = self._path.with_name(self._path.name + f".{os.getpid()}")
         with suppress(FileNotFoundError):
             new.unlink()
@@ -134,7 +139,7 @@ class HandoverServer:
         self._waiting = asyncio.create_task(self._wait(one), name="hot restart")
 
     async def aclose(self) -> None:
-        """Nobody can follow any more."""
+        """Stop waiting for a successor."""
         if self._waiting is not None and self._waiting is not asyncio.current_task():
             self._waiting.cancel()
             await asyncio.wait([self._waiting])
@@ -161,7 +166,7 @@ class HandoverServer:
                     log.error("hot_restart: the follower left (%s); this router goes on", error)
 
     async def _hand_over(self, peer: socket.socket) -> bool:
-        """Whether it was done."""
+        """Hand over to the process at the other end. Return whether that succeeded."""
         pid, user, _ = _PEER.unpack(
             peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         )
@@ -206,7 +211,9 @@ async def _tell(
 
 
 async def _expect(peer: socket.socket, wanted: bytes) -> None:
-    """Raises EOFError for anything else."""
+    """Wait for exactly these bytes. Raises EOFError if other bytes arrive or the connection
+    ends.
+    """
     loop, came = asyncio.get_running_loop(), b""
     while len(came) < len(wanted):
         data = await loop.sock_recv(peer, len(wanted) - len(came))
@@ -222,7 +229,9 @@ _GONE_S = 10.0
 
 
 class Predecessor:
-    """What the router before left, and the line to it. Lifetime: until this router serves."""
+    """The connection to the previous router, with the sockets and data that it handed over.
+    Lifetime: until this router serves.
+    """
 
     def __init__(
         self,
@@ -232,7 +241,7 @@ class Predecessor:
         admin: list[socket.socket],
         lines: Sequence[socket.socket] = (),
     ) -> None:
-        """`lines`: to the routers before it that have not ended."""
+        """`lines` are the connections to still earlier routers that have not ended."""
         self.handover = handover
         self.client = client
         self.admin = admin
@@ -241,13 +250,14 @@ class Predecessor:
 
     @property
     def line(self) -> socket.socket:
-        """The connection to it."""
+        """The connection to the previous router."""
         return self._line
 
     async def serving(self, gone: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Tell it that we serve; returns once it accepts nothing more, or has ended.
+        """Report that this router serves. Return once the previous router accepts no more requests,
+        or has ended.
 
-        `gone` returns then, where somebody else reads the line and keeps it.
+        `gone` waits for that if another object reads the connection and keeps it.
         """
         loop = asyncio.get_running_loop()
         self._line.setblocking(False)
@@ -263,9 +273,8 @@ class Predecessor:
 
 
 def take_over(path: Path) -> Predecessor | None:
-    """What the router that waits at `path` leaves; None where there is none.
-
-    Raises OSError that says what is wrong with the one there.
+    """Return what the router that waits at `path` hands over; None if there is none. Raises OSError
+    that says what failed.
     """
     line = socket.socket(socket.AF_UNIX)
     line.settimeout(_ANSWERS_S)
@@ -293,7 +302,9 @@ def take_over(path: Path) -> Predecessor | None:
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:
-    """Raises OSError. Never reads on into the bytes that sockets come with."""
+    """Return exactly `size` bytes, without reading into the bytes that come with sockets. Raises
+    OSError if the connection ends.
+    """
     data = b""
     while len(data) < size:
         more = line.recv(size - len(data))
@@ -304,7 +315,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 def _sockets(line: socket.socket, count: int) -> list[socket.socket]:
-    """Raises OSError."""
+    """Return `count` sockets from the connection. Raises OSError if they do not arrive."""
     if not 0 < count <= MOST_SOCKETS:
         raise OSError(f"{count} sockets")
     sockets: list[socket.socket] = []
@@ -323,15 +334,15 @@ def _sockets(line: socket.socket, count: int) -> list[socket.socket]:
 
 
 class Successor:
-    """Lifetime: process."""
+    """The process that `SIGUSR2` starts to take over from this router. Lifetime: process."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        """`argv` are the arguments of this router's command."""
+        """`argv` has the arguments of this router's command."""
         self._argv = list(argv)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, unless one is starting already. It takes over by itself."""
+        """Start the new process, unless one is starting already. It takes over by itself."""
         if self._process is not None and self._process.poll() is None:
             log.warning("SIGUSR2: process %d is about to follow already", self._process.pid)
             return
@@ -348,6 +359,6 @@ class Successor:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """A follower outlives us where all goes well."""
+    """Log the end of the new process, which outlives this router if it succeeds."""
     status = process.wait()
     log.error("the follower, process %d, ended with status %d", process.pid, status)

@@ -53,11 +53,11 @@ _SUM = struct.Struct(">Q")
 
 
 class SavedFileError(ValueError):
-    """The file is none that was saved, or is damaged; the text says where."""
+    """Raised when a file was not saved by a router, or is damaged; the text says where."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose stream it is: the same worker where all of this is the same."""
+    """The worker whose cache this is: the same worker if all fields are equal."""
 
     url: str
     rank: int | None  # what its engine calls its data-parallel rank
@@ -67,20 +67,20 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """What stands before the snapshot of a worker."""
+    """The record before the snapshot of a worker."""
 
     owner: Owner
     saved_at: float = 0.0  # seconds since the epoch
 
 
 class End(msgspec.Struct, frozen=True):
-    """How many workers there must be."""
+    """The last record: how many workers the file must have."""
 
     workers: int
 
 
 class Saved(NamedTuple):
-    """One worker of the file."""
+    """One worker in the file."""
 
     head: SnapshotHead
     snapshot: CacheSnapshot
@@ -90,7 +90,7 @@ class SavedFile:
     """A file that is being written; used by one thread at a time. Lifetime: one saving."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Open a new file beside `path`. Raises OSError if that fails."""
         self._path = path
         self._new = path.with_name(path.name + ".new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -99,12 +99,14 @@ class SavedFile:
         self._file.write(MAGIC + _VERSION.pack(VERSION))
 
     def add(self, saved: Saved) -> None:
-        """Write one worker. Raises OSError."""
+        """Write one worker's cache. Raises OSError if that fails."""
         self._workers += 1
         self._record(msgspec.msgpack.encode(saved.head), encode_snapshot(saved.snapshot))
 
     def finish(self) -> int:
-        """Make it take the place of the one before; returns its bytes. Raises OSError."""
+        """Put the new file in place of the previous one. Return its size in bytes. Raises OSError
+        if that fails.
+        """
         self._record(msgspec.msgpack.encode(End(self._workers)), b"")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -119,7 +121,7 @@ class SavedFile:
         return size_bytes
 
     def abandon(self) -> None:
-        """Leave the file before as it is."""
+        """Delete the new file, and leave the previous one as it is."""
         with suppress(OSError):  # what could not be written cannot be flushed either
             self._file.close()
         self._new.unlink(missing_ok=True)
@@ -133,7 +135,9 @@ class SavedFile:
 
 
 def read_saved(path: Path) -> list[Saved]:
-    """All workers of a file. Raises OSError, and SavedFileError for what is none of ours."""
+    """Return all workers in a file. Raises OSError if it cannot be read, SavedFileError if a router
+    did not save it.
+    """
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
         if left > MAX_FILE_BYTES:
@@ -159,7 +163,7 @@ def _records(file: BinaryIO) -> list[Saved]:
 
 
 def _record(file: BinaryIO, number: int) -> Saved | None:
-    """The next worker; None at the end."""
+    """Return the next worker; None at the end."""
     head_bytes, body_bytes = _LENGTHS.unpack(_exactly(file, _LENGTHS.size))
     left = os.fstat(file.fileno()).st_size - file.tell()
     if head_bytes > MAX_HEAD_BYTES or head_bytes + body_bytes > left:
@@ -199,8 +203,8 @@ _Address = tuple[str, int | None]  # URL and rank
 
 
 class StateKeeper:
-    """What it keeps for a worker stays in the file until there is something newer of that worker.
-    Lifetime: process.
+    """Saves and loads workers' caches. A worker's saved cache stays in the file until there is a
+    newer one of that worker. Lifetime: process.
     """
 
     def __init__(
@@ -210,7 +214,7 @@ class StateKeeper:
         members: Callable[[], Mapping[int, Member]],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`wall` gives seconds since the epoch."""
+        """`wall` returns seconds since the epoch."""
         self.saves = 0
         self.failed_saves = 0
         self.size_bytes = 0  # of the file
@@ -227,11 +231,13 @@ class StateKeeper:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was saved; before the first time, since we began."""
+        """The seconds since the file was saved; before the first time, since this router
+        started.
+        """
         return time.monotonic() - self._fresh_s
 
     async def load(self) -> None:
-        """Read the file, before any worker joins. One that cannot be used is left aside."""
+        """Read the file, before any worker joins. An unusable file is ignored."""
         try:
             found = await asyncio.to_thread(read_saved, self._path)
         except FileNotFoundError:
@@ -244,7 +250,7 @@ class StateKeeper:
             log.info("kv_state: %s has the caches of %d workers", self._path, len(self._away))
 
     def heard(self, fact: WorkerChange) -> WorkerChange:
-        """Before the core is told of a worker: the fact, with what was saved of one that joins."""
+        """Return a fact about a worker for the core; if the worker joins, with its saved cache."""
         worker, owner = self._core.workers.get(fact.worker_id), self._owners.get(fact.worker_id)
         if fact.state == "gone":
             if owner is not None:
@@ -264,22 +270,22 @@ class StateKeeper:
         self._timer = asyncio.create_task(self._run(interval_s), name="kv_state")
 
     async def close(self) -> None:
-        """Save once more, and end; where nothing was started, there is nothing new to save."""
+        """Save once more, and end. Without `start` there is nothing new to save."""
         if self._timer is not None:
             self._timer.cancel()
             await asyncio.wait([self._timer])
             await self.save()
 
     def retire(self) -> None:
-        """Save no more: the file is another router's."""
+        """Stop saving, because the file now belongs to another router."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def save(self) -> None:
-        """Write all there is. A failure is logged, and the file before stays.
+        """Save all caches. A failure is logged, and the previous file stays.
 
-        One saving at a time; cancelling this stops the waiting only.
+        Only one saving runs at a time; cancelling this call stops only the waiting.
         """
         if self._saving is not None:
             await asyncio.wait([self._saving])
@@ -306,7 +312,7 @@ class StateKeeper:
         return replace(fact, saved=saved.snapshot)
 
     def _note_owner(self, worker_id: int, facts: WorkerFacts) -> Owner | None:
-        """Whose events those of this worker are."""
+        """Note and return the owner of this worker's cache, or None if it is not recognized."""
         member = self._members().get(worker_id)
         if member is None or member.recognized is None:
             return None
@@ -316,12 +322,14 @@ class StateKeeper:
         return owner
 
     def _forget(self, owner: Owner) -> None:
-        """What was saved of it is old, or of no use any more."""
+        """Drop a worker's saved cache, which is outdated or useless."""
         self._away.pop(_address(owner), None)
         self._leaving.pop(_address(owner), None)
 
     def _forget_old(self) -> None:
-        """Keep those that are away only so long, and only so many; the latest first."""
+        """Drop saved caches of absent workers beyond a time and a total size; the latest are kept
+        first.
+        """
         now = self._wall()
         latest = sorted(self._away.items(), key=lambda item: _age_s(item[1], now))
         self._away.clear()
@@ -368,22 +376,26 @@ class StateKeeper:
             log.debug("kv_state: %d bytes written to %s", self.size_bytes, self._path)
 
     def _frozen(self, worker_id: int) -> tuple[Owner, FrozenCache] | None:
-        """What there is to be saved of a worker that is here."""
+        """Return the owner and the frozen cache of a present worker, or None if there is nothing to
+        save.
+        """
         owner, worker = self._owners.get(worker_id), self._core.workers.get(worker_id)
         frozen = None if worker is None else _provable(worker)
         return None if owner is None or frozen is None else (owner, frozen)
 
     def _write(self, file: SavedFile, owner: Owner, frozen: FrozenCache) -> None:
-        """For a thread, as the one that follows."""
+        """Write one worker's cache; runs in a thread."""
         file.add(self._thawed(owner, frozen))
 
     def _thawed(self, owner: Owner, frozen: FrozenCache) -> Saved:
-        """It makes bytes of all blocks."""
+        """Return the record of one worker, with all blocks as bytes; runs in a thread."""
         return Saved(SnapshotHead(owner, self._wall()), frozen.thawed())
 
 
 def _provable(worker: Worker) -> FrozenCache | None:
-    """Its cache, where the next router can prove that it goes on from there."""
+    """Return a worker's frozen cache if the next router can prove that it continues from there,
+    else None.
+    """
     frozen = worker.kv.frozen()
     return frozen if frozen is not None and frozen.digest else None
 
@@ -393,5 +405,7 @@ def _address(owner: Owner) -> _Address:
 
 
 def _age_s(saved: Saved, now: float) -> float:
-    """A stamp of the future tells of a clock that was set: it is taken for one of now."""
+    """Return the age of a saved cache in seconds; 0 for a time in the future, which shows that the
+    clock was set back.
+    """
     return max(now - saved.head.saved_at, 0.0)
