@@ -1,9 +1,10 @@
-"""One request and its answer as the data plane tells of them, without I/O.
+"""One request and its answer as the data plane reports them, without I/O.
 
-Each message that comes has the answer that Envoy expects of it, by the mode in which bodies of its
-direction come; the request's waits until it is placed or refused. Whatever comes, in whatever
-order, the exchange stays one that Envoy accepts, or ends with an answer of our own that says why:
-never by silence, for then a client would get a whole answer that is empty.
+Each message gets the answer that Envoy expects, by the mode in which bodies of its direction are
+sent; the answer to the request waits until the request is placed or refused. Whatever messages
+arrive, in whatever order, the exchange stays one that Envoy accepts, or ends with an answer of the
+router that says why. It never ends in silence, which would give a client an empty answer that looks
+complete.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _OF_WORKER = "via_upstream"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a request goes, and what of it is changed on the way. Lifetime: request."""
+    """The worker to which a request goes, and the changes to the request. Lifetime: request."""
 
     endpoints: str  # HOST:PORT of the worker, and after commas of those to try after it
     sets: tuple[Header, ...] = ()
@@ -42,7 +43,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneReply:
-    """The head of an answer as the data plane tells of it. Lifetime: request."""
+    """The head of an answer as the data plane reports it. Lifetime: request."""
 
     head: ReplyHead
     served: str | None = None  # HOST:PORT of who answered; empty: nobody; None: it was not told
@@ -51,21 +52,24 @@ class DataPlaneReply:
 
     @property
     def by_worker(self) -> bool:
-        """A worker gave it, for all that is known; else the data plane made it by itself."""
+        """Whether a worker gave the answer, as far as is known; else the data plane made it
+        itself.
+        """
         if self.details is not None:
             return self.details == _OF_WORKER
         return self.served is None or bool(self.served)
 
 
 class PickerExchange:
-    """Lifetime: request. `feed` takes what comes; what it returns is sent in this order.
+    """The messages of one request. `feed` takes a message; its results are sent in order. Lifetime:
+    request.
 
-    Once `asks`, one of `place` and `refuse` must follow. Then the answer comes: `reply`, its pieces
-    by `taken`, and `over` at its end.
+    Once `asks` is True, `place` or `refuse` must follow. Then the answer arrives: `reply`, its
+    pieces by `taken`, and `over` at its end.
     """
 
     def __init__(self, body_bytes: int) -> None:
-        """`body_bytes`: the largest body of a request."""
+        """`body_bytes` is the largest allowed body of a request."""
         self.headers: list[Header] = []  # of the request, names that begin with a colon included
         self.subset: list[str] | None = None  # endpoints that it may go to; None: any
         self.client = ""  # HOST:PORT, where the data plane says so
@@ -94,30 +98,30 @@ class PickerExchange:
 
     @property
     def body(self) -> bytes:
-        """The request's, as far as it is seen."""
+        """The request's body, as far as it is visible."""
         if self.blind:
             return b""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     @property
     def shows_pieces(self) -> bool:
-        """The answer's body comes by here as it is made."""
+        """Whether the answer's body passes here in pieces as it is made."""
         return self._response_mode in _PIECES
 
     @property
     def shows_body(self) -> bool:
-        """The answer's body comes by here."""
+        """Whether the answer's body passes here."""
         return self._response_mode is not Mode.NONE
 
     def taken(self) -> list[bytes]:
-        """Pieces of the answer that came since this was asked last."""
+        """Return the pieces of the answer that arrived since the last call."""
         taken, self._taken = self._taken, []
         return taken
 
     # --- what comes ---------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> list[bytes]:
-        """What is to be said to a message."""
+        """Return the messages that answer a message of the data plane."""
         if self.refused or self.idle:
             return []
         message = messages.read(data)
@@ -269,10 +273,10 @@ class PickerExchange:
         return [PLAIN["response_trailers"]]
 
     def closed(self) -> None:
-        """Nothing more comes.
+        """Note that no more messages arrive.
 
-        That is the answer's end where its body is not seen, or came whole: the data plane may end
-        the exchange before it sends the empty piece that says so.
+        That is the answer's end if its body does not pass here, or arrived whole: the data plane
+        may end the exchange before it sends the empty last piece.
         """
         if self.reply is None:
             return
@@ -281,7 +285,7 @@ class PickerExchange:
     # --- what is decided ----------------------------------------------------------------------
 
     def place(self, at: Destination) -> list[bytes]:
-        """Send the request there."""
+        """Return the messages that send the request to this destination."""
         assert self.asks, "it is asked for, once"
         self.asks, self.placed = False, True
         self._named = at.endpoints.partition(",")[0]
@@ -305,7 +309,7 @@ class PickerExchange:
         return said
 
     def _pieces_of(self, changed: bytes | None, ends: bool) -> Iterable[bytes]:
-        """The body in pieces, as it came or changed; the last one ends it."""
+        """Return the body in pieces, as received or changed; the last one ends it."""
         pieces = self._pieces
         if changed is not None:
             starts = range(0, len(changed), PIECE_BYTES)
@@ -318,7 +322,9 @@ class PickerExchange:
         ]
 
     def refuse(self, status: int, headers: Iterable[Header], body: bytes, code: str) -> list[bytes]:
-        """Answer in the worker's place. Nothing where that is too late, or nobody listens."""
+        """Return the message that answers in the worker's place; none if it is too late, or nobody
+        listens.
+        """
         if self.refused or self.idle or self.over:
             return []
         self.refused, self.asks = code, False

@@ -1,7 +1,7 @@
-"""Messages of Envoy's ext_proc v3, as far as a picker reads and writes them.
+"""The messages of Envoy's ext_proc v3 that a picker reads and writes.
 
 Fields and their numbers are those of envoyproxy/data-plane-api, `envoy/service/ext_proc/v3` and
-`envoy/config/core/v3/base.proto`; what is not listed is skipped. Names of headers and metadata are
+`envoy/config/core/v3/base.proto`; unlisted fields are skipped. Names of headers and metadata are
 those of the Gateway API Inference Extension (proposal 004, 1.6) and of llm-d.
 """
 
@@ -77,7 +77,7 @@ _SUBSET_MAX = 4_096  # endpoints of a hint; those beyond are left out
 
 
 class Mode(IntEnum):
-    """How bodies of one direction come (`ProcessingMode.BodySendMode`)."""
+    """The ways in which bodies of one direction are sent (`ProcessingMode.BodySendMode`)."""
 
     NONE = 0
     STREAMED = 1
@@ -87,7 +87,7 @@ class Mode(IntEnum):
 
 
 def read(data: bytes) -> Any:
-    """A message of Envoy's; None where it is none."""
+    """Return a message of Envoy's, or None if it is malformed."""
     try:
         return Request.FromString(data)
     except (DecodeError, RecursionError):
@@ -95,18 +95,18 @@ def read(data: bytes) -> Any:
 
 
 def arm_of(message: Any) -> str | None:
-    """Which part of an exchange a message brings; None: one that is not known here."""
+    """Return which part of an exchange a message carries, or None if it is unknown."""
     arm: str | None = message.WhichOneof("request")
     return arm
 
 
 def headers_of(headers: Any) -> list[Header]:
-    """The headers of a HeaderMap, in their order."""
+    """Return the headers of a HeaderMap, in their order."""
     return [(one.key.encode(), one.raw_value or one.value.encode()) for one in headers.headers]
 
 
 def attributes_of(message: Any) -> dict[str, str]:
-    """Attributes that came with a message, as text; those without a value are empty."""
+    """Return the attributes of a message, as text; those without a value are empty."""
     found = message.attributes
     if _FILTER not in found:
         return {}
@@ -119,7 +119,7 @@ def _text(value: Any) -> str:
 
 
 def metadata(message: Any, space: str, key: str) -> list[str] | None:
-    """A list of texts in the metadata that came with a message; None: there is none."""
+    """Return a list of texts in a message's metadata, or None if there is none."""
     spaces = message.metadata_context.filter_metadata
     if space not in spaces or key not in (fields := spaces[space].fields):
         return None
@@ -129,13 +129,15 @@ def metadata(message: Any, space: str, key: str) -> list[str] | None:
 
 
 def endpoints_of(texts: Iterable[str]) -> list[str]:
-    """Endpoints of texts that have commas between them."""
+    """Return the endpoints in texts that separate them by commas."""
     parts = (part for text in texts for part in text.split(","))
     return [text for part in parts if (text := part.strip())][:_SUBSET_MAX]
 
 
 def mutation(sets: Iterable[Header], removes: Iterable[str] = ()) -> Any:
-    """Headers to set, in place of those of their names, and names to remove."""
+    """Return a change of headers: those to set, in place of headers with the same names, and names
+    to remove.
+    """
     made = _CLASSES["HeaderMutation"](remove_headers=removes)
     for name, value in sets:
         option = made.set_headers.add(append_action=_OVERWRITE)
@@ -144,7 +146,7 @@ def mutation(sets: Iterable[Header], removes: Iterable[str] = ()) -> Any:
 
 
 def chosen(endpoints: str) -> Any:
-    """Metadata that say which endpoints were chosen, best first."""
+    """Return metadata with the chosen endpoints, best first."""
     made = _CLASSES["Struct"]()
     made.fields[CHOSEN_SPACE].struct_value.fields[DESTINATION].string_value = endpoints
     return made
@@ -153,7 +155,7 @@ def chosen(endpoints: str) -> Any:
 def immediate(
     status: int, headers: Iterable[Header], body: bytes, details: str, removes: Sequence[str] = ()
 ) -> bytes:
-    """An answer in place of the worker's. `details`: for the data plane's log."""
+    """Return an answer in place of the worker's. `details` is for the data plane's log."""
     made = Answer()
     response = made.immediate_response
     response.status.code, response.body, response.details = status, body, details
@@ -163,7 +165,7 @@ def immediate(
 
 
 def _plain(arm: str) -> bytes:
-    """The answer that changes nothing."""
+    """Return the answer that changes nothing."""
     made = Answer()
     getattr(made, arm).SetInParent()
     data: bytes = made.SerializeToString()
@@ -180,9 +182,9 @@ PLAIN = {
 
 
 def headers_answer(arm: str, change: Any, routed: str = "") -> bytes:
-    """The answer to headers, or to a whole body, with changed headers.
+    """Return the answer to headers, or to a whole body, with changed headers.
 
-    `routed`: the endpoints chosen, where this answer names them.
+    `routed` has the chosen endpoints, if this answer names them.
     """
     made = Answer()
     common = getattr(made, arm).response
@@ -195,7 +197,7 @@ def headers_answer(arm: str, change: Any, routed: str = "") -> bytes:
 
 
 def whole_body(change: Any, routed: str, body: bytes | None) -> bytes:
-    """The answer to a whole request body. `body`: in its place; None: as it came."""
+    """Return the answer to a whole request body. `body` replaces it; None leaves it as received."""
     made = Answer()
     common = made.request_body.response
     common.header_mutation.CopyFrom(change)
@@ -208,7 +210,7 @@ def whole_body(change: Any, routed: str, body: bytes | None) -> bytes:
 
 
 def piece(arm: str, body: bytes, end: bool) -> bytes:
-    """A piece of a body that goes on."""
+    """Return a piece of a streamed body."""
     made = Answer()
     streamed = getattr(made, arm).response.body_mutation.streamed_response
     streamed.body, streamed.end_of_stream = body, end

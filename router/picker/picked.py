@@ -1,8 +1,9 @@
-"""A request that another data plane carries: it is decided as any, and sent by naming its worker.
+"""A request that another data plane carries: the router decides it like any other, and sends it by
+naming its worker.
 
-To the attempts at a request the data plane is what a relay is: it is told where to send, and says
-what came back. What it did not do as told shows in the answer: it went on to another worker of the
-list, or answered by itself.
+To an attempt, the data plane takes the place of a relay: it gets the worker's name, and reports the
+answer. If it did otherwise, the answer shows that: it tried another worker of the list, or answered
+by itself.
 """
 
 from __future__ import annotations
@@ -75,14 +76,14 @@ class Call(Protocol):
         """Wait for the data plane's next message. Return False if the exchange has ended."""
 
     async def say(self, answers: Iterable[bytes]) -> None:
-        """Tell the data plane."""
+        """Send messages to the data plane."""
 
     def decided(self, deadline_s: float | None) -> None:
-        """The request has its worker. `deadline_s`: when nobody wants its answer any more."""
+        """Note that the request has its worker. At `deadline_s` its answer is no longer wanted."""
 
 
 class PickedHttp(Request):
-    """A request of HTTP that the data plane has. Lifetime: request."""
+    """An HTTP request that the data plane carries. Lifetime: request."""
 
     __slots__ = ("call",)
 
@@ -90,7 +91,7 @@ class PickedHttp(Request):
 
     @property
     def remote(self) -> str | None:
-        """Its client's address, where the data plane says it."""
+        """The client's address, if the data plane reports it."""
         return host_of(self.call.exchange.client) or self.connection.host or None
 
     @property
@@ -100,7 +101,9 @@ class PickedHttp(Request):
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The target's; a route may name the model where the body is not seen."""
+        """The target's query, or the model from a route's header, for bodies that the router does
+        not see.
+        """
         for name in ("x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite"):
             if (model := self.headers.get(name)) is not None:
                 return MappingProxyType({"model": model})
@@ -108,13 +111,13 @@ class PickedHttp(Request):
 
 
 def host_of(endpoint: str) -> str:
-    """The host of HOST:PORT."""
+    """Return the host of HOST:PORT."""
     return endpoint.rpartition(":")[0].strip("[]")
 
 
 @lru_cache(maxsize=4_096)
 def _place_of(url: str) -> tuple[str, int, bool]:
-    """A worker's host and port, and whether the host is an address."""
+    """Return a worker's host and port, and whether the host is an IP address."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
@@ -126,7 +129,7 @@ def _place_of(url: str) -> tuple[str, int, bool]:
 
 
 class Endpoints:
-    """Workers by the addresses that a data plane knows them by. Lifetime: process."""
+    """Finds workers by the addresses by which a data plane knows them. Lifetime: process."""
 
     def __init__(self, fleet: FleetManager, clock: Callable[[], float]) -> None:
         self._fleet = fleet
@@ -134,7 +137,7 @@ class Endpoints:
         self._known: dict[str, tuple[str, float]] = {}  # host -> address, and until when
 
     async def of(self, member: Member) -> str | None:
-        """HOST:PORT of a worker, the host an address; None: it has none."""
+        """Return HOST:PORT of a worker, with an IP address as host; None if it has none."""
         host, port, literal = _place_of(member.spec.url)
         address = host if literal else await self._address(host)
         if address is None:
@@ -142,7 +145,9 @@ class Endpoints:
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     async def among(self, hint: list[str] | None) -> tuple[int, ...] | None:
-        """The workers that a hint allows, of HOST:PORT or HOST alone; None: it allows any."""
+        """Return the ids of the workers that a hint allows, each given by HOST:PORT or HOST; None
+        allows any.
+        """
         if hint is None:
             return None
         wanted = {text.strip("[]") if ip_like(text) else text for text in hint}
@@ -154,7 +159,7 @@ class Endpoints:
         return tuple(sorted(found))
 
     async def at(self, endpoint: str) -> tuple[int, ...]:
-        """The workers at an address; several are ranks of one engine."""
+        """Return the ids of the workers at an address; several are ranks of one engine."""
         return await self.among([endpoint]) or ()
 
     async def _address(self, host: str) -> str | None:
@@ -175,7 +180,7 @@ class Endpoints:
 
 
 def ip_like(text: str) -> bool:
-    """Whether it is an address without a port."""
+    """Return whether the text is an IP address without a port."""
     try:
         ip_address(text.strip("[]"))
     except ValueError:
@@ -184,7 +189,9 @@ def ip_like(text: str) -> bool:
 
 
 class PickedReply:
-    """An answer that passes by elsewhere: nothing of it is written here. Lifetime: dispatch."""
+    """A sink for an answer that passes elsewhere, so that nothing is written here. Lifetime:
+    dispatch.
+    """
 
     movable = False
     dechunk = True
@@ -199,7 +206,7 @@ class PickedReply:
         self._http = http
 
     def head(self, head: ReplyHead) -> None:
-        """As of `ReplySink`, and so are the others."""
+        """Keep the answer's status."""
         self.status = head.status
 
     def data(self, data: bytes) -> None:
@@ -293,13 +300,15 @@ class PickedCarrier(Carrier):
 
     @property
     def follows(self) -> bool:
-        """Another worker has it, which is charged next."""
+        """Whether another worker got the request, which is charged next."""
         return self._moved_to is not None
 
     # --- what the data plane is told, and tells -------------------------------------------------
 
     async def name(self, sent: UpstreamRequest, member: Member, attempt: Attempt) -> None:
-        """Tell the data plane where to send it. Raises WorkerError."""
+        """Tell the data plane where to send the request. Raises WorkerError if the worker has no
+        address.
+        """
         endpoint = await self._endpoints.of(member)
         if endpoint is None:
             raise WorkerError("connect", f"the host of {member.spec.url} has no address")
@@ -320,7 +329,9 @@ class PickedCarrier(Carrier):
         self.call.decided(self._deadline_s)
 
     async def went_elsewhere(self, reply: DataPlaneReply, member: Member) -> WorkerError | None:
-        """Whether another worker has it than was chosen: then what the attempt ends with."""
+        """Return the error with which the attempt ends if another worker than the chosen one
+        answered, else None.
+        """
         if not reply.served or reply.served == self._named:
             return None
         workers = await self._endpoints.at(reply.served)
@@ -338,7 +349,7 @@ class PickedCarrier(Carrier):
 
 
 class PickerTerms:
-    """What is the same for all requests. Lifetime: process, replaced on reload."""
+    """The parameters of all requests. Lifetime: process, replaced on reload."""
 
     def __init__(
         self,
@@ -348,9 +359,8 @@ class PickerTerms:
         found: Callable[[str], int | None],
         counts: Any,
     ) -> None:
-        """`found`: priorities that others than the configuration's `objectives` have.
-
-        `counts`: by word, of what data planes did otherwise than told.
+        """`found` returns the priority of an objective that is not in the configuration's
+        `objectives`. `counts` counts, by word, where data planes did other than requested.
         """
         self.decision_s = decision_s
         self.endpoints = endpoints
@@ -359,7 +369,9 @@ class PickerTerms:
         self.counts = counts
 
     def priority_of(self, objective: str) -> int | None:
-        """What requests that name it get, by the configuration first; None: nobody knows it."""
+        """Return the priority of an objective, by the configuration first; None if it is
+        unknown.
+        """
         configured = self._objectives.get(objective)
         return self._found(objective) if configured is None else configured
 
@@ -388,7 +400,9 @@ class _DataPlane:
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """As of `Sends`. How long each step may take is the data plane's to say."""
+        """Send the request and follow its answer, as `Sends` says. The data plane decides how long
+        each step may take.
+        """
         picked, outcome = self._carrier, Outcome(self._clock())
         call, exchange = picked.call, picked.call.exchange
         if not exchange.placed:
@@ -419,14 +433,14 @@ class _DataPlane:
         return await watch.follow(call, sink)
 
     def abandon_silent(self) -> None:
-        """Nothing can be: the data plane has it."""
+        """Do nothing: the data plane has the request."""
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 class _Watch:
-    """Follows an answer that passes by. Lifetime: dispatch."""
+    """Follows an answer as it passes. Lifetime: dispatch."""
 
     def __init__(
         self,
@@ -456,7 +470,7 @@ class _Watch:
         self._keeps_ends = request.keeps_ends
 
     async def follow(self, call: Call, sink: ReplySink) -> Outcome:
-        """What became of it, at its end."""
+        """Follow the answer to its end, and return the outcome."""
         exchange, outcome = call.exchange, self._outcome
         while True:
             for piece in exchange.taken():
@@ -503,7 +517,9 @@ def _left() -> ClientError:
 
 
 def _own_answer(reply: DataPlaneReply) -> WorkerError | ClientError | None:
-    """Whose fault an answer is that the data plane made by itself."""
+    """Return the error behind an answer that the data plane made itself: a WorkerError or a
+    ClientError.
+    """
     details = reply.details or ""
     for pattern, kind in _KINDS:
         if pattern.search(details):

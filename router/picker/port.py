@@ -1,7 +1,7 @@
-"""Envoy's external processing served: one stream for each request of the data plane.
+"""The port for Envoy's external processing: one stream for each request of the data plane.
 
-What a client asks for is answered as at the client port, with the same keys, limits and logs; an
-answer of the router's own stands in the worker's place. The order of messages is `exchange.py`'s.
+Requests are handled as at the client port, with the same keys, limits and logs; an answer of the
+router's own replaces the worker's. `exchange.py` has the order of messages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 class PickerPort(GrpcListener):
-    """Answers data planes; health alone at a port of its own. Lifetime: process."""
+    """Serves data planes, and answers health checks at a port of its own. Lifetime: process."""
 
     def __init__(
         self,
@@ -73,10 +73,9 @@ class PickerPort(GrpcListener):
         counts: Counter[str],
         found: Callable[[str], int | None],
     ) -> None:
-        """`dialects`: as of `ClientPort`. `counts`: by word, of what becomes of requests
-        (`picker_metrics` shows them).
-
-        `found`: the priority of an objective by discovery; None: nobody knows it.
+        """`dialects` are those of `ClientPort`. `counts` counts the ends of requests by word
+        (`picker_metrics` shows them). `found` returns the priority of an objective by discovery, or
+        None.
         """
         self._inference = inference
         self._service = service
@@ -93,7 +92,7 @@ class PickerPort(GrpcListener):
         self._terms = self.terms_of(settings().picker)
 
     def terms_of(self, picker: Picker) -> PickerTerms:
-        """The bounds of requests."""
+        """Return the parameters of requests."""
         known = objectives_of(picker.objectives)
         return PickerTerms(picker.decision_s, picker.endpoints, known, self._found, self._counts)
 
@@ -111,13 +110,13 @@ class PickerPort(GrpcListener):
         await self.probed.aclose()  # probes are answered to the end
 
     def _method(self, method: str) -> Any:
-        """What answers a method; None: nobody does."""
+        """Return the handler of a method, or None if there is none."""
         if method == PROCESS:
             return grpc.stream_stream_rpc_method_handler(self._process)
         return None
 
     def _serves(self, service: str) -> bool | None:
-        """Whether a service serves; None: there is none of this name."""
+        """Return whether a service serves; None if there is none of this name."""
         if service == _LIVENESS:
             return not self._service.hangs()
         return serves(self._service) if service in _SERVICES else None
@@ -125,7 +124,9 @@ class PickerPort(GrpcListener):
     # --- a stream -----------------------------------------------------------------------------
 
     async def _process(self, _: object, context: Any) -> None:
-        """ExternalProcessor/Process. Ends with the stream; cancelled where that is reset."""
+        """Serve ExternalProcessor/Process until the stream ends; cancelled if the stream is
+        reset.
+        """
         exchange = PickerExchange(self._picking().body_bytes)
         call = _Stream(context, exchange, self._service.clock)
         self._counts["open"] += 1
@@ -149,14 +150,14 @@ class PickerPort(GrpcListener):
             self._counts["broken" if broken else _end_of(exchange)] += 1
 
     async def _request(self, call: _Stream) -> None:
-        """Read until the exchange asks, or is over."""
+        """Read messages until the exchange asks, or is over."""
         exchange = call.exchange
         while not (exchange.asks or exchange.refused or exchange.reply):
             if not await call.receive():
                 return
 
     async def _answer(self, call: _Stream) -> None:
-        """Decide, and follow the answer."""
+        """Decide the request, and follow its answer."""
         exchange = call.exchange
         try:
             http = self._http(call)
@@ -187,7 +188,9 @@ class PickerPort(GrpcListener):
         )
 
     def _http(self, call: _Stream) -> PickedHttp:
-        """The request, as if it had come over HTTP. Raises RefusedError."""
+        """Return the request as if it had come over HTTP. Raises RefusedError if it is not
+        valid.
+        """
         exchange, peer = call.exchange, GrpcPeer(call.context.peer())
         head = self._head(exchange.headers)
         http = PickedHttp(peer, head, exchange.body)  # type: ignore[arg-type]
@@ -195,7 +198,9 @@ class PickerPort(GrpcListener):
         return http
 
     def _head(self, headers: list[Header]) -> Head:
-        """A head by the grammar of HTTP/1.1, whatever the data plane lets through."""
+        """Return a request head parsed by the grammar of HTTP/1.1, which is stricter than the data
+        plane's.
+        """
         named = {name: value for name, value in headers if name.startswith(b":")}
         pairs = [one for one in headers if one[0] not in named and one[0] not in _FRAMING]
         tenant, names = self._picking().tenant_header.encode(), dict(pairs)
@@ -212,7 +217,7 @@ class PickerPort(GrpcListener):
         return head_of(text + b"\r\n\r\n", False)
 
     async def _pick(self, http: Request, target: Target | None = None) -> Answer:
-        """As `Inference.handle`, within the time for a decision."""
+        """Handle the request as `Inference.handle` does, within the time for a decision."""
         assert isinstance(http, PickedHttp), "made here"
         call, terms, service = http.call, self._terms, self._service
         assert isinstance(call, _Stream), "made here"
@@ -244,7 +249,7 @@ class PickerPort(GrpcListener):
         return state.account.answered(answer, state.attempts)
 
     def _hint(self, http: Request, exchange: PickerExchange) -> list[str] | None:
-        """The endpoints that it may go to; None: any."""
+        """Return the endpoints to which the request may go; None allows any."""
         if not self._picking().picker.conformance:
             return exchange.subset
         exchange.tells_served = True
@@ -276,10 +281,11 @@ class _Stream:
         return True
 
     async def _read(self) -> Any:
-        """The next message; EOF where the stream ends with the answer, however it ends.
+        """Return the next message, or EOF if the stream ends with the answer, however it ends.
 
-        Where no body comes by, Envoy (1.40) resets a stream at the answer's end as it does when
-        its client leaves, and gRPC may tell either as a mere end: all of it is the answer's end.
+        If no body passes here, Envoy (1.40) resets a stream at the answer's end as it does when its
+        client leaves, and gRPC may report either as a plain end: all of these count as the answer's
+        end.
         """
         try:
             return await self.context.read()
@@ -289,7 +295,7 @@ class _Stream:
             return aio.EOF
 
     def _ended(self) -> bool:
-        """Whether a cancellation is no more than the answer's end."""
+        """Return whether a cancellation is only the answer's end."""
         task, exchange = asyncio.current_task(), self.exchange
         unseen = exchange.reply is not None and not exchange.shows_body
         if task is None or not unseen or self._clock() >= self.deadline_s:
@@ -326,7 +332,7 @@ _REFUSAL = msgspec.json.Decoder(_AnsweredError)
 
 
 def _code_of(body: bytes) -> str:
-    """The code of an error's body; empty where it has none."""
+    """Return the code in an error's body; "" if it has none."""
     try:
         error = _REFUSAL.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -335,7 +341,7 @@ def _code_of(body: bytes) -> str:
 
 
 def _end_of(exchange: PickerExchange) -> str:
-    """What became of a request, in a word."""
+    """Return the end of a request, in a word."""
     if exchange.idle:
         return "watched"
     if exchange.refused:

@@ -12,7 +12,7 @@ MESSAGE_BYTES = 1 << 20  # beside a body, in one message
 
 @dataclass(frozen=True, slots=True)
 class PickerSettings:
-    """The picker's section, its two ports and its bounds. Lifetime: until the next reload."""
+    """The picker's section, its two ports and its limits. Lifetime: until the next reload."""
 
     picker: Picker
     port: GrpcPortSettings
