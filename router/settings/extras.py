@@ -1,4 +1,4 @@
-"""Extras, each a folder of the router that may be left out, and the keys that ask for them."""
+"""Extras: packages of the router that may be left out, and the keys that need them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,20 @@ _BY_DEFAULT: Mapping[str, str] = MappingProxyType(
 
 @cache
 def installed(extra: str) -> bool:
-    """True if the folder of an extra is there."""
+    """Return whether the package of an extra is there."""
     return find_spec(f"router.{extra}") is not None
 
 
 def not_served() -> list[str]:
-    """Lines that say what is not served for want of an extra, though no key asks for it."""
+    """Return lines that say what is not served because an extra is missing, although no key asks
+    for it.
+    """
     lacking = ((extra, what) for extra, what in _BY_DEFAULT.items() if not installed(extra))
     return [f"{what}: router/{extra} is not installed" for extra, what in lacking]
 
 
 def check_extras(config: Config) -> list[str]:
-    """The keys that ask for an extra that is not there."""
+    """Return a problem for each key that needs a missing extra."""
     usual = Config()
     return [
         f"{key}: router/{extra} is not installed, which this needs"

@@ -1,4 +1,4 @@
-"""Groups of keys: which ones a first look shows, and under which headings all of them stand.
+"""Groups of keys, each with a heading, and the group that `--help` shows first.
 
 `warmroute serve --help` shows `MAIN`; `warmroute serve --help-all` and `warmroute config --print`
 show all groups, in the order of this file. A test finds a key or a section that is missing here.
@@ -123,7 +123,9 @@ _SECTIONS = {
 
 @cache
 def groups() -> tuple[KeyGroup, ...]:
-    """All keys, each in one group: those outside sections first, then one group per section."""
+    """Return all keys, each in one group: those outside sections first, then one group per
+    section.
+    """
     sections = tuple(
         KeyGroup(
             name, about, tuple(path for path in keys_of(Config) if path.startswith(f"{name}."))

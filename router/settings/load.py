@@ -1,4 +1,4 @@
-"""One configuration out of flags, environment and the YAML file, each value checked and traced."""
+"""Loads the configuration from flags, environment and the YAML file, and checks each value."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SERVICE_LINK_PORT = re.compile(r"(tcp|udp|sctp)://")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration and where each of its values comes from. Lifetime: until a reload."""
+    """A configuration and the source of each of its values. Lifetime: until a reload."""
 
     config: Config
     sources: Mapping[str, str]  # key path -> "default", "file:line", "flag --x" or a variable
@@ -55,10 +55,11 @@ class Loaded:
 
 
 def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
-    """Flags of `add_flags` over environment over file (`--config`) over defaults.
+    """Return the configuration. Flags of `add_flags` override the environment, which overrides the
+    file (`--config`), which overrides defaults.
 
-    Raises ConfigError with every problem found: unknown keys, values out of range, values that
-    contradict each other; each with the key's path, its source and what is allowed.
+    Raises ConfigError with every problem found: unknown keys, values out of range, contradictory
+    values; each with the key's path, its source and the allowed values.
     """
     keys = keys_of(Config)
     file = getattr(args, "config", None) or environ.get(FILE_VARIABLE)
@@ -85,14 +86,18 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
 
 
 def _notes(workers: Given, config: Config) -> tuple[str, ...]:
-    """Return a note for each worker whose URL the router uses in another form than the given."""
+    """Return a note for each worker whose URL the router uses in another form than the given
+    one.
+    """
     pairs = zip(workers.value, config.workers, strict=True)
     notes = (url_note(written, spec.partition(",")[0]) for written, spec in pairs)
     return tuple(f"{workers.source_of(at)}: {note}" for at, note in enumerate(notes) if note)
 
 
 def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
-    """What differs: paths that can change while running; and those that cannot, with why."""
+    """Return the changed paths that a reload can change, and those that it cannot, with the
+    reason.
+    """
     changed = [path for path in keys_of(Config) if value_at(old, path) != value_at(new, path)]
     refused = {path: FIXED[path] for path in changed if path in FIXED}
     for path, why in STANDING.items():
@@ -102,7 +107,7 @@ def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
 
 
 def without(refused: Iterable[str], new: Config, old: Config) -> Config:
-    """`new` with the values of `old` for the keys refused, which stay in force."""
+    """Return `new` with the values of `old` for the refused keys, which stay in force."""
     for path in refused:
         section, dot, name = path.rpartition(".")
         kept = {name: value_at(old, path)}
@@ -113,7 +118,7 @@ def without(refused: Iterable[str], new: Config, old: Config) -> Config:
 
 
 def _checked(key: ConfigKey, given: Given, problems: list[str]) -> Any:
-    """The value in the key's type; None when it cannot be used, which `problems` then tells."""
+    """Return the value in the key's type; None if it is unusable, with the reason in `problems`."""
     try:
         mapped = key.path in NAMES and isinstance(given.value, dict)
         if key.is_list and not mapped and not isinstance(given.value, (list, tuple)):
@@ -130,7 +135,9 @@ def _checked(key: ConfigKey, given: Given, problems: list[str]) -> Any:
 def _from_environment(
     keys: Mapping[str, ConfigKey], environ: Mapping[str, str]
 ) -> dict[str, Given]:
-    """Key path -> what a variable gives for it; one of no key stands under its own name."""
+    """Return the values of environment variables by key path; a variable without a key is kept
+    under its own name.
+    """
     by_variable = {key.variable: key for key in keys.values()}
     found: dict[str, Given] = {}
     for variable, text in environ.items():
@@ -189,9 +196,11 @@ def _unknown(path: str, source: str, keys: Mapping[str, ConfigKey]) -> str:
 
 
 def effective_yaml(loaded: Loaded) -> str:
-    """The whole configuration as a file: each key below its meaning, with its source behind it.
+    """Return the whole configuration as a file: each key below its description, with its source
+    behind it.
 
-    It loads as the same, but for the password in `state`, which stands there as `***`.
+    Loading it gives the same configuration, except for the password in `state`, which is written as
+    `***`.
     """
     keys = keys_of(Config)
     lines = ["# The configuration in force. Behind each value stands where it comes from."]

@@ -1,4 +1,4 @@
-"""Where each port listens, by the configuration."""
+"""The address and limits of each port, by the configuration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def client_port_settings(config: Config) -> PortSettings:
-    """The client port."""
+    """Return the settings of the client port."""
     place = (config.host, config.port, config.reuse_port, config.tls)
     return _port_settings(config, *place)
 
 
 def admin_port_settings(config: Config) -> PortSettings:
-    """The admin port."""
+    """Return the settings of the admin port."""
     return _port_settings(config, config.admin_host, config.admin_port, False, config.admin_tls)
 
 
@@ -43,7 +43,7 @@ def _port_settings(config: Config, host: str, port: int, shared: bool, tls: Tls)
 
 
 def grpc_port_settings(config: Config) -> GrpcPortSettings:
-    """The port of KServe's gRPC."""
+    """Return the settings of KServe's gRPC port."""
     limits, timeouts = config.limits, config.timeouts
     return GrpcPortSettings(
         host=config.host,
@@ -60,7 +60,9 @@ def grpc_port_settings(config: Config) -> GrpcPortSettings:
 
 
 def picker_settings(config: Config) -> PickerSettings:
-    """The picker and its two ports. That of health alone has no TLS, and closes at once."""
+    """Return the settings of the picker and its two ports. The port for health alone has no TLS,
+    and closes at once.
+    """
     from router.picker.settings import MESSAGE_BYTES, PickerSettings
 
     picker, grpc = config.picker, grpc_port_settings(config)

@@ -1,4 +1,4 @@
-"""Which keys a reload changes, which it cannot, and which are gone."""
+"""The keys that a reload can change, those that it cannot, and those that were removed."""
 
 from __future__ import annotations
 

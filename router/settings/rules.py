@@ -1,4 +1,4 @@
-"""Rules of single keys beyond their types and ranges, and rules between keys."""
+"""Rules for single keys beyond their types and ranges, and rules between keys."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ NO_GRPC = (
 
 
 def check_value(key: ConfigKey, value: Any) -> Any:
-    """The value in the key's type, checked by its range and by its own rule.
+    """Return the value in the key's type, checked by its range and by its own rule.
 
-    Raises ValueError that says what is allowed; for items of a list, BadItemsError.
+    Raises ValueError that says what is allowed; BadItemsError for items of a list.
     """
     if key.path == "workers":
         return _workers(value)
@@ -94,7 +94,7 @@ def check_value(key: ConfigKey, value: Any) -> Any:
 
 
 def _names(key: ConfigKey, value: Any) -> tuple[str, ...]:
-    """Return rules of names as lines. A file may have them as a mapping, too."""
+    """Return naming rules as lines. A file may have them as a mapping, too."""
     if not value:
         return ()
     if not installed("names"):
@@ -120,7 +120,7 @@ def _check_names(config: Config) -> list[str]:
 
 
 def _renderer_url(text: str) -> str:
-    """Return a renderer's URL without the slash at its end. Raises ValueError."""
+    """Return a renderer's URL without a slash at its end. Raises ValueError if it is malformed."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{text!r} is not http://HOST:PORT or https://HOST:PORT")
@@ -167,7 +167,9 @@ def _check_picker(config: Config) -> list[str]:
 
 
 def check_together(config: Config) -> list[str]:
-    """What is wrong between keys that are right each by itself; empty when nothing is."""
+    """Return the problems between keys that are each right by themselves; empty if there are
+    none.
+    """
     problems = []
     if config.port == config.admin_port != 0 and config.host == config.admin_host:
         problems.append(f"port and admin_port are both {config.port}; they must differ")
@@ -217,7 +219,7 @@ def check_together(config: Config) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -225,7 +227,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _workers(value: Any) -> tuple[str, ...]:
-    """Canonical texts of the workers given."""
+    """Return the given workers in canonical form."""
     seen: dict[str, set[int | None]] = {}
     seats: dict[tuple[str, str], str] = {}
 
@@ -245,7 +247,7 @@ def _workers(value: Any) -> tuple[str, ...]:
 
 
 def _sources(value: Any) -> tuple[str, ...]:
-    """Canonical texts of the sources given."""
+    """Return the given sources in canonical form."""
     if not value:
         return ()
     if not installed("discovery"):

@@ -1,6 +1,6 @@
 """The router's configuration: every key with its unit, range and default.
 
-Each key stands here once. The YAML file, the flags, the environment variables, their help texts
+Each key is defined here once. The YAML file, the flags, the environment variables, their help texts
 and `docs/reference/configuration.md` all follow from these Structs (`router.config.keys`).
 """
 
@@ -25,7 +25,7 @@ from router.waiting.settings import WaitingSettings
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bounds of everything that could grow."""
+    """Limits of everything that could grow."""
 
     body_bytes: Annotated[
         int,
@@ -230,11 +230,11 @@ _HEADER = r"^[a-z0-9][a-z0-9-]{0,63}$"
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all sections are. Lifetime: until the next reload."""
+    """The base class of all sections. Lifetime: until the next reload."""
 
 
 class TimeoutSettings(_Section, frozen=True):
-    """How long to wait for what, seconds."""
+    """The longest time for each step, in seconds."""
 
     connect_s: Annotated[
         float, Meta(ge=0.01, le=60.0, description="longest time to connect to a worker, seconds")
@@ -349,7 +349,7 @@ class TimeoutSettings(_Section, frozen=True):
 
 
 class Intervals(_Section, frozen=True):
-    """How often, seconds."""
+    """The times between repeated actions, in seconds."""
 
     load_report_s: Annotated[
         float,
@@ -392,7 +392,7 @@ class Intervals(_Section, frozen=True):
 
 
 class Config(_Section, frozen=True):
-    """The whole configuration, valid by construction of `router.settings.load`."""
+    """The whole configuration, which `router.settings.load` has checked."""
 
     host: Annotated[
         str,
@@ -832,5 +832,5 @@ class Config(_Section, frozen=True):
     tracing: Tracing = field(default_factory=Tracing)
 
     def __repr__(self) -> str:
-        """Brief, for `state` has a password in it."""
+        """Return a short text, because `state` has a password in it."""
         return f"Config({len(self.workers)} workers, policy={self.policy!r})"

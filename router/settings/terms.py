@@ -1,4 +1,4 @@
-"""A configuration, cut into what each part of the router needs of it."""
+"""Cuts a configuration into what each part of the router needs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PROGRESS_OF_STALL = 0.4
 
 
 def core_settings(config: Config) -> CoreSettings:
-    """The core's part of a configuration."""
+    """Return the core's part of a configuration."""
     limits, timeouts = config.limits, config.timeouts
     return CoreSettings(
         max_workers=limits.workers,
@@ -81,7 +81,7 @@ def core_settings(config: Config) -> CoreSettings:
 
 
 def fleet_terms(config: Config) -> FleetTerms:
-    """The fleet's part of a configuration."""
+    """Return the fleet's part of a configuration."""
     return FleetTerms(
         probe_s=config.timeouts.probe_s,
         load_report_s=config.intervals.load_report_s,
@@ -101,7 +101,7 @@ def fleet_terms(config: Config) -> FleetTerms:
 
 
 def deadlines(config: Config) -> Deadlines:
-    """How long requests may take."""
+    """Return the limits on how long requests may take."""
     return Deadlines(
         deadline_header=config.deadline_header,
         ms_per_token=config.timeouts.first_byte_ms_per_token,
@@ -111,7 +111,7 @@ def deadlines(config: Config) -> Deadlines:
 
 
 def inference_terms(config: Config) -> InferenceTerms:
-    """What reading a request is bound by."""
+    """Return the limits on reading a request."""
     return InferenceTerms(
         scan=ScanLimits(
             max_messages=config.limits.messages,
@@ -133,7 +133,7 @@ def inference_terms(config: Config) -> InferenceTerms:
 
 
 def attempt_terms(config: Config) -> AttemptTerms:
-    """What carrying a request to its worker is bound by."""
+    """Return the limits on sending a request to its worker."""
     timeouts = config.timeouts
     return AttemptTerms(
         timeouts=Timeouts(
@@ -153,8 +153,9 @@ def attempt_terms(config: Config) -> AttemptTerms:
 
 
 def _trtllm(config: Config) -> Trtllm:
-    """With what is secret, and the router's number, in the disaggregation YAML. The file was read
-    before: where it has become unreadable, as good as it can be.
+    """Return the secrets and the router's number from the disaggregation YAML.
+
+    The file was read before; if it has become unreadable, the defaults are used.
     """
     if not config.discovery:
         return Trtllm()
@@ -190,7 +191,7 @@ _ALIKE = (
 
 
 def replica_terms(config: Config) -> ReplicaTerms:
-    """Where this router shares state with others; used while `state` is given."""
+    """Return where this router shares its state; used only if `state` is given."""
     from router.replicas.settings import ReplicaTerms
 
     return ReplicaTerms(
@@ -203,7 +204,7 @@ def replica_terms(config: Config) -> ReplicaTerms:
 
 
 def discovery_terms(config: Config) -> DiscoveryTerms:
-    """Values that sources of workers use besides their own specs."""
+    """Return values that sources of workers use besides their own specs."""
     from router.discovery.opening import DiscoveryTerms
 
     return DiscoveryTerms(
@@ -215,7 +216,7 @@ def discovery_terms(config: Config) -> DiscoveryTerms:
 
 
 def tokenizer_terms(config: Config) -> TokenizerTerms:
-    """Which tokenizer there is."""
+    """Return which tokenizer is configured."""
     return TokenizerTerms(
         folder=config.tokenizer,
         mode=config.tokenizer_mode,
@@ -230,7 +231,7 @@ def tokenizer_terms(config: Config) -> TokenizerTerms:
 
 
 def render_terms(config: Config) -> RenderTerms:
-    """Which renderers there are, and how long they may take."""
+    """Return which renderers are configured, and how long they may take."""
     intervals, timeouts = config.intervals, config.timeouts
     return RenderTerms(
         urls=() if config.render == "never" else config.renderers,
@@ -244,13 +245,13 @@ def render_terms(config: Config) -> RenderTerms:
 
 
 def token_probe_terms(config: Config) -> ProbeTerms:
-    """When workers are asked for their token ids."""
+    """Return when workers are asked for their token ids."""
     intervals = config.intervals
     return ProbeTerms(intervals.health_s, config.timeouts.probe_s, intervals.token_recheck_s)
 
 
 def request_log_terms(config: Config) -> RequestLogTerms:
-    """Where the log that replays read is written."""
+    """Return where the request log is written."""
     return RequestLogTerms(
         file=config.request_log,
         file_bytes=config.request_log_bytes,
@@ -262,5 +263,7 @@ def request_log_terms(config: Config) -> RequestLogTerms:
 
 
 def admin_hosts(config: Config) -> tuple[str, ...]:
-    """Names by which the admin port may be asked, besides localhost and addresses."""
+    """Return the host names that requests to the admin port may use, besides localhost and
+    addresses.
+    """
     return (config.admin_host.lower(), *config.admin_allowed_hosts)
