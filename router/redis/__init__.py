@@ -1,6 +1,7 @@
-"""Redis as the router reaches it: its URL, one connection, its errors in words for people.
+"""Access to Redis: its URL, one connection, its errors in words for people.
 
-Owns: one server, sentinels or a cluster as an operator writes them; passwords out of all messages.
+Owns: one server, sentinels or a cluster, as an operator writes them; keeping passwords out of all
+messages.
 Gives: `url.parse_redis_url`, `connection`.
 Never imports: the rest of the router.
 Start reading at: `url.py`.

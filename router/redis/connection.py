@@ -1,8 +1,8 @@
 """One connection to the Redis server that has a fleet's keys, and its errors in words for people.
 
-All keys of a fleet are in one slot of a cluster, and so on one server, whatever the URL: sentinels
-and cluster nodes are asked only where that is. Where it moves, calls fail, and whoever connects
-anew finds it again.
+All keys of a fleet are in one slot of a cluster, and so on one server, for any URL. Sentinels and
+cluster nodes are only asked where that server is. If it moves, calls fail, and the next connection
+finds it again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _CLASSES = (
 
 
 def reason_of(error: BaseException) -> str:
-    """What to say of Redis, as in `redis://HOST:6379 ...`."""
+    """Return an error of Redis as words that follow its address, as in `redis://HOST:6379 ...`."""
     text = redacted(" ".join(str(error).split()))
     for part, meaning in _TEXTS.items():
         if part in text:
@@ -86,15 +86,18 @@ _COMMON: Mapping[str, Any] = MappingProxyType({"protocol": 2})
 
 
 class Wire:
-    """Commands out, replies back, in turn. Lifetime: until a call fails; to be closed."""
+    """A connection that sends commands and returns their replies in order. Lifetime: until a call
+    fails; to be closed.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def call(self, commands: Sequence[Command], within_s: float) -> list[Any]:
-        """The reply to each: bytes, int, list or None; an error reply as `ResponseError`.
+        """Return the reply to each command: bytes, int, list or None; an error reply as
+        `ResponseError`.
 
-        Raises TimeoutError, redis-py's errors and OSError; then nothing more can be called.
+        Raises TimeoutError, redis-py's errors and OSError; after that, no more calls are possible.
         """
         connection, replies = self._connection, []
         async with asyncio.timeout(within_s):
@@ -107,14 +110,13 @@ class Wire:
         return replies
 
     async def aclose(self) -> None:
-        """At once, without a word."""
+        """Close the connection at once, without a message to Redis."""
         await self._connection.disconnect(nowait=True)
 
 
 async def open_wire(url: RedisUrl, key: str, within_s: float) -> Wire:
-    """A connection to the server that has `key`.
-
-    Raises TimeoutError, redis-py's errors and OSError.
+    """Return a connection to the server that has `key`. Raises TimeoutError, redis-py's errors and
+    OSError if it fails.
     """
     async with asyncio.timeout(within_s):
         host, port = await _address(url, key)
@@ -138,7 +140,7 @@ async def open_wire(url: RedisUrl, key: str, within_s: float) -> Wire:
 
 
 def checked(replies: list[Any]) -> list[Any]:
-    """Raises the first that is an error."""
+    """Return the replies, or raise the first one that is an error."""
     for reply in replies:
         if isinstance(reply, ResponseError):
             raise reply
@@ -186,6 +188,6 @@ async def _owner(url: RedisUrl, key: str) -> Address:
 
 
 def _asking() -> dict[str, Any]:
-    """Arguments of clients that ask one question and never twice."""
+    """Return the arguments of clients that send one question without retries."""
     timeouts = {"socket_timeout": _ASKED_S, "socket_connect_timeout": _ASKED_S}
     return {**_COMMON, **timeouts, "retry": Retry(NoBackoff(), 0)}

@@ -1,13 +1,13 @@
-"""Where shared state is kept, as people write it: one Redis, sentinels, or a cluster.
+"""The URL of shared state, as people write it: one Redis, sentinels, or a cluster.
 
     redis://[USER[:PASSWORD]@]HOST[:6379][/DATABASE]
     redis+sentinel://[USER[:PASSWORD]@]HOST[:26379],HOST[:26379]/SERVICE[/DATABASE]
     redis+cluster://[USER[:PASSWORD]@]HOST[:6379],HOST[:6379]
 
-`rediss`, `rediss+sentinel` and `rediss+cluster` are the same through TLS. Options stand behind a
-question mark, under redis-py's names (8.1): `ssl_ca_certs`, `ssl_certfile` and so on.
+`rediss`, `rediss+sentinel` and `rediss+cluster` are the same through TLS. Options follow a question
+mark, under redis-py's names (8.1): `ssl_ca_certs`, `ssl_certfile` and so on.
 
-No text made here, and no `repr`, has the user, the password or an option in it.
+No text made here, and no `repr`, contains the user, the password or an option.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TRUTHS = MappingProxyType({"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A checked address. Lifetime: process."""
+    """A checked address of Redis. Lifetime: process."""
 
     kind: Kind
     tls: bool
@@ -67,7 +67,9 @@ class RedisUrl:
 
 
 def parse_redis_url(text: str) -> RedisUrl:
-    """Raises ValueError that says what is wrong and what to write; it never quotes the text."""
+    """Return the parsed URL. Raises ValueError that says what is wrong and what to write; it never
+    quotes the text.
+    """
     if len(text) > MOST_CHARS:
         raise ValueError(f"longer than {MOST_CHARS} characters")
     scheme, separator, rest = text.partition("://")
@@ -99,9 +101,9 @@ def parse_redis_url(text: str) -> RedisUrl:
 
 
 def shared_secret(text: str, fleet: str) -> str:
-    """Return a text that all routers of a fleet have, and that their Redis does not keep.
+    """Return a text that all routers of a fleet have, and that their Redis does not store.
 
-    It is made of the password in the URL and the fleet's name; without a password it is no secret.
+    It is made of the password in the URL and the fleet's name; without a password it is not secret.
     Raises ValueError as `parse_redis_url` does.
     """
     password = parse_redis_url(text).options.get("password", "")
@@ -109,12 +111,12 @@ def shared_secret(text: str, fleet: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """A text in which a URL may stand, with the user, password and secret options struck out."""
+    """Return the text with the user, password and secret options of any URL in it removed."""
     return _SECRET_OPTION.sub(r"\1***", _USER_INFO.sub(r"\1***@", text))
 
 
 def address_text(host: str, port: int) -> str:
-    """An address as people write it."""
+    """Return an address as people write it, HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -144,7 +146,7 @@ def _addresses(text: str, kind: Kind) -> tuple[Address, ...]:
 
 
 def _path(path: str, kind: Kind) -> tuple[str, int]:
-    """Service and database."""
+    """Return the service and the database in a URL's path."""
     service = ""
     if kind == "sentinel":
         service, _, path = path.partition("/")
@@ -160,7 +162,7 @@ def _path(path: str, kind: Kind) -> tuple[str, int]:
 
 
 def _options(query: str, kind: Kind, tls: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of the servers, those of the sentinels."""
+    """Return the options for the servers and those for the sentinels."""
     for_servers: dict[str, Any] = {}
     for_sentinels: dict[str, Any] = {}
     known = (*_TLS_OPTIONS, *(_SENTINEL_OPTIONS if kind == "sentinel" else ()))
