@@ -1,9 +1,9 @@
-"""When the garbage collector of the router's process looks for cycles.
+"""Sets how often the garbage collector of the router's process looks for cycles.
 
-A request leaves no cycle behind (`tests/router` holds it to that), but its hundred or so objects
-live while it runs. At Python's own thresholds the collector looks at those of all requests in
-flight again and again, and with them at everything that lives as long as the router: a third of
-the CPU of a request (`docs/notes/performance.md`).
+A request leaves no cycle behind (`tests/router` checks that), but its hundred or so objects live
+while it runs. At Python's own thresholds the collector visits those of all requests in flight again
+and again, and with them all objects that live as long as the router: a third of the CPU of a
+request (`docs/notes/performance.md`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SWITCH_S = 0.0005  # the event loop asks for Python's lock once an event: it mus
 
 
 def settle() -> None:
-    """Take what lives now for what lives as long as the router; look for cycles more rarely, and
-    let threads that read long bodies give way sooner.
+    """Treat all present objects as permanent, look for cycles more rarely, and let threads that
+    read long bodies yield sooner.
 
-    Call it once the router is built. Cycles are still found, at the latest after
-    YOUNG_OBJECTS * YOUNG_ROUNDS * MIDDLE_ROUNDS new objects that stay.
+    Call it once the router is built. Cycles are still found, at the latest after YOUNG_OBJECTS *
+    YOUNG_ROUNDS * MIDDLE_ROUNDS new objects that stay.
     """
     gc.collect()
     gc.freeze()
@@ -31,5 +31,5 @@ def settle() -> None:
 
 
 def release() -> None:
-    """Let what `settle` set apart be collected like anything else: the router ends."""
+    """Let the objects that `settle` made permanent be collected again, because the router ends."""
     gc.unfreeze()

@@ -1,4 +1,6 @@
-"""A policy that hangs or is slow: who notices, what is logged, and how the process ends."""
+"""Handles a policy that hangs or is slow: it is detected and logged, and the process ends if it
+must.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ THREAD_USE: Callable[[], Use] | None = (
 
 
 class PolicyTrouble:
-    """Tells of a policy's faults at the 1st, 2nd, 4th, 8th ... of a kind. Lifetime: process.
+    """Logs a policy's faults at the 1st, 2nd, 4th, 8th ... of a kind. Lifetime: process.
 
-    Every request may meet the same one, and must not fill the log.
+    Every request may meet the same fault, which must not fill the log.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ class PolicyTrouble:
         self._policy = ""
 
     def report(self, fault: PolicyFaultError) -> None:
-        """One more fault."""
+        """Count a fault, and log it if it is due."""
         if fault.policy != self._policy:
             self._policy = fault.policy
             self._faults.clear()
@@ -57,12 +59,12 @@ class PolicyTrouble:
 
 
 class HangWatch:
-    """A thread that ends the process when one call of the policy lasts too long.
+    """A thread that ends the process if one call of the policy lasts too long.
 
-    The event loop cannot help itself: it waits for the policy. Who started the process starts it
-    anew (`docs/deploy`), and finds on stderr which policy it was and where it stood. Code that
-    never lets go of the interpreter stops this thread, too; then the process's own CPU time runs
-    out, and it dies of SIGPROF after its stack was written. Lifetime: process.
+    The event loop cannot do that, because it waits for the policy. The program that started the
+    process restarts it (`docs/deploy`), and finds on stderr which policy hung, and where. Code that
+    never releases the interpreter stops this thread, too; then the process's own CPU time runs out,
+    and SIGPROF kills it after its stack was written. Lifetime: process.
     """
 
     def __init__(self, guard: PolicyGuard, clock: Callable[[], float], hang_s: float) -> None:
@@ -73,13 +75,13 @@ class HangWatch:
         self._thread = threading.Thread(target=self._watch, name="policy watch", daemon=True)
 
     def start(self) -> None:
-        """From now on. To be called in the main thread."""
+        """Begin to watch. Call it in the main thread."""
         faulthandler.register(signal.SIGPROF, file=sys.stderr, chain=True)
         self._wind_up()
         self._thread.start()
 
     def stop(self) -> None:
-        """The router ends by itself."""
+        """Stop watching, because the router ends by itself."""
         self._over.set()
         self._thread.join()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -100,7 +102,9 @@ class HangWatch:
         signal.setitimer(signal.ITIMER_PROF, self._hang_s * _CPU_FACTOR)
 
     def _end(self, lasted_s: float) -> None:
-        """Not through `logging`, whose locks may be part of the trouble."""
+        """End the process. The text does not go through `logging`, whose locks may be part of the
+        trouble.
+        """
         policy = self._guard.policy
         text = (
             f"policy {policy.name} hangs: no answer for {lasted_s:.1f} s ({policy.spec}); "

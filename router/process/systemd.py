@@ -1,4 +1,4 @@
-"""Messages to systemd, and signs of life for its watchdog and for probes by `/health`."""
+"""Messages to systemd, and signs of life for its watchdog and for probes of `/health`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THREAD_S = 5.0  # a turn of the relay's thread takes microseconds
 
 
 def notify(*lines: str) -> None:
-    """`READY=1` and the like; nothing where nobody wants to know."""
+    """Send lines such as `READY=1` to systemd; do nothing without `NOTIFY_SOCKET`."""
     where = os.environ.get("NOTIFY_SOCKET", "")
     if not where.startswith(("/", "@")):
         return
@@ -28,13 +28,15 @@ def notify(*lines: str) -> None:
 
 
 def notify_ready() -> None:
-    """This process is the one that serves, also where another one was before."""
+    """Report that this process serves, even if another process did before."""
     notify(f"MAINPID={os.getpid()}", "READY=1", "STATUS=serving")
 
 
 @contextmanager
 def reloading() -> Iterator[None]:
-    """The configuration is being read anew."""
+    """Report that the configuration is being reloaded, and that the router is ready again at the
+    end.
+    """
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         yield
@@ -43,9 +45,10 @@ def reloading() -> Iterator[None]:
 
 
 def watchdog_s() -> float | None:
-    """How long systemd waits for a sign of life before it ends this process; None: for ever.
+    """Return how long systemd waits for a sign of life before it ends this process, in seconds;
+    None for ever.
 
-    WATCHDOG_PID is the process that was started; who follows it (`Successor`) has none.
+    WATCHDOG_PID is the process that was started; its successor (`Successor`) has none.
     """
     wanted, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not (wanted.isdecimal() and int(wanted)) or pid not in ("", str(os.getpid())):
@@ -54,10 +57,10 @@ def watchdog_s() -> float | None:
 
 
 class Pulse:
-    """Shows that the router goes on: to systemd's watchdog, and to probes by `/health`.
+    """Shows that the router works, to systemd's watchdog and to probes of `/health`.
 
-    Each beat is one turn of the event loop and one of the relay's thread. A loop that does not
-    turn tells nobody anything; if the thread alone hangs, `/health` says so. Lifetime: process.
+    Each beat is one turn of the event loop and one of the relay's thread. A loop that hangs sends
+    no beat; if only the thread hangs, `/health` says so. Lifetime: process.
     """
 
     def __init__(self, beat: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
@@ -70,16 +73,18 @@ class Pulse:
         self._asked_s = math.inf  # when the beat under way began
 
     def serve(self, serves: bool) -> None:
-        """Beat for systemd's watchdog from now on, or no longer: another process serves then."""
+        """Send beats to systemd's watchdog from now on, or stop, because another process then
+        serves.
+        """
         self._serves = serves
 
     @property
     def serves(self) -> bool:
-        """This process serves, and no other in its place."""
+        """Whether this process serves, and no other in its place."""
         return self._serves
 
     def hangs(self) -> str:
-        """The part of the router that hangs, for people; "": none does."""
+        """Return which part of the router hangs, for people; "" if none does."""
         return "the relay's thread hangs" if self._clock() - self._asked_s > _THREAD_S else ""
 
     async def run(self) -> None:
