@@ -1,8 +1,8 @@
-"""Token ids of prompts as the engines make them.
+"""The token ids of prompts, as the engines make them.
 
 Owns: the tokenizer that the configuration names; the check that workers make the same ids of a
-prompt; media in prompts, and the hashes of prompts that have some.
+prompt; media in prompts, and the hashes of prompts with media.
 Gives: `TokenCheck`, `TokenProbe`, `Encoders`, `encoders_of`; `media_chains`.
-Never imports: `router.request`, which asks it for one prompt after the other.
+Never imports: `router.request`, which uses it for each prompt.
 Start reading at: `check.py`.
 """

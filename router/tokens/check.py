@@ -21,7 +21,7 @@ _LINE = "model %r: its prompts are placed by text from now on: %s"
 
 @dataclass(slots=True)
 class _Account:
-    """What is known of one model's tokens. Lifetime: process."""
+    """The router's experience with one model's token ids. Lifetime: process."""
 
     strikes: float = 0.0
     aside_s: float = 0.0  # how long it was put aside the last time
@@ -33,14 +33,16 @@ class _Account:
 
 
 class TokenCheck:
-    """Lifetime: process. `clock` gives seconds; `recheck_s` is how long a model stays aside at
-    first; that doubles, up to an hour, each time that traffic after it differs again.
+    """Decides for each model whether the router's token ids are trusted. Lifetime: process.
+
+    `clock` gives seconds. `recheck_s` is how long a model is not trusted at first; that doubles, up
+    to an hour, each time that traffic differs again.
     """
 
     def __init__(
         self, clock: Callable[[], float], recheck_s: Callable[[], float], line: str = _LINE
     ) -> None:
-        """`line` is logged of a model that is not trusted from now on, with the reason."""
+        """`line` is the log line for a model that is no longer trusted, with the reason."""
         self._clock = clock
         self._line = line
         self._recheck_s = recheck_s
@@ -48,7 +50,9 @@ class TokenCheck:
         self.mismatches: Counter[str] = Counter()  # by model
 
     def trusts(self, model: str, tools: bool = False) -> bool:
-        """Whether prompts of `model` are placed by our ids now; `tools`: chats that have some."""
+        """Return whether prompts of `model` are placed by the router's ids now; `tools` says that
+        the chat has tools.
+        """
         account = self._accounts.get(model)
         if account is not None and tools and account.failing_tools:
             return False
@@ -68,12 +72,14 @@ class TokenCheck:
         return "checked" if self.trusts(model, tools=True) else "tools"
 
     def exact(self) -> Iterator[tuple[str, bool]]:
-        """Every model that was checked, and whether it is trusted."""
+        """Yield every checked model, and whether it is trusted."""
         for model in list(self._accounts):
             yield model, self.trusts(model)
 
     def counted(self, model: str, own: int, reported: int) -> None:
-        """A worker answered a prompt of `model`, for which we had counted `own` tokens."""
+        """Note that a worker reported `reported` prompt tokens, for a prompt of which the router
+        counted `own`.
+        """
         account = self._account(model)
         if account is None:
             return
@@ -92,7 +98,7 @@ class TokenCheck:
         self._tell(model, account, what)
 
     def probed(self, model: str, worker_id: int, difference: str | None) -> None:
-        """A worker was asked for the ids of our probes; `difference` None: they are ours."""
+        """Note how a worker's ids of the probes differ from the router's; None if they do not."""
         account = self._account(model)
         if account is None:
             return
@@ -106,8 +112,8 @@ class TokenCheck:
         self._tell(model, account, f"worker {worker_id}: {difference}")
 
     def probed_tools(self, model: str, worker_id: int, difference: str | None) -> None:
-        """The same for the probe that has tools, where the others are ours: engines hand tools to
-        the template in forms of their own.
+        """Note the same for the probe with tools, if all others agree: engines hand tools to the
+        template in forms of their own.
         """
         account = self._account(model)
         if account is None:
@@ -124,13 +130,13 @@ class TokenCheck:
             log.warning(line, model, worker_id, difference)
 
     def forget(self, worker_id: int) -> None:
-        """The worker is gone, or serves something else now."""
+        """Forget a worker that is gone, or now serves another model."""
         for account in self._accounts.values():
             account.failing.discard(worker_id)
             account.failing_tools.discard(worker_id)
 
     def drop(self, models: Iterable[str]) -> None:
-        """Forget what was counted of models: nobody answers by that name any more."""
+        """Forget the counts of models that no worker serves any more."""
         for model in models:
             self._accounts.pop(model, None)
 

@@ -1,4 +1,4 @@
-"""The date in prompts of models that are told it: the engines' day, not the router's."""
+"""The date in prompts of models whose prompts have one: the engines' day, not the router's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 def date_of(setting: str) -> Callable[[float], str]:
     """Return the function from a time to the date in prompts.
 
-    `setting`: a time zone, `local` for that of this machine, or a fixed date. Raises ValueError.
+    `setting` is a time zone, `local` for that of this machine, or a fixed date. Raises ValueError
+    if it is none of them.
     """
     if setting == LOCAL:
         return lambda now_s: time.strftime("%Y-%m-%d", time.localtime(now_s))

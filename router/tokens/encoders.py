@@ -37,15 +37,15 @@ class PromptEncoder(Protocol):
         """True if the engine obeys `truncate_prompt_tokens` of chats."""
 
     def encode(self, text: str, add_special_tokens: bool = True, salt: str | None = None) -> Tokens:
-        """Return the ids of a plain prompt. Raises PromptError."""
+        """Return the ids of a plain prompt. Raises PromptError if the prompt cannot be encoded."""
 
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
-        """Return the ids of a chat's prompt. Raises PromptError."""
+        """Return the ids of a chat's prompt. Raises PromptError if the chat cannot be rendered."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerTerms:
-    """Which tokenizer there is, and what it may take. Lifetime: process."""
+    """Which tokenizer is configured, and its limits. Lifetime: process."""
 
     folder: str | None  # with tokenizer.json or tekken.json; None: there is none
     mode: TokenizerMode  # which of them vLLM takes
@@ -59,10 +59,11 @@ class TokenizerTerms:
 
 
 class Encoders:
-    """The encoder of each kind of engine: one model's chats differ between them.
+    """The encoder for each kind of engine, because one model's chats differ between them. Lifetime:
+    process.
 
-    Lifetime: process. They share `memo`. `usual` is for the kinds that `by_kind` does not name.
-    The engines of `rendering` answer /tokenize for chats by a template that they do not use.
+    All encoders share `memo`. `usual` is for the kinds that are not in `by_kind`. The engines of
+    `rendering` answer /tokenize for chats by a template that they do not use.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Encoders:
         self.memo = memo
 
     def of(self, kind: str | None) -> PromptEncoder | None:
-        """Return the encoder for a kind of engine; None where its prompts are read as text."""
+        """Return the encoder for a kind of engine; None if its prompts are read as text."""
         return self._by_kind.get(kind or "", self._usual)
 
     def is_rendering(self, kind: str | None) -> bool:
@@ -87,7 +88,7 @@ class Encoders:
 
 
 class _WithoutChats:
-    """The encoder of plain prompts where what renders chats is not installed."""
+    """The encoder of plain prompts if the package that renders chats is not installed."""
 
     cuts_chats = True
 
@@ -99,7 +100,9 @@ class _WithoutChats:
 
 
 def encoders_of(terms: TokenizerTerms) -> Encoders | None:
-    """Return the encoders of the folder; None without one. Raises ValueError where they fail."""
+    """Return the encoders of the folder; None without a folder. Raises ValueError if the tokenizer
+    is unusable.
+    """
     if terms.folder is None:
         return None
     folder = Path(terms.folder)
@@ -136,9 +139,10 @@ def _is_gpt_oss(folder: Path) -> bool:
 
 
 def _is_tekken(folder: Path, mode: TokenizerMode) -> bool:
-    """Return True if vLLM takes Mistral's tokenizer, as far as the folder says.
+    """Return True if vLLM uses Mistral's tokenizer, as far as the folder shows.
 
-    vLLM does by itself where weights are in Mistral's form; a folder without weights says nothing.
+    vLLM uses it by itself if the weights are in Mistral's form; a folder without weights does not
+    show that.
     """
     if not has_tekken(folder) or mode == "hf":
         return False

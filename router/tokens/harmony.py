@@ -1,4 +1,4 @@
-"""Chats of gpt-oss as vLLM 0.32 renders them: by OpenAI's harmony, not by a chat template.
+"""Renders chats of gpt-oss as vLLM 0.32 does: by OpenAI's harmony, not by a chat template.
 
 A chat becomes turns: one of the system with the date, one of the developer with instructions and
 tools, then one or more for each message. The ids of a turn are a header, its texts and an end.
@@ -48,10 +48,11 @@ class Instructions(NamedTuple):
 
 
 class HarmonyEncoder:
-    """Encodes chats by harmony, and plain prompts by `texts`; without it they are refused.
+    """Encodes chats by harmony, and plain prompts by `texts`; without `texts` it rejects them.
+    Lifetime: process.
 
-    Lifetime: process. `day_of` gives the date that engines show in the system's turn at a time.
-    Chats of more than `max_chars` are refused.
+    `day_of` gives the date that engines show in the system's turn at a time. Chats of more than
+    `max_chars` characters are rejected.
     """
 
     cuts_chats = False
@@ -80,7 +81,7 @@ class HarmonyEncoder:
         return self._texts.encode(text, add_special_tokens, salt)
 
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
-        """Return the ids of a chat's prompt. Raises PromptError.
+        """Return the ids of a chat's prompt. Raises PromptError if the chat cannot be rendered.
 
         vLLM renders gpt-oss without regard to `continue_final_message`, `add_generation_prompt`,
         `add_special_tokens` and variables of templates.
@@ -117,7 +118,7 @@ class HarmonyEncoder:
                 yield from self._pieces(turn)
 
     def _pieces(self, turn: Turn) -> Iterator[Piece]:
-        """The turn's texts, cut where no token reaches across; the first one has the header."""
+        """Yield the turn's texts, cut between tokens; the first one has the header."""
         header: tuple[str, str | None] | None = (turn.author, turn.channel)
         parts = [part for text in turn.texts for part in cut(text)] or [""]
         for place, text in enumerate(parts, 1):
@@ -179,7 +180,7 @@ def _described(tool: dict[str, Any]) -> harmony.ToolDescription:
 
 
 def _instructed(messages: Sequence[Message]) -> int:
-    """The number of messages at the beginning that are instructions: 1 or 0."""
+    """Return the number of messages at the beginning that are instructions: 1 or 0."""
     return int(bool(messages) and messages[0].get("role") in ("system", "developer"))
 
 
@@ -188,7 +189,7 @@ def _instructions(messages: Sequence[Message]) -> str | None:
 
 
 def _flat(content: Any) -> str | None:
-    """The texts of a message's content, joined; None if there is none."""
+    """Return the texts of a message's content, joined; None if there is none."""
     if content is None or isinstance(content, str):
         return content
     texts = [part["text"] for part in content if part.get("text") is not None]
@@ -248,7 +249,7 @@ def _texts(content: Any) -> Sequence[str]:
 
 
 def _without_past_analysis(turns: Sequence[Turn | Instructions]) -> Iterator[Turn | Instructions]:
-    """The turns without thoughts that an answer has ended."""
+    """Yield the turns without the analysis before the last final answer."""
     channels = [None if isinstance(turn, Instructions) else turn.channel for turn in turns]
     last = max((at for at, channel in enumerate(channels) if channel == "final"), default=-1)
     for at, turn in enumerate(turns):

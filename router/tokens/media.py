@@ -1,4 +1,4 @@
-"""Media in prompts: the parts of chats that are no text, and the tokens that stand for them."""
+"""Media in prompts: the parts of chats that are not text, and the tokens that represent them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PARTS = msgspec.json.Decoder(list[_RawPart])
 
 
 def has_media(messages: Iterable[Message]) -> bool:
-    """Whether any message has a part that is not text."""
+    """Return whether any message has a part that is not text."""
     return any(
         isinstance(content := message.get("content"), list) and any(map(_is_medium, content))
         for message in messages
@@ -53,9 +53,10 @@ def has_media(messages: Iterable[Message]) -> bool:
 
 
 def media_in(message: bytes | msgspec.Raw) -> MessageMedia:
-    """Return what a message, as JSON, has of media; of one that cannot be read the worst.
+    """Return whether a message, as JSON, has media; for an unreadable message, both fields are
+    True.
 
-    A part is text by its type alone: vLLM takes parts without a type for media, too.
+    A part is text by its type alone, because vLLM takes parts without a type for media, too.
     """
     try:
         content = memoryview(_MESSAGE.decode(message).content)
@@ -73,7 +74,7 @@ def _is_text(part: _RawPart) -> bool:
 
 
 def _is_outside(part: _RawPart, nested: int = 0) -> bool:
-    """Return True if a part may name an address, of which others can change what is there."""
+    """Return True if a part may have an address, behind which others can change the content."""
     for name, value in part.items():
         text = memoryview(value)
         if name == "type":
@@ -90,7 +91,7 @@ def _is_outside(part: _RawPart, nested: int = 0) -> bool:
 
 
 def without_media(messages: Iterable[Message]) -> list[Message]:
-    """The messages with every medium replaced by its XXH3-128, hexadecimal."""
+    """Return the messages with each medium replaced by its XXH3-128 in hexadecimal."""
     return [_shown(message) for message in messages]
 
 
@@ -107,7 +108,7 @@ def _is_medium(part: Any) -> bool:
 
 
 def _digested(value: Any, nested: int = 0) -> Any:
-    """The same value with long texts (addresses, base64) replaced by their digests."""
+    """Return the value with long texts (addresses, base64) replaced by their digests."""
     if nested >= _MAX_NESTED:
         return "deep"
     if isinstance(value, str) and len(value) > _SHORT_CHARS:
@@ -128,10 +129,11 @@ def media_chains(
     adapter: str | None = None,
     salt: str | None = None,
 ) -> Mapping[int, Hashes]:
-    """Return the chain hashes of a prompt with media, by block size.
+    """Return the chain hashes of a prompt with media, by block size; vLLM's KV events give its
+    blocks the same hashes.
 
-    KV events of vLLM give the same hashes to its blocks. `tokens` are int32 or int64, `media` in
-    the order of their tokens; `model` is the base, where there is an `adapter`.
+    `tokens` are int32 or int64, `media` in the order of their tokens; `model` is the base model if
+    there is an `adapter`.
     """
     seed = chain_seed(model, adapter, salt)
     return {size: media_chain_hashes(tokens, size, seed, media) for size in block_sizes}

@@ -1,4 +1,4 @@
-"""Prompts as pieces, of which each has token ids of its own, and their memo."""
+"""Cuts prompts into pieces with token ids of their own, and takes the ids from a memo."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Piece(NamedTuple):
 
 
 def cut(text: str) -> Iterator[str]:
-    """Cut a text where no token of o200k or tekken reaches across.
+    """Yield a text in parts, cut where no token of o200k or tekken reaches across.
 
-    Texts that begin alike are cut alike. Each part's ids are made in one step, in which no other
-    thread may run.
+    Texts that begin alike are cut alike. Each part's ids are made in one step, during which no
+    other thread can run.
     """
     start = 0
     while found := _CUT.search(text, start + MIN_PIECE_CHARS):
@@ -36,9 +36,8 @@ def cut(text: str) -> Iterator[str]:
 
 
 def ids_of(pieces: Iterable[Piece], memo: PieceMemo, salt: str | None, of: bytes) -> list[Tokens]:
-    """Return the ids of each piece, of which the memo makes none anew that it has.
-
-    `of` names the encoder.
+    """Return the ids of each piece; pieces in the memo are not encoded again. `of` names the
+    encoder.
     """
     pieces = list(pieces)
     keys = memo.keys((piece.key for piece in pieces), salt, of)

@@ -59,7 +59,7 @@ class _Rendered(msgspec.Struct):
 
 
 class Difference(NamedTuple):
-    """What a worker makes of a prompt otherwise than we do. Lifetime: call."""
+    """A difference between a worker's ids of a prompt and the router's. Lifetime: call."""
 
     told: str  # for people
     tools: bool  # only where a chat has tools
@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeTerms:
-    """Times of probing, seconds. Lifetime: process, replaced on reload."""
+    """The times of probing, in seconds. Lifetime: process, replaced on reload."""
 
     every_s: float  # between two looks for workers that joined
     timeout_s: float  # of one request
@@ -75,7 +75,10 @@ class ProbeTerms:
 
 
 class TokenProbe:
-    """Lifetime: process. `clock` counts seconds; `now_s` is the wall clock, for templates."""
+    """Compares each worker's token ids of fixed prompts with the router's. Lifetime: process.
+
+    `clock` counts seconds; `now_s` is the wall clock, for templates.
+    """
 
     def __init__(
         self,
@@ -98,13 +101,13 @@ class TokenProbe:
         self._again_s: dict[int, float] = {}  # by worker that differed: when to ask it again
 
     async def run(self) -> None:
-        """Ask every worker that joins, for ever."""
+        """Probe every worker that joins, for ever."""
         while True:
             await self.look()
             await asyncio.sleep(self._terms().every_s)
 
     async def look(self) -> None:
-        """Ask those that were not asked since they were recognized, or are to be asked again."""
+        """Probe the workers that were not probed since they were recognized, or are due again."""
         members = self._fleet.members
         for gone in self._asked.keys() - members.keys():
             del self._asked[gone]
@@ -151,10 +154,10 @@ class TokenProbe:
     async def _difference(
         self, url: str, model: str, encoder: PromptEncoder, renders: bool
     ) -> Difference | None:
-        """How the worker's ids differ from ours, in counts; None: not at all.
+        """Return how the worker's ids differ from the router's, in counts; None if they do not.
 
-        `renders`: it is asked to render chats, for what /tokenize says of them is not served.
-        Raises _NoAnswerError where it answers none of the probes.
+        `renders` says that the worker is asked to render chats, because its /tokenize does not show
+        the ids that it serves. Raises _NoAnswerError if it answers none of the probes.
         """
         answers = refusals = 0
         for name, body, own in self._probes(encoder):
@@ -178,7 +181,9 @@ class TokenProbe:
         return None
 
     def _probes(self, encoder: PromptEncoder) -> Iterator[tuple[str, dict[str, Any], Tokens]]:
-        """Name, request and our ids of each prompt that we can encode."""
+        """Yield the name, the request and the router's ids of each prompt that the router can
+        encode.
+        """
         for special in (True, False):
             body = {"prompt": TEXT, "add_special_tokens": special}
             yield "a text", body, encoder.encode(TEXT, special)
@@ -191,15 +196,16 @@ class TokenProbe:
             yield name, {**fields, "add_generation_prompt": True}, own
 
     async def _tokenized(self, url: str, body: dict[str, Any]) -> list[int] | None:
-        """The worker's ids; None where it refuses, or answers what makes no sense.
+        """Return the worker's ids; None if it refuses, or if the answer makes no sense.
 
-        No ids make none: llama.cpp calls a text `content`, and finds none in what we send.
+        An empty list counts as none: llama.cpp calls a text `content`, and finds none in the
+        request.
         """
         reply = await self._asked_for(f"{url}/tokenize", body, _Reply)
         return None if reply is None else reply.tokens or None
 
     async def _rendered(self, url: str, body: dict[str, Any]) -> list[int] | None:
-        """The ids of the chat that the worker would compute; None where it does not render."""
+        """Return the ids of the chat that the worker would compute; None if it does not render."""
         reply = await self._asked_for(f"{url}{_RENDER}", body, _Rendered)
         return None if reply is None else reply.token_ids or None
 
@@ -214,4 +220,4 @@ class TokenProbe:
 
 
 class _NoAnswerError(Exception):
-    """The worker has no /tokenize, or refuses all our prompts."""
+    """Raised when a worker has no /tokenize, or refuses all probes."""

@@ -1,4 +1,4 @@
-"""Asks renderers for the token ids of requests, within bounds of time, number and length."""
+"""Requests token ids from renderers, with limits on time, number and length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MEDIA_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RenderTerms:
-    """Bounds of asking renderers. Lifetime: process, replaced on reload."""
+    """The limits of calls to renderers. Lifetime: process, replaced on reload."""
 
     urls: tuple[str, ...]  # of renderers that are no workers
     workers: bool  # workers may be asked, too
@@ -38,7 +38,9 @@ class RenderTerms:
 
 
 class RenderRefusedError(Exception):
-    """A renderer answered that it does not render this request; has the status of the answer."""
+    """Raised when a renderer answers that it does not render this request; has the status of the
+    answer.
+    """
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -57,11 +59,13 @@ class RenderCalls:
     async def call(
         self, url: str, way: RenderWay, path: str, body: bytes, media: bool, waited_for: bool
     ) -> Sequence[Rendered] | None:
-        """Return each prompt of a request as the renderer at `url` makes it; None: too many ask.
+        """Return each prompt of a request as the renderer at `url` makes it; None if too many calls
+        run.
 
-        waited_for: False if no request waits for the answer.
-        Takes at most `timeout_s`, less for short bodies; ten times as long if no request waits.
-        Raises NotRenderedError, RenderRefusedError, TimeoutError, and what else a call may raise:
+        waited_for: False if no request waits for the answer. Takes at most `timeout_s`, less for
+        short bodies; ten times as long if no request waits.
+
+        Raises NotRenderedError, RenderRefusedError, TimeoutError, and other errors of a call:
         aiohttp.ClientError, OSError, WireError.
         """
         terms = self._terms()
@@ -93,7 +97,8 @@ class RenderCalls:
     def post(self, url: str, body_bytes: int) -> Post:
         """Return the function that posts to the renderer at `url`.
 
-        body_bytes: of the request whose token ids are wanted, which bounds the answers' length.
+        body_bytes: the length of the request whose token ids are wanted, which limits the answers'
+        length.
         """
         limit = min(_ANSWER_BYTES + _ANSWER_SHARE * body_bytes, _ANSWER_BYTES_MAX)
         timeout = aiohttp.ClientTimeout(total=None)  # the caller's bounds all

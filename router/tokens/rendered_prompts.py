@@ -1,4 +1,4 @@
-"""Token ids of prompts by renderers, through the memo of earlier turns."""
+"""The token ids of prompts by renderers, with a memo of earlier turns."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class RenderedPrompt(NamedTuple):
 
 
 class RenderedPrompts:
-    """Makes prompts of requests by renderers. Lifetime: process.
+    """Makes the token ids of requests' prompts by renderers. Lifetime: process.
 
     The next turn of a long conversation does not wait for its renderer: it is placed by the token
-    ids of its beginning, and a call beside it renders the whole prompt for the turn after.
+    ids of its beginning, while a separate call renders the whole prompt for the turn after.
     """
 
     def __init__(self, renderers: Renderers, memo: TurnMemo) -> None:
@@ -58,11 +58,11 @@ class RenderedPrompts:
 
     @property
     def memo_bytes(self) -> int:
-        """Memory of the prompts that are remembered."""
+        """The memory of the remembered prompts, in bytes."""
         return self._memo.bytes
 
     def can(self, asked: RenderRequest, media: bool = False) -> bool:
-        """Return True if some renderer can be asked for a request now."""
+        """Return True if some renderer can take a request now."""
         return self._renderers.renders(asked.model, asked.path, media)
 
     async def of(
@@ -133,7 +133,7 @@ class RenderedPrompts:
         return self._memo.keys_of(asked.body, asked.path, name)
 
     async def close(self) -> None:
-        """End the calls that run beside their requests."""
+        """End the calls for which no request waits."""
         for task in list(self._beside.values()):
             task.cancel()
         await asyncio.gather(*self._beside.values(), return_exceptions=True)

@@ -1,9 +1,9 @@
-"""The servers that make token ids for the router: which there are, and whether they can be used.
+"""The servers that make token ids for the router, and whether they are usable.
 
-A renderer is a worker whose engine renders, or a server that the configuration names. Each is asked
-a small chat before it is used. One that fails several times in a row is left alone until it answers
-that chat again, at most ten seconds later; one that refuses, as it was started without the flag, is
-asked again after `recheck_s`.
+A renderer is a worker whose engine renders, or a server that the configuration names. Each must
+render a small chat before it is used. A renderer that fails several times in a row is not used
+until it renders that chat again, which is tried at most ten seconds later; one that refuses,
+because it was started without the flag, is tried again after `recheck_s`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _RendererPool:
 
     @property
     def renderers(self) -> list[Renderer]:
-        """All of them."""
+        """All renderers of the model."""
         return [*self.given, *self.workers]
 
     def names_images(self, one: Renderer) -> bool:
@@ -100,7 +100,7 @@ class _GivenCards(msgspec.Struct):
 
 
 class Renderers:
-    """Knows the renderers, and has those asked that can be used. Lifetime: process."""
+    """Knows the renderers, and sends requests to the usable ones. Lifetime: process."""
 
     def __init__(
         self,
@@ -132,7 +132,9 @@ class Renderers:
             await asyncio.sleep(self._terms().every_s)
 
     async def look(self) -> None:
-        """Follow the workers and the configuration, and probe what is due."""
+        """Follow changes of the workers and the configuration, and probe the renderers that are
+        due.
+        """
         self._follow()
         now_s = self._clock()
         due = [
@@ -206,7 +208,7 @@ class Renderers:
         waiting: Sequence[Recognized],
         renderers: Iterable[Renderer],
     ) -> _RendererPool:
-        """Return the renderers of a model, whose workers' engines are `of` and `waiting`."""
+        """Return the renderers of a model; its workers' engines are `of` and `waiting`."""
         kinds = {one.kind for one in of}
         pool = _RendererPool(has_events=any(one.facts.has_events for one in of))
         pool.recognized = [*of, *waiting]
@@ -257,7 +259,7 @@ class Renderers:
         one.again_s = self._clock() + self._terms().recheck_s  # where it is asked for its models
 
     async def _found(self, one: Renderer) -> bool:
-        """Ask a server of the configuration for its kind and its models; return True if told."""
+        """Ask a configured server for its kind and its models. Return True if it answers."""
         timeout = aiohttp.ClientTimeout(total=self._terms().probe_s)
         try:
             status, body = await ask(self._http, f"{one.url}/v1/models", timeout)
@@ -309,11 +311,13 @@ class Renderers:
         return None if pool is None else pool.kind
 
     def renders(self, model: str, path: str, media: bool = False) -> bool:
-        """Return True if some renderer can be asked for a request now."""
+        """Return True if some renderer can take a request now."""
         return self._pick(model, path, media) is not None
 
     def has_events(self, model: str) -> bool:
-        """Return True if workers of a model tell KV events, so that token ids are worth a wait."""
+        """Return True if workers of a model publish KV events, so that token ids are worth a
+        wait.
+        """
         pool = self._pools.get(model)
         return pool is not None and pool.has_events
 
@@ -326,7 +330,8 @@ class Renderers:
     async def render(
         self, model: str, path: str, body: bytes, media: bool = False, waited_for: bool = True
     ) -> tuple[Sequence[Rendered], str] | None:
-        """Return each prompt of a request, and the renderer that made them; None: nobody did.
+        """Return each prompt of a request, and the renderer that made them; None if no renderer
+        did.
 
         waited_for: as for `RenderCalls.call`.
         """
@@ -403,8 +408,8 @@ class Renderers:
     def _call_failed(self, one: Renderer, error: Exception) -> None:
         """Note that a request for token ids failed.
 
-        A client can contrive requests that fail. Only a connection that fails, or a late answer,
-        is the renderer's own fault; of other failures the next probe decides.
+        A client can make requests that fail. So only a failed connection or a late answer is the
+        renderer's own fault; after other failures the next probe decides.
         """
         if one.status != "able":  # calls that began before it was left alone
             return
@@ -425,7 +430,9 @@ class Renderers:
         self._pause(one)
 
     def _pause(self, one: Renderer) -> None:
-        """Leave a renderer alone; the next time for twice as long, until it renders a request."""
+        """Stop using a renderer for a while, twice as long each time, until it renders a
+        request.
+        """
         one.again_s = self._clock() + one.pause_s
         one.pause_s = min(2 * one.pause_s, _LONGEST_PAUSE_S)
 

@@ -1,7 +1,7 @@
-"""Prompts of Mistral's models as vLLM 0.32 makes them: by mistral-common and its tekken.json.
+"""Encodes prompts of Mistral's models as vLLM 0.32 does: by mistral-common and its tekken.json.
 
 mistral-common renders a chat to control tokens and texts. Here it gets a tokenizer that notes the
-texts; their ids come from the memo, where it has them.
+texts; their ids come from the memo if it has them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EFFORTS = frozenset(effort.value for effort in ReasoningEffort)
 class _Noting:
     """A tokenizer that notes each text and returns a mark for it, a negative number.
 
-    Lifetime: call. All else is the plain tokenizer's.
+    All other calls go to the plain tokenizer. Lifetime: call.
     """
 
     def __init__(self, plain: Any) -> None:
@@ -53,7 +53,8 @@ class _Noting:
 class TekkenEncoder:
     """Encodes prompts by the `tekken.json` in a folder. Lifetime: process.
 
-    Prompts of more than `max_chars` are refused. Raises ValueError where the file does not parse.
+    Prompts of more than `max_chars` characters are rejected. Raises ValueError if the file does not
+    parse.
     """
 
     cuts_chats = True
@@ -78,7 +79,7 @@ class TekkenEncoder:
         return np.concatenate([begin, *ids])
 
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
-        """Return the ids of a chat's prompt. Raises PromptError where vLLM refuses the chat."""
+        """Return the ids of a chat's prompt. Raises PromptError if vLLM would refuse the chat."""
         if chat.chat_template_kwargs is not None:
             raise PromptError("Mistral's models have no template", "chat_template_kwargs")
         if not 0 < len(chat.messages) <= MAX_MESSAGES:
@@ -95,7 +96,7 @@ class TekkenEncoder:
         return np.concatenate(list(_joined(tokens, ids)))
 
     def _rendered(self, chat: Chat) -> tuple[list[int], list[str]]:
-        """The chat's control tokens, with marks for texts, and the texts."""
+        """Return the chat's control tokens, with marks for texts, and the texts."""
         effort = {"reasoning_effort": chat.reasoning_effort} if self._has_effort else {}
         noting = _Noting(self._plain)
         instruct = copy.copy(self._instruct)
@@ -130,7 +131,7 @@ def _nothing(*_arguments: Any, **_options: Any) -> str:
 
 
 def _joined(tokens: Sequence[int], texts: Sequence[Tokens]) -> Iterator[Tokens]:
-    """The ids with those of texts in place of their marks."""
+    """Yield the ids, with those of texts in place of their marks."""
     run: list[int] = []
     for token in tokens:
         if token >= 0:
@@ -143,9 +144,9 @@ def _joined(tokens: Sequence[int], texts: Sequence[Tokens]) -> Iterator[Tokens]:
 
 
 def _prepared(message: Message) -> Message:
-    """The message with ids of calls as short as the model knows them.
+    """Return the message with ids of tool calls cut to the length that the model knows.
 
-    Media are refused: mistral-common would fetch them.
+    Media are rejected, because mistral-common would fetch them.
     """
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list) and any(part["type"] not in _PARTS for part in content):

@@ -1,10 +1,11 @@
-"""Memo of rendered prompts: a conversation's next turn begins with token ids that are known.
+"""Memo of rendered prompts: a conversation's next turn begins with known token ids.
 
 A prompt is found by keyed digests of its request's bytes up to each message; no text is kept. The
 ids of an earlier turn are the beginning of the next one only if the template leaves earlier
 messages as they were, so a beginning is used only after a turn of its conversation has shown that.
-Prompts may contain the date. The midnights of all time zones are at whole quarters of an hour
-of UTC (IANA time zone database), so what was rendered in another quarter is not used.
+
+Prompts may contain the date. The midnights of all time zones are at whole quarters of an hour of
+UTC (IANA time zone database), so a prompt that was rendered in another quarter is not used.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ RequestKeys = tuple[Sequence[bytes], Sequence[MessageFacts], bool]
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """Token ids of an earlier request. Lifetime: until it is not used for long."""
+    """The token ids of an earlier request. Lifetime: until it has not been used for long."""
 
     rendered: tuple[Rendered, ...]  # one for each prompt of the request
     renderer: str  # that made them
@@ -73,7 +74,7 @@ class KnownPrompt:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes."""
+        """The memory of this entry, in bytes."""
         ids = sum(one.ids.nbytes for one in self.rendered)
         names = [medium.identifier for one in self.rendered for medium in one.media]
         return ids + sum(_MEDIUM_BYTES + getsizeof(name) for name in names) + _ENTRY_BYTES
@@ -81,7 +82,7 @@ class KnownPrompt:
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
-    """What the memo knows of a request. Lifetime: request."""
+    """The memo's knowledge of a request. Lifetime: request."""
 
     keys: Sequence[bytes]  # of the request up to each of its messages; the last: all of it
     keeps: bool = False  # its prompt may be remembered
@@ -92,13 +93,14 @@ class KnownTurn:
 
     @property
     def rest_bytes(self) -> int:
-        """Bytes of the messages behind the known beginning."""
+        """The bytes of the messages after the known beginning."""
         return sum(message.bytes for message in self.rest)
 
     def beginning(self, quarter: int) -> Rendered | None:
-        """Return the ids that the prompt begins with; None if that is not known well enough.
+        """Return the ids with which the prompt begins; None if that is not known well enough.
 
-        How many tokens stand for a new image its bytes do not tell.
+        The number of tokens for a new image does not follow from its bytes, so a prompt with one
+        returns None.
         """
         parent = self.parent
         if any(message.has_media for message in self.rest):
@@ -113,9 +115,10 @@ class KnownTurn:
 
 
 class TurnMemo:
-    """Remembers rendered prompts in at most `max_bytes`; the least recently used leave first.
+    """Remembers rendered prompts in at most `max_bytes` bytes; the least recently used are dropped
+    first.
 
-    Lifetime: process. `now_s` is the wall clock, seconds.
+    Lifetime: process. `now_s` is the wall clock, in seconds.
     """
 
     def __init__(self, max_bytes: int, now_s: Callable[[], float]) -> None:
@@ -127,14 +130,14 @@ class TurnMemo:
 
     @property
     def quarter(self) -> int:
-        """The present quarter of an hour."""
+        """The number of the present quarter of an hour."""
         return int(self._now_s() // _QUARTER_S)
 
     def keys_of(self, body: bytes, path: str, name: str) -> RequestKeys:
-        """Return the keys of a request, its messages, and whether it may be kept.
+        """Return the keys of a request, its messages, and whether its prompt may be kept.
 
-        `name` keeps apart what shares no prompts: models, salts. Pure; safe in any thread.
-        Returns no keys for a body that is no JSON object, or with a memo of no bytes.
+        `name` separates requests that share no prompts: models, salts. Pure; safe in any thread.
+        Returns no keys if the body is not a JSON object, or if the memo may hold no bytes.
         """
         try:
             fields = _FIELDS.decode(body)
@@ -164,7 +167,7 @@ class TurnMemo:
     def look(
         self, keys: Sequence[bytes], messages: Sequence[MessageFacts], keeps: bool
     ) -> KnownTurn:
-        """Return what is known of the request with these keys."""
+        """Return the memo's knowledge of the request with these keys."""
         quarter = self.quarter
         media = any(message.has_media for message in messages)
         for at in range(len(keys) - 1, -1, -1):
