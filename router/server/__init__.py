@@ -1,4 +1,4 @@
-"""The HTTP server of both ports: listening, limits, slow clients, and who answers which path.
+"""The HTTP server of both ports: listening, limits, slow clients, and the handler of each path.
 
 Owns: both ports' sockets, limits of connections, slow clients, which peers are trusted.
 Gives: `server.HttpServer`, `listener`, `client_port.ClientPort`.

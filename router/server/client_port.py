@@ -1,4 +1,6 @@
-"""What the client port serves: inference paths, models, health, readiness; all else is refused."""
+"""The client port serves inference paths, models, health and readiness, and refuses all other
+paths.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ class ClientPort:
         forwards: bool = False,
         dialects: Sequence[Dialect] = (),
     ) -> None:
-        """`forwards`: workers get paths that are not known here, too. `dialects` are served beside
+        """`forwards` says that workers get unknown paths, too. `dialects` are served besides
         OpenAI's paths.
         """
         self._dialects = dialects
@@ -61,7 +63,7 @@ class ClientPort:
         self.faulty = service.faulty
 
     async def answer(self, request: Request) -> Answer:
-        """The answer, errors included. Raises OSError where the client left."""
+        """Return the answer, which may be an error answer. Raises OSError if the client left."""
         answer = await answer_or_error(self._handle, request, self.faulty)
         if isinstance(answer, Response) and answer.status >= 400:
             path = request.path
@@ -151,8 +153,9 @@ async def answer_or_error(
 
 
 def health(service: Service, more: Mapping[str, Any] = MappingProxyType({})) -> Response:
-    """What `/health` says: whether the router is alive, or must be started anew. That this is
-    answered shows that the event loop turns.
+    """Return the answer of `/health`: whether the router is alive, or must be restarted.
+
+    Any answer shows that the event loop turns.
     """
     hangs = service.hangs()
     shown = {"status": hangs or "ok", "ready_workers": service.ready_workers(), **more}
@@ -160,8 +163,10 @@ def health(service: Service, more: Mapping[str, Any] = MappingProxyType({})) -> 
 
 
 def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
-    """What `/ready` and `/ready?model=NAME` say: whether a request that came now would be placed,
-    or kept until a worker of its model comes or answers again; else why not. Raises ClientError.
+    """Return the answer of `/ready` and `/ready?model=NAME`: whether a new request would be placed,
+    or kept until a worker of its model joins or answers again; else why not.
+
+    Raises ClientError if the model's name is too long.
     """
     if model is not None and len(model) > _MODEL_CHARS:
         raise ClientError(400, "`model` is too long", "model", "string_too_long")

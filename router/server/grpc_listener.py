@@ -1,6 +1,6 @@
-"""A gRPC server's socket, TLS, health and end; what it serves is somebody else's.
+"""A gRPC server's socket, TLS, health and end; its caller provides the methods that it serves.
 
-Health is grpc/grpc's, `doc/health-checking.md`.
+The health service is grpc/grpc's, `doc/health-checking.md`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ log = logging.getLogger(__name__)
 
 
 def serves(service: Service) -> bool:
-    """Whether a request that came now would be placed."""
+    """Return whether a request that comes now would be placed."""
     return not service.reasons() and service.takes_any()
 
 
 class GrpcPeer:
-    """As much of a connection as a request needs. Lifetime: call."""
+    """The part of a connection that a request needs, for a gRPC call. Lifetime: call."""
 
     transport = None
     goes_on = True
 
     def __init__(self, address: str) -> None:
-        """`address`: as gRPC has it, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`, quoted."""
+        """Take an address in gRPC's form, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`,
+        percent-encoded.
+        """
         kind, _, rest = address.partition(":")
         host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]")
         self.host = host.strip("[]") if kind in ("ipv4", "ipv6") else ""
@@ -57,7 +59,7 @@ class GrpcListener:
         health: Serves,
         settings: Callable[[], GrpcPortSettings],
     ) -> None:
-        """`find`: the handler of a method, None: nobody's. `settings`: those in force."""
+        """`find` returns the handler of a method, or None; `settings` returns those in force."""
         self._find = find
         self._health = health
         self._settings = settings
@@ -68,7 +70,9 @@ class GrpcListener:
         self._credentials: grpc.ServerCertificateConfiguration | None = None
 
     async def listen(self) -> None:
-        """Serve at `address`. Raises OSError, TlsError."""
+        """Serve at `address`. Raises OSError if the port is taken, TlsError if the certificates are
+        unusable.
+        """
         place = self._settings()
         host = f"[{place.host}]" if ":" in place.host else place.host
         self._server = aio.server(
@@ -99,14 +103,14 @@ class GrpcListener:
         self.address = f"{host}:{port}"
 
     def renew(self) -> None:
-        """Read the files of TLS anew. Those that cannot be used change nothing."""
+        """Reload the TLS files. Unusable files change nothing."""
         try:
             self._read_files(self._settings().tls)
         except TlsError as error:
             log.error("TLS files not read anew for gRPC, the old ones stay: %s", error)
 
     def _read_files(self, tls: Tls) -> None:
-        """Raises TlsError."""
+        """Read the TLS files. Raises TlsError if they are unusable."""
         if tls.cert is None:
             return
         server_tls(tls)  # says what is wrong with them
@@ -116,26 +120,26 @@ class GrpcListener:
         self._credentials = grpc.ssl_server_certificate_configuration([(key, cert)], ca)
 
     def _secure(self, tls: Tls) -> grpc.ServerCredentials:
-        """Credentials that are asked for at each handshake."""
+        """Return credentials that are looked up again at each handshake."""
         assert self._credentials is not None, "read"
         return grpc.dynamic_ssl_server_credentials(
             self._credentials, lambda: self._credentials, tls.client_ca is not None
         )
 
     def accept_no_more(self) -> None:
-        """Another router listens: running calls may end, and the port cuts off what is left after
-        `handover_s`.
+        """Stop accepting calls, because another router listens. Running calls may end within
+        `handover_s`; then the port cuts them off.
         """
         self._stop(self._settings().handover_s)
 
     async def left(self) -> None:
-        """Return once nothing is left, after `accept_no_more`."""
+        """Return once no call is left, after `accept_no_more`."""
         if self._stopping is not None:
             await self._stopping
 
     async def aclose(self) -> None:
-        """Take no more calls; returns once none is left, at the latest after `shutdown_s`, whatever
-        was granted before.
+        """Stop accepting calls, and return once no call is left, at the latest after `shutdown_s`,
+        even if more time was granted before.
         """
         grace_s = self._settings().shutdown_s
         if self._server is not None and self._stopping is not None:
@@ -156,7 +160,7 @@ class GrpcListener:
         return self._find(method)
 
     async def _check(self, message: bytes, context: Any) -> bytes:
-        """grpc.health.v1.Health/Check."""
+        """Answer grpc.health.v1.Health/Check."""
         try:
             name: str = _Asked.FromString(message).service
         except DecodeError:
@@ -171,7 +175,7 @@ class GrpcListener:
         return _answer(well)
 
     async def _watch(self, message: bytes, context: Any) -> AsyncIterator[bytes]:
-        """grpc.health.v1.Health/Watch. Ends with the router."""
+        """Answer grpc.health.v1.Health/Watch until the router ends."""
         try:
             name: str = _Asked.FromString(message).service
         except DecodeError:
@@ -190,16 +194,16 @@ class GrpcListener:
 
 
 def _answer(well: bool) -> bytes:
-    """A HealthCheckResponse: its only field is 1 for SERVING, 2 for NOT_SERVING."""
+    """Return a HealthCheckResponse: its only field is 1 for SERVING, 2 for NOT_SERVING."""
     return b"\x08\x01" if well else b"\x08\x02"
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a call. Lifetime: process."""
+    """Finds the handler of a gRPC call. Lifetime: process."""
 
     def __init__(self, find: Callable[[str], Any]) -> None:
         self._find = find
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """As of the library."""
+        """Return the handler of a call, or None."""
         return self._find(details.method)

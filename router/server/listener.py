@@ -26,10 +26,10 @@ _ADMIN_CONNECTIONS = 128
 
 
 class PortListener(ABC):
-    """One of the two ports. Lifetime: process."""
+    """One of the two HTTP ports. Lifetime: process."""
 
     def __init__(self, settings: Callable[[], PortSettings]) -> None:
-        """`settings`: those in force. Raises TlsError."""
+        """`settings` returns those in force. Raises TlsError if the certificates are unusable."""
         self._settings = settings
         self._tls = PortTls(lambda: settings().tls)
         first = settings()
@@ -38,12 +38,13 @@ class PortListener(ABC):
 
     @abstractmethod
     def terms(self, settings: PortSettings) -> ServerTerms:
-        """The bounds of its connections."""
+        """Return the limits of the port's connections."""
 
     async def listen(self, application: Application, sockets: Sequence[socket.socket] = ()) -> str:
-        """Serve `application`; returns its URL, which matters for port 0. Raises OSError.
+        """Serve `application`. Return its URL, which matters for port 0. Raises OSError if the port
+        is taken.
 
-        `sockets`: those to listen with, instead of new ones of our own.
+        `sockets` are sockets to listen with, instead of new ones.
         """
         place = self._settings()
         try:
@@ -60,8 +61,8 @@ class PortListener(ABC):
         return self._tls.url(bound)
 
     def accept_no_more(self) -> None:
-        """Somebody else listens: what is connected is served, one answer more each; what is idle
-        is closed.
+        """Stop listening, because another process listens. Each open connection gets one more
+        answer; idle ones are closed.
         """
         self.server.closing = True
         self.server.accept_no_more()
@@ -71,11 +72,11 @@ class PortListener(ABC):
         await self.server.left()
 
     async def aclose(self) -> None:
-        """Listen no more, let running requests end, cut off what is left."""
+        """Stop listening, let running requests end, and cut off the rest."""
         await self.server.aclose(self._settings().shutdown_s)
 
     def renew(self) -> None:
-        """Read the files of TLS anew."""
+        """Reload the TLS files."""
         self._tls.renew()
 
     def settle(self) -> None:
@@ -87,40 +88,44 @@ class ClientListener(PortListener):
     """The client port. Lifetime: process."""
 
     def __init__(self, settings: Callable[[], PortSettings], files: int) -> None:
-        """`files`: how many the process may have open. Raises TlsError."""
+        """`files` is how many files the process may open. Raises TlsError if the certificates are
+        unusable.
+        """
         self._files = files - min(_SPARE_FILES, files // 4)
         self._most = connections_for(settings().connections.connections, files)
         super().__init__(settings)
 
     def terms(self, settings: PortSettings) -> ServerTerms:
-        """As configured, but for more connections than there are files for."""
+        """Return the configured limits, with no more connections than there are files for."""
         return replace(_terms(settings, self._most), files=self._files)
 
 
 class AdminListener(PortListener):
-    """The admin port: for operators, loopback by default. Lifetime: process."""
+    """The admin port, for operators; on loopback by default. Lifetime: process."""
 
     def terms(self, settings: PortSettings) -> ServerTerms:
-        """Few connections, whoever they are from: a proxy's are all from one address."""
+        """Return limits for few connections, with no limit per address, because a proxy's are all
+        from one address.
+        """
         return replace(_terms(settings, _ADMIN_CONNECTIONS), connections_per_address=0)
 
 
 class PortTls:
-    """One port's TLS, or none. Lifetime: process."""
+    """One port's TLS context, or none. Lifetime: process."""
 
     def __init__(self, files: Callable[[], Tls]) -> None:
-        """Raises TlsError."""
+        """Read the TLS files. Raises TlsError if they are unusable."""
         self._files = files
         self.context: ssl.SSLContext | None = server_tls(files())
 
     def url(self, bound: tuple[str, int]) -> str:
-        """Of the port at this address."""
+        """Return the URL of the port at this address."""
         host, port = bound[:2]
         scheme = "http" if self.context is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def renew(self) -> None:
-        """Read the files anew. Those that cannot be used change nothing."""
+        """Reload the TLS files. Unusable files change nothing."""
         if self.context is None:
             return
         try:
@@ -130,7 +135,9 @@ class PortTls:
 
 
 def enough(files: int) -> int:
-    """`files`, how many may be open. Raises OSError that says what to do where these are few."""
+    """Return `files`, how many may be open. Raises OSError that says what to do if they are too
+    few.
+    """
     if files < _LEAST_FILES:
         raise OSError(
             f"only {files} files may be open, and the router needs at least {_LEAST_FILES}: raise "
@@ -140,7 +147,7 @@ def enough(files: int) -> int:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """How many connections the process can serve: each may take another one to a worker."""
+    """Return how many connections the process can serve: each may need another one to a worker."""
     possible = (files - min(_OTHER_FILES, files // 2)) // 2
     if wanted > possible:
         log.info(

@@ -1,8 +1,8 @@
 """Shows models in the form of Anthropic's API, for clients that speak it.
 
 Form: Anthropic's API reference, "List Models" and "Get a Model", version 2023-06-01. The fields of
-OpenAI's form stay beside it. Claude Code asks `GET /v1/models?limit=1000`, and offers the ids in
-which `claude` or `anthropic` occurs.
+OpenAI's form are kept. Claude Code sends `GET /v1/models?limit=1000`, and offers the ids in which
+`claude` or `anthropic` occurs.
 """
 
 from __future__ import annotations

@@ -39,18 +39,18 @@ _WAITING_BYTES = 1 << 20
 
 
 class Application(Protocol):
-    """Who answers requests."""
+    """The handler of a port's requests."""
 
     async def answer(self, request: Request) -> Answer:
-        """The answer. Raises OSError where the client left."""
+        """Return the answer. Raises OSError if the client left."""
 
     def faulty(self, status: int) -> None:
-        """A request was refused with `status`."""
+        """Note that a request was refused with `status`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTerms:
-    """Bounds of connections. Lifetime: process, replaced on reload."""
+    """The limits of connections. Lifetime: process, replaced on reload."""
 
     connections: int  # in all
     connections_per_address: int  # 0: any number
@@ -104,10 +104,11 @@ class HttpServer:
         sockets: Sequence[socket.socket] = (),
         reuse_port: bool = False,
     ) -> tuple[str, int]:
-        """Serve `application`; returns the address, which matters for port 0. Raises OSError.
+        """Serve `application`. Return the address, which matters for port 0. Raises OSError if the
+        port is taken.
 
-        `sockets`: listens on these, already bound, instead of on `host` and `port`; `reuse_port`:
-        others may listen there, too.
+        `sockets` are bound sockets to listen on instead of `host` and `port`; `reuse_port` lets
+        other processes listen there, too.
         """
         self.application = application
         options: dict[str, Any] = {"backlog": 1024}
@@ -126,14 +127,14 @@ class HttpServer:
         return str(bound[0]), int(bound[1])
 
     def accept_no_more(self) -> None:
-        """Listen no more; the connections that are there stay."""
+        """Stop listening; open connections stay."""
         for server in self._listening:
             server.close()
         self._listening.clear()
 
     async def aclose(self, within_s: float) -> None:
-        """Listen no more, let each connection end (`closing`), and cut off what takes longer than
-        `within_s`.
+        """Stop listening, let each connection end (`closing`), and cut off those that take longer
+        than `within_s`.
         """
         self.closing = True
         self.accept_no_more()
@@ -148,7 +149,7 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """Open ones, those that are being turned away included."""
+        """The number of open connections, with those that are being turned away."""
         return len(self._connections)
 
     async def left(self) -> None:
@@ -158,7 +159,7 @@ class HttpServer:
             await self._emptied.wait()
 
     def look(self) -> None:
-        """Give up who is late, and forgive."""
+        """Close connections that are late, and lower the count of each address's faults."""
         now_s = self.clock()
         for connection in tuple(self._connections):
             connection.look(now_s)
@@ -166,7 +167,7 @@ class HttpServer:
             self._faults = {name: count - 1 for name, count in self._faults.items() if count > 1}
 
     def date(self) -> str:
-        """The time as a header has it."""
+        """Return the present time for the header `Date`."""
         now = int(time.time())
         if now != self._date[0]:
             self._date = (now, formatdate(now, usegmt=True))
@@ -175,27 +176,27 @@ class HttpServer:
     # What connections call.
 
     def trusts(self, host: str) -> bool:
-        """Whether the peer may say what only routers say."""
+        """Return whether the peer may send headers that only routers send."""
         return trusts(self._trusted, host)
 
     def hostile(self, name: str) -> bool:
-        """Whether requests of this address wait for others'."""
+        """Return whether requests of this address must wait for all others."""
         return name in self._faults
 
     def faulty(self, name: str) -> None:
-        """A request of this address was refused as none."""
+        """Note that this address sent something that is not a valid request."""
         count = self._faults.get(name, 0)
         if count or len(self._faults) < _HOSTILE:
             self._faults[name] = min(count + _FAULT, _MOST_FAULTS)
 
     def right(self, name: str) -> None:
-        """A request of this hostile address is right."""
+        """Note that this hostile address sent a valid request."""
         self._faults[name] -= 1
         if self._faults[name] <= 0:
             del self._faults[name]
 
     def defer(self, connection: Connection) -> None:
-        """Let it go on once others had their turn."""
+        """Let a connection continue after others had their turn."""
         self.deferred += 1
         self._deferred.append(connection)
         if len(self._deferred) == 1:
@@ -212,9 +213,9 @@ class HttpServer:
             loop.call_soon(self._next_deferred, DEFER_TURNS)
 
     def enter(self, connection: Connection, file: int) -> str | None:
-        """A connection was made; the reason for which it is turned away, None: it may stay.
+        """Register a new connection. Return the reason for which it is turned away, or None.
 
-        `file`: its number, which was the lowest that is free: about so many are open.
+        `file` is its file number, the lowest that was free: about so many files are open.
         """
         terms = self.terms
         self._connections.add(connection)
@@ -232,7 +233,7 @@ class HttpServer:
         return reason
 
     def leave(self, connection: Connection) -> None:
-        """A connection ended."""
+        """Remove a connection that has ended."""
         self._connections.discard(connection)
         if not self._connections:
             self._emptied.set()
@@ -242,12 +243,14 @@ class HttpServer:
             del self._of_address[name]
 
     def hold(self, more_bytes: int) -> bool:
-        """Bytes of unfinished requests came or went; False where these are too many."""
+        """Count bytes of unfinished requests. Return False if there are too many."""
         self.held_bytes += more_bytes
         return more_bytes <= 0 or self.held_bytes <= self.terms.held_bytes
 
     def count(self, reason: str) -> None:
-        """Something was turned away or given up; logged at the 1st, 2nd, 4th, 8th ... time."""
+        """Count a connection or request that was turned away; log it at the 1st, 2nd, 4th, 8th ...
+        time.
+        """
         self.refusals[reason] += 1
         count = self.refusals[reason]
         if count & (count - 1) == 0:
@@ -372,7 +375,7 @@ class Connection(asyncio.Protocol):
     # What the server calls.
 
     def look(self, now_s: float) -> None:
-        """Give up what is late."""
+        """Close the connection if the client is late."""
         if self.transport is None:
             return
         if now_s >= self._write_by_s:
@@ -390,7 +393,9 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def give_up(self) -> asyncio.Task[None] | None:
-        """End now; the request that is being answered is cancelled, and its task returned."""
+        """End the connection now. Cancel the request that is being answered, and return its
+        task.
+        """
         if self._task is not None:
             self._task.cancel()
         elif self.transport is not None:
@@ -398,7 +403,7 @@ class Connection(asyncio.Protocol):
         return self._task
 
     def go_on(self) -> None:
-        """Read what came first of a hostile address."""
+        """Read the bytes of a hostile address that were deferred."""
         data, self._deferred = self._deferred, b""
         if data and self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
@@ -408,11 +413,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def goes_on(self) -> bool:
-        """The connection outlives the request that is being answered."""
+        """Whether the connection stays open after the request that is being answered."""
         return self.transport is not None and not (self._last or self._server.closing)
 
     async def drain(self) -> None:
-        """Wait until the client has read. Raises ConnectionError when it is gone."""
+        """Wait until the client has read its bytes. Raises ConnectionError if the client is
+        gone.
+        """
         if self.transport is None:
             raise ConnectionResetError("the client is gone")
         if self.writing_paused:
@@ -424,7 +431,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _begun(self) -> bool:
-        """A part of a request has come."""
+        """Whether a part of a request has arrived."""
         reader = self._reader
         return reader.held_bytes > 0 or reader.in_body or bool(self._deferred)
 
@@ -438,7 +445,7 @@ class Connection(asyncio.Protocol):
         self._count(len(data))
 
     def _wait(self) -> None:
-        """A request has begun: it must be whole in time."""
+        """Set the time by which the request that has begun must be complete."""
         reader, terms = self._reader, self._server.terms
         part = reader.requests, reader.in_body
         if part != self._part:
@@ -467,7 +474,7 @@ class Connection(asyncio.Protocol):
         self._refuse(reason)
 
     def _refuse(self, reason: str) -> None:
-        """Answer with a refusal, after what is being answered, and close."""
+        """Answer with a refusal, after the running answer, and close."""
         self._server.count(reason)
         self._read_by_s = math.inf
         refusal = REFUSALS[reason]
@@ -485,8 +492,10 @@ class Connection(asyncio.Protocol):
             self._stop("bodies_full")
 
     def _may_close(self, now_s: float) -> bool:
-        """Whether an idle connection has lived for long enough. Where another router listens that
-        is soon: it was idle at the last look, and nothing has come that is yet to be read.
+        """Return whether an idle connection may be closed now.
+
+        If another router listens that is soon: the connection was idle at the last look, and no
+        unread bytes have arrived since.
         """
         if now_s >= self._idle_until_s:
             return True
@@ -498,7 +507,7 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def _take(self, requests: list[Whole]) -> None:
-        """Answer these after those that came before."""
+        """Queue these requests behind earlier ones."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -515,7 +524,7 @@ class Connection(asyncio.Protocol):
                 transport.pause_reading()
 
     def _next(self) -> None:
-        """Begin with the next request, or refuse what came after the last, or wait for one."""
+        """Begin with the next request, or refuse bytes after the last one, or wait for one."""
         server = self._server
         if self._waiting:
             whole = self._waiting.popleft()
@@ -531,8 +540,11 @@ class Connection(asyncio.Protocol):
                 self.transport.write(_CONTINUE)
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        """End our side. What the client still sends is read and dropped for a while: closed with
-        bytes unread, the system would reset the connection, and the client never see its answer.
+        """End the router's side of the connection, and drop what the client still sends for a
+        while.
+
+        If the connection were closed with bytes unread, the system would reset it, and the client
+        would never see its answer.
         """
         if not transport.can_write_eof():  # TLS
             transport.close()
@@ -568,7 +580,7 @@ class Connection(asyncio.Protocol):
             self._read_on()
 
     def _write(self, request: Request, answer: Response) -> bool:
-        """Write an answer of the router's own; whether the connection goes on."""
+        """Write an answer of the router's own. Return whether the connection stays open."""
         if self.transport is None:
             return False
         goes_on = self.goes_on and answer.keep_alive
@@ -582,7 +594,9 @@ class Connection(asyncio.Protocol):
         return goes_on
 
     def _end(self, cut: bool) -> None:
-        """The connection ends; `cut`: what was relayed has no end and must not look whole."""
+        """End the connection; `cut` says that a relayed reply has no end and must not look
+        complete.
+        """
         if self.transport is None:
             return
         if cut:
@@ -591,7 +605,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def _read_on(self) -> None:
-        """Read what comes, once what had come before is dealt with."""
+        """Read further bytes, once all earlier ones are processed."""
         if self._waiting:
             return
         self._waiting_bytes = 0
@@ -602,7 +616,7 @@ class Connection(asyncio.Protocol):
 
 
 def _counted(server: HttpServer) -> type[ssl.SSLObject]:
-    """TLS whose failed handshakes are counted: event loops tell nobody of them."""
+    """Return a TLS class that counts failed handshakes, which event loops do not report."""
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -618,7 +632,7 @@ def _counted(server: HttpServer) -> type[ssl.SSLObject]:
 
 
 def _unread_bytes(transport: asyncio.Transport | None) -> int:
-    """What the system has for a connection that nobody has read yet."""
+    """Return how many bytes of a connection the system has that are not read yet."""
     if transport is None:
         return 0
     number = transport.get_extra_info("socket").fileno()

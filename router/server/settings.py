@@ -14,7 +14,7 @@ from router.http.tls import Tls
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bounds of connections and of requests that arrive. Lifetime: until the next reload."""
+    """Limits of connections and of arriving requests. Lifetime: until the next reload."""
 
     connections: Annotated[
         int, Meta(ge=1, le=1_000_000, description="most open connections of one port")
@@ -51,7 +51,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 @dataclass(frozen=True, slots=True)
 class PortSettings:
-    """Where an HTTP port listens, and its bounds. Lifetime: until the next reload."""
+    """The address and limits of an HTTP port. Lifetime: until the next reload."""
 
     host: str
     port: int  # 0: the system chooses
@@ -67,7 +67,7 @@ class PortSettings:
 
 @dataclass(frozen=True, slots=True)
 class GrpcPortSettings:
-    """Where a gRPC port listens, and its bounds. Lifetime: until the next reload."""
+    """The address and limits of a gRPC port. Lifetime: until the next reload."""
 
     host: str
     port: int  # 0: the system chooses

@@ -1,7 +1,7 @@
-"""Listening sockets, made here or inherited.
+"""Listening sockets, created here or inherited.
 
-A socket that is closed takes with it the connections that nobody has accepted yet; so where a
-router follows another one, it goes on with the very sockets of that one.
+Closing a socket drops the connections that are not accepted yet, so a router that replaces another
+one continues with the same sockets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ BACKLOG = 1_024  # connections that wait to be accepted, of each socket
 def listening_at(
     host: str, port: int, inherited: Iterable[socket.socket] = (), *, shared: bool = False
 ) -> list[socket.socket]:
-    """The sockets to listen with, at least one for each address of `host`.
+    """Return the sockets to listen with, at least one for each address of `host`.
 
-    Of `inherited`, which may be of another address, what fits is used and the rest closed. Port 0:
-    the inherited one, else any that is free. `shared`: other programs may listen on the same port.
-    Raises OSError where somebody else has the port, or where `host` is no address of this machine.
+    Inherited sockets are used if they fit, else closed. Port 0 means the inherited port, else any
+    free one. `shared` lets other programs listen on the same port.
+
+    Raises OSError if another program has the port, or if `host` is not an address of this machine.
     """
     left = list(inherited)
     found: list[socket.socket] = []
@@ -47,18 +48,18 @@ def listening_at(
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:
-    """Let go; who else has them goes on with them."""
+    """Close these sockets; other processes that have them keep them."""
     for one in sockets:
         one.close()
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """`error`, of `listening_at`, for people."""
+    """Return an error of `listening_at` as a text for people."""
     return OSError(f"cannot listen on {host}, port {port}: {_why(error)}")
 
 
 def _made(place: Place, shared: bool) -> socket.socket:
-    """A new one that listens. Raises OSError."""
+    """Return a new listening socket. Raises OSError if that fails."""
     if not shared:
         _check_free(place)
     one = _bound(place, share=True)
@@ -71,7 +72,7 @@ def _made(place: Place, shared: bool) -> socket.socket:
 
 
 def _addresses(host: str) -> list[tuple[int, str]]:
-    """(Address family, address) of a name. Raises OSError."""
+    """Return each (address family, address) of a name. Raises OSError if it has none."""
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((int(kind), str(address[0])) for kind, _, _, _, address in found))
 
@@ -82,7 +83,9 @@ def _place(one: socket.socket) -> Place:
 
 
 def _check_free(place: Place) -> None:
-    """Raises OSError. With SO_REUSEPORT another router at this port would not show."""
+    """Raise OSError if the port is taken. With SO_REUSEPORT another router at this port would go
+    unnoticed.
+    """
     if place[2]:
         with closing(_bound(place, share=False)):
             pass
