@@ -11,8 +11,7 @@ SEEN_MAX = 4_096
 
 
 class KnownModels:
-    """The models that an operator named, that workers serve, or that they served lately.
-
+    """The models that an operator names, that workers serve, or that workers served lately.
     Lifetime: process.
     """
 
@@ -23,7 +22,7 @@ class KnownModels:
         named: Callable[[], frozenset[str]],
         seen_s: Callable[[], float],
     ) -> None:
-        """Know no model but those of `workers` and those that `named` returns.
+        """Know only the models of `workers` and those that `named` returns.
 
         seen_s: returns for how many seconds a model stays known after its last worker left.
         """
@@ -49,9 +48,9 @@ class KnownModels:
         return {*self.named(), *self._served, *filter(self._is_awaited, self._left)}
 
     def _is_awaited(self, model: str) -> bool:
-        """Return True if a model that left may come back with a first worker.
+        """Return True if a model whose workers left may return with a first worker.
 
-        An adapter of a model that has workers may not: these would have it.
+        An adapter of a model that still has workers may not, because these would have it.
         """
         until_s, base = self._left[model]
         return self._clock() < until_s and (base == model or base not in self._served)

@@ -8,9 +8,9 @@ import math
 class Pace:
     """Lets few requests go at first, and more in each second, so that a new worker is not flooded.
 
-    In the first second after the first worker came, `per_s` requests may go for each ready worker,
-    in the next one twice as many, then three times, and so on, spread evenly over each second.
-    What was not used of a second is lost: a pause of this program lets no crowd go afterwards.
+    In the first second after the first worker joined, `per_s` requests may go for each ready
+    worker, in the next one twice as many, then three times, and so on, spread evenly over each
+    second. Unused room of a second is lost, so that no crowd goes after a pause of this program.
     Lifetime: from the first worker of a model until none of its requests waits.
     """
 

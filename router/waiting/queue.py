@@ -1,9 +1,9 @@
-"""Keeps requests until a worker of their model takes requests, then lets them go by and by.
+"""Keeps requests until a worker of their model takes requests, then lets them go little by little.
 
-It is the answer to scaling to zero: an engine takes minutes to start, and until then its requests
-are kept here, within bounds of their number, their bytes and their time. The most urgent go first,
+This is what scaling to zero needs: an engine takes minutes to start, and until then its requests
+are kept here, with limits on their number, their bytes and their time. The most urgent go first,
 and tenants get their shares, as among requests that wait for room at workers
-(`router.core.placement.hold_queue`). The first worker is not given all of them at once (`pace`).
+(`router.core.placement.hold_queue`). The first worker does not get all of them at once (`pace`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _LATE = Rejection(504, "deadline_exceeded", "no worker was there in the client's
 
 
 class Began(NamedTuple):
-    """When a request first began to wait, which bounds its wait however often it goes on."""
+    """The time when a request first began to wait, which bounds its wait even if it waits several
+    times.
+    """
 
     at_s: float
     order: int  # of no other request; smaller ones came before
@@ -55,7 +57,7 @@ class Waiter:
 
     @property
     def crowd(self) -> tuple[int, str | None, str]:
-        """Those that share a place in the queue: of a priority, a tenant and a model."""
+        """The priority, tenant and model, which requests of one place in the queue share."""
         return self.priority, self.tenant, self.model
 
 
@@ -67,7 +69,7 @@ class _ModelLine:
         self.count = 0
 
     def __iter__(self) -> Iterator[Waiter]:
-        """Return those that still wait, in the order in which they would go."""
+        """Return the requests that still wait, in the order in which they would go."""
         for priority in sorted(self.by_priority):
             turns = self.by_priority.get(priority)
             if turns is not None:
@@ -97,10 +99,9 @@ class WorkerWait:
         clock: Callable[[], float],
         terms: Callable[[], WaitingSettings],
     ) -> None:
-        """Let nobody wait yet.
+        """Start with no waiting request.
 
-        clock: returns seconds, on the clock of arrivals.
-        terms: returns the bounds in force.
+        clock: returns seconds, on the clock of arrivals. terms: returns the limits in force.
         """
         self.known = known
         self.ends: Counter[str] = Counter(
@@ -130,7 +131,8 @@ class WorkerWait:
     def ready_workers(self, model: str) -> int:
         """Return how many workers of a model are ready and not silent.
 
-        Return 0 as well if these cannot serve a request, because only one of two roles is there.
+        Return 0 as well if these cannot serve a request, because workers of one of the two roles
+        are missing.
         """
         if self._version != self._workers.version:
             self._version = self._workers.version
@@ -160,14 +162,13 @@ class WorkerWait:
         return self.may_wait(arrival) or (self.is_promised() and model not in self.known)
 
     def holds(self, model: str) -> bool:
-        """Return True if requests of a model do not go on at once.
-
-        It has no ready worker, or others wait still since it had none.
+        """Return True if requests of a model must wait: it has no ready worker, or earlier requests
+        still wait.
         """
         return model in self._lines or not self.ready_workers(model)
 
     def is_promised(self, model: str | None = None) -> bool:
-        """Return True if a model is one of `waiting.models`; None: if there is any of these.
+        """Return True if a model is one of `waiting.models`; for None, if there is any of these.
 
         Its operator wants its requests to come here, though it has no worker.
         """
@@ -188,8 +189,8 @@ class WorkerWait:
     ) -> Rejection | None:
         """Wait until the request may go to a worker; else return why it is refused.
 
-        others: returns the models whose workers would do now as well.
-        Cancelling the call ends the wait.
+        others: returns the models whose workers would do now as well. Cancelling the call ends the
+        wait.
         """
         terms = self.terms()
         if arrival.model not in self.known:
@@ -219,7 +220,7 @@ class WorkerWait:
         return end
 
     def tick(self) -> None:
-        """Let those go that may, and refuse those that have waited for too long."""
+        """Let the requests go that may, and refuse those that have waited for too long."""
         now_s, terms = self._clock(), self.terms()
         for waiter in [one for one in self._waiters if now_s >= one.until_s]:
             self._end(waiter, "late", self._late(waiter))
@@ -243,7 +244,9 @@ class WorkerWait:
                     break
 
     def _served_as(self, line: _ModelLine, model: str) -> str | None:
-        """Return a model whose ready workers would do for some of a line; None: there is none."""
+        """Return a model whose ready workers would do for some requests of a line; None if there is
+        none.
+        """
         if self.ready_workers(model):
             return model
         others = {other for waiter in line for other in waiter.others()}
@@ -254,9 +257,8 @@ class WorkerWait:
         return any(map(self.ready_workers, (waiter.model, *waiter.others())))
 
     def turn_away(self, why: str) -> int:
-        """Refuse those that wait, and all later ones, because the router stops.
-
-        Return how many waited.
+        """Refuse all waiting requests, and all later ones, because the router stops. Return how
+        many waited.
         """
         self._closed = why
         waiters = list(self._waiters)
@@ -265,7 +267,7 @@ class WorkerWait:
         return len(waiters)
 
     def _unknown(self, model: str) -> str:
-        """Return a text that says that a model is not known, and which ones are."""
+        """Return a text that says that a model is unknown, and lists the known ones."""
         names = sorted(self.known.names())
         more = ", ..." if len(names) > _MODELS_NAMED else ""
         return (
@@ -275,11 +277,11 @@ class WorkerWait:
     def _victims(
         self, arrival: Arrival, body_bytes: int, terms: WaitingSettings
     ) -> list[Waiter] | None:
-        """Return those that must give way so that one more may wait; None: it may not.
+        """Return the requests that must give way so that one more may wait; None if it may not.
 
-        Less urgent ones give way, the newest first. Of equally urgent ones the newest of the tenant
-        and model that have most for their weight does, if these would have more than the newcomer's
-        even then.
+        Less urgent ones give way, the newest first. Of equally urgent ones, the newest request of
+        the tenant and model with the most requests for their weight gives way, if these would still
+        have more than the newcomer's.
         """
         over = len(self) + 1 - terms.requests
         over_bytes = self.bytes + body_bytes - terms.bytes
@@ -300,7 +302,9 @@ class WorkerWait:
         return [one] if one.body_bytes >= over_bytes else None
 
     def _of_largest_crowd(self, arrival: Arrival) -> Waiter | None:
-        """Return who should give way to an equally urgent newcomer; None: nobody."""
+        """Return the request that should give way to an equally urgent newcomer; None if there is
+        none.
+        """
         own = self._crowds[arrival.priority, arrival.tenant, arrival.model] + 1
         newest: dict[tuple[int, str | None, str], Waiter] = {}
         for one in self._waiters:
@@ -341,7 +345,7 @@ class WorkerWait:
         )
 
     def _late(self, waiter: Waiter) -> Rejection:
-        """Return the refusal of a request that has waited for as long as it may."""
+        """Return the refusal of a request that has waited as long as it may."""
         if waiter.wait_s is None:
             return _LATE
         states = sorted({worker.shown_state for worker in self._workers.serving(waiter.model)})
@@ -359,7 +363,7 @@ class WorkerWait:
         self._remove(waiter, served=result is None)
 
     def _remove(self, waiter: Waiter, served: bool) -> None:
-        """Take a request out of its line."""
+        """Remove a request from its line."""
         del self._waiters[waiter]
         self.bytes -= waiter.body_bytes
         self._crowds[waiter.crowd] -= 1

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bounds of the requests that wait for a first worker of their model.
+    """Limits of the requests that wait for a first worker of their model.
 
     Lifetime: until the next reload.
     """
