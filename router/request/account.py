@@ -90,7 +90,7 @@ class Account:
             self._read_s = self._service.clock()  # its whole body is here
 
     def identified_anew(self, key: Key) -> None:
-        """Go on with the rights that the request's key has now; its quota was charged before."""
+        """Continue with the rights that the request's key has now; its quota was charged before."""
         self._key = key
 
     def spend(self, prompt_tokens: int) -> None:

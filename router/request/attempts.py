@@ -206,8 +206,9 @@ class Attempts:
     def _is_patient(self, state: RequestState, attempt: Attempt) -> bool:
         """Return True if the client gets comments should the worker be silent for long.
 
-        The relay's thread writes none, and costs less for each token. So of the streams that it can
-        carry these are the ones whose worker is expected to be silent until the first comment.
+        The relay's thread writes no comments, but costs less for each token. So of the streams that
+        the thread could carry, only those get comments whose worker is expected to be silent until
+        the first comment.
         """
         every_s = self.terms.ping_s
         if not every_s or not state.arrival.stream or state.stream is not None:

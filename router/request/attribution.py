@@ -8,11 +8,11 @@ _SESSIONS_MAX = 4_096  # the latest ones
 
 
 class AttributionLines:
-    """Compares the attribution line of a session's request with that of its request before.
+    """Compares the attribution line of a session's request with that of its previous request.
 
     Claude Code puts such a line before its system prompt. The router leaves it out of a prompt's
-    tokens, but not every engine does. There a line that differs in each request ends all reuse.
-    Only digests of lines are kept, and those of the latest sessions alone.
+    tokens, but not every engine does. At such an engine, a line that differs in each request
+    prevents all reuse. Only digests of lines are kept, and only those of the latest sessions.
     Lifetime: process.
     """
 
@@ -22,9 +22,8 @@ class AttributionLines:
         self.changed = 0
 
     def saw(self, tenant: str | None, session: str | None, digest: bytes) -> None:
-        """Count a request whose attribution line has this digest.
-
-        Requests of no session are not compared.
+        """Count a request whose attribution line has this digest. Requests without a session are
+        not compared.
         """
         if session is None:
             return

@@ -1,4 +1,4 @@
-"""The interface of a protocol beside OpenAI's, by which its requests are routed like all others."""
+"""The interface of a protocol other than OpenAI's, whose requests are routed like all others."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class Target(Protocol):
 
     @property
     def path(self) -> Path:
-        """The row of the table of paths: how to route the request and read its answers."""
+        """The row of the table of paths, which says how to route the request and read its
+        answers.
+        """
 
     def scanner(self, header: Header, apart: str | None = None) -> Shape:
-        """The reader of the request's body. `apart`: the name of a model that shares a server with
-        another and has a cache of its own.
+        """Return the reader of the request's body. `apart` is the name of a model that shares a
+        server with another and has a cache of its own.
         """
 
 
@@ -33,13 +35,17 @@ class Dialect(Protocol):
     """A protocol with paths of its own at the client port. Lifetime: process."""
 
     def has(self, path: str) -> bool:
-        """True if a decoded path belongs to this protocol."""
+        """Return True if a decoded path belongs to this protocol."""
 
     def target_of(self, path: str) -> Target | None:
-        """The inference that a path of this protocol asks for; None: it asks for another call."""
+        """Return the inference that a path of this protocol asks for; None if it asks for another
+        call.
+        """
 
     async def answer(self, request: Request) -> Answer:
-        """The answer to a call that is no inference. Raises ClientError."""
+        """Return the answer to a call that is not inference. Raises ClientError if the call is not
+        valid.
+        """
 
     def error(self, path: str, body: bytes) -> bytes:
-        """An error of the router, in the form that clients of this protocol read."""
+        """Return an error of the router in the form that clients of this protocol read."""

@@ -236,7 +236,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class FleetCalls:
-    """The fleet's functions that carry out what the core wants of a worker, by its id."""
+    """The fleet's functions that carry out the core's actions on a worker, by its id."""
 
     resync: Callable[[int, int], None]  # its events, from a number on
     probe: Callable[[int, float | None], None]  # within so many seconds; None: as usual
@@ -245,14 +245,16 @@ class FleetCalls:
 
 
 def _nothing(*_: object) -> None:
-    """There is no fleet to ask."""
+    """Do nothing, because there is no fleet."""
 
 
 _NO_FLEET = FleetCalls(_nothing, _nothing, _nothing, _nothing)
 
 
 class Dispatcher:
-    """Lifetime: process. One event loop tells it everything, so the core needs no lock."""
+    """Passes facts to the core and carries out its actions, all in one event loop, so the core
+    needs no lock. Lifetime: process.
+    """
 
     def __init__(
         self,
@@ -261,7 +263,7 @@ class Dispatcher:
         fleet: FleetCalls = _NO_FLEET,
         recorder: FactRecorder | None = None,
     ) -> None:
-        """`fleet` is asked what the core wants of workers; `recorder` gets every fact."""
+        """`fleet` carries out the core's actions on workers; `recorder` gets every fact."""
         self.core = core
         self.clock = clock
         self._tickets: dict[int, Ticket] = {}
@@ -273,24 +275,24 @@ class Dispatcher:
         self._label = core.workers.label  # of a worker, for logs
 
     def next_request_id(self) -> int:
-        """A number no other request has."""
+        """Return a new request id."""
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
         return request_id
 
     def enter(self, ticket: Ticket, explained: bool) -> None:
-        """Take in the ticket of a new request."""
+        """Register the ticket of a new request."""
         if explained:
             self._explained.add(ticket.request_id)
         self._tickets[ticket.request_id] = ticket
 
     def forget(self, ticket: Ticket) -> None:
-        """The request is over."""
+        """Remove the ticket of a request that is over."""
         self._tickets.pop(ticket.request_id, None)
         self._explained.discard(ticket.request_id)
 
     def turn_away_held(self, why: str) -> int:
-        """Refuse those that wait for a worker, now and from now on, for the router stops: how many
-        these were.
+        """Refuse all requests that wait for a worker, now and from now on, because the router
+        stops. Return how many waited.
         """
         self._holds_not = why
         turned_away = 0
@@ -307,7 +309,7 @@ class Dispatcher:
         ticket.put(Reject(request_id, 503, "shutting_down", why, retry_after_s))
 
     def tell(self, fact: Fact) -> None:
-        """Give the core a fact and carry out what it asks for."""
+        """Pass a fact to the core and carry out its actions."""
         if self.recorder is None:
             actions = take(self.core, fact)
         else:
@@ -318,31 +320,35 @@ class Dispatcher:
             self._do(action)
 
     def explain(self, arrival: Arrival) -> Choice | Withheld | Reject:
-        """What the core would decide for `arrival` now; nothing is charged."""
+        """Return what the core would decide for `arrival` now; nothing is charged."""
         if self.recorder is not None:
             arrival = self.recorder.explain(arrival)
         return self.core.explain(arrival)
 
     def explain_held(self, request_id: int) -> Choice | Withheld | Reject | None:
-        """Why this request waits, as of now; None where it does not."""
+        """Return why this request waits, as of now; None if it does not wait."""
         self.advance()
         return self.core.explain_held(request_id, self.clock())
 
     def advance(self) -> None:
-        """Bring the load up to now, for whoever wants to look at it."""
+        """Bring the core's load up to the present time, before it is read."""
         now_s = self.clock()
         if self.recorder is not None:
             self.recorder.advance(now_s)
         self.core.ledger.advance(now_s)
 
     def set_policy(self, policy: LoadedPolicy) -> None:
-        """Decide by another policy from now on. Raises PolicyError; the one before stays then."""
+        """Decide by another policy from now on. Raises PolicyError if it is unusable; then the
+        previous one stays.
+        """
         self.core.set_policy(policy)
         if self.recorder is not None:
             self.recorder.set_policy(policy.spec)
 
     def set_model_limits(self, lines: Sequence[str]) -> None:
-        """Bound models by these from now on, each MODEL:KEY=NUMBER,... Raises ValueError."""
+        """Limit models by these lines from now on, each MODEL:KEY=NUMBER,... Raises ValueError if
+        one is malformed.
+        """
         limits = model_limits(lines)
         if limits == self.core.model_limits.limits:
             return

@@ -1,4 +1,4 @@
-"""Lets a request of a known model wait while no worker takes it, and reads it anew afterwards."""
+"""Lets a request of a known model wait while no worker takes it, and reads it again afterwards."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class FirstWorkerWaits:
         self._queue = service.waiting
 
     def can_help(self, state: RequestState, reject: Reject) -> bool:
-        """Return True if a refused request should wait for a worker, and be placed anew then.
+        """Return True if a refused request should wait for a worker, and then be placed again.
 
-        This is so if its model has no worker, or if the last one that had it has just left it. A
-        request that loses a worker again and again may be what ends them.
+        This is so if its model has no worker, or if its last worker has just left. It is not so for
+        a request that has lost its worker too often, because the request may be what ends them.
         """
         if (
             state.waited_in_vain
@@ -59,9 +59,9 @@ class FirstWorkerWaits:
     async def wait(self, state: RequestState, target: Target | None) -> Reject | None:
         """Wait for a worker of the request's model; else return why the request is refused.
 
-        The request is read anew afterwards: the worker that came may have blocks of another size.
-        target: as of `InferenceReader.read`.
-        Raises ClientError as `InferenceReader.read` does, and if its key is no longer valid.
+        The request is read again afterwards, because the new worker may have blocks of another
+        size. target: as for `InferenceReader.read`. Raises ClientError as `InferenceReader.read`
+        does, and if its key is no longer valid.
         """
         arrival, service = state.arrival, self._service
         if state.waits_since is None:

@@ -41,10 +41,10 @@ class _Job:
 
 
 class InTurn:
-    """Runs jobs in the threads of `executor`; the job of the earliest request is always the next.
+    """Runs jobs in the threads of `executor`; the next job is always that of the earliest request.
 
-    A request whose work takes several jobs, one after the other, thus never waits for requests that
-    came after it, but for the jobs of theirs that run already. Lifetime: process.
+    So a request whose work takes several jobs, one after the other, never waits for requests that
+    came after it, except for their jobs that run already. Lifetime: process.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -53,7 +53,8 @@ class InTurn:
         self._jobs = count()
 
     async def run(self, turn: int, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; `turn`: its request's number, smaller ones came earlier.
+        """Return what `work` returns, or raise its error. `turn` is its request's number; smaller
+        ones came earlier.
 
         If this is cancelled, work that has not begun is dropped with all that it holds.
         """

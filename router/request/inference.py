@@ -41,7 +41,7 @@ class Inference:
         self.attempts = attempts
 
     def renew(self, terms: InferenceTerms, attempts: AttemptTerms, movers: Movers | None) -> None:
-        """Read, try and move requests by these from now on."""
+        """Use these parts for reading, attempts and moving of requests from now on."""
         self.reader.terms = terms
         self.attempts.renew(attempts, movers)
 

@@ -43,7 +43,7 @@ _PINGED = (PatientReply, KeptOpenReply)
 
 @dataclass(frozen=True, slots=True)
 class AttemptTerms:
-    """Bounds and times of the attempts at a request. Lifetime: process, replaced on reload."""
+    """Limits and times of the attempts at a request. Lifetime: process, replaced on reload."""
 
     timeouts: Timeouts
     client_buffer_bytes: int

@@ -143,7 +143,7 @@ class MissingPathFilter(PassingSink):
 
     @property
     def _whole_events(self) -> bool:
-        """The client has whole events in whole chunks."""
+        """Return whether the client has only whole events in whole chunks so far."""
         events = self._events
         return events is not None and events.between_chunks and self._events_end == b"\n\n"
 

@@ -13,33 +13,35 @@ from router.upstream.client_reply import ClientReply
 
 
 class MovingStream(ReplySink, Protocol):
-    """One client's stream, for one worker after the other. Lifetime: request."""
+    """One client's stream, which one worker after another may continue. Lifetime: request."""
 
     begun: bool  # the client has seen a part
     reply: ClientReply  # the client's; the first worker's once it has begun
 
     def placed(self, uncached_tokens: int) -> None:
-        """A worker was chosen, which has to compute so many tokens."""
+        """Note that a worker was chosen, which has to compute so many tokens."""
 
     def take(self, kind: str | None, reply: ClientReply) -> bool:
-        """A worker of this kind is next; False where such a one cannot go on with the stream.
+        """Prepare for a worker of this kind. Return False if it cannot continue the stream.
 
-        `reply` is the client's, unless one has begun.
+        `reply` is the client's reply, unless one has begun.
         """
 
     def request(self, request: UpstreamRequest) -> UpstreamRequest:
-        """The request for the worker just taken: `request` itself, or one for the answer's rest."""
+        """Return the request for that worker: `request` itself, or one for the rest of the
+        answer.
+        """
 
     def ended(self, outcome: Outcome) -> Outcome:
-        """The outcome of a dispatch for the client: `resumable` if another worker may go on; if
-        none can, this ends the client's connection.
+        """Return the outcome of a dispatch for the client: `resumable` if another worker may
+        continue; if none can, end the client's connection.
         """
 
     def rest(self) -> Arrival | None:
-        """The request as it stands now; None while nothing has been said of its answer."""
+        """Return the request in its present state; None while no part of its answer was sent."""
 
     def give_up(self, result: str) -> ClientReply:
-        """Break off a begun stream that no worker goes on with, so that the client sees it."""
+        """Break off a begun stream that no worker can continue, so that the client sees it."""
 
 
 class Movers(Protocol):
@@ -48,7 +50,7 @@ class Movers(Protocol):
     def stream(
         self, body: bytes, path: str, arrival: Arrival, encoded: Sequence[Tokens] = ()
     ) -> AbstractContextManager[MovingStream | None]:
-        """The stream of a request; None where it stays with the worker that begins it.
+        """Return the stream of a request; None if it must stay with the worker that begins it.
 
-        `encoded`: the ids that were made here of its prompts.
+        `encoded` has the token ids that the router made of its prompts.
         """

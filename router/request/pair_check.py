@@ -1,8 +1,8 @@
-"""Confirms that both workers of a request still are of one revision, before the second leg is sent.
+"""Confirms that both workers of a request still have one revision, before the second leg is sent.
 
-The prefill leg alone does no harm. Before a leg is sent that depends on what the other worker is,
-both workers' engines are asked for their versions. If one tells another version than it was
-recognized by, it is recognized anew, and the request is placed anew.
+The prefill leg alone does no harm. Before a leg is sent that depends on the other worker's version,
+both engines are asked for theirs. If one reports another version than before, its worker is
+recognized again, and the request is placed again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def group_of(member: Member) -> str | None:
 async def is_one_revision(prefill: Member, decode: Member, group: str | None) -> bool:
     """Return True if both workers are of `group`, and their engines' versions did not change.
 
-    Both questions begin now. A worker that has changed is recognized anew before this returns, if
-    that does not take long.
+    Both questions begin at once. A worker that has changed is recognized again before this returns,
+    if that does not take long.
     """
     if group_of(prefill) != group or group_of(decode) != group:
         return False

@@ -21,21 +21,20 @@ _STREAMS = _NAMED | {"openai"}
 class Pings:
     """Writes a comment now and then to the client of a stream that waits. Lifetime: process.
 
-    Proxies and clients end connections on which nothing comes for a while. The first comment
-    commits the status 200, so that it comes late.
+    Proxies and clients end connections that carry nothing for a while. The first comment commits
+    the status 200, so it is sent late.
     """
 
     def __init__(self, every_s: Callable[[], float], buffer_bytes: Callable[[], int]) -> None:
-        """`every_s`: returns the seconds before a comment; 0: there are none.
-
-        buffer_bytes: as of `ClientReply`.
+        """`every_s` returns the seconds before a comment, or 0 for no comments. buffer_bytes: as
+        for `ClientReply`.
         """
         self._every_s = every_s
         self._buffer_bytes = buffer_bytes
 
     @contextmanager
     def during(self, state: RequestState) -> Iterator[None]:
-        """Write comments until this context is left, if the request is a stream that can have any.
+        """Write comments until this context is left, if the request is a stream that may have any.
 
         The request's `kept_open` has the reply from the first comment on.
         """
@@ -84,9 +83,8 @@ class PatientReply(PassingSink):
     def __init__(
         self, state: RequestState, plain: ClientReply, editor: Editor | None, buffer_bytes: int
     ) -> None:
-        """`plain`: the reply without comments. editor: changes the body; None: nothing does.
-
-        buffer_bytes: as of `ClientReply`.
+        """`plain` is the reply without comments. editor: changes the body; None leaves it as it is.
+        buffer_bytes: as for `ClientReply`.
         """
         self._state = state
         self._plain = plain

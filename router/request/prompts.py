@@ -1,4 +1,4 @@
-"""Token ids and chain hashes of a request's prompt, exact where its tokens can be had, else by
+"""Token ids and chain hashes of a request's prompt: exact if its token ids are available, else from
 text.
 """
 
@@ -53,7 +53,7 @@ _INLINE_BYTES = 1 << 17  # shorter plain bodies are read at once, likewise
 
 @record
 class Prompt:
-    """A prompt as the decision core takes it. Lifetime: request."""
+    """A prompt in the decision core's form. Lifetime: request."""
 
     tokens: int  # of all prompts; exact, or guessed from the text where `approximate`
     longest_tokens: int  # of the longest one
@@ -70,7 +70,9 @@ class Prompt:
 
 @record
 class Plain:
-    """One request's body, as `Scanned`, but for the prompts. Lifetime: request."""
+    """One request's body read the short way: as `Scanned`, but without the prompts. Lifetime:
+    request.
+    """
 
     text: PromptText
     model: str | None
@@ -86,7 +88,7 @@ class Plain:
 
 
 def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
-    """The request of `body`, sent to `path`; None where `scan` must read it. Pure."""
+    """Return the request in `body`, sent to `path`; None if only `scan` can read it. Pure."""
     found = scan_request(
         body, limits.max_messages, limits.max_prompts, limits.max_choices, limits.max_key_chars
     )
@@ -114,19 +116,22 @@ def _hashed(plain: Plain, block_sizes: Iterable[int], model: str, adapter: str |
 
 
 def is_counted(prompt: Prompt) -> bool:
-    """Return True if all token ids of a prompt that came as text are known."""
+    """Return True if all token ids of a text prompt are known."""
     return bool(prompt.encoded) or bool(prompt.rendered_by)
 
 
 class PromptReader:
-    """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date.
+    """Reads requests' prompts, with a tokenizer if there is one. Lifetime: process.
 
-    At most `waiting_max` requests (limits.inflight_requests) wait for a thread of `executor`, or of
-    `long`, where long bodies are read, so that no short prompt waits behind them. Requests have
-    these threads in the order of their turns. Prompts of models that `check` does not trust are
-    read as text. `drops_unused_tools`: a chat with `tool_choice` "none" is rendered without tools.
-    `rendered` makes the prompts that `encoders` do not make as the engines do. `kind_of` gives the
-    kind of engine that serves a model, None if there are several.
+    `now_s` is the wall clock in seconds, for templates that print the date. At most `waiting_max`
+    requests (limits.inflight_requests) wait for a thread of `executor`, or of `long`, where long
+    bodies are read, so that no short prompt waits behind them. Requests get these threads in the
+    order of their turns.
+
+    Prompts of models that `check` does not trust are read as text. `drops_unused_tools` says that a
+    chat with `tool_choice` "none" is rendered without tools. `rendered` makes the prompts that
+    `encoders` cannot make as the engines do. `kind_of` returns the kind of engine that serves a
+    model, or None if there are several.
     """
 
     def __init__(
@@ -162,11 +167,11 @@ class PromptReader:
 
     @property
     def has_tokenizer(self) -> bool:
-        """True if the router has a tokenizer of its own."""
+        """Whether the router has a tokenizer of its own."""
         return self._encoders is not None
 
     def next_turn(self) -> int:
-        """The place in line of a request that has come now, for `scan` and `read`."""
+        """Return the turn of a request that has come now, for `scan` and `read`."""
         return next(self._turns)
 
     async def scan(
@@ -177,12 +182,12 @@ class PromptReader:
         shape: Shape | None = None,
         turn: int | None = None,
     ) -> Scanned | Plain:
-        """The request of `body`, sent to `path`, for `read`. Raises ClientError(400, 413, 429).
+        """Return the request in `body`, sent to `path`, for `read`. Raises ClientError(400, 413,
+        429).
 
-        `shape` reads bodies that are no single JSON object of a known form. Without a `turn` it is
-        behind all that came.
-
-        A tokenizer must see the text itself, which only the long way keeps.
+        `shape` reads bodies that are not a single JSON object of a known form. Without a `turn`,
+        the request is behind all earlier ones. A tokenizer needs the text itself, which only the
+        long way of reading keeps.
         """
         if shape is not None:
             if len(body) < LONG_BYTES:
@@ -213,12 +218,13 @@ class PromptReader:
         turn: int | None = None,
         asked: RenderRequest | None = None,
     ) -> Prompt:
-        """The prompt of a request to `model`, with one chain per block size of its pool.
+        """Return the prompt of a request to `model`, with one chain of hashes for each block size
+        of its pool.
 
-        `model` is the base, where `adapter` names the LoRA adapter that was asked for.
-        Of a request with several prompts the first one places it; one without any counts as a
-        token. Raises ClientError(429) while too many wait. `body_bytes`: of the whole request;
-        `turn`: as for `scan`; `asked`: what a renderer may be asked for.
+        `model` is the base model if `adapter` names the requested LoRA adapter. A request with
+        several prompts is placed by the first one; a request without any counts as one token.
+        Raises ClientError(429) if too many requests wait. `body_bytes` is the length of the whole
+        request; `turn` is as for `scan`; `asked` is what a renderer may be asked for.
         """
         if isinstance(scanned, Plain):  # no tokenizer is asked
             if not scanned.has_ids:
@@ -277,7 +283,9 @@ class PromptReader:
         return await self._in_thread(self._long, turn, hashed)
 
     def _encoder_for(self, scanned: Scanned, model: str) -> PromptEncoder | None:
-        """The encoder of the prompt's text; None where it is read as text, or came as ids."""
+        """Return the encoder of the prompt's text; None if it is read as text, or came as token
+        ids.
+        """
         ids = scanned.prompts and isinstance(scanned.prompts[0], np.ndarray)
         if ids or scanned.by_text or self._encoders is None:
             return None
@@ -288,7 +296,9 @@ class PromptReader:
     def _encoded(
         self, scanned: Scanned, encoder: PromptEncoder | None
     ) -> tuple[Sequence[Tokens], bool]:
-        """The exact ids of each prompt, none where they cannot be had; whether it was refused."""
+        """Return the exact ids of each prompt, none if they are not available; and whether the
+        encoder rejected the prompt.
+        """
         if encoder is None:
             return (), False
         try:
@@ -353,7 +363,9 @@ def _prompt(
     sizes: Iterable[int],
     adapter: str | None,
 ) -> Prompt:
-    """The prompt of ids that came, or were `encoded` here, else of text."""
+    """Return the prompt from the token ids that came with it, or that were `encoded` here, else
+    from text.
+    """
     ids = [one for one in scanned.prompts if isinstance(one, np.ndarray)]
     blocks = [_kept(one, scanned) for one in ids] or encoded
     salt = scanned.cache_salt
@@ -376,7 +388,7 @@ def _rendered_prompt(
     sizes: Iterable[int],
     adapter: str | None,
 ) -> Prompt:
-    """Return the prompt of ids that a renderer made, or of the known beginning of them."""
+    """Return the prompt from the ids that a renderer made, or from their known beginning."""
     ids, media = found.rendered[0]
     chains = media_chains(ids, media, sizes, model=model, adapter=adapter, salt=scanned.cache_salt)
     lengths = [len(one.ids) for one in found.rendered]
@@ -390,12 +402,12 @@ def _rendered_prompt(
 
 
 def _asides(scanned: Scanned) -> tuple[str, Sequenced | None, bool, bool]:
-    """What of a request is the same however its prompt is read."""
+    """Return the fields that are the same however the request's prompt is read."""
     return scanned.routed_by, scanned.sequence, scanned.runs_on, scanned.stops
 
 
 def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:
-    """What `truncate_prompt_tokens` leaves: the last ones, or the first."""
+    """Return the tokens that `truncate_prompt_tokens` leaves: the last ones, or the first."""
     limit = scanned.options.truncate_prompt_tokens
     if type(limit) is not int or not 0 < limit < len(tokens):
         return tokens
@@ -403,7 +415,7 @@ def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:
 
 
 def _texts(scanned: Scanned) -> list[Tokens]:
-    """Each prompt's text as if four bytes were a token."""
+    """Return each prompt's text as pseudo tokens of four bytes."""
     texts = [text for text in scanned.prompts if isinstance(text, str)]
     if not texts:
         return [_text_tokens(_conversation(scanned))]
@@ -415,9 +427,9 @@ def _text_tokens(data: bytes | bytearray) -> Tokens:
 
 
 def _conversation(scanned: Scanned) -> bytearray:
-    """A chat as one text in which an earlier turn is a prefix of the later one.
+    """Return a chat as one text in which an earlier turn is a prefix of the later one.
 
-    Each part is written by itself: all of a long chat at once would hold Python's lock.
+    Each part is written by itself, because a whole long chat at once would hold Python's lock.
     """
     encode, tools = msgspec.json.encode, scanned.options.tools
     text = bytearray(b"[" + b",".join(map(encode, tools)) + b"]" if tools else b"")

@@ -1,4 +1,4 @@
-"""Who a client is by its API key, and what that key allows at each step of a request."""
+"""The API key of each client, and what it allows at each step of a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what a field's value says to ev
 
 
 class TenantRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Rules between tenants."""
+    """Rules on how tenants are kept apart."""
 
     isolate: Annotated[
         bool,
@@ -41,7 +41,7 @@ class TenantRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Tenants:
-    """Lifetime: process."""
+    """Finds the API key and tenant of each request. Lifetime: process."""
 
     def __init__(
         self, keys: KeyRing | None, tenant_header: str, trusted_peers: tuple[Network, ...]
@@ -53,11 +53,15 @@ class Tenants:
 
     @property
     def asks_keys(self) -> bool:
-        """Whether clients' keys are ours to check, and so none of the workers' business."""
+        """Whether the router checks clients' API keys, and so does not pass them to workers."""
         return self._keys is not None
 
     def key_of(self, request: Request) -> Key:
-        """The client's key, or what stands for it. Raises ClientError(401)."""
+        """Return the client's key, or that of the tenant named by a trusted peer, or the default
+        one.
+
+        Raises ClientError(401) if keys are configured and the client's is missing or unknown.
+        """
         if trusts(self._trusted_peers, request.peer or ""):
             named = request.headers.get(self._tenant_header)
             if named:
@@ -65,8 +69,9 @@ class Tenants:
         return self._anybody if self._keys is None else self.presented(request)
 
     def presented(self, request: Request) -> Key:
-        """The key that the client itself presents, whatever a peer names. Raises ClientError(401)
-        where there is none, or none is known.
+        """Return the key that the client itself presents, even if a trusted peer names another.
+
+        Raises ClientError(401) if it is missing or unknown.
         """
         if self._keys is None:
             return _checked(None)
@@ -97,7 +102,9 @@ def tenant_header(name: str, tenant: str) -> Header:
 
 
 def bearer_key(authorization: str | None, keys: KeyRing) -> Key:
-    """The key in `Authorization: Bearer KEY`. Raises ClientError(401), which shows none of it."""
+    """Return the key in `Authorization: Bearer KEY`. Raises ClientError(401), which quotes none of
+    it.
+    """
     scheme, _, presented = (authorization or "").partition(" ")
     return _checked(keys.of_key(presented.strip()) if scheme.lower() == "bearer" else None)
 
@@ -119,9 +126,10 @@ EXHAUSTED = "rate_limit_exceeded"
 
 
 def tokens_used(outcome: Outcome, prompt_tokens: int) -> tuple[int, int] | None:
-    """Tokens of prompt and answer by the worker's account, else by ours: `prompt_tokens`, events.
+    """Return the tokens of prompt and answer by the worker's count, else by the router's:
+    `prompt_tokens`, events.
 
-    None where it gave nothing: another worker may.
+    None if the worker gave no answer, because another worker may.
     """
     usage = outcome.usage
     prompt = None if usage is None else usage.prompt_tokens
@@ -134,7 +142,7 @@ def tokens_used(outcome: Outcome, prompt_tokens: int) -> tuple[int, int] | None:
 
 
 def too_many(exhausted: Exhausted, left: tuple[tuple[str, str], ...]) -> ClientError:
-    """The refusal of a request whose key is at a limit; `left`: its key's headers."""
+    """Return the refusal of a request whose key is at a limit; `left` has its key's headers."""
     wait_s = exhausted.retry_after_s
     again = (
         ("Retry-After", str(max(math.ceil(wait_s), 1))),
@@ -145,9 +153,9 @@ def too_many(exhausted: Exhausted, left: tuple[tuple[str, str], ...]) -> ClientE
 
 
 def check_model(terms: KeyTerms, model: str, served: str | None = None) -> None:
-    """Raises ClientError(403) for a model that the key is not for.
+    """Raise ClientError(403) if the key does not allow the model.
 
-    served: the model that `model` is a name of. A key may be for either.
+    served: the model that the name `model` means. A key may allow either.
     """
     if terms.models and not any(map(terms.allows_model, (model, served or model))):
         why = f"this API key may not use the model {model!r}"
@@ -155,11 +163,11 @@ def check_model(terms: KeyTerms, model: str, served: str | None = None) -> None:
 
 
 def priority_within(terms: KeyTerms, priority: int, hint: int | None = None) -> int:
-    """The priority of a request that asked for `priority`; 0: it did not ask.
+    """Return the priority of a request that asked for `priority`; 0 means that it did not ask.
 
     hint: the priority that it asked for in another router's form, which no engine reads; it counts
-    if `priority` is 0, and is brought into the key's range.
-    Raises ClientError(403) for a priority out of the key's range: engines would believe it.
+    if `priority` is 0, and is limited to the key's range. Raises ClientError(403) if `priority` is
+    out of the key's range, because engines would obey it.
     """
     if not priority and hint is not None:
         least, most = terms.priority or _ANY
@@ -174,7 +182,9 @@ def priority_within(terms: KeyTerms, priority: int, hint: int | None = None) -> 
 
 
 def objectives_of(lines: Iterable[str]) -> dict[str, int]:
-    """By name, each line as NAME=PRIORITY. Raises ValueError."""
+    """Return the priority of each objective, from lines NAME=PRIORITY. Raises ValueError if one is
+    malformed.
+    """
     found: dict[str, int] = {}
     for line in lines:
         name, equals, number = line.rpartition("=")
@@ -188,10 +198,10 @@ def objectives_of(lines: Iterable[str]) -> dict[str, int]:
 
 
 def salt_of(terms: KeyTerms, asked: str | None, isolate: bool) -> str | None:
-    """The salt of a request's cache: the client's own, where nothing keeps tenants apart.
+    """Return the salt of a request's cache: the client's own, if tenants are not kept apart.
 
-    Else 32 hex digits made of the tenant's and of what the client asked for. Nobody can write
-    another tenant's salt, for what is written is never used as it is.
+    Else it is 32 hex digits made of the tenant's salt and the client's. No client can write another
+    tenant's salt, because a client's salt is never used as it is.
     """
     if terms.salt is None and not isolate:
         return asked

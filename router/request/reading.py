@@ -39,7 +39,7 @@ Header = Callable[[str], str | None]  # the value of a request's header, by its 
 
 @dataclass(frozen=True, slots=True)
 class InferenceTerms:
-    """Bounds of reading inference requests. Lifetime: process, replaced on reload."""
+    """Limits on reading inference requests. Lifetime: process, replaced on reload."""
 
     scan: ScanLimits
     identity: IdentityReader
@@ -51,7 +51,7 @@ class InferenceTerms:
 
 
 class Understood(NamedTuple):
-    """A request as it was read, before its body is what its worker gets. Lifetime: request."""
+    """A request as it was read, before its body is edited for the worker. Lifetime: request."""
 
     arrival: Arrival
     prompt: Prompt
@@ -124,11 +124,11 @@ class InferenceReader:
         target: Target | None = None,
         edits: bool = True,
     ) -> Understood:
-        """Return a request's description for the decision core, and what else was read of it.
+        """Return a request's description for the decision core, and the other results of reading
+        it.
 
-        The caller must add the salt to the body; None means no salt.
-        named: the model to use if the body names none. edits: as for `read`.
-        Raises ClientError as `read` does.
+        The caller must add the salt to the body; None means no salt. named: the model to use if the
+        body names none. edits: as for `read`. Raises ClientError as `read` does.
         """
         terms, service, turn = self.terms, self._service, self._prompts.next_turn()
         shape = None if target is None else self._shape(headers.get, target)
@@ -263,7 +263,7 @@ def _refuse_codings(request: Request) -> None:
 
 
 async def _renamed(body: bytes, name: NamedModel, asked: str | None) -> tuple[bytes, NamedModel]:
-    """Return the body with the name of the served model, and what the client really asked for."""
+    """Return the body with the name of the served model, and the name that the client used."""
     if asked is None:
         return body, replace(name, asked=None)
     if name.renames:

@@ -1,4 +1,4 @@
-"""Sequences of requests, each of which has to stay with one worker."""
+"""Sequences of requests, each of which must stay with one worker."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from router.body.scan import Sequenced
 
 
 class Sequences:
-    """Which worker has which sequence: all its requests must meet the same one.
+    """Maps sequences to workers: all requests of a sequence must go to the same worker. Lifetime:
+    process.
 
-    Lifetime: process. A sequence is known from its first request to the one that ends it, or until
-    so many others came since.
+    A sequence is known from its first request to the one that ends it, or until so many others have
+    come since.
     """
 
     def __init__(self, most: int = 65_536) -> None:
@@ -22,13 +23,13 @@ class Sequences:
         return len(self._workers)
 
     def worker_of(self, model: str, tenant: str | None, sequence: Sequenced) -> int | None:
-        """The only worker that may have this request; None: any may."""
+        """Return the only worker that may get this request; None if any may."""
         if sequence.start:
             return None
         return self._workers.get((model, tenant, sequence.id))
 
     def sent(self, model: str, tenant: str | None, sequence: Sequenced, worker_id: int) -> None:
-        """A request of it goes to this worker."""
+        """Note that a request of the sequence is sent to this worker."""
         key = model, tenant, sequence.id
         self._workers.pop(key, None)
         if sequence.end:

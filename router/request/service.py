@@ -1,4 +1,4 @@
-"""What serving a request needs of the router: the core, the fleet, what is counted and written."""
+"""The parts of the router that serving a request needs: the core, the fleet, counters and logs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _nobody_waits(dispatcher: Dispatcher) -> WorkerWait:
 
 
 class Service:
-    """Lifetime: process."""
+    """The parts of the router that serving a request needs. Lifetime: process."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Service:
         refuses: Callable[[], bool] = lambda: False,
         waiting: WorkerWait | None = None,
     ) -> None:
-        """`hits`: judges how exact workers' hits are. `tracer`: there is one where traces are
-        exported. `hangs`: what of this router does not
-        go on; empty: all does. `refuses`: whether it refuses new requests while it drains.
-        `waiting`: requests that wait for a first worker; None: no request does.
+        """`hits` judges how exact workers' hits are. `tracer` exists if traces are exported.
+        `hangs` returns which part of this router hangs, "" if none does. `refuses` says whether it
+        refuses new requests while it drains. `waiting` has the requests that wait for a first
+        worker; None if requests never wait.
         """
         self.dispatcher = dispatcher
         self.fleet = fleet
@@ -103,14 +103,14 @@ class Service:
         self.retired = why
 
     def id_of(self, request: Request) -> str:
-        """The client's number for a request, else one of ours, which no other router gives."""
+        """Return the client's id for a request, else a new one, which no other router gives."""
         given = request.headers.get(ID_HEADER)
         if given is not None and _ID.fullmatch(given):
             return given
         return f"{self._id_prefix}-{next(self._id_numbers):x}"
 
     def write(self, record: RequestRecord) -> None:
-        """Hand the record of a request to whoever writes it down. Never waits."""
+        """Pass the record of a request to the logs and traces. Never waits."""
         if self.request_log is not None and record.arrival is not None:
             self.request_log.put(record)
         if self.access is not None:
@@ -119,17 +119,17 @@ class Service:
             self.traces.put(record)
 
     def ready_workers(self) -> int:
-        """How many workers take requests now."""
+        """Return how many workers take requests now."""
         return sum(w.takes_requests for w in self.dispatcher.core.workers)
 
     def ready_by_model(self) -> dict[str, int]:
-        """Of each model served, sorted: how many of its workers take requests now."""
+        """Return for each served model, sorted, how many of its workers take requests now."""
         workers = self.dispatcher.core.workers
         return {m: sum(w.takes_requests for w in workers.serving(m)) for m in workers.models()}
 
     def takes(self, model: str) -> bool:
-        """True if a worker of the model takes requests now, or they are held because most of its
-        workers leave probes unanswered.
+        """Return True if a worker of the model takes requests now, or if they are held because most
+        of its workers do not answer probes.
         """
         core = self.dispatcher.core
         panics = core.health.silences.panics
@@ -139,24 +139,27 @@ class Service:
         )
 
     def promises(self, model: str | None = None) -> bool:
-        """Return True if requests of a model may come though it has no worker (`waiting.models`).
-
-        None: of any model.
+        """Return True if requests of a model are welcome though it has no worker
+        (`waiting.models`); for None, of any model.
         """
         return self.waiting.is_promised(model)
 
     def takes_any(self) -> bool:
-        """True if it `takes` requests for at least one model, or keeps them for a first worker."""
+        """Return True if the router `takes` requests for at least one model, or keeps them for a
+        first worker.
+        """
         return self.promises() or any(map(self.takes, self.dispatcher.core.workers.models()))
 
     def halves_missing(self) -> dict[str, list[HalfMissing]]:
-        """Of each model whose workers have roles that do nothing now: which and why."""
+        """Return for each model which workers' roles are useless now, and why."""
         workers = self.dispatcher.core.workers
         found = ((model, workers.halves_missing(model)) for model in workers.models())
         return {model: halves for model, halves in found if halves}
 
     def unserved(self, model: str) -> str:
-        """Why none of a model's ready workers, nor a pair of them, can serve; empty: they can."""
+        """Return why neither a ready worker of a model nor a pair of them can serve; "" if they
+        can.
+        """
         workers = self.dispatcher.core.workers
         ready = [w.facts for w in workers.serving(model) if w.state == "ready"]
         if not ready or serves(ready):
@@ -165,7 +168,7 @@ class Service:
         return f"the model {model!r} cannot be served: {why}"
 
     def tell_halves(self) -> None:
-        """Log which roles do nothing, where that changed. Called on every tick."""
+        """Log which roles are useless, if that changed. Called on every tick."""
         workers = self.dispatcher.core.workers
         if workers.version == self._told_version:
             return
@@ -178,17 +181,19 @@ class Service:
         self._told_halves = now
 
     def reasons(self) -> tuple[str, ...]:
-        """Why no new requests are wanted here, whatever the workers say; none: they are."""
+        """Return why this router wants no new requests, apart from its workers' state; none if it
+        does.
+        """
         drained = "the router is draining" if self.draining else ""
         return tuple(why for why in (drained, self.retired) if why)
 
     def drain(self, by: str) -> None:
-        """Be ready no more. What comes is served, or refused where the configuration says so."""
+        """Stop being ready. New requests are served, or refused if the configuration says so."""
         log.info("the router is draining, by %s", by)
         self.draining = True
 
     def undrain(self, by: str) -> None:
-        """Take that back."""
+        """Be ready again after `drain`."""
         log.info("the router drains no more, by %s", by)
         self.draining = False
 
@@ -205,11 +210,15 @@ class Service:
         return Reject(request_id, 503, _DRAINING, why, core.settings.retry_after_s)
 
     def faulty(self, status: int) -> None:
-        """A request was refused as its client's own fault, or (500) ended by a defect of ours."""
+        """Count a request that was refused as its client's own fault, or (500) that a defect of the
+        router ended.
+        """
         self.metrics.requests.faulty(status)
 
     def cards(self) -> list[dict[str, Any]]:
-        """Each model once, with the shortest limit of its workers, as `GET /v1/models` shows it."""
+        """Return a card for each model, with the shortest limit of its workers, as `GET /v1/models`
+        shows it.
+        """
         limits: dict[str, list[int]] = {}
         for member in self.fleet.members.values():
             if member.recognized is None:
@@ -223,7 +232,7 @@ class Service:
         return cards if self.names is None else self.names.with_cards(cards)
 
     def card(self, name: str) -> dict[str, Any] | None:
-        """Return one of these cards; None for a name that has none."""
+        """Return the card of one model; None if there is none."""
         card = self._model_card(name)
         return card if card or self.names is None else self.names.card(name, self._model_card)
 

@@ -99,13 +99,13 @@ class RequestState:
         self.account.name = read.name
 
     def came(self) -> Arrival:
-        """Return the request's description, with the time when it came, before it ever waited."""
+        """Return the request's description, with the time of its arrival, before any wait."""
         if self.waits_since is None:
             return self.arrival
         return replace(self.arrival, now_s=self.waits_since.at_s)
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enter a context that is left when the request is over, and return what it gives."""
+        """Enter a context that is left when the request is over, and return its value."""
         if self._exits is None:
             self._exits = ExitStack()
         return self._exits.enter_context(context)

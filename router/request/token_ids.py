@@ -1,4 +1,4 @@
-"""Token ids sent to a worker in place of a prompt's text, where its engine takes them."""
+"""Replaces a prompt's text by token ids for workers whose engines accept them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _WRITTEN_IDS = 1 << 16  # at a time: other threads wait meanwhile
 
 
 def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> bytes:
-    """`body`, sent to `path` of a worker of `kind`, with the ids of its prompts instead of text.
+    """Return `body`, sent to `path` of a worker of `kind`, with the ids of its prompts instead of
+    text.
 
-    All other bytes stay as they were. The body as it came, where such a worker takes no ids or
-    there are none.
+    All other bytes stay as they were. The body is unchanged if the worker accepts no ids or there
+    are none.
     """
     if not ids:
         return body
@@ -37,7 +38,7 @@ def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> 
 
 
 def _with_field(body: bytes, name: str, ids: Tokens) -> bytes:
-    """The body with one more field before its others; the body itself where it has that one."""
+    """Return the body with one more field before its others; unchanged if it has that field."""
     fault, _, (there,) = body_fields(body, (name,))
     if fault is not None or there is not None:
         return body
@@ -45,6 +46,6 @@ def _with_field(body: bytes, name: str, ids: Tokens) -> bytes:
 
 
 def _written(ids: Tokens) -> bytes:
-    """The ids as JSON."""
+    """Return the ids as JSON."""
     parts = (ids[at : at + _WRITTEN_IDS] for at in range(0, len(ids), _WRITTEN_IDS))
     return b"[%b]" % b",".join(msgspec.json.encode(part.tolist())[1:-1] for part in parts)

@@ -1,4 +1,6 @@
-"""The reader of prompts with its tokenizer, and the check that workers read them alike."""
+"""The reader of prompts with its tokenizer, and the check that workers read them in the same
+way.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from router.tokens.turns import TurnMemo
 
 
 class Tokenizing:
-    """Reads prompts, and checks that workers read them alike. Lifetime: process.
+    """Reads prompts, and checks that workers read them in the same way. Lifetime: process.
 
-    Raises ValueError for a tokenizer that cannot be used.
+    Raises ValueError if the tokenizer is unusable.
     """
 
     def __init__(
@@ -35,7 +37,9 @@ class Tokenizing:
         fleet: FleetManager,
         http: aiohttp.ClientSession,
     ) -> None:
-        """`threads`: where prompts are tokenized, and where long bodies are read."""
+        """`threads` are those in which prompts are tokenized, and those in which long bodies are
+        read.
+        """
         encoders = encoders_of(terms)
         self.check = TokenCheck(time.monotonic, lambda: probing().recheck_s)
         self.renderers = Renderers(http, fleet, time.monotonic, rendering)
@@ -64,12 +68,12 @@ class Tokenizing:
             )
 
     async def run(self) -> None:
-        """Probe renderers, and ask workers for their ids of fixed prompts, for ever."""
+        """Probe renderers, and workers' token ids of fixed prompts, for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.renderers.run())
             if self._probe is not None:
                 tasks.create_task(self._probe.run())
 
     async def close(self) -> None:
-        """End the calls of renderers that no request waits for."""
+        """End the calls to renderers for which no request waits."""
         await self.rendered.close()

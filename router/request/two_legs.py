@@ -95,9 +95,9 @@ class TwoLegs:
     ) -> AttemptEnd:
         """Send the leg that answers, or the whole request, to one worker, and relay the answer.
 
-        If the leg depends on what another worker is, both are confirmed first. It is not sent
-        again where a kept connection turns out to be closed, because the worker may have been
-        replaced: the request is placed anew then.
+        If the leg depends on another worker's version, both are confirmed first. It is not sent
+        again if a kept connection turns out to be closed, because the worker may have been
+        replaced: the request is then placed again.
         """
         first, group = self._other_worker(state, attempt, member)
         if first is None:
@@ -127,7 +127,7 @@ class TwoLegs:
     def changed(self, state: RequestState) -> str:
         """Return the cause for the core if a worker of a pair changed before the leg was sent.
 
-        A request for which this happens too often fails as others do: its workers' versions do not
+        A request for which this happens too often fails, because its workers' versions do not
         settle.
         """
         state.changed_pairs += 1

@@ -1,4 +1,4 @@
-"""Collects from the router's parts what decides how exact each worker's expected hits are."""
+"""Judges how exact each worker's expected hits are, from facts of several parts of the router."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WorkerHits:
     def of_request(self, member: Member | None, prompt: Prompt) -> HitVerdict | None:
         """Return how exact a request's expected hits at a worker are; None if the worker has left.
 
-        Token ids that came with the request are exact, whatever tokenizer there is.
+        Token ids that came with the request are exact with any tokenizer.
         """
         worker = None if member is None else self._core.workers.get(member.worker_id)
         verdict = None if member is None else self.of(member, worker)
@@ -109,7 +109,7 @@ _RENDERED: Mapping[RenderState, TokenState | None] = MappingProxyType(
 
 
 def _can_tell_again(source: EventSource | None) -> bool:
-    """Return True if missed events, or the whole cache, can be had of the engine again."""
+    """Return True if the engine can replay missed events, or send its whole cache."""
     if not isinstance(source, ZmqSource):
         return False
     return source.replay is not None or source.snapshot is not None
