@@ -1,4 +1,4 @@
-"""Answers of small engines, without what differs between two of the same."""
+"""Answers of real engines, without the fields that differ between two equal answers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from tests.engines.traffic import requests
 
 
 def base_requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Requests as to vLLM, but for the adapter, which SGLang does not compute with on a CPU."""
+    """Return the same requests as for vLLM without those for an adapter, which SGLang cannot
+    compute on a CPU.
+    """
     return ((path, body) for path, body in requests(seed, count) if body["model"] != LORA)
 
 
 async def answer_of(url: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    """Status and text of an answer without what differs between two of the same."""
+    """Return an answer's (status, text) without ids, times and cached tokens."""
     async with aiohttp.request("POST", f"{url}{path}", data=json.dumps(body)) as reply:
         text = await reply.text()
     text = re.sub(r'"(id|created|cached_tokens)":("[^"]*"|\d+)', "", text)

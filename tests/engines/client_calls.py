@@ -1,8 +1,8 @@
-"""LiteLLM and LlamaIndex ask a server: a program for the environment of these clients.
+"""Sends requests with LiteLLM and LlamaIndex: a program for these clients' own environment.
 
     python client_calls.py URL MODEL
 
-Prints one JSON object: what each call gave, by its name.
+It prints one JSON object with the result of each call by its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKENS = 12
 
 
 def of_litellm(url: str, model: str) -> dict[str, Any]:
-    """Chats, whole and streamed, with tools, and a completion."""
+    """Call a server with LiteLLM: chats, whole and streamed, with tools, and a completion."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it is downloaded
     litellm = importlib.import_module("litellm")
     asked = {"api_base": f"{url}/v1", "api_key": "none", "max_retries": 0, "temperature": 0}
@@ -46,7 +46,7 @@ def of_litellm(url: str, model: str) -> dict[str, Any]:
 
 
 def of_llama_index(url: str, model: str) -> dict[str, Any]:
-    """A completion and chats, whole and streamed."""
+    """Call a server with LlamaIndex: a completion and chats, whole and streamed."""
     module = importlib.import_module("llama_index.llms.openai_like")
     types = importlib.import_module("llama_index.core.llms")
     model_at = module.OpenAILike(
@@ -66,7 +66,7 @@ def of_llama_index(url: str, model: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Asks by each client."""
+    """Call the server with each client and print the results."""
     url, model = sys.argv[1:]
     print(json.dumps(of_litellm(url, model) | of_llama_index(url, model)))
 

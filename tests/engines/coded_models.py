@@ -1,4 +1,4 @@
-"""Models that vLLM renders by code of its own, with their real vocabularies and random weights."""
+"""Models that vLLM renders by its own code, with their real vocabularies and random weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 16_384  # tokens of a prompt
 
 @dataclass(frozen=True, slots=True)
 class CodedModel:
-    """A model that vLLM renders by code of its own."""
+    """A model whose chats vLLM renders by its own code and not by a template."""
 
     name: str
     config: Mapping[str, Any]
@@ -29,12 +29,12 @@ class CodedModel:
 
     @property
     def serving(self) -> tuple[str, ...]:
-        """What `vllm serve` is told of it."""
+        """The arguments of `vllm serve` for the model."""
         flags = ("--load-format", "dummy", "--max-model-len", str(LONGEST), "--enable-scale-out")
         return (*flags, *self.flags)
 
     def make(self, folder: Path) -> Path:
-        """Writes its configuration and vocabulary into `folder`; returns it."""
+        """Write the model's configuration and vocabulary into `folder`; return the folder."""
         folder.mkdir()
         config = {**SHARED, **self.config, "max_position_embeddings": LONGEST}
         (folder / "config.json").write_text(json.dumps(config))

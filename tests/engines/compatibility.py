@@ -1,10 +1,11 @@
-"""Which release of vLLM passed what: a table, written by each run of the tests before real ones.
+"""The table of vLLM releases and the tests that each has passed, written by each run of these
+tests.
 
     python -m tests.engines.compatibility [--docs]
 
-A run adds its outcomes to `build/engines/compatibility.json`, so releases may be tried one after
-the other. This prints the table; with `--docs` it goes into docs/engines.md, where releases that
-were not run here keep their rows.
+A run adds its outcomes to `build/engines/compatibility.json`, so releases may be tested one after
+the other. This program prints the table; with `--docs` it updates docs/engines.md, where releases
+that were not run here keep their rows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Outcomes = dict[str, dict[str, str]]  # release -> test, or what it counted -> o
 
 
 def add(seen: Outcomes, at: Path = RESULTS) -> None:
-    """Adds the outcomes of a run; another run may do so at the same time."""
+    """Add the outcomes of a run to the file, under a lock against other runs."""
     at.parent.mkdir(parents=True, exist_ok=True)
     with at.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -67,7 +68,7 @@ def add(seen: Outcomes, at: Path = RESULTS) -> None:
 
 
 def table(known: Outcomes) -> str:
-    """The releases, newest first, as Markdown."""
+    """Return the table of releases as Markdown, newest first."""
     return _page_table({release: _row(release, outcomes) for release, outcomes in known.items()})
 
 
@@ -94,7 +95,7 @@ def _cell(outcomes: Mapping[str, str], column: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table, or puts it into the page."""
+    """Print the table, or update it in the docs page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,6 @@
-"""Two real servers and a router in front of them, started once for all tests of a version."""
+"""Fixtures with two real servers and a router, started once for all tests of an engine's
+version.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,14 @@ ROUTER = ("--migration-moves", "2", "--intervals-health-s", "0.5")
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_servers() -> Iterator[None]:
-    """Starts nothing: the first server does."""
+    """Let vLLM's servers be forked; the first server starts the process that forks them."""
     with forking_vllm():
         yield
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the small model."""
+    """Return the folder of the small model."""
     return make_model(tmp_path_factory.mktemp("model"))
 
 
@@ -66,20 +68,20 @@ def _releases(config: pytest.Config) -> tuple[str, ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test of real servers for each release."""
+    """Repeat each test of real vLLM servers for each release."""
     if "vllm" in metafunc.fixturenames:
         metafunc.parametrize("vllm", _releases(metafunc.config), indirect=True, scope="session")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Each report says before which release it was."""
+    """Add the vLLM release to the test's report."""
     release = getattr(item, "callspec", None) and item.callspec.params.get("vllm")
     if release:
         item.user_properties.append(("vllm", release))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Notes the outcome of a test before a release; a failed teardown is a failure."""
+    """Record a test's outcome for its release; a failed teardown counts as a failure."""
     told = dict(report.user_properties)
     if "vllm" not in told or (report.when == "setup" and report.outcome == "passed"):
         return
@@ -93,20 +95,20 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Adds this run to the table."""
+    """Add this run to the table of releases."""
     if OUTCOMES:
         add(OUTCOMES)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Shows the table as it is now."""
+    """Print the current table of releases."""
     if OUTCOMES:
         terminalreporter.write_line(table(json.loads(RESULTS.read_text())))
 
 
 @asynccontextmanager
 async def _pool(servers: list[Server], folder: Path, *flags: str) -> AsyncIterator[Pool]:
-    """The servers and a router in front of them; skips where their release is not to be had."""
+    """Yield the running servers and a router; skip the test if their release is not installed."""
     environment, model = servers[0].environment.or_skip(), servers[0].model
     try:
         for server in servers:
@@ -131,7 +133,7 @@ async def _pool(servers: list[Server], folder: Path, *flags: str) -> AsyncIterat
 async def vllm(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> AsyncIterator[Pool]:
-    """Two servers of one release and a router."""
+    """Yield two vLLM servers of one release and a router."""
     environment, folder = Environment("vllm", request.param), tmp_path_factory.mktemp("vllm")
     servers = [Server(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
     async with _pool(servers, folder) as pool:
@@ -144,7 +146,7 @@ async def vllm(
 async def hybrid(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[HybridModel, Pool]]:
-    """A server of each model whose layers do not all keep everything, and a router."""
+    """For each hybrid model, yield a vLLM server and a router."""
     async with _made(request.param, tmp_path_factory) as both:
         yield both
 
@@ -155,14 +157,14 @@ async def hybrid(
 async def drafted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[HybridModel, Pool]]:
-    """A server of each model with a draft head, and a router."""
+    """For each model with a draft head, yield a vLLM server and a router."""
     async with _made(request.param, tmp_path_factory) as both:
         yield both
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tooled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
-    """A server that renders chats with tools in several styles, and a router."""
+    """Yield a vLLM server that renders chats with tools in several styles, and a router."""
     async with _made(TOOLED, tmp_path_factory) as (_, pool):
         yield pool
 
@@ -183,7 +185,7 @@ async def _made(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def images(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
-    """A server of a model that reads images, and a router."""
+    """Yield a vLLM server of a model that reads images, and a router."""
     torchvision = Environment("torchvision", NEWEST_TORCHVISION).or_skip()
     folder = tmp_path_factory.mktemp("images")
     server = Server(
@@ -200,7 +202,7 @@ async def images(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool
 async def coded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[CodedModel, Pool]]:
-    """A server of each model that no template renders, and a router."""
+    """For each model that vLLM renders by its own code, yield a server and a router."""
     made: CodedModel = request.param
     folder = tmp_path_factory.mktemp(made.name)
     server = Server(
@@ -217,9 +219,10 @@ async def coded(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def sglang(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
-    """Two servers and a router: the first with SGLang's tree in Rust, the second in Python.
+    """Yield two SGLang servers and a router: the first has SGLang's prefix tree in Rust, the second
+    in Python.
 
-    Their template shows no tools, into which SGLang writes a null that the router does not.
+    Their template shows no tools, because SGLang writes a null into tools that the router does not.
     """
     model = make_model(tmp_path_factory.mktemp("toolless"), shows_tools=False)
     environment, folder = Environment("sglang", NEWEST_SGLANG), tmp_path_factory.mktemp("sglang")
@@ -241,7 +244,7 @@ async def sglang(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def llamacpp(tmp_path_factory: pytest.TempPathFactory, model: Path) -> AsyncIterator[Pool]:
-    """Two servers and a router."""
+    """Yield two llama.cpp servers and a router."""
     environment = Environment("llamacpp", NEWEST_LLAMACPP)
     folder = tmp_path_factory.mktemp("llamacpp")
     servers = [LlamaServer(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
@@ -251,7 +254,7 @@ async def llamacpp(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Asy
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def triton(tmp_path_factory: pytest.TempPathFactory, model: Path) -> AsyncIterator[Pool]:
-    """Two servers and a router that passes on the paths it does not know, as Triton's are."""
+    """Yield two Triton servers and a router that passes unknown paths on, as Triton's paths are."""
     environment = Environment("triton", NEWEST_TRITON)
     folder = tmp_path_factory.mktemp("triton")
     servers = [TritonServer(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
@@ -261,7 +264,7 @@ async def triton(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Async
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[DoctorsTriton]]:
-    """Two, without a model."""
+    """Yield two Triton servers without a model."""
     environment = Environment("triton", NEWEST_TRITON).or_skip()
     folder = tmp_path_factory.mktemp("doctor")
     both = [

@@ -1,9 +1,9 @@
-"""Models of Triton's Python backend that are slow in known ways, for the doctor to find out.
+"""Models for Triton's Python backend that are slow in known ways, for tests of the doctor.
 
-They run in Triton's processes, not in ours, and import nothing of ours. `kind` among the parameters
-says which: a batch of `base_ms` + `per_ms` a row; a `crowd` of threads that share one processor; an
-`engine` with in-flight batches, a KV cache and the gauges of the TensorRT-LLM backend; a `bls` that
-asks that engine, or the model named as `asks`, one request after the other.
+They run in Triton's processes and import nothing of ours. The parameter `kind` selects the model: a
+batch that takes `base_ms` + `per_ms` a row; a `crowd` of threads that share one processor; an
+`engine` with in-flight batching, a KV cache and the gauges of the TensorRT-LLM backend; a `bls`
+that calls that engine, or the model given as `asks`, one request after the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GAUGES = {
 
 
 class Running:
-    """One request at the engine. Lifetime: request."""
+    """One request in the engine. Lifetime: request."""
 
     def __init__(self, request: Any, prompt: int, longest: int, answer: int) -> None:
         self.sender = request.get_response_sender()
@@ -45,17 +45,19 @@ class Running:
 
     @property
     def held(self) -> int:
-        """Blocks of what it has computed."""
+        """The blocks of the tokens computed so far."""
         return -(-(self.prompt + self.done) // BLOCK)
 
     @property
     def reserved(self) -> int:
-        """Blocks of all that it may become."""
+        """The blocks that the request needs at its greatest length."""
         return -(-(self.prompt + self.longest) // BLOCK)
 
 
 class Engine:
-    """In-flight batching with a KV cache, a step each 5 ms. Lifetime: model."""
+    """An engine with in-flight batching and a KV cache, which takes a step every 5 ms. Lifetime:
+    model.
+    """
 
     def __init__(self, model: str, settings: dict[str, str]) -> None:
         self.most = int(settings.get("batch", "64"))
@@ -78,14 +80,14 @@ class Engine:
         self.thread.start()
 
     def add(self, request: Running) -> None:
-        """A request arrives."""
+        """Add a request to the queue."""
         with self.lock:
             self.waiting.append(request)
             self.inputs += 1
             self.input_tokens += request.prompt
 
     def run(self) -> None:
-        """Step after step; still while there is nothing to do."""
+        """Take one step after another until the end; skip steps while there are no requests."""
         while not self.over:
             time.sleep(STEP_S)
             with self.lock:
@@ -93,7 +95,7 @@ class Engine:
                     self.step()
 
     def step(self) -> None:
-        """Admit whom the cache can hold to the end, and give each a token."""
+        """Admit the requests that fit into the cache to their end, and compute a token of each."""
         context = 0
         while self.waiting and len(self.batch) < self.most:
             reserved = sum(one.reserved for one in self.batch) + self.waiting[0].reserved
@@ -112,7 +114,7 @@ class Engine:
         self.batch = [one for one in self.batch if one.left > 0]
 
     def show(self, context: int) -> None:
-        """As the backend does after each step."""
+        """Set the gauges, as the TensorRT-LLM backend does after each step."""
         used = sum(one.held for one in self.batch)
         requests, cache, batcher, general, *lengths = GAUGES
         values = {
@@ -134,10 +136,10 @@ class Engine:
 
 
 class TritonPythonModel:
-    """What Triton calls. Lifetime: model."""
+    """The model class that Triton's Python backend calls. Lifetime: model."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Once."""
+        """Read the model's parameters; Triton calls this once."""
         config = json.loads(args["model_config"])
         settings = {k: v["string_value"] for k, v in config["parameters"].items()}
         self.kind = settings.get("kind", "batch")
@@ -150,7 +152,7 @@ class TritonPythonModel:
         self.engine: Any = Engine(args["model_name"], settings) if is_engine else None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        """Answers, or begins to."""
+        """Answer a batch of requests, or begin to answer them."""
         if self.kind == "engine":
             for request in requests:
                 text = value(request, "text_input", b"")
@@ -168,7 +170,7 @@ class TritonPythonModel:
         return [self.same(request) for request in requests]
 
     def think(self, sender: Any) -> None:
-        """All threads need the processor, a little at a time."""
+        """Compute in one of many threads that share the processor, a little at a time."""
         for _ in range(10):
             with self.processor:
                 time.sleep(self.base_s / 10)
@@ -176,7 +178,7 @@ class TritonPythonModel:
         sender.send(answered(), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def passed(self, request: Any) -> Any:
-        """What the other model answers; meanwhile this instance does nothing else."""
+        """Return the other model's answer; this instance does nothing else meanwhile."""
         inner = pb_utils.InferenceRequest(
             model_name=self.asks, requested_output_names=self.outputs, inputs=request.inputs()
         )
@@ -187,7 +189,7 @@ class TritonPythonModel:
         return answered()
 
     def same(self, request: Any) -> Any:
-        """Each output is the first input, or zeros."""
+        """Return outputs equal to the first input, or zeros."""
         if self.outputs == ["text_output"]:
             return answered()
         if self.outputs == ["QUERY"]:
@@ -198,19 +200,19 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(self.outputs[0], zeros)])
 
     def finalize(self) -> None:
-        """The model is unloaded."""
+        """Stop the engine when the model is unloaded."""
         if self.engine is not None:
             self.engine.over = True
             self.engine.thread.join()
 
 
 def value(request: Any, name: str, default: Any) -> Any:
-    """The only element of an input."""
+    """Return the only element of an input, or `default`."""
     found = pb_utils.get_input_tensor_by_name(request, name)
     return default if found is None else found.as_numpy().reshape(-1)[0]
 
 
 def answered() -> Any:
-    """An answer of one text."""
+    """Return an answer with one text."""
     text = np.array([b"done"], dtype=np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)])

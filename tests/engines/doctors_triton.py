@@ -1,4 +1,4 @@
-"""Triton with models for the doctor."""
+"""A real Triton server and models for tests of the doctor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DoctorsTriton(TritonServer):
     loaded: list[str] = field(default_factory=list)
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts the server."""
         command = TritonServer.command(self)
         shutil.rmtree(self.folder / "models")
         (self.folder / "models").mkdir()
@@ -40,11 +40,11 @@ class DoctorsTriton(TritonServer):
 
     @property
     def target(self) -> str:
-        """How the doctor is told of it."""
+        """The server as an argument of `warmroute doctor`."""
         return f"{self.url},metrics={self.metrics_url}"
 
     async def load(self, *models: Model) -> None:
-        """These models instead of those before."""
+        """Replace the server's models by these."""
         async with aiohttp.ClientSession() as http:
             await self._unload(http)
             self.loaded = [model.name for model in models]
@@ -56,7 +56,9 @@ class DoctorsTriton(TritonServer):
                 await self._repository(http, model.name, "load")
 
     async def _unload(self, http: aiohttp.ClientSession) -> None:
-        """End the models before: what they have begun, too, or it would be taken for the next's."""
+        """Unload all models and end their requests, which would otherwise count for the next
+        models.
+        """
 
         async def over() -> bool:
             return "UNLOADING" not in await self._states(http)
@@ -84,7 +86,7 @@ class DoctorsTriton(TritonServer):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model's configuration."""
+    """A Triton model's name and configuration."""
 
     name: str
     config: str
@@ -104,7 +106,7 @@ def plain(
     name: str = "m",
     **parameters: object,
 ) -> Model:
-    """A model of numbers: an execution takes 20 ms."""
+    """Return a model of numbers whose execution takes 20 ms by default."""
     inputs = tensor("INPUT", "FP32", dims, ragged) + more
     output = tensor("OUTPUT", "FP32", "1")
     return Model(name, config_of(inputs, output, extra, batch, count, parameters))
@@ -124,7 +126,7 @@ def config_of(
 
 
 def numbers(length: int = 4, more: bool = False, value: float = 0.5, **parameters: object) -> Body:
-    """A request of a model of numbers."""
+    """Return a request body for a model of numbers."""
     data = [value] * length
     inputs = [{"name": "INPUT", "datatype": "FP32", "shape": [1, length], "data": data}]
     if more:
@@ -133,7 +135,7 @@ def numbers(length: int = 4, more: bool = False, value: float = 0.5, **parameter
 
 
 class Load:
-    """Clients that ask again and again. Lifetime: the `async with` block."""
+    """Clients that send requests without a pause. Lifetime: the `async with` block."""
 
     def __init__(
         self, server: TritonServer, path: str, clients: int, bodies: Iterable[Body], pause_s: float
@@ -172,7 +174,7 @@ async def loaded(
     pause_s: float = 0.0,
     warm: bool = True,
 ) -> AsyncIterator[None]:
-    """Under load, once the first answer has come."""
+    """Run clients during the block, which begins after the first answer if `warm`."""
     async with Load(server, path, clients, bodies or [numbers()], pause_s) as load:
         if warm:
             await asyncio.wait_for(load.answered.wait(), 30.0)

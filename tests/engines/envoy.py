@@ -1,4 +1,6 @@
-"""A real Envoy with the bootstraps of docs/deploy/envoy, its ports and engines exchanged."""
+"""Runs a real Envoy with the bootstraps of docs/deploy/envoy and this machine's ports and
+engines.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _ids = itertools.count(os.getpid() % 20_000 * 100 + 1)
 
 @dataclass(slots=True)
 class Envoy:
-    """A running one. Lifetime: test."""
+    """A running Envoy. Lifetime: test."""
 
     url: str
     admin: str
@@ -37,13 +39,13 @@ class Envoy:
     http: aiohttp.ClientSession
 
     async def stats(self, name: str) -> int:
-        """The sum of the statistics whose names end so."""
+        """Return the sum of Envoy's statistics whose names end with `name`."""
         async with self.http.get(f"{self.admin}/stats?format=json") as reply:
             found = (await reply.json())["stats"]
         return sum(one["value"] for one in found if one.get("name", "").endswith(name))
 
     async def until_healthy(self, cluster: str = "picker", healthy: int = 1) -> None:
-        """Wait until so many hosts of a cluster are healthy."""
+        """Wait until `healthy` hosts of a cluster are healthy."""
 
         async def there() -> bool:
             return await self.stats(f"cluster.{cluster}.membership_healthy") == healthy
@@ -52,20 +54,20 @@ class Envoy:
 
 
 def filters_of(config: Any) -> list[Any]:
-    """The filters of the listener's HTTP connections."""
+    """Return the HTTP filters of the bootstrap's listener."""
     listener = config["static_resources"]["listeners"][0]
     filters: list[Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
     return filters
 
 
 def picker_of(config: Any) -> Any:
-    """The configuration of the filter that asks the picker."""
+    """Return the configuration of the external-processing filter, which calls the picker."""
     named = (one for one in filters_of(config) if one["name"] == "envoy.filters.http.ext_proc")
     return next(named)["typed_config"]
 
 
 def duplex(config: Any) -> None:
-    """Bodies as gateways have them."""
+    """Set the body modes that gateways use: full duplex, streamed."""
     picker_of(config)["processing_mode"] |= {
         "request_body_mode": "FULL_DUPLEX_STREAMED",
         "response_body_mode": "FULL_DUPLEX_STREAMED",
@@ -74,7 +76,7 @@ def duplex(config: Any) -> None:
 
 
 def tls_to_picker(config: Any) -> None:
-    """TLS without a look at the certificate, as most gateways speak it."""
+    """Set TLS to the picker without a check of its certificate, as most gateways do."""
     kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
     common: dict[str, Any] = {"validation_context": {}, "alpn_protocols": ["h2"]}
     typed = {"@type": kind, "common_tls_context": common}
@@ -83,13 +85,13 @@ def tls_to_picker(config: Any) -> None:
 
 
 def cluster_of(config: Any, name: str) -> Any:
-    """A cluster by its name."""
+    """Return the bootstrap's cluster with this name."""
     clusters = config["static_resources"]["clusters"]
     return next(one for one in clusters if one["name"] == name)
 
 
 def endpoint(address: str) -> dict[str, Any]:
-    """An endpoint of a cluster, HOST:PORT."""
+    """Return a cluster's endpoint for an address HOST:PORT."""
     host, _, port = address.rpartition(":")
     place = {"socket_address": {"address": host, "port_value": int(port)}}
     return {"endpoint": {"address": place}}
@@ -98,7 +100,7 @@ def endpoint(address: str) -> dict[str, Any]:
 def bootstrap(
     file: str, port: int, admin: int, pickers: Sequence[str], engines: Sequence[str]
 ) -> Any:
-    """A sample file as it is, but for where things are. Addresses are HOST:PORT."""
+    """Return a sample bootstrap with other addresses, which are given as HOST:PORT."""
     config = yaml.safe_load((BOOTSTRAPS / file).read_text())
     config["admin"]["address"]["socket_address"]["port_value"] = admin
     listener = config["static_resources"]["listeners"][0]
@@ -119,7 +121,7 @@ async def running_envoy(
     change: Any = lambda config: None,
     concurrency: int = 1,
 ) -> AsyncIterator[Envoy]:
-    """An Envoy with a sample file; `change` may alter what it says."""
+    """Run Envoy with a sample bootstrap, which `change` may alter before the start."""
     port, admin = lasting_port(), lasting_port()
     config = bootstrap(file, port, admin, pickers, engines)
     change(config)

@@ -1,4 +1,4 @@
-"""What a router hears of a real server's cache, and hears again after a cut."""
+"""Checks that a router hears a real server's KV events, also after its connection was cut."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ BLOCKS = 10  # of a prompt
 
 
 def prompt(serial: int, blocks: int = BLOCKS) -> list[int]:
-    """Token ids that no other test uses; one more than fills the blocks."""
+    """Return token ids that no other test uses: whole blocks and one token more."""
     tokens = blocks * BLOCK_SIZE + 1
     return [3 + (serial * 977 + n * 31) % 4000 for n in range(tokens)]
 
 
 async def hit_blocks(stack: Stack, tokens: list[int]) -> list[int]:
-    """What each worker is believed to hold of a prompt, by worker."""
+    """Return the expected hits of a prompt in blocks, by worker."""
     body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
     best: list[dict[str, int]] = []
 
     async def decided() -> bool:
-        """Whether it would go somewhere; a busy engine may have it held."""
+        """Return whether the router would dispatch the prompt; it may hold it while an engine is
+        busy.
+        """
         async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
             assert reply.status == 200, await reply.text()
             best[:] = (await reply.json())["best"]
@@ -34,7 +36,9 @@ async def hit_blocks(stack: Stack, tokens: list[int]) -> list[int]:
 
 
 async def warmed(vllm: Pool, serial: int, worker: int) -> list[int]:
-    """A prompt that this worker holds, and the router knows; it was sent there past the router."""
+    """Send a prompt directly to this worker, past the router, and wait until the router knows its
+    blocks.
+    """
     tokens = prompt(serial)
     body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
     status, answer = await vllm.servers[worker].post("/v1/completions", body)
@@ -48,7 +52,9 @@ async def warmed(vllm: Pool, serial: int, worker: int) -> list[int]:
 
 
 async def until_heard_again(pool: Pool) -> None:
-    """At a router of its own, whose way to the server's events is cut and mended: it replays."""
+    """Cut and mend the line from a new router to a server's events, and wait until a replay filled
+    the gap.
+    """
     server, router = pool.servers[0], pool.router
     live, replay = server.events
     async with cut_line(live) as (port, set_live), cut_line(replay) as (asked, set_replay):

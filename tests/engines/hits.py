@@ -1,4 +1,4 @@
-"""Expected hits beside what the engine found cached, by the lines of a router's access log."""
+"""Compares expected hits with the engine's cached tokens, by a router's access log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
 
 
 async def hits(pool: Pool, before: int, count: int) -> Hits:
-    """What the router expected of the requests after the first ones, and what was cached."""
+    """Return (expected, cached) tokens of `count` requests after the first `before` ones."""
 
     async def written() -> bool:
         return len(pool.logged()) >= before + count
@@ -21,17 +21,17 @@ async def hits(pool: Pool, before: int, count: int) -> Hits:
 
 
 def above(seen: Hits) -> Hits:
-    """Those of which too much was expected."""
+    """Return the requests whose expected hit was too high."""
     return [one for one in seen if one[0] > one[1]]
 
 
 def unequal(seen: Hits) -> Hits:
-    """Those of which something else was expected."""
+    """Return the requests whose expected hit was wrong."""
     return [one for one in seen if one[0] != one[1]]
 
 
 def counted(seen: Hits) -> str:
-    """The figures in a line."""
+    """Return a line of text with the counts of right and wrong expectations."""
     found = sum(cached > 0 for _, cached in seen)
     equal, too_many = len(seen) - len(unequal(seen)), len(above(seen))
     return f"{equal} of {len(seen)} equal, {too_many} above; {found} found something"

@@ -1,7 +1,7 @@
 """Small models whose layers keep KV by different rules, for real vLLM on a CPU.
 
-Each is a configuration and a tokenizer: vLLM makes the weights up (`--load-format dummy`). What
-is cached of a prompt does not depend on them.
+Each is a configuration and a tokenizer: vLLM makes random weights (`--load-format dummy`), on which
+the number of cached tokens does not depend.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HybridModel:
     template: str = TEMPLATE  # of chats
 
     def flags(self, directory: Path) -> Sequence[str]:
-        """What `vllm serve` is told of it, where it was made in `directory`."""
+        """Return the arguments of `vllm serve` for the model made in `directory`."""
         head = {"method": "eagle", "model": str(directory / HEAD), "num_speculative_tokens": 2}
         return [
             *("--load-format", "dummy", "--max-model-len", str(self.max_tokens)),
@@ -58,7 +58,7 @@ class HybridModel:
         ]
 
     def make(self, directory: Path) -> Path:
-        """Writes its configuration and its tokenizer into `directory`; returns it."""
+        """Write the configuration and the tokenizer into `directory`; return it."""
         directory.mkdir(parents=True, exist_ok=True)
         write_tokenizer(directory, self.template)
         text = json.dumps({**SHARED, **self.config}, indent=1)

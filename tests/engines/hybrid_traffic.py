@@ -1,7 +1,8 @@
-"""Prompts that hold a hybrid cache to its rules: new, with a shared root, again, longer, shorter.
+"""Prompts that test the rules of a hybrid cache: new, with a shared root, repeated, longer,
+shorter.
 
-A window's blocks are kept where a prompt ended, and not before: so a prompt cut short may find
-nothing of what the model's other layers still have.
+A window's blocks are kept only at the end of a prompt: a shortened prompt may find nothing,
+although the model's other layers still have its blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Tokens = list[int]
 
 @dataclass(slots=True)
 class Traffic:
-    """Draws prompts that follow on from earlier ones and their answers. Lifetime: test."""
+    """Draws prompts that continue earlier prompts and their answers. Lifetime: test."""
 
     draw: random.Random
     longest: int  # prompt, in tokens
@@ -31,11 +32,11 @@ class Traffic:
     said: list[Tokens] = field(default_factory=list)  # prompts with their answers, newest last
 
     def __post_init__(self) -> None:
-        """Draws the roots."""
+        """Draw the shared roots."""
         self.roots = [self._new(self.longest // 4, self.longest // 2) for _ in range(ROOTS)]
 
     def prompt(self) -> Tokens:
-        """The next prompt."""
+        """Return the next prompt."""
         draw = self.draw
         before = draw.choice(self.said) if self.said else self._new(FEWEST, self.longest)
         match draw.choices(range(5), (1, 3, 4, 6, 1))[0]:
@@ -52,7 +53,7 @@ class Traffic:
         return made[: self.longest]
 
     def body(self) -> dict[str, Any]:
-        """The next request."""
+        """Return the next request's body."""
         return {
             "model": MODEL,
             "prompt": self.prompt(),
@@ -63,7 +64,7 @@ class Traffic:
         }
 
     def answered(self, body: dict[str, Any], answer: dict[str, Any]) -> None:
-        """Notes what was said, so that a later prompt may follow on."""
+        """Record a request's answer, so that a later prompt may continue it."""
         self.said.append(body["prompt"] + answer["choices"][0]["token_ids"])
         del self.said[: -self.lasting]
 

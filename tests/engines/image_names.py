@@ -1,8 +1,9 @@
-"""How vLLM 0.32 names an image (`multimodal/hasher.py`, `multimodal/processing/inputs.py`).
+"""The rule by which vLLM 0.32 names an image (`multimodal/hasher.py`,
+`multimodal/processing/inputs.py`).
 
-The name is a digest of the file's bytes as they came, of the model as `--model` names it, and of
-settings of the image's processing. So an address and a `data:` URL of the same bytes have the same
-name, and two servers that were given different names of one model do not agree.
+The name is a digest of the file's bytes as they came, of the model's name in `--model`, and of the
+settings of image processing. So a URL and a `data:` URL of the same bytes have the same name, and
+two servers with different names for one model name an image differently.
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ def image_names(
     processor: Mapping[str, Any] | None = None,
     media_io: Mapping[str, Any] | None = None,
 ) -> tuple[str, str]:
-    """Return the names of an image file: of one in RGB, and of one that vLLM converts to RGB.
+    """Return two names of an image file: if it is in RGB, and if vLLM converts it to RGB.
 
-    `algorithm` is `--mm-hasher-algorithm`: sha256 or sha512. Blake3, vLLM's own choice, takes the
-    same input.
-
-    `processor` and `media_io` are the merged `mm_processor_kwargs` and `media_io_kwargs` of the
-    server and the request; those of images alone count.
+    `algorithm` is `--mm-hasher-algorithm`: sha256 or sha512. Blake3, vLLM's default, takes the same
+    input. `processor` and `media_io` are the merged `mm_processor_kwargs` and `media_io_kwargs` of
+    the server and the request; only those for images count.
     """
     settings = {"image_mode": "RGB", "rgba_background_color": _WHITE}
     files = (image, {"io_config": settings, "data": image})

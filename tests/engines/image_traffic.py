@@ -1,4 +1,6 @@
-"""Chats with images: new ones, the same ones again, in other places, named by their clients."""
+"""Chats with images: new ones, repeated ones, the same ones in other places, and ones that clients
+name.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Part = dict[str, Any]
 
 
 def png(draw: random.Random, color: int | None = None) -> bytes:
-    """An image of random size, each of its rows of one random color."""
+    """Return a PNG image of random size, each row in one random colour."""
     kind = draw.choice(list(COLORS)) if color is None else color
     width, height = draw.choice(SIDES), draw.choice(SIDES)
     rows = b"".join(b"\0" + draw.randbytes(COLORS[kind]) * width for _ in range(height))
@@ -38,12 +40,12 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def data_url(image: bytes) -> str:
-    """The image as an address that contains it."""
+    """Return the image as a `data:` URL."""
     return "data:image/png;base64," + base64.b64encode(image).decode()
 
 
 def images_of(messages: list[Any]) -> list[Part]:
-    """The parts of a chat that are images, in order."""
+    """Return a chat's image parts, in order."""
     contents = [message["content"] for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part for part in parts if part["type"] == "image_url"]
@@ -51,7 +53,7 @@ def images_of(messages: list[Any]) -> list[Part]:
 
 @dataclass(slots=True)
 class ImageTraffic:
-    """Draws chats that follow on from earlier ones. Lifetime: test."""
+    """Draws chats with images that continue earlier chats. Lifetime: test."""
 
     draw: random.Random
     site: str  # serves image number N at /N.png
@@ -59,11 +61,11 @@ class ImageTraffic:
     said: list[list[Any]] = field(default_factory=list)  # messages, with their answers
 
     def __post_init__(self) -> None:
-        """Draws the images that recur."""
+        """Draw the images that recur."""
         self.images += [png(self.draw) for _ in range(IMAGES)]
 
     def body(self) -> dict[str, Any]:
-        """The next request."""
+        """Return the next request's body."""
         return {
             "model": MODEL,
             "messages": self._messages(),
@@ -73,14 +75,14 @@ class ImageTraffic:
         }
 
     def file_of(self, part: Part) -> bytes:
-        """The bytes of an image, by its part of a chat."""
+        """Return the bytes of the image in a chat's part."""
         url: str = part["image_url"]["url"]
         if url.startswith(self.site):
             return self.images[int(url.rpartition("/")[2].removesuffix(".png"))]
         return base64.b64decode(url.partition(",")[2])
 
     def answered(self, body: dict[str, Any], answer: dict[str, Any]) -> None:
-        """Notes what was said, so that a later chat may follow on."""
+        """Record a request's answer, so that a later chat may continue it."""
         said = answer["choices"][0]["message"]["content"] or ""
         self.said.append([*body["messages"], {"role": "assistant", "content": said}])
         del self.said[:-LASTING]
@@ -113,7 +115,9 @@ class ImageTraffic:
         return {"type": "text", "text": text}
 
     def _image(self) -> Part:
-        """An image that is new or recurs, by its bytes or its address, perhaps with a name."""
+        """Return a part with a new or recurring image, as bytes or as a URL, sometimes with a
+        client's name.
+        """
         at = self.draw.randrange(len(self.images))
         kind = self.draw.randrange(6)
         url = data_url(png(self.draw) if kind == 0 else self.images[at])

@@ -1,4 +1,4 @@
-"""Writes the small model (tests/engines/model.py) as llama.cpp reads models.
+"""Writes the small model (tests/engines/model.py) in llama.cpp's file format.
 
     python tests/engines/llamacpp_model.py FOLDER FILE
 
@@ -33,7 +33,7 @@ OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
 
 
 def main(folder: Path, file: Path) -> None:
-    """Reads the model in the folder and writes the file."""
+    """Read the model in the folder and write the file."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(file, "qwen3")
     writer.add_block_count(config["num_hidden_layers"])
@@ -74,7 +74,7 @@ def _add_tokenizer(writer: Any, folder: Path) -> None:
 
 
 def _tensors(path: Path) -> list[tuple[str, Any]]:
-    """(name, float32 values) of a safetensors file in bfloat16, which numpy does not have."""
+    """Return (name, float32 values) of a safetensors file in bfloat16, which numpy lacks."""
     raw = path.read_bytes()
     begin = 8 + int.from_bytes(raw[:8], "little")
     read = []

@@ -1,4 +1,4 @@
-"""Real `llama-server`s of llama.cpp, as programs."""
+"""Runs real `llama-server`s of llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class LlamaServer(Server):
 
     @property
     def spec(self) -> str:
-        """How the router is told of it."""
+        """The server as a value of the router's `--worker`."""
         return self.url
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The file of the server's output."""
         return self.folder / "llama-server.log"
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts the server."""
         model = self.folder / "model.gguf"
         if not model.exists():
             convert = [self.environment.python, CONVERTER, self.model, model]

@@ -1,4 +1,4 @@
-"""Before a real server's HTTP port: passes everything on, and changes pages as it is told."""
+"""A proxy in front of a real server's HTTP port that changes the pages that a test names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 @dataclass
 class LyingFront:
-    """Lifetime: test. `changes` may change at any time; those of a path are of its answers.
+    """The proxy. `changes` has a function for each path that changes its answers; it may change at
+    any time. `asks` changes requests' bodies.
 
-    `asks`: what it makes of requests' bodies.
+    Lifetime: test.
     """
 
     upstream: str
@@ -28,7 +29,7 @@ class LyingFront:
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.Response:
-        """The server's own, but for what is a lie."""
+        """Return the server's answer with the path's change applied."""
         body = self.asks(await request.read())
         kept = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
         url = f"{self.upstream}{request.rel_url}"
@@ -42,7 +43,7 @@ class LyingFront:
 
 @asynccontextmanager
 async def fronted(upstream: str) -> AsyncIterator[LyingFront]:
-    """One that does not lie yet; answers are passed on whole, streams too."""
+    """Yield a proxy that changes nothing yet; it passes answers on whole, streams too."""
     async with aiohttp.ClientSession() as http:
         front = LyingFront(upstream, http)
         app = web.Application(client_max_size=1 << 24)

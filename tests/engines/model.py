@@ -1,7 +1,7 @@
-"""A small model that real engines take: Qwen3 with random weights, tokenizer, tools, an adapter.
+"""A small model for real engines: Qwen3 with random weights, a tokenizer, tools and an adapter.
 
-Its heads have 64 elements, which vLLM's attention on a CPU takes. Everything is made from a seed
-and the project's own pages; nothing is downloaded.
+Its heads have 64 elements, a size that vLLM's attention on a CPU supports. Everything is made from
+a seed and the project's own pages; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ TEMPLATE = """\
 
 
 def make_model(directory: Path, shows_tools: bool = True) -> Path:
-    """Writes the model into `directory` and the adapter into its folder `lora`; returns it."""
+    """Write the model into `directory` and the adapter into its folder `lora`; return
+    `directory`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     write_tokenizer(
         directory, TEMPLATE if shows_tools else TEMPLATE.replace("if tools", "if false")
@@ -71,7 +73,7 @@ def make_model(directory: Path, shows_tools: bool = True) -> Path:
 def write_tokenizer(
     directory: Path, template: str = TEMPLATE, more_specials: Sequence[str] = ()
 ) -> None:
-    """Writes a tokenizer trained on the project's own pages, and its chat template."""
+    """Write a tokenizer trained on the project's own pages, and its chat template."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

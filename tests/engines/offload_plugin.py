@@ -1,7 +1,7 @@
-"""A store in host memory for vLLM's OffloadingConnector that copies nothing, for servers on a CPU.
+"""A host-memory store for vLLM's OffloadingConnector that copies nothing, for servers on a CPU.
 
-It runs in vLLM's processes, not in ours. vLLM's own store needs a GPU to copy from. What is kept,
-evicted, found again and told is decided by vLLM's scheduler all the same; the answers are nonsense.
+It runs in vLLM's processes. vLLM's own store needs a GPU to copy from. vLLM's scheduler still
+decides what is kept, evicted, found and published; the answers are nonsense.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 
 class CopiesNothing(OffloadingWorker):  # type: ignore[misc]
-    """Each transfer is done when it is asked for."""
+    """A worker that reports each transfer as done at once."""
 
     def __init__(self) -> None:
         self._done: list[int] = []
@@ -34,7 +34,7 @@ class CopiesNothing(OffloadingWorker):  # type: ignore[misc]
 
 
 class OffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
-    """vLLM's own manager of host memory, with a worker that copies nothing."""
+    """vLLM's own manager of host memory with a worker that copies nothing."""
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         return CopiesNothing()

@@ -1,4 +1,4 @@
-"""A completion, as clients send it through Envoy and the picker."""
+"""Completions as clients send them through Envoy and the picker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router before real servers: what it believes, what they hold, and what its log says."""
+"""A router in front of real servers: compares its view of their caches with what they hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERIALS = count(2)  # of what is started beside the pool
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Lifetime: session of tests."""
+    """Real servers, a router in front of them, and its access log. Lifetime: session of tests."""
 
     environment: Environment
     model: Path
@@ -32,23 +32,23 @@ class Pool:
     access_log: Path
 
     async def view(self, worker: int) -> KvView:
-        """What the router believes of a worker's cache."""
+        """Return the router's view of a worker's cache."""
         url = f"{self.router.admin}/kv?worker={worker}"
         async with self.router.http.get(url) as reply:
             assert reply.status == 200, await reply.text()
             return decode_kv_view(await reply.read())
 
     async def believed(self, worker: int) -> set[int]:
-        """Chain hashes of the blocks that the router believes a worker holds."""
+        """Return the chain hashes of a worker's blocks in the router's view."""
         return set((await self.view(worker)).chains().tolist())
 
     async def held(self, worker: int) -> set[int]:
-        """Chain hashes of the blocks in the worker's own table."""
+        """Return the chain hashes of the blocks in the worker's own table."""
         server = self.servers[worker]
         return {chain_of(block, server) for block in await server.cached()}
 
     async def until_true(self) -> None:
-        """Waits until the router's index is each worker's own table, block for block."""
+        """Wait until the router's index equals each worker's own table, block for block."""
         for worker in range(len(self.servers)):
 
             async def equal(worker: int = worker) -> bool:
@@ -57,18 +57,18 @@ class Pool:
             await until(equal, f"the index of worker {worker} to equal the worker's own table")
 
     async def ask(self, path: str, body: dict[str, Any], **headers: str) -> tuple[int, Any]:
-        """(status, JSON) of a request through the router."""
+        """Send a request through the router; return (status, JSON)."""
         url = f"{self.router.url}{path}"
         async with self.router.http.post(url, json=body, headers=headers) as reply:
             return reply.status, await reply.json()
 
     def logged(self) -> list[dict[str, Any]]:
-        """The access log."""
+        """Return the lines of the access log."""
         return [json.loads(line) for line in self.access_log.read_text().splitlines()]
 
 
 def chain_of(block: Block, server: Server) -> int:
-    """The chain hash of a block, whose salt and adapter are in the seed."""
+    """Return a block's chain hash; its salt and adapter are in the seed."""
     seed = 0
     if block.lora is not None or block.salt is not None:
         seed = chain_seed(server.name, block.lora, block.salt)
@@ -84,7 +84,7 @@ async def routed(
     more: tuple[str, ...] = (),
     tokenizes: bool = True,
 ) -> AsyncIterator[Pool]:
-    """A router of its own before these workers. `more`: arguments of it; `tokenizes`: it has the
+    """Yield a new router with these workers. `more` has further arguments; `tokenizes` gives it the
     model's tokenizer.
     """
     programs, name = vllm.router.programs, f"router-{next(SERIALS)}"
@@ -106,7 +106,7 @@ async def routed(
 
 @asynccontextmanager
 async def started(vllm: Pool, **options: Any) -> AsyncIterator[Server]:
-    """One more server, of another release where one is installed."""
+    """Start one more server, of another release if one is installed."""
     others = (Environment("vllm", v) for v in VLLM_RELEASES if v != vllm.environment.version)
     environment = next((e for e in others if e.installed), vllm.environment)
     folder = vllm.servers[0].folder.with_name(f"server-{next(SERIALS)}")

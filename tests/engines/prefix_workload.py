@@ -1,9 +1,9 @@
-"""vLLM's own benchmark of repeated prefixes, before two servers: one policy beside another.
+"""Compares policies by vLLM's own benchmark of repeated prefixes at two servers.
 
     python -m tests.engines.prefix_workload [--rate 2 --rate 4] [--prompts 240] [--repeats 3]
 
-`vllm bench serve` sends prompts of six thousand tokens, of which a dozen prefixes recur, at each
-rate through a router of each policy; servers' caches are emptied in between. "Possible" is the
+`vllm bench serve` sends prompts of six thousand tokens, in which a dozen prefixes recur, at each
+rate through a router of each policy; the servers' caches are emptied in between. "Possible" is the
 share of prompt tokens that a cache without bounds would hold.
 """
 
@@ -42,7 +42,7 @@ RATES = (2.0, 4.0)  # requests a second
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run."""
+    """The result of one run."""
 
     policy: str
     rate: float
@@ -53,7 +53,7 @@ class Row:
 
 
 def possible_share(prompts: int) -> float:
-    """Prompt tokens that were sent before, whole blocks of them, over all prompt tokens."""
+    """Return the share of prompt tokens that were sent before, counted in whole blocks."""
     again = PREFIX_TOKENS // BLOCK_SIZE * BLOCK_SIZE
     return again * (prompts - PREFIXES) / (prompts * (PREFIX_TOKENS + SUFFIX_TOKENS))
 
@@ -67,7 +67,7 @@ async def run_once(
     prompts: int,
     seed: int,
 ) -> Row:
-    """Empties the servers' caches, starts a router with the policy, and has the workload sent."""
+    """Empty the servers' caches, start a router with the policy, and run the benchmark."""
     async with Programs(folder) as programs, aiohttp.ClientSession() as http:
         for server in servers:
             await server.post("/reset_prefix_cache")
@@ -90,7 +90,7 @@ async def run_once(
 
 
 async def _hits(http: aiohttp.ClientSession, server: Server) -> tuple[float, float]:
-    """(tokens from cache, tokens looked up) since the server's start."""
+    """Return (tokens from cache, tokens looked up) since the server's start."""
     hits = await metric_sum(http, server.url, "vllm:prefix_cache_hits_total")
     return hits, await metric_sum(http, server.url, "vllm:prefix_cache_queries_total")
 
@@ -122,7 +122,7 @@ async def _bench(
 
 
 def table(rows: Sequence[Row], prompts: int) -> Table:
-    """A line a rate and policy: medians over the repeats."""
+    """Return a table with a row for each rate and policy: medians over the repeats."""
     shown = Table(title=f"two vLLM servers, {PREFIXES} prefixes of {PREFIX_TOKENS} tokens")
     for name in ("requests/s", "policy", "from cache", "of possible", "TTFT mean", "TTFT p99"):
         shown.add_column(name, justify="left" if name == "policy" else "right")
@@ -146,7 +146,7 @@ async def compare(
     repeats: int,
     first_seed: int = 0,
 ) -> list[Row]:
-    """Starts two servers and runs each policy at each rate, in turn, so many times."""
+    """Start two servers and run each policy at each rate in turn, `repeats` times."""
     environment = Environment("vllm", NEWEST_VLLM)
     environment.make()
     model = make_model(folder / "model")
@@ -178,7 +178,7 @@ async def compare(
 
 
 def main() -> None:
-    """Prints a table."""
+    """Run the comparison and print its table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

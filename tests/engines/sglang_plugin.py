@@ -1,9 +1,10 @@
-"""A plug-in that lets SGLang run without CUDA's packages and tells what its prefix tree holds.
+"""A plug-in that lets SGLang run without CUDA's packages and reports the content of its prefix
+tree.
 
-It runs in SGLang's processes, not in ours: a .pth file imports it before anything of SGLang is, and
-SGLang calls `register` in each process. The scheduler then listens on the Unix socket named by
-$WARMROUTE_TRUTH and writes JSON to whoever connects: how many pages the tree has on the device, and
-where the tree is in Python each of them: tokens from the prompt's begin to its end, and salt.
+It runs in SGLang's processes: a .pth file imports it before any module of SGLang, and SGLang calls
+`register` in each process. The scheduler then listens on the Unix socket in $WARMROUTE_TRUTH and
+writes JSON to each client: how many pages the tree has on the device, and, if the tree is in
+Python, each page: its tokens from the prompt's begin to its end, and its salt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ABSENT = ("torchvision", "sgl_kernel")
 
 
 class _Name(type):
-    """A class that has every attribute: another one like it."""
+    """A metaclass whose classes have every attribute, each of which is another such class."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -37,7 +38,7 @@ class _Name(type):
 
 
 class _Absent(MetaPathFinder, Loader):
-    """Finds the packages that are not there, with every name that somebody imports from them."""
+    """An import finder for the missing packages; any name can be imported from them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -54,7 +55,9 @@ sys.meta_path.append(_Absent())
 
 
 def register() -> None:
-    """SGLang calls this once in each of its processes."""
+    """Let SGLang's prefix tree start the reporting thread; SGLang calls this once in each of its
+    processes.
+    """
     path = os.environ.get("WARMROUTE_TRUTH")
     if not path:
         return

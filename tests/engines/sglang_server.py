@@ -1,4 +1,4 @@
-"""Real SGLang servers on a CPU, as programs, and their own account of the pages they hold."""
+"""Runs real SGLang servers on a CPU, and reads the pages that they hold from themselves."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class SglangServer(Server):
 
     @property
     def spec(self) -> str:
-        """How the router is told of it."""
+        """The server as a value of the router's `--worker`."""
         return self.url
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The file of the server's output."""
         return self.folder / "sglang.log"
 
     def variables(self) -> Mapping[str, str]:
-        """Its environment."""
+        """Return the server's environment variables."""
         tree = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": self.tree}
         return {**os.environ, **ENVIRONMENT, **tree, "WARMROUTE_TRUTH": str(self.truth)}
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts the server."""
         events = {
             "publisher": "zmq",
             "endpoint": f"tcp://*:{self.events[0]}",
@@ -64,13 +64,13 @@ class SglangServer(Server):
         ]
 
     async def pages(self) -> int:
-        """How many pages its tree has."""
+        """Return how many pages the server's prefix tree has."""
         told = await self.told()
         count: int = told["pages"]
         return count
 
     async def cached(self) -> set[Block]:
-        """The pages in its tree, which must be the one in Python."""
+        """Return the pages in the server's prefix tree, which must be the one in Python."""
         told = await self.told()
         assert told["rows"] is not None, f"the tree in {self.tree} does not show its pages"
         assert len(told["rows"]) == told["pages"]

@@ -1,4 +1,6 @@
-"""A model of Triton's Python backend that takes base_s + per_request_s for each of a batch."""
+"""A model for Triton's Python backend whose batches take base_s + per_request_s for each
+request.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What Triton calls. Lifetime: instance."""
+    """The model class that Triton's Python backend calls. Lifetime: instance."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Once."""
+        """Read the model's parameters; Triton calls this once."""
         parameters = json.loads(args["model_config"])["parameters"]
         self._base_s, self._per_request_s = (
             float(parameters[name]["string_value"]) for name in ("base_s", "per_request_s")
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Sleeps, and gives each its input back."""
+        """Sleep for the batch's time and return each request's input."""
         end_s = time.perf_counter() + self._base_s + self._per_request_s * len(requests)
         answers = []
         for request in requests:

@@ -1,4 +1,4 @@
-"""Streams of real servers that last, read to their ends."""
+"""Reads long streams of real servers to their ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = 500  # they last until the server is killed, on a machine that is busy,
 
 
 async def stream(pool: Pool, serial: int, max_tokens: int = TOKENS) -> tuple[list[str], int]:
-    """(finish reasons, tokens) of a streamed answer; raises where it breaks off."""
+    """Read a streamed answer; return (finish reasons, tokens). Raises an error if it breaks off."""
     body: dict[str, Any] = {
         "model": MODEL, "prompt": words(random.Random(serial), 20), "max_tokens": max_tokens,
         "stream": True, "ignore_eos": True, "temperature": 0,

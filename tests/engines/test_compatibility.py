@@ -1,4 +1,4 @@
-"""The table of releases: what a run writes, and what it shows of it."""
+"""Tests of the table of vLLM releases: what a run adds, and what the table shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KILL = "tests/engines/test_vllm_faults.py::test_streams_and_requests_survive_kil
 
 
 def cells(known: Outcomes, release: str) -> dict[str, str]:
-    """A row of the table, by column."""
+    """Return a release's row of the table, by column."""
     row = next(line for line in table(known).splitlines() if line.startswith(f"| {release} "))
     return dict(zip(("vLLM", *COLUMNS), row.strip("| ").split(" | "), strict=True))
 

@@ -1,4 +1,6 @@
-"""Real engines tell the metrics that panels ask of them, and the recorded pages are like theirs."""
+"""Tests that real engines export the metrics that dashboard panels query, and that the recorded
+pages match theirs.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ SINCE = {"vllm:admission_rejections_total": (0, 32)}
 
 
 def asked(prefix: str) -> set[str]:
-    """Names of an engine's metrics in all panels."""
+    """Return the names of an engine's metrics in all panels."""
     exprs = " ".join(expr for panel in PANELS.values() for expr in targets(panel))
     return set(re.findall(rf"\b{prefix}\w+", exprs))
 
 
 def named(page: str) -> set[str]:
-    """Names of all samples."""
+    """Return the names of all samples on a metrics page."""
     return {
         line.partition("{")[0].partition(" ")[0]
         for line in page.splitlines()
@@ -46,7 +48,7 @@ async def page_of(url: str) -> str:
 
 
 async def holds(pool: Pool, prefix: str, recorded: str) -> None:
-    """The first server tells all that panels ask for, and so does the recorded page."""
+    """Check that the first server and the recorded page export every metric that panels query."""
     body = {"model": MODEL, "prompt": [5] * 40, "max_tokens": 4, "stream": True}
     for _ in range(2):  # SGLang counts cached tokens from the first hit on
         status, _ = await pool.servers[0].post("/v1/completions", body)

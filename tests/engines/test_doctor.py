@@ -1,6 +1,7 @@
-"""The doctor before a real tritonserver: each cause is made, named first, and cured.
+"""Tests of the doctor on a real tritonserver: each cause is created, found first, and cured.
 
-One server holds no model but those of the case at hand. A pool is two servers.
+A server holds only the models of the current case. A pool is two servers. Docstrings give the
+causes' numbers in `warmroute doctor --causes`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def texts(
     count: int = 1,
     **more: Any,
 ) -> Model:
-    """A model of texts."""
+    """Return a model with texts as input and output."""
     inputs = f"{TEXTS}, {LONGEST}" if kind == "engine" else TEXTS
     settings = {"kind": kind, **more}
     outputs = tensor(output, "STRING", "1")
@@ -65,12 +66,12 @@ def texts(
 
 
 def llm(**more: Any) -> Model:
-    """A small TensorRT-LLM."""
+    """Return a small stand-in for TensorRT-LLM."""
     return texts("tensorrt_llm", "engine", DECOUPLED, **more)
 
 
 def ensemble(*steps: str) -> Model:
-    """The entry, whose steps hand on the text."""
+    """Return an ensemble whose steps pass the text on."""
     told, source = [], "text_input"
     for step in steps:
         last = step == steps[-1]
@@ -92,25 +93,25 @@ def ensemble(*steps: str) -> Model:
 
 
 def flat() -> Body:
-    """A request of a model without a batch dimension."""
+    """Return a request of a model without a batch dimension."""
     body = numbers()
     body["inputs"][0]["shape"] = [4]
     return body
 
 
 def asked(words: int = 20, longest: int = 20) -> list[Body]:
-    """A request of a model of texts."""
+    """Return a request of a text model, as a list of one."""
     return [{"text_input": "word " * words, "max_tokens": longest}]
 
 
 def first(report: DoctorReport, number: int) -> Finding:
-    """The first finding, which must be this cause's."""
+    """Return the report's first finding, and check that its cause has this number."""
     assert [one.number for one in report.findings][:1] == [number], report.text()
     return report.findings[0]
 
 
 async def command(*arguments: str) -> tuple[int, str]:
-    """Status and output of the program."""
+    """Run `warmroute` with these arguments; return (exit status, output)."""
     program = [sys.executable, "-m", "router", *arguments, "--seconds", f"{WATCH_S}", "--quiet"]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*program, cwd=CHECKOUT, stdout=pipe)
@@ -119,12 +120,12 @@ async def command(*arguments: str) -> tuple[int, str]:
 
 
 async def watched(*servers: DoctorsTriton, **options: Any) -> DoctorReport:
-    """What the doctor says."""
+    """Run the doctor on these servers and return its report."""
     return await examine([one.target for one in servers], Options(WATCH_S, **options))
 
 
 async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
-    """1, and its cure."""
+    """The test creates and cures cause 1."""
     server = servers[0]
     await server.load(plain(extra=""))
     async with loaded(server, 16):
@@ -140,7 +141,7 @@ async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
 
 @FULL
 async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
-    """2."""
+    """The test creates and cures cause 2."""
     await servers[0].load(plain(batch=0))
     async with loaded(servers[0], 8, [flat()]):
         assert first(await watched(servers[0]), 2).found.changes[0].now == "0"
@@ -151,7 +152,9 @@ async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
 
 @pytest.mark.parametrize("what", ["shapes", pytest.param("inputs", marks=FULL)])
 async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_path: Path) -> None:
-    """3 and 4: four shapes in turn, two sets of inputs in turn; then all are alike."""
+    """The test creates causes 3 (four shapes in turn) and 4 (two sets of inputs), then sends equal
+    requests.
+    """
     bodies = (
         [numbers(length) for length in (4, 5, 6, 7)]
         if what == "shapes"
@@ -171,7 +174,7 @@ async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_pat
 
 @FULL
 async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None:
-    """5."""
+    """The test creates and cures cause 5."""
     server = servers[0]
     await server.load(plain(count=4, base_ms=60))
     async with loaded(server, 4, pause_s=0.002):
@@ -184,7 +187,7 @@ async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None
 
 @FULL
 async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
-    """6."""
+    """The test creates and cures cause 6."""
     server = servers[0]
     batcher = "dynamic_batching { max_queue_delay_microseconds: %d }"
     sizes = "preferred_batch_size: [ 4, 8 ] max_queue"
@@ -201,7 +204,7 @@ async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
 
 
 async def test_a_queue_that_refuses(servers: list[DoctorsTriton]) -> None:
-    """8, seen by the doctor's own probe: Triton counts none of them."""
+    """Cause 8 is seen by the doctor's own probe, since Triton does not count refused requests."""
     server = servers[0]
     batcher = "dynamic_batching {{ default_queue_policy {{ max_queue_size: {} }} }}"
     limits = ProbeLimits(requests=600, concurrency=16, seconds=20.0)
@@ -217,7 +220,7 @@ async def test_a_queue_that_refuses(servers: list[DoctorsTriton]) -> None:
 
 @FULL
 async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
-    """9."""
+    """The test creates and cures cause 9."""
     server = servers[0]
     policy = "default_timeout_microseconds: {} allow_timeout_override: false"
     batcher = f"dynamic_batching {{{{ default_queue_policy {{{{ {policy} }}}} }}}}"
@@ -232,7 +235,7 @@ async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
 
 @FULL
 async def test_sequences_that_nobody_ends(servers: list[DoctorsTriton]) -> None:
-    """11."""
+    """The test creates and cures cause 11."""
     server = servers[0]
     batching = "sequence_batching { direct { } max_sequence_idle_microseconds: 5000000 }"
     await server.load(plain(batching, batch=2))
@@ -279,7 +282,7 @@ async def test_an_engine_that_batches_few(
     longest: int,
     says: str,
 ) -> None:
-    """13, 14, 16: eight active, few scheduled."""
+    """Causes 13, 14 and 16 each leave eight requests active and few scheduled."""
     server, told = servers[0], {"max_tokens": float(longest)}
     words = 1000 if number == 13 else 20
     await server.load(llm(**sick))
@@ -300,7 +303,7 @@ async def test_an_engine_that_batches_few(
 
 @FULL
 async def test_a_template_that_nobody_filled(servers: list[DoctorsTriton]) -> None:
-    """19."""
+    """The test creates and cures cause 19."""
     server = servers[0]
     for policy, numbers_found in (("${batch_scheduler_policy}", [19]), ("max_utilization", [])):
         await server.load(llm(batch_scheduler_policy=policy))
@@ -311,7 +314,7 @@ async def test_a_template_that_nobody_filled(servers: list[DoctorsTriton]) -> No
 
 @FULL
 async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
-    """26."""
+    """The test creates and cures cause 26."""
     server = servers[0]
     path = "tensorrt_llm_bls/generate"
     await server.load(llm(), texts("tensorrt_llm_bls", "bls"))
@@ -330,8 +333,8 @@ async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
 
 @FULL
 async def test_a_wrapper_waits_for_another_model(servers: list[DoctorsTriton]) -> None:
-    """26 before a model that has batches; that is no work of the wrapper's own (36), and the other
-    model's clients are not to blame (35). Then clients send whole batches.
+    """Cause 26 is found for a wrapper of a model that batches, and not work of its own (36) or idle
+    clients of the other model (35). Afterwards clients send whole batches.
     """
     server, whole = servers[0], numbers()
     whole["inputs"][0] |= {"shape": [8, 4], "data": [0.5] * 32}
@@ -353,7 +356,7 @@ async def test_a_wrapper_waits_for_another_model(servers: list[DoctorsTriton]) -
 
 
 async def test_preprocessing_is_the_bottleneck(servers: list[DoctorsTriton]) -> None:
-    """28."""
+    """The test creates and cures cause 28."""
     server, path = servers[0], STREAM
     whole = ensemble("preprocessing", "tensorrt_llm")
     for base_ms, found_numbers in ((40, [28]), (1, [])):
@@ -367,7 +370,7 @@ async def test_preprocessing_is_the_bottleneck(servers: list[DoctorsTriton]) -> 
 
 
 def router_page(url: str, requests: int) -> str:
-    """What our router's admin port would say of its one worker."""
+    """Return the metrics page of a router with one worker."""
     return (
         f'warmroute_worker_info{{worker="0",url="{url}",engine="triton",role="both"}} 1\n'
         f'warmroute_worker_requests{{worker="0"}} {requests}\n'
@@ -377,7 +380,7 @@ def router_page(url: str, requests: int) -> str:
 
 @FULL
 async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[DoctorsTriton]) -> None:
-    """31: the clients leave, their requests stay."""
+    """Cause 31: clients leave, and their requests keep running."""
     server = servers[0]
     await server.load(llm(answer=1200, kv_tokens=400_000), ensemble("tensorrt_llm"))
     async with (
@@ -394,7 +397,7 @@ async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[Doctor
 
 @FULL
 async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) -> None:
-    """32: twice the requests take twice the time."""
+    """Cause 32: twice as many requests take twice the time."""
     server = servers[0]
     limits = ProbeLimits(requests=400, concurrency=8, seconds=30.0)
     await server.load(texts("crowd", "crowd", DECOUPLED, base_ms=10))
@@ -407,7 +410,7 @@ async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) ->
 
 @FULL
 async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> None:
-    """10: each of four instances wants what there is once."""
+    """Cause 10: four instances each need a resource of which there is only one."""
     server = servers[0]
     limited = plain("", batch=0, count=4)
     resources = 'rate_limiter { resources [ { name: "R" count: 1 } ] }'
@@ -421,7 +424,7 @@ async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> 
 
 @FULL
 async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
-    """29."""
+    """The test creates and cures cause 29."""
     server = servers[0]
     for count, found_numbers in ((1, [29]), (4, [])):
         await server.load(plain("", batch=0, count=count))
@@ -431,8 +434,9 @@ async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
 
 
 async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[DoctorsTriton]) -> None:
-    """7, 12, 36: little load, answers from the cache, full batches of a busy device; and each
-    without."""
+    """The notes 7 (little load), 12 (answers from the cache) and 36 (full batches of a busy device)
+    are reported with exit status 0, and not without their condition.
+    """
     server, whole = servers[0], numbers()
     whole["inputs"][0] |= {"shape": [4, 4], "data": [0.5] * 16}
     cached = plain("dynamic_batching { } response_cache { enable: true }", count=2)
@@ -453,7 +457,7 @@ async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[Doctor
 
 @FULL
 async def test_gauges_of_a_model_that_is_gone_are_nobodys(servers: list[DoctorsTriton]) -> None:
-    """Triton shows them on, as they were last: eight active, one scheduled."""
+    """Triton still shows the last gauges of an unloaded model: eight active, one scheduled."""
     server = servers[0]
     await server.load(llm(kv_tokens=2560, answer=60))
     async with loaded(server, 8, asked(1000, 1060), GENERATE):
@@ -466,7 +470,7 @@ async def test_gauges_of_a_model_that_is_gone_are_nobodys(servers: list[DoctorsT
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Two causes at once, the costlier first, where it is, and who asks."""
+    """A case with two causes: the costlier one first, where it is, and the load."""
 
     numbers: tuple[int, int]
     models: tuple[Model, ...]
@@ -536,7 +540,7 @@ async def test_of_two_causes_the_costlier_is_first(servers: list[DoctorsTriton],
 
 
 async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton]) -> None:
-    """35."""
+    """The test creates and cures cause 35."""
     server = servers[0]
     await server.load(plain())
     async with loaded(server, 1):
@@ -548,7 +552,7 @@ async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton
 async def test_a_pool_with_one_hot_worker_and_one_that_differs(
     servers: list[DoctorsTriton],
 ) -> None:
-    """37, 38 and 39."""
+    """The test creates and cures causes 37, 38 and 39."""
     for server in servers:
         await server.load(plain())
     async with loaded(servers[0], 24), loaded(servers[1], 1, pause_s=0.2):
@@ -572,7 +576,7 @@ SECTION = (CHECKOUT / "docs" / "triton.md").read_text(encoding="utf-8")
 
 
 def shown() -> tuple[list[str], list[str]]:
-    """The command in the operator's page, and what it is said to answer."""
+    """Return the doctor's command and output as docs/triton.md prints them."""
     block = re.search(r"```\n\$ warmroute (doctor .*?)```", SECTION, re.DOTALL)
     assert block is not None
     command, *lines = block[1].splitlines()
@@ -582,7 +586,9 @@ def shown() -> tuple[list[str], list[str]]:
 async def test_from_eight_active_and_one_scheduled_to_the_cure(
     servers: list[DoctorsTriton],
 ) -> None:
-    """The operator's page, command and answer; then the field that it names is changed."""
+    """The test runs the operator's page's command, compares its output, and then changes the field
+    that it names.
+    """
     server, (words, lines) = servers[0], shown()
     words = [server.target if word == "http://gpu1:8000" else word for word in words]
     request = asked(words=1000, longest=1060)
@@ -604,7 +610,9 @@ async def test_from_eight_active_and_one_scheduled_to_the_cure(
 async def test_service_times_are_those_of_the_model(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
-    """What a planner reads: 10 ms, and 5 ms for each request of a batch."""
+    """The times that a planner reads are the model's: 10 ms, and 5 ms for each request of
+    a batch.
+    """
     server = servers[0]
     await server.load(plain(base_ms=10, per_ms=5))
     limits = ProbeLimits(requests=400, concurrency=8, seconds=30.0)

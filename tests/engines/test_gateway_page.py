@@ -1,6 +1,7 @@
-"""docs/gateway.md and the heads of its samples: each command is run, with other ports and hosts.
+"""Tests that run each command of docs/gateway.md and its samples' heads, with other ports and
+hosts.
 
-A command without a test, and a key that does not exist, are refused.
+A command without a test, or a configuration key that does not exist, fails.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ ENGINES = ("10.0.0.11:8000", "10.0.0.12:8000")
 
 
 def commands(text: str) -> list[str]:
-    """Every command of a page, in fenced and in indented blocks."""
+    """Return every command of a page, from fenced and indented blocks."""
     lines = text.replace("\\\n", "").splitlines()
     found = [re.sub(r" +", " ", line.strip()) for line in lines]
     return [one for one in found if one.split(" ")[0] in PROGRAMS]
 
 
 def of_samples() -> list[str]:
-    """Every command in the comments of the sample files."""
+    """Return every command in the comments of the sample files."""
     texts = [one.read_text().replace("# ", "") for one in sorted(BOOTSTRAPS.glob("*.yaml"))]
     return [command for text in texts for command in commands(text)]
 
 
 def shown(begin: str, text: str = PAGE) -> list[str]:
-    """The words of the only command that begins so."""
+    """Return the words of the only command that begins with `begin`."""
     (found,) = (one for one in commands(text) if one.startswith(begin))
     return shlex.split(found)
 
 
 @asynccontextmanager
 async def served(folder: Path, words: Sequence[str], **more: Any) -> AsyncIterator[Stack]:
-    """`warmroute serve` as the page says it, before two timed workers of this machine."""
+    """Run the page's `warmroute serve` command with two timed workers of this machine."""
     assert words[:3] == ["warmroute", "serve", "--picker"]
     specs = [one.partition(",") for one in words if one.startswith("http://")]
     flags = [one for one in words[3:] if one != "--worker" and not one.startswith("http://")]
@@ -72,7 +73,7 @@ async def served(folder: Path, words: Sequence[str], **more: Any) -> AsyncIterat
 async def behind(
     folder: Path, stack: Stack, words: Sequence[str], **more: Any
 ) -> AsyncIterator[Envoy]:
-    """`envoy -c FILE` as the page says it."""
+    """Run the page's `envoy -c FILE` command."""
     ENVOY.or_skip()
     assert words[:2] == ["envoy", "-c"]
     file = Path(words[2]).name
@@ -85,7 +86,7 @@ async def behind(
 
 
 async def answered(url: str, http: aiohttp.ClientSession) -> Any:
-    """What the page's request is answered, head and body."""
+    """Send the page's request and return the answer's JSON."""
     words = shown("curl")
     assert words[1] == "http://127.0.0.1:8000/v1/completions"
     body, header = words[words.index("-d") + 1], words[words.index("-H") + 1]
@@ -99,7 +100,7 @@ async def answered(url: str, http: aiohttp.ClientSession) -> Any:
 
 
 async def test_the_picker_beside_envoy(tmp_path: Path) -> None:
-    """And `curl` itself, as it stands there."""
+    """The test also runs the page's `curl` command itself."""
     async with (
         served(
             tmp_path, shown("warmroute serve --picker --worker http://10.0.0.11:8000 --worker")
@@ -137,7 +138,7 @@ async def test_a_certificate_where_any_will_do(tmp_path: Path) -> None:
 
 
 async def test_prefill_and_decode_are_taken(tmp_path: Path) -> None:
-    """What they do is in test_picker_split.py."""
+    """The router accepts the page's roles; test_picker_split.py tests what they do."""
     words = shown("warmroute serve --picker --worker http://10.0.0.11:8000,role")
     async with served(tmp_path, words) as stack:
         assert [row["role"] for row in await stack.rows()] == ["prefill", "decode"]

@@ -1,4 +1,4 @@
-"""The rule by which vLLM names images, by names that vLLM 0.32 itself gave."""
+"""Tests of the rule by which vLLM names images, against names that vLLM 0.32 itself gave."""
 
 from __future__ import annotations
 

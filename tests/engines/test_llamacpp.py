@@ -1,4 +1,6 @@
-"""The router in front of real llama.cpp servers, which tell nothing of their cache: mirrored."""
+"""Tests of the router with real llama.cpp servers, which publish no events, so that the router
+mirrors their caches.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ async def test_a_server_is_recognized_as_one_that_tells_nothing(llamacpp: Pool) 
 
 
 async def test_answers_are_those_of_the_server(llamacpp: Pool) -> None:
-    """At temperature 0 and one at a time, to the byte but for ids, times and what was cached."""
+    """Requests go one at a time at temperature 0, and answers are equal except for ids, times and
+    cached tokens.
+    """
     for path, body in base_requests(seed=5, count=24):
         body = {k: v for k, v in body.items() if k != "tools"}
         body |= {"temperature": 0, "max_tokens": 8}
@@ -41,7 +45,7 @@ async def test_answers_are_those_of_the_server(llamacpp: Pool) -> None:
 
 
 async def test_a_conversation_stays_where_its_prefix_is(llamacpp: Pool) -> None:
-    """The mirror expects what was sent there, and the server finds it."""
+    """The mirror expects the prompts that it sent, and the server finds them in its cache."""
     told = []
     for turn in range(REQUESTS):
         said = words(random.Random(turn % 2), 200 + turn)

@@ -1,4 +1,6 @@
-"""A real Envoy with the sample bootstraps asks the picker: bytes, answers, faults of each part."""
+"""Tests of the picker with a real Envoy and the sample bootstraps: bytes, answers, faults of each
+part.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def _installed() -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A router without workers."""
+    """Yield a router with a picker and no workers."""
     folder = tmp_path_factory.mktemp("logs")
     more = ("--access-log", str(folder / "access.jsonl"), *ROUTER)
     async with running(folder, workers=0, router=more) as stack:
@@ -59,7 +61,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def listing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """The same, which names three endpoints."""
+    """Yield a router whose picker names three endpoints for each request."""
     folder, more = tmp_path_factory.mktemp("logs"), ("--picker-endpoints", "3", *ROUTER)
     async with running(folder, workers=0, router=more) as stack:
         yield stack
@@ -67,7 +69,7 @@ async def listing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sta
 
 @asynccontextmanager
 async def behind(stack: Stack, count: int = 2) -> AsyncIterator[list[EchoWorker]]:
-    """Workers that the router knows; none is charged with anything in the end."""
+    """Add workers to the router; at the end check that none is charged with a request."""
     async with AsyncExitStack() as all_of:
         workers = [await all_of.enter_async_context(echo_worker()) for _ in range(count)]
         ids = [await stack.add(f"{one.url},kind=openai,model={MODEL}") for one in workers]
@@ -83,7 +85,7 @@ async def behind(stack: Stack, count: int = 2) -> AsyncIterator[list[EchoWorker]
 async def edge(
     folder: Path, stack: Stack, workers: list[EchoWorker], file: str, **more: Any
 ) -> AsyncIterator[Envoy]:
-    """Envoy before them."""
+    """Run Envoy in front of the workers."""
     engines = [one.address for one in workers]
     picker = stack.router.facts["picker"]
     async with running_envoy(folder, file, [picker], engines, **more) as envoy:
@@ -94,7 +96,7 @@ async def edge(
 async def served(
     stack: Stack, folder: Path, file: str, count: int = 2, **more: Any
 ) -> AsyncIterator[tuple[Envoy, list[EchoWorker]]]:
-    """Envoy before workers, and both."""
+    """Run workers and Envoy in front of them; yield both."""
     async with AsyncExitStack() as all_of:
         workers = await all_of.enter_async_context(behind(stack, count))
         found = edge(folder, stack, workers, file, **more)
@@ -102,7 +104,7 @@ async def served(
 
 
 def modes(request: str, response: str) -> Any:
-    """Changes both."""
+    """Return a change of the bootstrap that sets both body modes."""
 
     def change(config: Any) -> None:
         mode = picker_of(config)["processing_mode"]
@@ -114,13 +116,13 @@ def modes(request: str, response: str) -> Any:
 
 
 def random_body(draw: random.Random) -> bytes:
-    """A body of 40 bytes to 5 MB, as likely short as long."""
+    """Return a body of 40 bytes to 5 MB; its size is log-uniform."""
     size = int(2 ** draw.uniform(0, 22.3))
     return body_of(draw.randbytes((size + 1) // 2).hex()[:size])
 
 
 async def metric(stack: Stack, line: str) -> float:
-    """One sample of the router's metrics, by its whole name."""
+    """Return the router's metric sample with this full name and labels."""
     async with stack.http.get(f"{stack.admin}/metrics") as reply:
         lines = (await reply.text()).splitlines()
     return sum(float(one.rsplit(" ", 1)[1]) for one in lines if one.startswith(f"{line} "))
@@ -139,7 +141,7 @@ FILES_AND_MODES = [
 
 
 def _no_change(config: Any) -> None:
-    """The file as it is."""
+    """Leave the bootstrap as it is."""
 
 
 @pytest.mark.timeout(300)
@@ -295,7 +297,7 @@ async def test_nobody_outside_names_a_destination(
 
 
 def by_header(config: Any) -> None:
-    """A filter before the picker's: a header says where a request may go."""
+    """Add a filter before the picker's that reads the allowed endpoints from a header."""
     space, key = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
     told = {"metadata_namespace": space, "key": key, "type": "STRING"}
     kind = "envoy.extensions.filters.http.header_to_metadata.v3.Config"
@@ -331,7 +333,9 @@ async def test_a_hint_leaves_only_its_endpoints(stack: Stack, tmp_path: Path) ->
 
 
 async def test_the_headers_of_the_conformance_tests(tmp_path: Path) -> None:
-    """GatewayFollowingEPPRouting and DestinationEndpointServed: obeyed only where it is said."""
+    """The headers of GatewayFollowingEPPRouting and DestinationEndpointServed work only if the
+    picker's option enables them.
+    """
     chosen, served_by = "test-epp-endpoint-selection", "x-conformance-test-served-endpoint"
     for more in ((), ("--picker-conformance", "true")):
         folder = tmp_path / ("with" if more else "without")

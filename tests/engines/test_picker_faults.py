@@ -1,5 +1,5 @@
-"""Envoy, the picker and workers while one of them dies, hangs, stops or leaves: nothing is left
-charged, and no answer looks whole that is not.
+"""Tests of Envoy, the picker and workers while one of them dies, hangs, stops or leaves: no charge
+remains, and no incomplete answer looks complete.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def body_of(prompt: str, **more: Any) -> bytes:
 
 @asynccontextmanager
 async def pool(folder: Path, *flags: str, count: int = 2) -> AsyncIterator[tuple[Stack, Any, str]]:
-    """A router with a picker at a port of its own, its workers, and that port."""
+    """Yield a router with a picker at a lasting port, its workers, and the picker's address."""
     place = f"127.0.0.1:{lasting_port()}"
     async with AsyncExitStack() as all_of:
         workers = [await all_of.enter_async_context(echo_worker()) for _ in range(count)]
@@ -70,7 +70,7 @@ async def pool(folder: Path, *flags: str, count: int = 2) -> AsyncIterator[tuple
 
 
 async def again(stack: Stack, workers: list[EchoWorker], place: str) -> Stack:
-    """A router like the one that was killed."""
+    """Start a router like the one that was killed, with the same picker port."""
     arguments = ["serve", "--port", "0", "--admin-port", "0", *ROUTER]
     arguments += ["--picker-port", place.rpartition(":")[2]]
     for one in workers:
@@ -83,18 +83,18 @@ async def again(stack: Stack, workers: list[EchoWorker], place: str) -> Stack:
 
 
 async def asked(envoy: Envoy, body: bytes, **headers: str) -> tuple[int, bytes]:
-    """Status and body of a completion."""
+    """Send a completion through Envoy; return (status, body)."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with envoy.http.post(f"{envoy.url}{PATH}", data=body, headers=named) as reply:
         return reply.status, await reply.read()
 
 
 def _no_change(config: Any) -> None:
-    """The file as it is."""
+    """Leave the bootstrap as it is."""
 
 
 async def leaves(envoy: Envoy, draw: random.Random) -> None:
-    """A client that goes, before the answer or in the middle of it."""
+    """Send a request as a client that leaves before or during the answer."""
     what = draw.choice(("events", "hang"))
     with suppress(TimeoutError):
         async with asyncio.timeout(draw.uniform(0.001, 0.15)):
@@ -102,7 +102,9 @@ async def leaves(envoy: Envoy, draw: random.Random) -> None:
 
 
 async def breaks_off(place: str, draw: random.Random) -> None:
-    """A data plane that resets its stream, wherever it is, or says what it may not."""
+    """Call the picker as a data plane that resets its stream anywhere, or sends messages out of
+    order.
+    """
     said = [
         message("request_headers", pairs=[(":path", PATH), (":method", "POST")]),
         message("request_body", body=body_of("a"), end_of_stream=True),
@@ -163,7 +165,7 @@ async def test_nothing_is_left_charged_and_no_answer_is_empty(
                         assert data == (WHOLE if number % 2 else body)
 
         async def dies() -> None:
-            """An endpoint that refuses, named by the admin until its health is known."""
+            """Add a dead endpoint to the router again and again, and remove it after 0.3 s."""
             while True:
                 spec = f"http://{dead},kind=openai,model={MODEL}"
                 async with stack.http.post(f"{stack.admin}/workers", json=spec) as reply:
@@ -188,7 +190,9 @@ async def test_nothing_is_left_charged_and_no_answer_is_empty(
 @pytest.mark.alone
 @pytest.mark.parametrize("file", [ORIGINAL_DST, OVERRIDE_HOST])
 async def test_the_picker_is_killed_under_load(tmp_path: Path, file: str) -> None:
-    """Closed: refused until it is back. Open: Envoy balances, once it knows that it is away."""
+    """With failure mode closed, Envoy refuses requests until the picker is back; with open, Envoy
+    balances them once it knows that the picker is gone.
+    """
     async with AsyncExitStack() as all_of:
         stack, workers, place = await all_of.enter_async_context(pool(tmp_path))
         engines = [one.address for one in workers]

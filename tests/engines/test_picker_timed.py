@@ -1,5 +1,5 @@
-"""Envoy and the picker before real timed workers: the same answers as asked directly, and decisions
-as at the router's own front.
+"""Tests of Envoy and the picker with real timed workers: answers equal those of direct requests,
+and decisions those at the router's own port.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _installed() -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Two timed workers that are in no hurry to be real."""
+    """Yield a router with two timed workers that run at 2,000 times real speed."""
     folder = tmp_path_factory.mktemp("logs")
     sizes = {"speed": 2_000, "kv-tokens": 2 * WINDOW, "max-model-len": WINDOW, "block-size": 64}
     async with running(folder, router=ROUTER, **sizes) as stack:
@@ -60,7 +60,9 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 
 
 def random_body(draw: random.Random) -> bytes:
-    """A request of token ids, 100 bytes to 5 MB, as likely short as long; half of them stream."""
+    """Return a request of token ids, 100 bytes to 5 MB with a log-uniform length; half of them
+    stream.
+    """
     count = int(2 ** draw.uniform(1, 19.6))
     body = {
         "model": MODEL,
@@ -76,7 +78,7 @@ def random_body(draw: random.Random) -> bytes:
 
 
 def told(reply: httpx.Response) -> list[Any]:
-    """All that an answer says, but for its name, its time and what was cached."""
+    """Return an answer's content without its id, its time and its cached tokens."""
     assert reply.status_code == 200, reply.text
     found = []
     for line in reply.text.splitlines():
@@ -98,7 +100,7 @@ def told(reply: httpx.Response) -> list[Any]:
 async def test_answers_are_those_of_the_worker(
     stack: Stack, tmp_path: Path, file: str, change: Any, http2: bool
 ) -> None:
-    """A timed worker's tokens depend on every token before them, so one byte lost would show."""
+    """A timed worker's tokens depend on every token before them, so one lost byte would show."""
     draw, slots = random.Random(f"{file} {http2}"), asyncio.Semaphore(4)
     engines = [one.url.removeprefix("http://") for one in stack.workers]
     found = running_envoy(tmp_path, file, [stack.router.facts["picker"]], engines, change=change)
@@ -125,7 +127,9 @@ async def test_answers_are_those_of_the_worker(
 @pytest.mark.timeout(300)
 @needs_redis
 async def test_hits_and_balance_are_those_of_the_front(tmp_path: Path) -> None:
-    """Also of two pickers that share. The bench has narrower bars, and a machine of its own."""
+    """This includes two pickers that share state. The bench has narrower bounds and a machine of
+    its own.
+    """
     spec = WorkloadSpec(SHARED_PROMPT)
     work = opened(spec, "shared_prompt", "one popular prompt", 1)
     settings = StackSettings("hybrid", workers=4, speed=0.5, block_size=64)

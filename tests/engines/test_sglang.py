@@ -1,7 +1,7 @@
-"""The router in front of real SGLang: recognized, its tokens and hits exact, its cache known.
+"""Tests of the router with real SGLang: recognition, exact tokens and hits, a known cache.
 
-One server has SGLang's prefix tree in Rust, which is the usual one and tells how many pages it has;
-the other the one in Python, whose pages can be compared with the index one by one.
+One server has SGLang's prefix tree in Rust, which is the default and reports how many pages it has.
+The other has the tree in Python, whose pages can be compared with the index one by one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUST, PYTHON = 0, 1  # workers
 
 
 async def until_true(pool: Pool) -> None:
-    """Waits until the index is the tree in Python, and has as many blocks as the one in Rust."""
+    """Wait until the index equals the tree in Python and has as many blocks as the tree in Rust."""
     rust = pool.servers[RUST]
     assert isinstance(rust, SglangServer)
 
@@ -55,7 +55,9 @@ async def test_a_server_is_recognized_by_its_url(sglang: Pool) -> None:
 
 
 async def test_its_hits_are_exact_by_its_own_account(sglang: Pool) -> None:
-    """Its pages say that no layer has a window or states, which its events would leave out."""
+    """SGLang's pages report that no layer has a window or states, which its events would
+    leave out.
+    """
 
     async def exact() -> bool:
         return [row["hits"]["mode"] for row in await sglang.router.rows()] == ["exact"] * 2
@@ -64,7 +66,7 @@ async def test_its_hits_are_exact_by_its_own_account(sglang: Pool) -> None:
 
 
 async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Pool) -> None:
-    """One request at a time, so that nothing happens between the expectation and the hit."""
+    """Requests go one at a time, so that nothing happens between the expectation and the hit."""
     before, told = len(sglang.logged()), []
     for path, body in base_requests(seed=1, count=PREDICTIONS):
         status, answer = await sglang.ask(path, body)
@@ -89,7 +91,7 @@ async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Po
 
 
 async def test_hits_are_as_expected_by_sglangs_own_token_ids(sglang: Pool) -> None:
-    """A router without a tokenizer asks the servers for the ids of each prompt."""
+    """A router without a tokenizer asks the servers for the token ids of each prompt."""
     servers = tuple(sglang.servers)
     async with routed(sglang, servers=servers, tokenizes=False) as pool:
 
@@ -137,7 +139,9 @@ async def test_a_flushed_cache_is_known_to_be_empty(sglang: Pool) -> None:
 
 
 async def test_answers_are_those_of_the_server(sglang: Pool) -> None:
-    """At temperature 0 and one at a time, but for ids, times and what was cached."""
+    """Requests go one at a time at temperature 0, and answers are equal except for ids, times and
+    cached tokens.
+    """
     for path, body in base_requests(seed=5, count=16):
         body |= {"temperature": 0, "max_tokens": 8}
         for extra in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
@@ -147,7 +151,9 @@ async def test_answers_are_those_of_the_server(sglang: Pool) -> None:
 
 
 async def test_its_load_is_read_as_it_tells_it_in_both_ways(sglang: Pool) -> None:
-    """Requests that are computed, in `/v1/loads` and in Prometheus; `/get_load` is gone."""
+    """Running requests come from `/v1/loads` and from Prometheus metrics; `/get_load` no longer
+    exists.
+    """
     server = sglang.servers[RUST]
     body = {"model": MODEL, "prompt": words(random.Random(7), 60), "max_tokens": 400}
     asked = [

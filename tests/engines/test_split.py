@@ -1,6 +1,7 @@
-"""Prefill at one engine, decode at another, by the same tests for vLLM and for ours.
+"""Tests of prefill at one engine and decode at another, the same for vLLM and our engine.
 
-They speak the same (`kv_transfer_params`), so whatever holds for one pair must hold for the other.
+Both use the same protocol (`kv_transfer_params`), so whatever holds for one pair must hold for the
+other.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NAMES = {"remote_engine_id", "remote_block_ids", "remote_request_id", "remote_ho
 
 
 class SplitServer(Server):
-    """A server that gives its KV to others, and takes theirs."""
+    """A server that sends its KV to other servers and fetches theirs."""
 
     def variables(self) -> dict[str, str]:
         return {**super().variables(), "VLLM_NIXL_SIDE_CHANNEL_PORT": str(lasting_port())}
@@ -54,7 +55,10 @@ IDLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Lifetime: module of tests, once for each kind of engine."""
+    """A prefill and a decode engine behind a router.
+
+    Lifetime: module of tests, once for each kind of engine.
+    """
 
     router: Stack
     urls: tuple[str, str]  # of the worker that prefills, and of the one that decodes
@@ -73,7 +77,7 @@ class Split:
         return await metric_sum(self.router.http, self.urls[server], metric)
 
     async def at_rest(self) -> None:
-        """No request, and no block but those that are free to be used again."""
+        """Wait until no request runs and all KV blocks are free or reusable."""
         await self.router.assert_idle()
 
         async def idle() -> bool:
@@ -84,7 +88,9 @@ class Split:
         await until(idle, "all KV to be free", 2 * LEASE_S)
 
     async def until_split(self, marker: int, requests: int) -> None:
-        """So many answers of that length came of two legs, and none otherwise."""
+        """Wait until `requests` answers of `marker` tokens are logged, and check that each had two
+        legs.
+        """
 
         async def written() -> bool:
             lines = [json.loads(line) for line in self.access_log.read_text().splitlines()]
@@ -188,7 +194,7 @@ async def test_answers_are_those_of_one_server_and_their_kv_was_sent(split: Spli
 
 
 async def test_a_seed_says_the_same_in_two_legs(split: Split) -> None:
-    """The first leg's token is thrown away: nothing of its draw may be missing."""
+    """The first leg's token is discarded, which must not change the random draws of the second."""
     for serial in range(4):
         path, body = asked(20 + serial)
         body |= {"temperature": 1.0, "seed": serial}
@@ -211,7 +217,7 @@ async def test_a_stream_says_what_the_whole_answer_says(split: Split) -> None:
 
 
 async def test_one_leg_after_the_other_by_hand(split: Split) -> None:
-    """What the adapter relies on: names, params taken as they are, what is unknown ignored."""
+    """The adapter relies on these names, on unchanged parameters, and on ignored unknown fields."""
     path, body = asked(41)
     first = {**body, "max_tokens": 1, "kv_transfer_params": ASK}
     status, kept = await split.ask_at(split.urls[0], path, first)
@@ -239,7 +245,9 @@ async def test_what_no_engine_splits_goes_to_one(split: Split, fields: dict[str,
 
 
 async def one_answers(split: Split, path: str, body: dict[str, Any]) -> tuple[int, int]:
-    """Status and choices of a worker by itself: not every engine serves everything."""
+    """Return the status and number of choices of a worker alone, since not every engine serves
+    everything.
+    """
     status, answer = await split.ask_at(split.urls[1], path, body)
     return status, len(answer.get("choices", ()))
 
@@ -253,7 +261,7 @@ async def test_an_answer_of_one_token_needs_no_second_leg(split: Split) -> None:
 
 @pytest.mark.parametrize("leg", [0, 1], ids=ROLES)
 async def test_a_client_that_leaves_in_a_leg_leaves_nothing(split: Split, leg: int) -> None:
-    """Its worker stands still meanwhile, so that the leg is the one that is meant."""
+    """The leg's worker is stopped meanwhile, so that the client leaves during that leg."""
     path, body = asked(80 + 2 * leg + 1, 64)
     os.kill(split.processes[leg], signal.SIGSTOP)
     try:
@@ -273,7 +281,7 @@ async def test_a_client_that_leaves_in_a_leg_leaves_nothing(split: Split, leg: i
 
 
 async def test_without_the_worker_that_prefills_the_other_serves_alone(split: Split) -> None:
-    """Killed in its leg, without a word. The last test of its engines."""
+    """The prefill worker is killed in its leg, so this is the last test of its engines."""
     path, body = asked(101)
     _, direct = await split.ask_at(split.urls[1], path, body)
     os.kill(split.processes[0], signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The router in front of real Triton servers, by their own ports."""
+"""Tests of the router with real Triton servers through Triton's own HTTP API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MANY = 8000  # tokens: less than its cache holds, and for longer than a test wai
 async def both(
     pool: Pool, method: str, path: str, body: bytes | None, model: str = MODEL, **headers: str
 ) -> Answer:
-    """What the router answers, which must be what a server itself does."""
+    """Return the router's answer, and check that it equals a server's own."""
     url = pool.router.url
     routed = await answer_of(url, method, f"{path}?model={model}", body, **headers)
     direct = await answer_of(pool.servers[0].url, method, path, body, **headers)
@@ -46,7 +46,9 @@ async def both(
 
 
 def binary_tensors(prompt: str) -> tuple[bytes, dict[str, str]]:
-    """The same as bytes that follow the JSON, and the header that says where they begin."""
+    """Return a request with binary tensors after the JSON, and the header with the JSON's
+    length.
+    """
     data = len(prompt).to_bytes(4, "little") + prompt.encode()
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
     text |= {"parameters": {"binary_data_size": len(data)}}
@@ -55,7 +57,7 @@ def binary_tensors(prompt: str) -> tuple[bytes, dict[str, str]]:
 
 
 class Streaming:
-    """A streamed answer through the router, under way. Lifetime: test."""
+    """A streamed answer through the router, in progress. Lifetime: test."""
 
     def __init__(self, reply: aiohttp.ClientResponse, first: bytes) -> None:
         self._reply, self._first = reply, first
@@ -63,25 +65,25 @@ class Streaming:
 
     @classmethod
     async def begin(cls, pool: Pool, prompt: str, max_tokens: int = TOKENS) -> Streaming:
-        """Returns with the first word."""
+        """Send a request and return once its first word has come."""
         body = {"model": MODEL, "text_input": prompt, "max_tokens": max_tokens, "stream": True}
         reply = await pool.router.http.post(f"{pool.router.url}{STREAM}", json=body)
         assert reply.status == 200, await reply.text()
         return cls(reply, await reply.content.readline())
 
     async def words(self) -> int:
-        """How many there were at its end; those of one that broke off count below 0."""
+        """Read to the end; return the number of words, negative if the stream broke off."""
         events = (self._first + await self._reply.read()).split(b"\n\n")[:-1]
         broken = events[-1] == b'data: {"error":"the worker failed in the middle of its answer"}'
         return 1 - len(events) if broken else len(events)
 
     def leave(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._reply.close()
 
 
 def triton_servers(pool: Pool) -> Iterator[TritonServer]:
-    """The pool's, as what they are."""
+    """Yield the pool's servers, typed as TritonServer."""
     for server in pool.servers:
         assert isinstance(server, TritonServer)
         yield server
@@ -152,7 +154,9 @@ async def test_tritons_client_is_answered_as_by_the_server(triton: Pool) -> None
 async def test_errors_are_those_of_the_server_and_are_held_against_no_worker(
     triton: Pool,
 ) -> None:
-    """Triton says 500 of a body that it cannot read, and every server would."""
+    """Triton answers 500 to a body that it cannot read, as every server would, so no worker is
+    blamed.
+    """
     absent = "/v2/models/absent/generate"
     of_infer = f"/v2/models/{MODEL}/infer"
     not_text = json.dumps({"text_input": 5}).encode()
@@ -206,7 +210,7 @@ async def test_a_client_that_leaves_ends_the_request_at_the_server(triton: Pool)
 
 
 async def answered_by(pool: Pool, count: int) -> set[int]:
-    """The workers that answered so many requests, each with 200."""
+    """Send `count` requests, check that each gets 200, and return the workers that answered."""
     workers = set()
     for serial in range(count):
         body = {"model": MODEL, "text_input": f"{serial}", "max_tokens": 2}
@@ -231,7 +235,7 @@ async def test_a_drained_server_finishes_its_stream_and_gets_nothing_new(triton:
 
 
 async def streams_at_both(pool: Pool) -> list[Streaming]:
-    """So many streams under way, some at each of the servers."""
+    """Begin `STREAMS` streams; check that both servers have some of them."""
     begun = (Streaming.begin(pool, f"{serial}") for serial in range(STREAMS))
     streams = await asyncio.gather(*begun)
     assert {stream.worker for stream in streams} == {0, 1}

@@ -1,5 +1,5 @@
-"""One script of Triton's own clients, before a real server and through the router: field by field
-the same, but for ids and times.
+"""Tests that one script of Triton's own clients gets the same results from a real server and
+through the router, field by field except for ids and times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST = 200  # results
 
 
 async def results(url: str, grpc: str, *more: str) -> dict[str, Any]:
-    """What the script got, by name."""
+    """Run the script and return its results by name."""
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", SCRIPT, url.removeprefix("http://"), grpc, *more),
         cwd=CHECKOUT,
@@ -53,9 +53,10 @@ async def results(url: str, grpc: str, *more: str) -> dict[str, Any]:
 
 
 async def own_results(server: TritonServer) -> dict[str, Any]:
-    """What the server itself gives, asked again where it died of that: Triton 2.51 now and then
-    ends by signal 11 where a stream is cancelled as it ends ("HandleCancellation called even when
-    the context was not cancelled").
+    """Return the results of the server itself, and repeat the script if the server died of it.
+
+    Triton 2.51 sometimes ends with signal 11 if a stream is cancelled as it ends
+    ("HandleCancellation called even when the context was not cancelled").
     """
     assert server.process is not None
     try:
@@ -109,7 +110,7 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
 async def test_perf_analyzer_measures_through_the_router(
     triton: Pool, mode: str, tmp_path: Path
 ) -> None:
-    """Triton's own load generator, whose status is not 0 where a request fails."""
+    """Triton's own load generator exits with an error if a request fails."""
     environment = Environment("perf_analyzer", PERF_ANALYZER).or_skip()
     model, arguments = MODES[mode]
     router = triton.router

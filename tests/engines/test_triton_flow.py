@@ -1,5 +1,5 @@
-"""Behind real Tritons: the mirror is put right by what answers tell, models are loaded and
-unloaded at all of them, and what becomes of sequences.
+"""Tests with real Tritons of a mirror that answers correct, of models loaded and unloaded at all
+servers, and of sequences.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ TELLING = {**TELLING, WHOLE: TELLING["tensorrt_llm"]}
 
 
 class Telling(TritonServer):
-    """One whose models tell what they found in their cache. Lifetime: fixture."""
+    """A Triton whose models report their cached tokens in answers. Lifetime: fixture."""
 
     def repository(self) -> Path:
-        """As of `TritonServer`."""
+        """Create the repository of reporting models and of a sequence model; return its folder."""
         models = self.folder / "models"
         for name in TELLING:
             version = models / name / "1"
@@ -66,8 +66,10 @@ class Telling(TritonServer):
 
 @dataclass(slots=True)
 class Routed:
-    """The servers; a router that reads texts as texts before the first one, and one before both
-    that loads models. Lifetime: module.
+    """Two servers, a router of the first one that reads texts, and a router of both that may load
+    models.
+
+    Lifetime: module.
     """
 
     servers: list[Telling]
@@ -77,11 +79,13 @@ class Routed:
 
     @property
     def server(self) -> Telling:
-        """The first."""
+        """The first server."""
         return self.servers[0]
 
     async def ask(self, form: str, prompt: list[int]) -> tuple[int, int]:
-        """(hit tokens that the router expected, those that the worker told)."""
+        """Send a prompt; return (hit tokens that the router expected, hit tokens that the worker
+        reported).
+        """
         path, body, headers = FORMS[form](prompt)
         headers = {**headers, "x-warmroute-explain": "1"}
         url = f"{self.stack.url}/v2/models/{path}"
@@ -102,7 +106,7 @@ class Routed:
         return why["expected_hit_tokens"], told
 
     async def evict(self, prompt: list[int]) -> None:
-        """Ask the server past the router, until nothing else is left in its caches."""
+        """Send a prompt directly to the server that fills its caches and evicts everything else."""
         for form in ("generate", "json"):
             path, body, _ = FORMS[form](prompt)
             async with self.stack.http.post(f"{self.server.url}/v2/models/{path}", data=body) as r:
@@ -110,7 +114,7 @@ class Routed:
 
 
 def told_in(answer: bytes) -> int:
-    """What the worker says that it reused, tokens; read otherwise than the router does."""
+    """Return the reused tokens that an answer reports, parsed by other code than the router's."""
     if answer.startswith(b"data: "):
         answer = answer.split(b"\n\n")[0][6:]
     found, end = json.JSONDecoder().raw_decode(answer.decode("latin-1"))
@@ -143,7 +147,9 @@ def listed(prompt: list[int]) -> list[dict[str, Any]]:
 
 
 def in_bytes(prompt: list[int]) -> tuple[str, bytes, dict[str, str]]:
-    """`infer` whose tensors are bytes, both ways."""
+    """Return an `infer` request with binary tensors in both directions, as (path, body,
+    headers).
+    """
     inputs, data = listed(prompt), b""
     for one in inputs:
         raw = np.array(one.pop("data"), "<i4").tobytes()
@@ -155,7 +161,9 @@ def in_bytes(prompt: list[int]) -> tuple[str, bytes, dict[str, str]]:
 
 
 def text(prompt: list[int]) -> tuple[str, bytes, dict[str, str]]:
-    """A text, whose words are read as bytes by the router and as a token each by the server."""
+    """Return a request with a text, whose words the router reads as bytes and the server as one
+    token each.
+    """
     words = " ".join(f"{token:07}" for token in prompt)
     body = {"text_input": words, "max_tokens": ANSWER}
     return "ensemble/generate", json.dumps(body).encode(), {}
@@ -218,7 +226,9 @@ async def routed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rout
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_what_an_answer_tells_puts_the_mirror_right(routed: Routed, form: str) -> None:
-    """The worker evicted two prompts; by the answer to the one the router knows of the other."""
+    """The worker evicted two prompts; from the answer to one of them the router also learns that
+    the other is gone.
+    """
     draw = random.Random(form)
     one, other = ([draw.randrange(1, 9_999_999) for _ in range(PROMPT)] for _ in range(2))
     whole = 20 * BLOCK
@@ -238,7 +248,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def told(stack: Stack, path: str, body: Any, key: str = ALL) -> tuple[int, str]:
-    """(status, error) of a question in Triton's form."""
+    """Post to one of Triton's paths; return (status, error)."""
     async with stack.http.post(f"{stack.url}{path}", json=body, headers=bearer(key)) as reply:
         text = await reply.text()
         found = json.loads(text) if text else {}
@@ -247,7 +257,7 @@ async def told(stack: Stack, path: str, body: Any, key: str = ALL) -> tuple[int,
 
 
 async def ready_at(server: Telling, model: str) -> bool:
-    """Whether the server itself has the model."""
+    """Return whether the server itself has the model."""
     async with aiohttp.request("GET", f"{server.url}/v2/models/{model}/ready") as reply:
         return reply.status == 200
 
@@ -292,7 +302,7 @@ async def test_models_are_loaded_and_unloaded_at_all_servers_or_it_is_said_where
 
 
 async def summed(stack: Stack, sequence: int, **flags: bool) -> tuple[int, str]:
-    """(status, error) of one request of a sequence."""
+    """Send one request of a sequence; return (status, error)."""
     one = {"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}
     parameters = {"sequence_id": sequence, **flags}
     return await told(
@@ -315,7 +325,7 @@ async def test_a_sequence_that_idled_too_long_is_over_and_triton_says_so(routed:
 
 
 async def test_sequences_beyond_the_slots_wait_for_one_that_ends(routed: Routed) -> None:
-    """At one server, which has two slots: the third begins when one of them has ended."""
+    """One server has two slots: the third sequence begins once one of them has ended."""
     for sequence in (11, 12):
         assert (await summed(routed.stack, sequence, sequence_start=True))[0] == 200
     third = asyncio.create_task(summed(routed.stack, 13, sequence_start=True))
@@ -337,7 +347,9 @@ async def test_sequences_beyond_the_slots_wait_for_one_that_ends(routed: Routed)
 async def test_a_sequence_whose_server_died_is_refused_until_it_begins_anew(
     routed: Routed,
 ) -> None:
-    """Never another server, and never the one that came back as if it knew it."""
+    """The sequence never goes to another server, nor to the restarted one as if it knew the
+    sequence.
+    """
     stack = routed.both
     body = {"inputs": [{"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}]}
     body["parameters"] = {"sequence_id": 21, "sequence_start": True}  # type: ignore[assignment]

@@ -1,4 +1,6 @@
-"""Triton's own client before a real `tritonserver`, and through the router: the same answers."""
+"""Tests that Triton's own client gets the same answers from a real `tritonserver` and through the
+router.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ Client = Any
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def clients(triton: Pool) -> AsyncIterator[tuple[Client, Client]]:
-    """A client of the router, and one of a server."""
+    """Yield a client of the router and a client of a server."""
     urls = triton.router.url, triton.servers[0].url
     both = [client_of.InferenceServerClient(url.removeprefix("http://")) for url in urls]
     yield both[0], both[1]
@@ -39,7 +41,7 @@ async def clients(triton: Pool) -> AsyncIterator[tuple[Client, Client]]:
 
 
 async def same(clients: tuple[Client, Client], ask: Callable[[Client], Awaitable[Any]]) -> Any:
-    """What a script gets through the router, which must be what it gets from the server."""
+    """Call both clients, check that they get the same, and return it."""
     found = []
     for client in clients:
         try:
@@ -51,7 +53,7 @@ async def same(clients: tuple[Client, Client], ask: Callable[[Client], Awaitable
 
 
 def given(name: str, values: np.ndarray[Any, Any], kind: str, binary: bool = True) -> Any:
-    """An input."""
+    """Return an input tensor with these values."""
     one = client_of.InferInput(name, list(values.shape), kind)
     return one.set_data_from_numpy(values, binary_data=binary)
 
@@ -85,7 +87,7 @@ async def test_tensors_of_each_type_pass_untouched(clients, kind: str, coding: s
 
 
 async def test_bf16_passes_untouched(triton: Pool) -> None:
-    """As bytes, for numpy has no such type."""
+    """The test sends raw bytes, because numpy has no such type."""
     data = np.array([[1.5, -2.0, 0.25]], dtype=np.float32).view("<u2")[:, 1::2].tobytes()
     sizes = {"binary_data_size": len(data)}
     one = {"name": "IN_BF16", "datatype": "BF16", "shape": [1, 3], "parameters": sizes}
@@ -118,7 +120,7 @@ async def test_errors_are_the_servers(clients) -> None:
 
 
 def binary(size: int, shape: list[int], data: bytes, head_length: int = 0) -> tuple[str, bytes]:
-    """(length of the header as it is told, body) of an FP32 tensor in bytes."""
+    """Return (stated header length, body) of an FP32 tensor in binary form."""
     told = {"binary_data_size": size}
     one = {"name": "IN_FP32", "datatype": "FP32", "shape": shape, "parameters": told}
     head = json.dumps({"inputs": [one]}).encode()
@@ -151,7 +153,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 async def test_malformed_tensors_are_refused_in_tritons_form(triton: Pool, what: str) -> None:
-    """As by the server itself. No worker is blamed, and the next request is answered."""
+    """The error is the server's own, no worker is blamed, and the next request is answered."""
     length, body = MALFORMED[what]
     headers = {"Inference-Header-Content-Length": length, "Accept-Encoding": "identity"}
     path = f"/v2/models/{ECHO}/infer"
@@ -173,7 +175,9 @@ async def test_malformed_tensors_are_refused_in_tritons_form(triton: Pool, what:
 async def test_paths_that_triton_does_not_know_take_none_from_others(
     triton: Pool, path: str
 ) -> None:
-    """It leaves escapes as they are; no server is believed to lack the path for that."""
+    """Triton does not decode escapes in paths; its 404 must not make the router believe that the
+    server lacks the path.
+    """
     length, body = binary(16, [1, 4], SIXTEEN)
     headers = {"Inference-Header-Content-Length": length}
     url, router = f"/v2/models/{ECHO}/{path}", triton.router
@@ -233,7 +237,7 @@ async def test_a_stream_is_the_servers(triton: Pool) -> None:
 
 
 async def test_sequences_stick_to_one_server(triton: Pool, clients) -> None:
-    """The model adds up what a sequence was given, which only one server can know."""
+    """The model adds up a sequence's inputs, which only one server can know."""
     router, _ = clients
 
     async def whole(sequence: int) -> list[int]:
@@ -281,7 +285,7 @@ async def test_a_prompt_goes_to_where_it_was_and_explain_says_by_what(triton: Po
 
 
 async def test_unary_requests_survive_kill_9(triton: Pool) -> None:
-    """None fails: those that the killed server had go to the other one."""
+    """No request fails: those at the killed server go to the other one."""
     victim, few = triton.servers[0], asyncio.Semaphore(AT_ONCE)
     done = 0
 

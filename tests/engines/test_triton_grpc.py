@@ -1,4 +1,4 @@
-"""Triton's clients by gRPC, through the router, before real Triton servers."""
+"""Tests of Triton's gRPC clients through the router to real Triton servers."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ FAULTS = 100  # streams, and as many unary calls
 
 
 def words(prompt: str, count: int) -> list[str]:
-    """What the model answers (`triton_model.py`, which only Triton can import)."""
+    """Return the model's answer, as in `triton_model.py`, which only Triton can import."""
     return [WORDS[zlib.crc32(f"{prompt} {n}".encode()) % len(WORDS)] for n in range(count)]
 
 
 def with_end(request: pb.ModelInferRequest) -> pb.ModelInferRequest:
-    """The same; its end is told by an answer of its own."""
+    """Return the request with an option that ends its answers with an empty final one."""
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     return request
 
 
 def text_of(answer: pb.ModelInferResponse) -> str:
-    """The text that it holds."""
+    """Return the answer's text."""
     return b"".join(raw[4:] for raw in answer.raw_output_contents).decode()
 
 
 @asynccontextmanager
 async def stub_of(pool: Pool) -> AsyncIterator[Stub]:
-    """Calls through the router."""
+    """Yield a gRPC stub of the router."""
     async with grpc.aio.insecure_channel(pool.router.router.facts["grpc"]) as channel:
         yield Stub(channel)
 
 
 async def idle(pool: Pool) -> None:
-    """Until the router counts nothing at any worker."""
+    """Wait until the router charges no worker with a request."""
 
     async def nothing() -> bool:
         rows = await pool.router.rows()
@@ -68,7 +68,7 @@ async def idle(pool: Pool) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def three(triton: Pool) -> AsyncIterator[Pool]:
-    """Three servers and a router."""
+    """Yield three Triton servers and a router."""
     folder = triton.servers[0].folder.with_name(f"server-{next(SERIALS)}")
     third = TritonServer(triton.environment, triton.model, folder)
     await third.start()
@@ -89,7 +89,7 @@ async def three(triton: Pool) -> AsyncIterator[Pool]:
 
 
 async def streamed(stub: Stub, requests: Iterable[pb.ModelInferRequest], **more: Any) -> list[Any]:
-    """All answers of one stream."""
+    """Return all answers of one stream with these requests."""
 
     async def each() -> AsyncIterator[pb.ModelInferRequest]:
         for request in requests:
@@ -120,7 +120,9 @@ async def test_the_command_in_the_docs_finds_grpc_beside_http(three: Pool) -> No
 
 
 async def test_one_stream_of_200_requests_over_three_servers(three: Pool) -> None:
-    """A third of them is ended by its client: none is lost, and each one's words are in order."""
+    """Clients cancel a third of the requests: none of the others is lost, and each one's words are
+    in order.
+    """
     ended = {n for n in range(REQUESTS) if n % 10 in (1, 4, 7)}
     whole: dict[str, list[str]] = {}
     ends: Counter[str] = Counter()
@@ -166,10 +168,10 @@ async def test_answers_of_a_model_that_is_not_decoupled_come_in_order(three: Poo
 
 
 async def test_what_is_wrong_with_a_request_is_said_as_by_a_server_itself(three: Pool) -> None:
-    """A message of the stream, even where a model's errors shall end it.
+    """An error is a message of the stream, even where a model's own errors end the stream.
 
-    Each on a stream of its own: two errors at once on one make Triton 2.51 abort now and then (it
-    writes both at the same time), and so does a model's own error under `triton_grpc_error`.
+    Each error has its own stream: two errors at once on one stream sometimes make Triton 2.51 abort
+    (it writes both at the same time), and so does a model's own error under `triton_grpc_error`.
     """
     wrong, failing = asked(MODEL, "1", "x", 1), asked(MODEL, "3", "fail", 1)
     wrong.inputs[0].shape[0] = 7
@@ -232,16 +234,18 @@ async def test_a_client_that_leaves_ends_its_request_at_the_server(three: Pool, 
 
 
 async def until_counted(pool: Pool) -> None:
-    """Until a request is counted at a worker, or was."""
+    """Wait until a request is or was charged to a worker."""
     await pool.router.rows()
 
 
 async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
-    """No unary call fails; of the streams only those whose client has seen a part of the answer."""
+    """No unary call fails; only streams whose client has seen a part of the answer fail."""
     begun: asyncio.Queue[int] = asyncio.Queue()
 
     async def stream(n: int) -> tuple[str, int]:
-        """(its error, answers) of a stream; the odd ones answer at once, after a second."""
+        """Run a stream; return (its error, number of answers). Odd streams answer at once after a
+        second.
+        """
         call, seen, failed, words_come = stub.ModelStreamInfer(), 0, "", n % 2 == 0
         tokens = MANY if words_come else 200
         await call.write(
@@ -287,13 +291,13 @@ async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
 
 @pytest.mark.full
 async def test_kill_9_under_streams_and_unary_requests_over_http(three: Pool) -> None:
-    """The same, over HTTP."""
+    """Over HTTP, too, no unary request fails."""
     url, broken = f"{three.router.url}/v2/models", b"the worker failed in the middle of its answer"
     begun: asyncio.Queue[int] = asyncio.Queue()
     http = three.router.http
 
     async def stream(n: int) -> bytes:
-        """All of it; the even ones come word by word, the odd ones at once, after a second."""
+        """Read a whole stream; even ones come word by word, odd ones at once after a second."""
         by_word = n % 2 == 0
         body = {"text_input": f"kill {n}", "max_tokens": 600 if by_word else 200, "stream": by_word}
         async with http.post(f"{url}/{MODEL}/generate_stream", json=body) as reply:

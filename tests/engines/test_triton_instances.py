@@ -1,4 +1,4 @@
-"""What `warmroute-sim instances` says beforehand, beside real Tritons with models that sleep."""
+"""Tests that the plans of `warmroute-sim instances` match real Tritons with models that sleep."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SleepTriton(TritonServer):
     """A `tritonserver` with a model for each number of instances. Lifetime: test."""
 
     def repository(self) -> Path:
-        """A model for each case."""
+        """Create a model for each case; return the folder."""
         models = self.folder / "models"
         for count, _ in CASES:
             version = models / f"sleep{count}" / "1"
@@ -71,7 +71,7 @@ class SleepTriton(TritonServer):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One run: what Triton counted and what the client waited for. Lifetime: test."""
+    """The result of a run: Triton's batch counts and the client's latencies. Lifetime: test."""
 
     sizes: list[BatchSize]
     latencies_s: np.ndarray
@@ -87,7 +87,7 @@ class Seen:
 
 
 async def stats(http: aiohttp.ClientSession, url: str) -> dict[int, tuple[int, int]]:
-    """Executions and their nanoseconds, by batch."""
+    """Return (executions, nanoseconds) of the model by batch size."""
     async with http.get(f"{url}/stats") as reply:
         (model,) = json.loads(await reply.read())["model_stats"]
     parts = ("compute_input", "compute_infer", "compute_output")
@@ -99,7 +99,9 @@ async def stats(http: aiohttp.ClientSession, url: str) -> dict[int, tuple[int, i
 
 @asynccontextmanager
 async def slept() -> AsyncIterator[list[float]]:
-    """What a sleep of 10 ms takes meanwhile, in a process of its own; there when it ends."""
+    """Measure during the block how long a sleep of 10 ms takes in another process; the list gets
+    the mean at the end.
+    """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SLEEPER, stdin=pipe, stdout=pipe
@@ -115,7 +117,7 @@ async def slept() -> AsyncIterator[list[float]]:
 
 
 async def loaded(http: aiohttp.ClientSession, url: str, gaps_s: Iterable[float]) -> Seen:
-    """Requests with these gaps between them, whatever became of those before."""
+    """Send requests with these gaps between them, whether or not earlier ones were answered."""
     clock = asyncio.get_running_loop().time
     latencies: list[float] = []
 
@@ -139,7 +141,7 @@ async def loaded(http: aiohttp.ClientSession, url: str, gaps_s: Iterable[float])
 
 
 def between(before: dict[int, Any], now: dict[int, Any]) -> list[BatchSize]:
-    """Means of what was executed meanwhile."""
+    """Return the mean execution time for each batch size between two readings."""
     found = []
     for batch, (count, ns) in sorted(now.items()):
         then, then_ns = before.get(batch, (0, 0))
@@ -149,7 +151,7 @@ def between(before: dict[int, Any], now: dict[int, Any]) -> list[BatchSize]:
 
 
 async def measured(server: SleepTriton, model: str, count: int) -> Batches:
-    """Times of batches, as `warmroute doctor` measures them, read as the command reads them."""
+    """Return the batch times that `warmroute doctor --measure` finds."""
     path = server.folder / f"{model}.json"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router", "doctor", f"{server.url},metrics={server.metrics_url}"),
@@ -164,7 +166,7 @@ async def measured(server: SleepTriton, model: str, count: int) -> Batches:
 
 
 def differences(planned: Row, seen: Seen, rate: float, instances: int) -> dict[str, float]:
-    """How far the plan is off, as shares of what it may be: 1 is the limit."""
+    """Return the plan's errors as shares of their bounds: above 1 is too much."""
     p50_s = float(np.median(seen.latencies_s))
     return {
         "batch": abs(planned.batch / seen.batch - 1) / 0.10,

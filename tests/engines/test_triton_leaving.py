@@ -1,5 +1,5 @@
-"""Clients that leave a real Triton's model through the router: it is told of each, whatever its
-name is.
+"""Tests that a real Triton hears of each client that leaves through the router, whatever the
+model's name is.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ SOON_S = 10.0
 
 
 class Alone(TritonServer):
-    """One that serves one model, which is called as one that asks others is. Lifetime: fixture."""
+    """A Triton with one model that has the name of a BLS model and calls no other model. Lifetime:
+    fixture.
+    """
 
     def repository(self) -> Path:
-        """As of `TritonServer`."""
+        """Create the repository of the one model; return its folder."""
         version = self.folder / "models" / BLS / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version.parent / "config.pbtxt").write_text(CONFIG % ("true", BLOCK_SIZE, self.blocks))
@@ -62,7 +64,7 @@ async def alone(
 
 
 async def running(stack: Stack, server: Alone, count: int) -> None:
-    """Until so many run in the model, by its own gauge."""
+    """Wait until `count` requests run in the model, by its own gauge."""
     name = 'nv_trt_llm_request_metrics{model="tensorrt_llm_bls",request_type="active"'
     url = server.metrics_url.removesuffix("/metrics")
 

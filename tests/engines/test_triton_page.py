@@ -1,6 +1,6 @@
-"""The operator's page of Triton: each of its commands is run, here or where `RUN` says.
+"""Tests that run each command of the operator's page for Triton, here or where `RUN` says.
 
-Its hosts and ports are exchanged for those of this machine, its ten seconds for one or two.
+Hosts and ports are replaced by this machine's, and the page's ten seconds by one or two.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROGRAMS = ("pip", "curl", "tritonserver", "warmroute", "warmroute-sim", "warmro
 
 
 def commands() -> list[str]:
-    """Every command of the page, in blocks and in lines."""
+    """Return every command of the page, from blocks and from inline code."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     prose = re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
@@ -50,7 +50,7 @@ def commands() -> list[str]:
 
 
 def shown(begin: str) -> str:
-    """The only command that begins so."""
+    """Return the only command that begins with `begin`."""
     (found,) = (one for one in commands() if one.startswith(begin))
     return found
 
@@ -61,7 +61,7 @@ async def test_what_is_installed_is_there() -> None:
 
 
 async def ran(command: str, folder: Path, status: int = 0) -> str:
-    """What a command of ours prints, with this status."""
+    """Run one of our commands, check its exit status and return its output."""
     program, *arguments = shlex.split(command)
     modules = {"warmroute": "router", "warmroute-sim": "simulator", "curl": None}
     module = modules[program]
@@ -84,7 +84,7 @@ async def test_the_doctor_knows_39_causes(tmp_path: Path) -> None:
 async def test_several_servers_are_judged_together(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
-    """One has all the load; then each has its part."""
+    """At first one server has all the load; then both share it."""
     command = shown("warmroute doctor http://gpu1:8000 http") + " --seconds 1 --quiet"
     for number, server in enumerate(servers, 1):
         await server.load(plain())
@@ -100,7 +100,9 @@ async def test_several_servers_are_judged_together(
 async def test_times_are_measured_and_planned_with(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
-    """`doctor --probe --measure` of one instance and of three, and the plans from these files."""
+    """The test runs `doctor --probe --measure` with one and with three instances, and plans from
+    both files.
+    """
     measure = shown("warmroute doctor http://gpu1:8000 --probe").replace(
         "http://gpu1:8000", servers[0].target
     )
@@ -122,24 +124,24 @@ async def test_times_are_measured_and_planned_with(
 
 @dataclass(slots=True)
 class PageTriton(TritonServer):
-    """`tritonserver` by the page's command. Lifetime: fixture."""
+    """A `tritonserver` started with the page's command. Lifetime: fixture."""
 
     engine_url: str = ""
 
     def repository(self) -> Path:
-        """The one that the command names, as it is."""
+        """Return the repository that the command names, unchanged."""
         program, option, path = shlex.split(shown("tritonserver"))
         assert (program, option) == ("tritonserver", "--model-repository")
         return CHECKOUT / path
 
     def variables(self) -> dict[str, str]:
-        """Its environment, by which the engine may be anywhere."""
+        """Return the server's environment variables, which give the engine's URL."""
         return {**TritonServer.variables(self), "WARMROUTE_ENGINE_URL": self.engine_url}
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Engine and Triton, and what starts more. Lifetime: module."""
+    """Our engine inside Triton, and a way to start routers. Lifetime: module."""
 
     triton: PageTriton
     engine: Program
@@ -147,7 +149,7 @@ class Whole:
     http: aiohttp.ClientSession
 
     async def router(self, name: str, command: str, *more: str) -> Stack:
-        """A router by a command of the page."""
+        """Start a router with a command of the page."""
         words = command.replace("http://127.0.0.1:8000", self.triton.spec).split()[1:]
         ports = ("--port", "0", "--admin-port", "0")
         program = await self.programs.start(name, "router", [*words, *ports, *more])
@@ -158,7 +160,7 @@ class Whole:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Whole]:
-    """A cache of one request: `--kv-tokens 64`."""
+    """Yield Triton and an engine whose cache has room for one request: `--kv-tokens 64`."""
     environment = Environment("triton", NEWEST_TRITON).or_skip()
     folder = tmp_path_factory.mktemp("page")
     async with AsyncExitStack() as stack:
@@ -177,7 +179,9 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Whole
 
 
 async def test_our_engine_inside_triton_behind_a_router(whole: Whole, tmp_path: Path) -> None:
-    """Eight requests of 40 tokens: 8 active, 1 scheduled, and the doctor names it at both."""
+    """With eight requests of 40 tokens, 8 are active and 1 is scheduled, and the doctor finds it at
+    both ports.
+    """
     router = await whole.router("whole", shown("warmroute serve --worker http://127.0.0.1:8000"))
     listed = await ran(f"warmroute workers --admin {router.admin}", tmp_path)
     assert re.search(r"\bready\b", listed)
@@ -212,7 +216,7 @@ async def test_our_engine_inside_triton_behind_a_router(whole: Whole, tmp_path: 
 
 
 async def test_what_a_request_is_routed_by(whole: Whole, tmp_path: Path) -> None:
-    """The command's header says it, as it is and with names of one's own."""
+    """The header in the page's command shows it, with default and with custom tensor names."""
     command = shown("curl -si")
     (answer,) = re.findall(r"^\"routed_by\":.*$", PAGE, re.MULTILINE)
     serve = "warmroute serve --worker http://127.0.0.1:8000"
@@ -237,7 +241,7 @@ async def test_what_a_request_is_routed_by(whole: Whole, tmp_path: Path) -> None
 
 
 async def test_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
-    """`limit` names what it waits for."""
+    """The gauge `limit` names what a request waits for."""
     command = shlex.split(shown("curl 'http"))
     assert re.search(r"`limit` in `curl", PAGE)
     serve = "warmroute serve --worker http://127.0.0.1:8000"

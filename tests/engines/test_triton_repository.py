@@ -1,4 +1,6 @@
-"""Our engine inside a real Triton: the sample repository, from the client to the engine's batch."""
+"""Tests of our engine inside a real Triton with the sample repository, from the client to the
+engine's batch.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ class EngineTriton(TritonServer):
     places: int = PLACES
 
     def repository(self) -> Path:
-        """The sample as it is, but for how many may be in flight, and how often it is asked who
-        has left: more often, so that whatever may happen beside it does."""
+        """Copy the sample repository, with another limit of requests in flight and more frequent
+        checks for cancelled requests, so that races can show; return its folder.
+        """
         models = self.folder / "models"
         if not models.exists():
             shutil.copytree(REPOSITORY, models)
@@ -60,7 +63,7 @@ class EngineTriton(TritonServer):
         return models
 
     def variables(self) -> dict[str, str]:
-        """Its environment, which names the engine."""
+        """Return the server's environment variables with the engine's URL."""
         return {**TritonServer.variables(self), "WARMROUTE_ENGINE_URL": self.engine_url}
 
 
@@ -100,7 +103,7 @@ class Pair:
 
 @asynccontextmanager
 async def paired(folder: Path, places: int = PLACES, **settings: Any) -> AsyncIterator[Pair]:
-    """A timed engine, and a Triton before it that lets so many requests at a time to it."""
+    """Yield a timed engine behind a Triton that sends it at most `places` requests at a time."""
     environment = Environment("triton", NEWEST_TRITON).or_skip()
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(running(**settings))
@@ -116,13 +119,15 @@ async def paired(folder: Path, places: int = PLACES, **settings: Any) -> AsyncIt
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    """Four at a time, and room for all of them."""
+    """Yield an engine with enough cache for all requests, behind a Triton that sends four at a
+    time.
+    """
     async with paired(tmp_path_factory.mktemp("triton"), speed=5.0, kv_tokens=65_536) as found:
         yield found
 
 
 def answer(prompt: list[int], count: int) -> str:
-    """What the engine says to a prompt."""
+    """Return the engine's answer to a prompt."""
     return "".join(f" t{token}" for token in continuation(prompt, count, VOCAB))
 
 
@@ -147,7 +152,7 @@ async def test_a_stream_comes_token_by_token_while_the_engine_makes_them(pair: P
 
 
 async def test_the_ensemble_is_asked_as_tensorrt_llms_is(pair: Pair) -> None:
-    """Its text goes through the tokenizer's step; streams and refusals come through."""
+    """The text passes the tokenizer's step; streams and refusals reach the client."""
     ask = "/v2/models/ensemble/generate"
     body = {"text_input": "t1 t2 t3", "max_tokens": 5, "temperature": 0.0}
     status, told = await pair.triton.post(ask, body)
@@ -168,7 +173,7 @@ async def test_the_ensemble_is_asked_as_tensorrt_llms_is(pair: Pair) -> None:
 
 
 async def test_many_streams_meet_in_the_engines_batch(pair: Pair) -> None:
-    """In flight together, no more than the bound, and batched by the engine's steps."""
+    """Requests run together within the limit, and the engine batches them in its steps."""
 
     async def one(number: int) -> None:
         body = {"text_input": f"t{number + 1} t9", "max_tokens": 150, "stream": True}
@@ -187,7 +192,7 @@ async def test_many_streams_meet_in_the_engines_batch(pair: Pair) -> None:
 
 
 async def watched(pair: Pair) -> None:
-    """Ends, by failing, as soon as more run than may."""
+    """Fail as soon as more requests run than the limit allows; else run forever."""
     while True:
         assert pair.running <= PLACES
         await asyncio.sleep(0.005)
@@ -221,7 +226,9 @@ async def test_what_finds_no_place_waits_in_tritons_queue(pair: Pair) -> None:
 
 
 async def test_a_client_that_leaves_ends_its_request_in_the_engine(pair: Pair) -> None:
-    """Streams: of an answer in one piece Triton 2.51 does not see that its client left."""
+    """The test uses streams, because Triton 2.51 does not notice that a client left a
+    whole answer.
+    """
     url = f"{pair.triton.url}{BASE}/generate_stream"
     aborted = pair.engine.worker.counters.finished["abort"]
     for left in range(1, 4):
@@ -313,7 +320,9 @@ async def test_the_commands_of_the_page_show_the_whole_way(pair: Pair) -> None:
 
 
 async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path) -> None:
-    """Client, router, Triton, engine: the same answers, and nothing left over anywhere."""
+    """Through client, router, Triton and engine, answers are the same and nothing is left
+    anywhere.
+    """
     spec = f"{pair.triton.url},metrics={pair.triton.metrics_url}"
     async with Programs(tmp_path) as programs:
         arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", spec]
@@ -342,8 +351,9 @@ async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path
 
 @pytest.mark.full
 async def test_eight_active_and_one_scheduled_through_triton(tmp_path: Path) -> None:
-    """A cache of one request: the gauges of a TensorRT-LLM, the engine's reasons, and the doctor,
-    who names it at either."""
+    """With a cache of one request, the test reads TensorRT-LLM's gauges, the engine's reasons, and
+    the doctor's finding at either server.
+    """
     names = ("active", "scheduled", "waiting")
     async with paired(tmp_path, places=8, speed=0.3, kv_tokens=64) as pair:
 
@@ -369,7 +379,7 @@ async def test_eight_active_and_one_scheduled_through_triton(tmp_path: Path) -> 
 
 
 async def examined(url: str) -> Any:
-    """What `warmroute doctor` says of a server."""
+    """Return the JSON report of `warmroute doctor` on a server."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router", "doctor", url, "--seconds", "4", "--quiet", "--json"),
         stdout=asyncio.subprocess.PIPE,

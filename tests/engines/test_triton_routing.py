@@ -1,4 +1,6 @@
-"""An ensemble in TensorRT-LLM's shape on four real Tritons: prompts go where their prefix is."""
+"""Tests with an ensemble in TensorRT-LLM's shape on four real Tritons: prompts go where their
+prefix is.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ LONG = 1_000  # tokens of an answer: two seconds
 
 
 class Ensembles(TritonServer):
-    """One that serves the ensemble. Lifetime: fixture."""
+    """A Triton that serves the ensemble. Lifetime: fixture."""
 
     def repository(self) -> Path:
-        """As of `TritonServer`."""
+        """Create the ensemble's repository; return its folder."""
         models = self.folder / "models"
         for name in MODELS:
             version = models / name / "1"
@@ -48,7 +50,7 @@ class Ensembles(TritonServer):
 
 
 async def counted(servers: list[Ensembles], what: str) -> float:
-    """Of all requests since the servers' start."""
+    """Return the sum of a counter over all servers since their start."""
     urls = [server.metrics_url.removesuffix("/metrics") for server in servers]
     async with aiohttp.ClientSession() as http:
         return sum([await metric_sum(http, url, f"tiny_{what}") for url in urls])
@@ -56,7 +58,7 @@ async def counted(servers: list[Ensembles], what: str) -> float:
 
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[list[Ensembles]]:
-    """The servers, each with an empty cache."""
+    """Yield four servers, each with an empty cache."""
     environment = Environment("triton", NEWEST_TRITON).or_skip()
     async with AsyncExitStack() as all_of:
         servers = [Ensembles(environment, folder, folder / f"triton-{n}") for n in range(SERVERS)]
@@ -72,7 +74,9 @@ def words(draw: random.Random, count: int) -> str:
 
 
 async def conversation(stack: Stack, name: str, number: int, dispatched: Counter[str]) -> None:
-    """Turns whose prompt is all that was said before, behind what all of them begin with."""
+    """Send a conversation's turns: each prompt has all earlier turns, after a common
+    system prompt.
+    """
     draw = random.Random(f"{name} {number}")
     prompt = words(random.Random(name), SYSTEM)
     for _ in range(TURNS):
@@ -86,9 +90,10 @@ async def conversation(stack: Stack, name: str, number: int, dispatched: Counter
 
 
 async def hits_of(programs: Programs, servers: list[Ensembles], policy: str) -> tuple[float, float]:
-    """Share of the prompts' tokens found in caches, and the most requests over the mean.
+    """Return the share of prompt tokens found in caches, and the busiest server's requests over the
+    mean.
 
-    Prompts are others for each policy; what earlier ones left is the first to be evicted.
+    Each policy gets other prompts; blocks left by earlier ones are evicted first.
     """
     arguments = ["serve", "--port", "0", "--admin-port", "0", "--policy", policy]
     for server in servers:
@@ -112,7 +117,9 @@ async def hits_of(programs: Programs, servers: list[Ensembles], policy: str) -> 
 
 
 async def test_prompts_go_where_their_prefix_is(tmp_path: Path) -> None:
-    """Four fifths of what is asked is there, and nobody gets a quarter more than his share."""
+    """Four fifths of prompt tokens are cached, and no server gets more than 1.25 times
+    its share.
+    """
     async with served(tmp_path / "servers") as servers, Programs(tmp_path / "logs") as programs:
         blind, _ = await hits_of(programs, servers, "round_robin")
         hits, most = await hits_of(programs, servers, "warmset")
@@ -124,7 +131,9 @@ async def test_prompts_go_where_their_prefix_is(tmp_path: Path) -> None:
 
 
 async def what_runs_is_charged(programs: Programs, server: Ensembles) -> None:
-    """Its client leaves, and the step in the middle goes on to its end: so long it counts."""
+    """Check that a request stays charged after its client left, until the ensemble's middle step
+    has ended.
+    """
     arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", server.url]
     router = await programs.start("left", "router", arguments)
     async with aiohttp.ClientSession() as http:

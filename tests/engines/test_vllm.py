@@ -1,4 +1,4 @@
-"""The router in front of real vLLM: recognized, its tokens and hits exact, its cache known."""
+"""Tests of the router with real vLLM: recognition, exact tokens and hits, a known cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_server_is_recognized_by_its_url(vllm: Pool) -> None:
 async def test_hits_are_as_expected_and_the_index_is_vllms_own_table(
     vllm: Pool, record_property: Callable[[str, object], None]
 ) -> None:
-    """One request at a time, so that nothing happens between the expectation and the hit."""
+    """Requests go one at a time, so that nothing happens between the expectation and the hit."""
     before = len(vllm.logged())
     for path, body in requests(seed=1, count=PREDICTIONS):
         status, answer = await vllm.ask(path, body)
@@ -101,7 +101,9 @@ async def test_a_reset_cache_is_known_to_be_empty_with_the_next_step(vllm: Pool)
 
 
 async def test_answers_are_those_of_the_server(vllm: Pool) -> None:
-    """At temperature 0 and one at a time, but for ids, times and what was cached."""
+    """Requests go one at a time at temperature 0, and answers are equal except for ids, times and
+    cached tokens.
+    """
     for path, body in requests(seed=5, count=24):
         body |= {"temperature": 0, "max_tokens": 8}
         status, routed = await vllm.ask(path, body)
@@ -127,7 +129,7 @@ async def test_refusals_are_those_of_the_server(vllm: Pool) -> None:
 
 
 def _told(answer: Any) -> str:
-    """An answer without what differs between two of the same."""
+    """Return an answer without the fields that differ between two equal answers."""
     text = re.sub(
         r"'(id|created|cached_tokens|created_cache_tokens|request_id)': [^,}]+", "", str(answer)
     )

@@ -1,4 +1,4 @@
-"""Real clients before real vLLM: through the router they get what the server gives them."""
+"""Tests that real clients get the same from real vLLM through the router and directly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORCED = {"type": "function", "function": {"name": "weather"}}
 
 
 async def streamed(stream: Awaitable[Any]) -> dict[str, Any]:
-    """A streamed answer: what its pieces are together, for their number depends on the time."""
+    """Return a streamed answer with its pieces joined, because their number depends on the time."""
     events = [event.model_dump() async for event in await stream]
     chats = [choice for event in events for choice in event.get("choices") or ()]
     deltas = [choice["delta"] for choice in chats]
@@ -88,7 +88,7 @@ MADE_UP |= {"input_tokens_details", "system_fingerprint", "item_id", "response_i
 
 
 def settled(value: Any) -> Any:
-    """An answer without what differs between two of the same."""
+    """Return an answer without the fields that differ between two equal answers."""
     if isinstance(value, dict):
         return {key: settled(v) for key, v in value.items() if key not in MADE_UP}
     return [settled(item) for item in value] if isinstance(value, list) else value
@@ -108,7 +108,7 @@ async def test_openais_client_gets_the_servers_answer(vllm: Pool, call: str) -> 
 
 
 async def test_openais_client_lists_the_servers_models(vllm: Pool) -> None:
-    """One by its name, too, which vLLM has no path for."""
+    """The client also gets one model by its name, for which vLLM has no path."""
     listed = []
     for url in (vllm.router.url, vllm.servers[0].url):
         async with openai.AsyncOpenAI(
@@ -134,7 +134,7 @@ async def test_openais_client_streams(vllm: Pool) -> None:
 
 @pytest.mark.full
 async def test_openais_client_gets_the_servers_embeddings(vllm: Pool) -> None:
-    """Of a server of its own: the same model, whose last hidden states are its embeddings."""
+    """The test starts a server of the same model whose last hidden states are its embeddings."""
     asks = [{"input": "Good day."}, {"input": ["One", "Two"], "encoding_format": "float"}]
     pooling = ["--runner", "pooling", "--convert", "embed"]
     async with (
@@ -208,7 +208,9 @@ CURLS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 @pytest.mark.parametrize("ask", sorted(CURLS))
 async def test_curl_gets_the_servers_bytes(vllm: Pool, ask: str) -> None:
-    """But for ids and times, and what was cached: the first of them may find it."""
+    """Ids, times and cached tokens may differ: the second request may find the first
+    one's blocks.
+    """
     path, body = CURLS[ask]
     data = json.dumps({**SETTLED, **body})
     options = ["--silent", "--no-buffer", "--write-out", " %{http_code} %{content_type}"]
@@ -223,7 +225,7 @@ async def test_curl_gets_the_servers_bytes(vllm: Pool, ask: str) -> None:
 
 
 async def output_of(*command: str) -> str:
-    """What a program prints that ends well; fails with what it complains of."""
+    """Run a program that must succeed and return its output; a failure shows its errors."""
     pipe = asyncio.subprocess.PIPE
     program = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     said, complaint = await program.communicate()
@@ -232,7 +234,9 @@ async def output_of(*command: str) -> str:
 
 
 async def test_several_answers_do_not_mislead_the_index(vllm: Pool) -> None:
-    """With n > 1 vLLM reports a later sibling's cached tokens, which are no hit of ours."""
+    """With n > 1 vLLM reports a later sibling's cached tokens, which are not a hit that the router
+    predicts.
+    """
     body = {"model": MODEL, "prompt": "a b c d e f g h " * 30, "n": 4, "max_tokens": 2, "seed": 7}
     for _ in range(3):
         status, answer = await vllm.ask("/v1/completions", body | {"temperature": 1})

@@ -1,6 +1,6 @@
-"""The router in front of real vLLM with draft heads, which computes the last block of a hit again.
+"""Tests of the router with real vLLM and draft heads, which compute the last block of a hit again.
 
-No event tells of it: the router learns it from the answers, and says so.
+No event tells of it: the router learns it from answers and reports it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
 
 
 async def asked(pool: Pool, traffic: Traffic) -> None:
-    """Sends a request that is alone."""
+    """Send a request when no other one runs."""
     await asyncio.sleep(HEARD_S)
     body = traffic.body()
     status, answer = await pool.ask("/v1/completions", body)
@@ -38,7 +38,7 @@ async def asked(pool: Pool, traffic: Traffic) -> None:
 
 
 async def hits(pool: Pool, count: int) -> Hits:
-    """What the router expected of each request, and what was cached, once all are logged."""
+    """Wait until all requests are logged; return each one's expected and cached tokens."""
 
     async def written() -> bool:
         return len(pool.logged()) == count

@@ -1,4 +1,6 @@
-"""Real vLLM servers that die: streams go on elsewhere, requests succeed, the index is true."""
+"""Tests of real vLLM servers that die: streams go on elsewhere, requests succeed, the index stays
+true.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ HELD = "warmroute_holds_total"
 
 
 def engine_core(server: Server) -> int:
-    """The process id of the child that computes."""
+    """Return the process id of the server's engine core, which computes."""
     assert server.process is not None
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and os.path.exists(entry / "stat"):
@@ -41,7 +43,7 @@ async def test_streams_and_requests_survive_kill_9(vllm: Pool, what: str) -> Non
     streams = [asyncio.create_task(stream(vllm, serial)) for serial in range(STREAMS)]
 
     async def busiest() -> tuple[int, int]:
-        """(requests that are computed, worker)."""
+        """Return (running requests, worker id) of the busiest worker."""
         rows = await vllm.router.rows()
         return max((r["inflight_requests"] if r["context_tokens"] else 0, r["id"]) for r in rows)
 

@@ -1,7 +1,7 @@
-"""The router in front of real vLLM whose models keep windows or states: hits as they are found.
+"""Tests of the router with real vLLM and models that keep windows or states: hits are as expected.
 
-Such a cache holds a prefix only where each group of its layers has what it needs, which is less
-than full attention alone would have. The pools are small: blocks are evicted throughout.
+Such a cache has a prefix only where each group of the model's layers has what it needs, which is
+less than full attention alone would have. The caches are small, so blocks are evicted throughout.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Noted = Callable[[str, object], None]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served(hybrid: Served) -> AsyncIterator[Served]:
-    """A server that has told of its cache groups, which it does with its first blocks."""
+    """Yield a server that has reported its cache groups, which it does with its first blocks."""
     model, pool = hybrid
     await asked(pool, traffic_of(model, 0), WARMING)
 
@@ -53,7 +53,7 @@ def traffic_of(model: HybridModel, seed: int, lasting: int = LASTING) -> Traffic
 
 
 async def asked(pool: Pool, traffic: Traffic, count: int, pause_s: float = HEARD_S) -> None:
-    """Sends so many requests, one after the other, with a pause before each."""
+    """Send `count` requests one after the other, with a pause before each."""
     for _ in range(count):
         await asyncio.sleep(pause_s)
         body = traffic.body()
@@ -83,7 +83,9 @@ async def test_hits_of_requests_alone_are_as_expected(
 
 
 async def test_a_crowd_leaves_the_index_true(served: Served, record_property: Noted) -> None:
-    """What is expected may be evicted before a request's turn comes, and not after the crowd."""
+    """Expected blocks may be evicted before a request's turn comes; after the crowd the index is
+    exact again.
+    """
     model, pool = served
     before = len(pool.logged())
     clients = [traffic_of(model, 2 + n, lasting=1) for n in range(CLIENTS)]

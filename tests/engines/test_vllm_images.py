@@ -1,8 +1,8 @@
-"""Real vLLM with images: the blocks of a chat are known by what the renderer says of its media.
+"""Tests of real vLLM with images: the router knows a chat's blocks by what the renderer says of its
+media.
 
-In one test chats go to the server itself. It renders each one first; the chain hashes of that
-rendering are looked up among the blocks that its KV events have told. In the other test they go
-through the router.
+In one test, chats go directly to the server. The test renders each one first and looks up its chain
+hashes among the blocks in the server's KV events. In the other test, chats go through the router.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Noted = Callable[[str, object], None]
 
 @asynccontextmanager
 async def site_of(images: list[bytes]) -> AsyncIterator[str]:
-    """Serves images at /N.png; gives the address."""
+    """Serve images at /N.png; yield the base URL."""
 
     async def image(request: web.Request) -> web.Response:
         number = int(request.match_info["number"])
@@ -63,7 +63,7 @@ async def site_of(images: list[bytes]) -> AsyncIterator[str]:
 
 @dataclass(slots=True)
 class Heard:
-    """The blocks and identifiers that a server's events have told. Lifetime: test."""
+    """The blocks and identifiers in a server's events so far. Lifetime: test."""
 
     socket: zmq.asyncio.Socket
     index: PrefixIndex = field(default_factory=lambda: PrefixIndex(1))
@@ -71,11 +71,11 @@ class Heard:
     blocks: WorkerBlocks = field(init=False)
 
     def __post_init__(self) -> None:
-        """Opens the record of its blocks."""
+        """Create the record of the server's blocks."""
         self.blocks = WorkerBlocks(self.index, 0, BLOCK_SIZE, MODEL)
 
     async def listen(self) -> None:
-        """Applies what has come, until nothing more comes."""
+        """Apply all events that have come, until no more come."""
         while await self.socket.poll(int(1000 * QUIET_S)):
             _, _, payload = await self.socket.recv_multipart()
             batch = EventBatch(payload)
@@ -88,7 +88,7 @@ class Heard:
 
 @asynccontextmanager
 async def heard_of(pool: Pool) -> AsyncIterator[Heard]:
-    """Listens to the server's events, and empties its cache first."""
+    """Subscribe to the server's events and empty its cache; yield what is heard."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)
     socket.connect(f"tcp://127.0.0.1:{pool.servers[0].events[0]}")
@@ -106,7 +106,7 @@ async def heard_of(pool: Pool) -> AsyncIterator[Heard]:
 
 
 async def until_joined(pool: Pool, heard: Heard) -> None:
-    """Asks for answers until their blocks are heard of: what is told before is lost."""
+    """Send prompts until their events arrive; events before the subscription are lost."""
     for _ in range(50):
         prompt = [random.randrange(100, 4000) for _ in range(2 * BLOCK_SIZE)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
@@ -119,7 +119,7 @@ async def until_joined(pool: Pool, heard: Heard) -> None:
 
 
 async def rendered(pool: Pool, body: dict[str, Any]) -> tuple[np.ndarray, list[Medium]]:
-    """The token ids of a chat and its media."""
+    """Return the token ids and the media of a chat, as the server renders it."""
     asked = {**body, "mm_payload": "none"}
     status, answer = await pool.servers[0].post("/v1/chat/completions/render", asked)
     assert status == 200, answer
@@ -129,7 +129,7 @@ async def rendered(pool: Pool, body: dict[str, Any]) -> tuple[np.ndarray, list[M
 
 
 def name_of(part: dict[str, Any], file: bytes, model: str) -> str:
-    """How vLLM names an image of a chat."""
+    """Return vLLM's name of an image in a chat."""
     if "uuid" in part:
         return str(part["uuid"])
     as_it_is, converted = image_names(file, model, IMAGE_DIGEST)

@@ -1,6 +1,6 @@
-"""Real vLLM servers that do not fit: started otherwise than expected, or not telling the truth.
+"""Tests of real vLLM servers with unexpected settings or false reports.
 
-Each is named in the router's log or by `/workers`, and none is fatal: requests are answered.
+The router's log or `/workers` names each problem, and none is fatal: requests are answered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FULL = pytest.mark.full  # tests/router shows each with workers of its own
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def seat(vllm: Pool) -> AsyncIterator[Pool]:
-    """The pool with one server only; the other one is started again in the end."""
+    """Yield the pool with one server only; the other one is started again at the end."""
     resting = vllm.servers[SEAT]
     await resting.stop()
     yield vllm
@@ -51,13 +51,13 @@ async def seat(vllm: Pool) -> AsyncIterator[Pool]:
 
 
 def prompt() -> list[int]:
-    """Token ids that no other prompt begins with; one more than fills its blocks."""
+    """Return token ids whose prefix no other prompt has: whole blocks and one token more."""
     draw = random.Random(10_000 + next(SERIALS))
     return [draw.randrange(3, 4000) for _ in range(PROMPT_BLOCKS * BLOCK_SIZE + 1)]
 
 
 async def completed(pool: Pool, tokens: list[int], model: str = MODEL) -> int:
-    """Completes a prompt; returns the tokens that were cached of it, as the answer says."""
+    """Complete a prompt; return its cached tokens by the answer's usage."""
     body = {"model": model, "prompt": tokens, "max_tokens": 1}
     status, answer = await pool.ask("/v1/completions", body)
     assert status == 200, answer
@@ -67,7 +67,9 @@ async def completed(pool: Pool, tokens: list[int], model: str = MODEL) -> int:
 
 
 async def expectations(pool: Pool, lines: int) -> list[tuple[int, int]]:
-    """(expected, reported) hit tokens of the first requests that the router logged."""
+    """Wait for `lines` lines of the access log; return each request's (expected, reported) hit
+    tokens.
+    """
 
     async def written() -> bool:
         return pool.access_log.exists() and len(pool.logged()) >= lines
@@ -86,7 +88,7 @@ async def until_row(
 
 
 async def until_logged(pool: Pool, text: str) -> None:
-    """Until the router says it."""
+    """Wait until the router's log has this text."""
 
     async def said() -> bool:
         return text in pool.router.router.log.read_text()
@@ -99,7 +101,7 @@ def ready(row: dict[str, Any]) -> bool:
 
 
 async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
-    """It is a pool of its own, whose cache is mirrored."""
+    """The server is a pool of its own, and the router mirrors its cache."""
     async with (
         started(seat, name=OTHER_NAME, publishes=False) as mute,
         routed(seat, servers=(seat.servers[0], mute)) as pool,
@@ -135,7 +137,7 @@ async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
 
 
 async def test_a_renderer_is_no_worker(seat: Pool) -> None:
-    """Named in `/workers`, the log and the doctor; the pool serves on."""
+    """`/workers`, the log and the doctor name the renderer, and the rest of the pool serves on."""
     async with started(seat, renders=True) as renderer:
         async with routed(seat, seat.servers[0].spec, renderer.url) as pool:
             await until_row(pool, 0, "ready", ready)
@@ -153,7 +155,7 @@ async def test_a_renderer_is_no_worker(seat: Pool) -> None:
 
 @pytest.mark.full
 async def test_a_renderer_makes_token_ids_dies_and_comes_back(seat: Pool) -> None:
-    """For a router without a tokenizer, before a server that renders nothing itself."""
+    """The router has no tokenizer, and its server does not render prompts itself."""
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     async with started(seat, renders=True, flags=flags) as renderer:
         more = ("--renderers", renderer.url, "--policy", "round_robin")
@@ -191,13 +193,13 @@ async def test_a_renderer_makes_token_ids_dies_and_comes_back(seat: Pool) -> Non
 
 
 def other_blocks(seen: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those with more or fewer blocks expected than cached: vLLM counts whole ones."""
+    """Return the requests whose expected and cached blocks differ; vLLM counts whole blocks."""
     return [one for one in seen if one[0] // BLOCK_SIZE != one[1] // BLOCK_SIZE]
 
 
 @FULL
 async def test_blocks_of_another_size_in_one_pool(seat: Pool) -> None:
-    """Its hits are as exact as the others'; an operator who names a wrong size is told."""
+    """Hits of both servers are exact; an operator who configures a wrong block size gets advice."""
     async with started(seat, block_size=OTHER_SIZE, blocks=BLOCKS // 4) as coarse:
         # The default policy would fill the new server's empty cache first.
         servers = (seat.servers[0], coarse)
@@ -234,7 +236,9 @@ Lie = Callable[[str], str]
 async def before(
     vllm: Pool, events: str | None = None, **changes: Lie
 ) -> AsyncIterator[tuple[LyingFront, Pool]]:
-    """A router that knows a server by a front which changes pages: `metrics`, `completions`."""
+    """Yield a router whose server is behind a proxy that changes pages: `metrics`,
+    `completions`.
+    """
     server = vllm.servers[0]
     paths = {"metrics": "/metrics", "completions": "/v1/completions"}
     async with fronted(server.url) as front:
@@ -246,7 +250,7 @@ async def before(
 
 
 def said(text: str, value: Any) -> Lie:
-    """A JSON answer that gives another count of cached tokens."""
+    """Return a change of JSON answers that sets another count of cached tokens."""
 
     def lie(answer: str) -> str:
         told = msgspec.json.decode(answer)
@@ -257,7 +261,7 @@ def said(text: str, value: Any) -> Lie:
 
 
 async def warm(pool: Pool, prompts: int) -> list[list[int]]:
-    """Prompts that the server holds, as its events have told the router."""
+    """Complete new prompts and wait until the router knows that the server holds them."""
     made = [prompt() for _ in range(prompts)]
     for tokens in made:
         await completed(pool, tokens)
@@ -274,7 +278,9 @@ async def warm(pool: Pool, prompts: int) -> list[list[int]]:
 
 @FULL
 async def test_cached_tokens_that_are_not_so(vllm: Pool) -> None:
-    """What cannot be is not heeded; where hits are denied again and again they count no more."""
+    """The router ignores impossible counts; if answers deny hits again and again, it stops
+    expecting them.
+    """
     async with before(vllm) as (front, pool):
         for nonsense in (-1, 10**9, "many", None, [3], 1.5):
             front.changes["/v1/completions"] = said("cached_tokens", nonsense)
@@ -336,14 +342,14 @@ async def front_lies(front: LyingFront, lie: Lie) -> bool:
 
 
 def without_removals(payload: bytes) -> bytes:
-    """A batch that keeps to itself what was evicted."""
+    """Return the batch without its events of evicted blocks."""
     batch = msgspec.msgpack.decode(payload)
     batch[1] = [event for event in batch[1] if kind_of(event) == "BlockStored"]
     return msgspec.msgpack.encode(batch)
 
 
 def of_other_tokens(payload: bytes) -> bytes:
-    """A batch whose blocks have other tokens than were computed."""
+    """Return the batch with other tokens in its blocks than were computed."""
     batch = msgspec.msgpack.decode(payload)
     for event in batch[1]:
         if kind_of(event) == "BlockStored":
@@ -353,13 +359,13 @@ def of_other_tokens(payload: bytes) -> bytes:
 
 
 def kind_of(event: Any) -> str:
-    """Of an event as a map or as an array."""
+    """Return the type of an event, which is a map or an array."""
     return str(event["type"] if isinstance(event, dict) else event[0])
 
 
 @asynccontextmanager
 async def retold(vllm: Pool, rewrite: Callable[[bytes], bytes]) -> AsyncIterator[Pool]:
-    """A router that hears a server's events from somebody who changes them."""
+    """Yield a router that hears a server's events from a relay that rewrites them."""
     context = zmq.asyncio.Context()
     live, replay = (f"tcp://127.0.0.1:{port}" for port in vllm.servers[0].events)
     relay = EventRelay(context, random.Random(1), live, replay, rewrite)
@@ -374,7 +380,7 @@ async def retold(vllm: Pool, rewrite: Callable[[bytes], bytes]) -> AsyncIterator
 
 @FULL
 async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
-    """The router holds them to what fits, and to what answers find."""
+    """The router bounds the blocks by the cache's size and by what answers find."""
     async with retold(vllm, without_removals) as pool:
         prompts = [prompt() for _ in range(int(BLOCKS * 1.3) // PROMPT_BLOCKS)]
         for tokens in prompts:
@@ -387,7 +393,9 @@ async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
 
 
 async def test_events_of_other_tokens_promise_nothing(vllm: Pool) -> None:
-    """Its hits are there, and nobody is misled: what is believed of it is held by nobody."""
+    """Real hits still happen, and no request is misled: no worker holds the blocks that the router
+    believes in.
+    """
     async with retold(vllm, of_other_tokens) as pool:
         tokens = prompt()
         assert await completed(pool, tokens) == 0

@@ -1,4 +1,4 @@
-"""`warmroute doctor --routing` before real vLLM servers: what is planted is found first."""
+"""Tests of `warmroute doctor --routing` with real vLLM servers: a planted cause is found first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ Bodies = list[dict[str, Any]]
 async def found(
     pool: Pool, *more: str, bodies: Bodies = SHARED, worker: int = 0, pause_s: float = 0.0
 ) -> list[str]:
-    """The causes that are found after requests that share their heads, or after `bodies`."""
+    """Send requests that share their heads, or `bodies`; return the causes that the
+    doctor finds.
+    """
     await pool.router.until_state(worker, "ready")
     for body in bodies:
         await asyncio.sleep(pause_s)
@@ -45,7 +47,7 @@ async def found(
 
 
 async def found_alone(url: str) -> list[str]:
-    """The causes that are found of a server alone."""
+    """Return the causes that the doctor finds at a server without a router."""
     _, said = await said_by("doctor", "--routing", url, "--seconds", "0.5", "--json")
     return [one["cause"] for one in json.loads(said)["findings"]]
 
@@ -119,9 +121,10 @@ async def test_prompts_share_nothing_at_their_heads(vllm: Pool, tmp_path: Path) 
 
 
 async def test_a_front_gives_an_adapter_another_name(vllm: Pool) -> None:
-    """The server's events have its own name of it, requests the front's.
+    """The server's events have its own name of the adapter, and requests have the proxy's.
 
-    The router forgets first what it sent there itself, and would expect.
+    The router first forgets its speculative entries for its own requests, which it would else
+    expect.
     """
     server, alias = vllm.servers[0], "corsair"
     bodies: Bodies = [body | {"model": alias} for body in SHARED[:6]]
@@ -140,7 +143,7 @@ async def test_a_front_gives_an_adapter_another_name(vllm: Pool) -> None:
 
 
 def cut_short() -> Bodies:
-    """Prompts, each followed by two that share less of it, and less of each other."""
+    """Return prompts, each followed by two that share less and less of it."""
     bodies: Bodies = []
     for base in range(4):
         long = [100 + base * 500 + n for n in range(14 * BLOCK_SIZE)]

@@ -1,4 +1,6 @@
-"""How fast a router believes real vLLM servers to be, and what it makes of an idle pool of them."""
+"""Tests of the prefill speed that a router learns of real vLLM servers, and of its use of an idle
+pool.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _serial = count(1)
 
 @asynccontextmanager
 async def new_router(vllm: Pool, *servers: Server) -> AsyncIterator[Stack]:
-    """One that has learned nothing yet, before some of the servers."""
+    """Yield a new router of these servers that has learned nothing yet."""
     workers = [argument for server in servers for argument in ("--worker", server.spec)]
     # The second to be recognized would be a newcomer, to be begun with slowly.
     arguments = ["serve", "--port", "0", "--admin-port", "0", "--slow-start-s", "0", *workers]
@@ -43,13 +45,13 @@ async def new_router(vllm: Pool, *servers: Server) -> AsyncIterator[Stack]:
 
 
 def unseen_prompt(tokens: int, head: int = 0) -> list[int]:
-    """Token ids that nobody sent before, after a head that all have."""
+    """Return token ids that are new, after a common head of `head` tokens."""
     serial = next(_serial)
     return [5] * head + [3 + (serial * 1_543 + n * 37) % 4_000 for n in range(tokens - head)]
 
 
 async def ask(stack: Stack, prompt: list[int], stream: bool) -> float:
-    """Send it for one token; returns when that came."""
+    """Ask for one token; return the time at which it came, in seconds."""
     body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "stream": stream}
     async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
         assert reply.status == 200, await reply.text()
@@ -60,7 +62,7 @@ async def ask(stack: Stack, prompt: list[int], stream: bool) -> float:
 
 
 async def prefill_s(stack: Stack, server: Server) -> float:
-    """Seconds that the server ever spent on prefills, by its own account."""
+    """Return the seconds that the server has spent on prefills, by its own metrics."""
     async with stack.http.get(f"{server.url}/metrics") as reply:
         found = re.findall(r"request_prefill_time_seconds_sum\S* (\S+)", await reply.text())
     assert found
@@ -68,8 +70,10 @@ async def prefill_s(stack: Stack, server: Server) -> float:
 
 
 async def close_once(learn: Callable[[], Awaitable[tuple[float, float]]]) -> None:
-    """Whether what a new router believes is near what is so, in one of three tries: others use this
-    machine, and between a router and its engine they slow down what the engine does not count.
+    """Check that a new router's estimate is within 25% of the true value in one of three tries.
+
+    Other programs on this machine slow the path between router and engine, which the engine does
+    not count.
     """
     seen = list[tuple[float, float]]()
     for _ in range(TRIES):
@@ -82,7 +86,7 @@ async def close_once(learn: Callable[[], Awaitable[tuple[float, float]]]) -> Non
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole"])
 async def test_its_speed_is_learned_within_ten_requests(vllm: Pool, stream: bool) -> None:
-    """One after the other, as the server measures its prefills."""
+    """Requests go one after the other, as the server measures its prefills."""
     server = vllm.servers[0]
 
     async def learn() -> tuple[float, float]:
@@ -97,7 +101,9 @@ async def test_its_speed_is_learned_within_ten_requests(vllm: Pool, stream: bool
 
 
 async def test_its_speed_is_learned_of_concurrent_requests(vllm: Pool) -> None:
-    """Prefills share steps, so the server's sum counts seconds twice: by the time that passed."""
+    """Prefills share steps, so the server's sum counts seconds twice; the test uses the elapsed
+    time.
+    """
 
     async def learn() -> tuple[float, float]:
         async with new_router(vllm, vllm.servers[0]) as stack:
@@ -112,7 +118,7 @@ async def test_its_speed_is_learned_of_concurrent_requests(vllm: Pool) -> None:
 
 
 async def test_an_idle_pool_uses_all_of_its_caches(vllm: Pool) -> None:
-    """One request at a time with a head that all share, four times what one server can hold."""
+    """Requests with a common head go one at a time and need four times one server's cache."""
     for server in vllm.servers:
         assert (await server.post("/reset_prefix_cache"))[0] == 200
         body = {"model": MODEL, "prompt": [4], "max_tokens": 1}  # told with the next step only

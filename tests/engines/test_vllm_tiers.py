@@ -1,7 +1,8 @@
-"""Real vLLM with OffloadingConnector: what its events say of host memory, and what it then reuses.
+"""Tests of real vLLM with OffloadingConnector: what its events say of host memory, and what it
+reuses.
 
-Its scheduler, its manager of host memory and its events are vLLM's own; nothing is copied
-(`offload_plugin`). The pool is small: the GPU's blocks and host memory's are evicted throughout.
+Scheduler, manager of host memory and events are vLLM's own; no data is copied (`offload_plugin`).
+The pool is small, so that blocks are evicted from GPU and host memory throughout.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Asked = tuple[list[int], str | None]  # a prompt and its salt
 
 @dataclass(slots=True)
 class OffloadingServer(Server):
-    """A server that keeps in host memory what leaves its GPU. Lifetime: fixture."""
+    """A server that keeps blocks in host memory when they leave its GPU. Lifetime: fixture."""
 
     describes_itself: bool = False
 
@@ -64,7 +65,7 @@ class OffloadingServer(Server):
 async def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> AsyncIterator[OffloadingServer]:
-    """One whose offload events name blocks only, and one whose events describe them."""
+    """Yield a server whose offload events only name blocks, and one whose events describe them."""
     environment = Environment("vllm", NEWEST_VLLM).or_skip()
     one = OffloadingServer(
         environment, model, tmp_path_factory.mktemp("tiers"), blocks=GPU_BLOCKS, adapted=False,
@@ -79,19 +80,19 @@ async def server(
 
 
 class Told:
-    """What a server's events say of its blocks. Lifetime: test."""
+    """The blocks of a server by its events. Lifetime: test."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex(1)
         self.blocks = WorkerBlocks(self.index, 0, BLOCK_SIZE, MODEL, counts_copies=True)
 
     async def read(self, events: zmq.asyncio.Socket) -> None:
-        """Reads until it is cancelled."""
+        """Apply events until cancelled."""
         while True:
             self.blocks.apply(EventBatch((await events.recv_multipart())[-1]))
 
     def hits(self, prompt: list[int], salt: str | None) -> list[int]:
-        """Tokens of a prompt that the GPU has, and the GPU or host memory."""
+        """Return the prompt's tokens on the GPU, and those on the GPU or in host memory."""
         seed = 0 if salt is None else chain_seed(MODEL, None, salt)
         chain = chain_hashes(np.array(prompt[:-1], dtype=np.int32), BLOCK_SIZE, seed)
         tiers = self.index.longest_prefix_tiers(chain)[:, 0]
@@ -99,7 +100,9 @@ class Told:
 
 
 def prompts(draw: random.Random) -> list[Asked]:
-    """New ones with shared beginnings, repeated ones, ones cut short; some are salted."""
+    """Return new prompts with shared beginnings, repeated ones and shortened ones; some have a
+    salt.
+    """
 
     def ids(least: int, most: int) -> list[int]:
         return [draw.randrange(5, 200) for _ in range(draw.randrange(least, most))]
@@ -117,7 +120,7 @@ def prompts(draw: random.Random) -> list[Asked]:
 
 
 async def completed(http: aiohttp.ClientSession, server: Server, asked: Asked) -> int:
-    """The tokens that were found in a cache, as the answer says."""
+    """Complete a prompt; return its cached tokens by the answer's usage."""
     prompt, salt = asked
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
     body |= {} if salt is None else {"cache_salt": salt}

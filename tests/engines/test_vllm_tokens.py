@@ -1,4 +1,4 @@
-"""gpt-oss and Mistral before real vLLM: the router's ids of chats are those that vLLM renders."""
+"""Tests of gpt-oss and Mistral with real vLLM: the router's token ids of chats equal vLLM's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ Served = tuple[CodedModel, Pool]
 
 
 def bodies(model: CodedModel, seed: int) -> Iterator[dict[str, Any]]:
-    """Chats as clients send them: each conversation's turns in order, some edited or continued."""
+    """Yield chats as clients send them: each conversation's turns in order, some edited or
+    continued.
+    """
     draw = random.Random(seed)
     while True:
         for chat in chats(draw, OF_ONE_CONVERSATION, model.thinks):
@@ -98,7 +100,7 @@ async def test_hits_of_chats_alone_are_as_expected(coded: Served, record_propert
 
 
 async def test_without_exact_ids_hits_are_guesses(coded: Served, record_property: Noted) -> None:
-    """Chats like these as a router without a tokenizer or a renderer matches them."""
+    """The test sends similar chats to a router that has neither tokenizer nor renderer."""
     model, pool = coded
     never = ("--render", "never")
     async with routed(pool, pool.servers[0].spec, tokenizes=False, more=never) as other:
@@ -112,7 +114,7 @@ async def test_without_exact_ids_hits_are_guesses(coded: Served, record_property
 async def test_hits_are_as_expected_by_vllms_own_renderer(
     coded: Served, record_property: Noted
 ) -> None:
-    """A router without a tokenizer asks the server for the ids of each chat."""
+    """A router without a tokenizer asks the server for the token ids of each chat."""
     model, pool = coded
     async with routed(pool, pool.servers[0].spec, tokenizes=False) as other:
         await other.router.until_state(0, "ready")
@@ -132,7 +134,7 @@ async def test_hits_are_as_expected_by_vllms_own_renderer(
 
 
 async def hits(pool: Pool, drawn: Iterator[dict[str, Any]], count: int) -> list[tuple[int, int]]:
-    """(Expected, cached) tokens of so many chats, sent one at a time."""
+    """Send `count` chats one at a time; return each one's (expected, cached) tokens."""
     before = len(pool.logged())
     for _ in range(count):
         await asyncio.sleep(HEARD_S)

@@ -1,4 +1,4 @@
-"""Chats with the tool lists of a leaderboard before real vLLM: its token ids, and exact hits."""
+"""Tests of chats with a leaderboard's tool lists on real vLLM: equal token ids and exact hits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def body_of(one: ToolList, style: str = STYLES[0], **fields: Any) -> Body:
 async def differing(
     server: Server, ours: HfTokenizer, bodies: list[Body], drops: bool = False
 ) -> list[str]:
-    """The requests whose ids are not the server's; `drops`: it leaves out tools of no use."""
+    """Return the requests whose token ids differ from the server's. `drops`: the server leaves out
+    tools that must not be called.
+    """
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def one(body: Body) -> str | None:
@@ -81,7 +83,7 @@ async def test_every_list_has_the_server_s_ids(
 
 
 def varied(one: ToolList, draw: random.Random) -> Iterator[Body]:
-    """Requests that say the same of their tools in other ways, or more."""
+    """Yield requests that describe the same tools in other ways, or in more detail."""
 
     def changed(change: Callable[[Tool], Tool]) -> list[Tool]:
         return [change(tool) for tool in one.tools]
@@ -130,7 +132,7 @@ async def test_what_else_a_request_says_of_its_tools(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def dropping(tooled: Pool, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    """A renderer that has another parser, and leaves out tools that must not be called."""
+    """Yield a renderer with another tool parser, which leaves out tools that must not be called."""
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "pythonic")
     flags += ("--exclude-tools-when-tool-choice-none",)
     folder: Path = tmp_path_factory.mktemp("renderer")
@@ -155,7 +157,7 @@ async def test_other_parsers_and_tools_that_are_left_out(
 async def test_hits_of_chats_with_these_lists_are_exact(
     tooled: Pool, lists: list[ToolList], record_property: Noted
 ) -> None:
-    """Each list twice, the second time with another question."""
+    """The test sends each list twice, the second time with another question."""
     before, sent = len(tooled.logged()), 0
     for one in [one for one in lists if one.source == LIVE][::EACH]:
         style = STYLES[sent // 2 % len(STYLES)]

@@ -1,6 +1,6 @@
 """Tool lists of the Berkeley Function Calling Leaderboard, as clients of OpenAI's API send them.
 
-Its package is installed for its data alone, and ships with nothing of ours.
+Its package is installed only for its data and is not part of our product.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolList:
-    """A list of tools and the chat that asks for them first."""
+    """A list of tools and the first chat that uses it."""
 
     source: str
     tools: list[Tool]
@@ -33,7 +33,9 @@ class ToolList:
 
 
 def tool_lists() -> list[ToolList]:
-    """All distinct ones, those of the file `LIVE` first; skips where they are not installed."""
+    """Return all distinct lists, those of the file `LIVE` first; skip the test without
+    the package.
+    """
     package = Environment("bfcl", VERSION).or_skip().site_packages / "bfcl_eval" / "data"
     found: dict[str, ToolList] = {}
     for source, functions, messages in _rows(package):
@@ -64,7 +66,7 @@ def _function(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(told: Any) -> Any:
-    """A schema with the names of types that JSON Schema has."""
+    """Return the schema with JSON Schema's names of types."""
     if not isinstance(told, dict):
         return told
     made = dict(told)

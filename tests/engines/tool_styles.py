@@ -1,7 +1,8 @@
 """A dense model whose chat template writes tools in the styles of three families of models.
 
-`style` among `chat_template_kwargs` says which: as JSON in a line each (Qwen 2.5, Hermes), as JSON
-over many lines before a question (Llama 3.1), or field by field (gpt-oss, functionary).
+`style` in `chat_template_kwargs` selects the style: JSON in one line for each tool (Qwen 2.5,
+Hermes), JSON over many lines before a question (Llama 3.1), or field by field (gpt-oss,
+functionary).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Lets torchvision built for CUDA be imported beside PyTorch for CPUs, in the processes of vLLM.
+"""Makes torchvision built for CUDA importable beside PyTorch for CPUs, in vLLM's processes.
 
-It describes two operators of its library, which cannot be loaded here, when it is imported. PyTorch
-must know them first. It is copied to `sitecustomize.py`, which Python imports at its start.
+On import, torchvision describes two operators of its library, which cannot be loaded here; this
+hook registers them with PyTorch first. It is copied to `sitecustomize.py`, which Python imports at
+its start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests as clients of real engines send them: prompts that share prefixes, of every kind."""
+"""Requests of every kind that clients send to real engines, with prompts that share prefixes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}, "requir
 
 
 def words(draw: random.Random, count: int) -> str:
-    """So many words; a word is two to four tokens."""
+    """Return a text of `count` words; a word is two to four tokens."""
     return " ".join(draw.choice(WORDS) for _ in range(count))
 
 
 def requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(path, body) of requests with exact tokens and one answer each, whose prefixes recur."""
+    """Yield (path, body) of requests with recurring prefixes, exact tokens and one answer each."""
     draw = random.Random(seed)
     trunks = [words(draw, 60) for _ in range(TRUNKS)]
     said = [[{"role": "user", "content": words(draw, 20)}] for _ in range(TRUNKS)]

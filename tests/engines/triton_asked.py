@@ -1,4 +1,4 @@
-"""Triton, asked with and without a router."""
+"""Sends requests to Triton, directly or through a router."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Answer = tuple[int, str, bytes]
 
 
 async def answer_of(url: str, method: str, path: str, body: bytes | None, **headers: str) -> Answer:
-    """(status, content type, body) to the byte, compressed where the server does that."""
+    """Return (status, content type, body), byte for byte and still compressed if the server
+    compresses it.
+    """
     async with (
         aiohttp.ClientSession(auto_decompress=False) as http,
         http.request(method, f"{url}{path}", data=body, headers=headers) as reply,
@@ -25,19 +27,19 @@ async def answer_of(url: str, method: str, path: str, body: bytes | None, **head
 
 
 def tensors(prompt: str, max_tokens: int) -> dict[str, Any]:
-    """The body of `infer`."""
+    """Return the body of an `infer` request."""
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
     count = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [max_tokens]}
     return {"inputs": [text, count]}
 
 
 def asked(prompt: str, max_tokens: int, **fields: Any) -> bytes:
-    """The body of `generate`."""
+    """Return the body of a `generate` request."""
     return json.dumps({"text_input": prompt, "max_tokens": max_tokens, **fields}).encode()
 
 
 async def gauges_of(server: TritonServer, labelled: str) -> float:
-    """A gauge of the server's own, named by its label."""
+    """Return the value of a server's gauge with this label."""
     _, _, text = await answer_of(server.metrics_url, "GET", "", None)
     lines = (line for line in text.decode().splitlines() if f'type="{labelled}"' in line)
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

@@ -1,11 +1,10 @@
-"""Triton's own clients before a server: a program that prints what each call gave, by its name.
+"""Calls a server with Triton's own clients: a program that prints each call's result by its name.
 
     python -m tests.engines.triton_clients_script HTTP_ADDRESS GRPC_ADDRESS [mixed]
 
-With `mixed`, what `mixed` gets is printed instead. Addresses are `host:port`. What it prints is the
-same before any server of the models of `triton_server.py`, and before whatever claims to be one:
-ids are given, times are left out. A process of its own, for gevent, gRPC's threads and asyncio do
-not go well with a test's.
+With `mixed` it prints the result of `mixed` instead. Addresses are `host:port`. The output is the
+same for any server with the models of `triton_server.py`, real or not: ids are given and times left
+out. It is a process of its own, because gevent, gRPC's threads and asyncio conflict with a test's.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ Results = list[tuple[str, Any]]
 
 @dataclass(slots=True)
 class Tried:
-    """One client, and what its calls gave. Lifetime: program."""
+    """One client, and the results of its calls. Lifetime: program."""
 
     name: str
     module: ModuleType
@@ -67,22 +66,22 @@ class Tried:
         return "http" in self.name
 
     async def ask(self, what: str, call: Callable[..., Any], *given: Any, **more: Any) -> Any:
-        """What a call gives, which is noted, or what it raises."""
+        """Call a function, record its result or error, and return it."""
         found = await outcome(call, *given, **more)
         self.note(what, found)
         return found
 
     def note(self, what: str, found: Any) -> None:
-        """Notes what a call gave."""
+        """Record a call's result."""
         self.results.append((f"{self.name}: {what}", plain(found)))
 
     def given(self, name: str, values: np.ndarray[Any, Any], kind: str, **more: Any) -> Any:
-        """An input."""
+        """Return an input tensor with these values."""
         one = self.module.InferInput(name, list(values.shape), kind)
         return one.set_data_from_numpy(values, **more)
 
     def text(self, prompt: str, most: int = WORDS, stream: bool = False) -> list[Any]:
-        """The inputs of the text models."""
+        """Return the inputs of the text models."""
         return [
             self.given("text_input", np.array([prompt.encode()], dtype=np.object_), "BYTES"),
             self.given("max_tokens", np.array([most], dtype=np.int32), "INT32"),
@@ -90,18 +89,18 @@ class Tried:
         ]
 
     def echoed(self, kind: str = "FP32") -> list[Any]:
-        """An input of the model that gives it back."""
+        """Return an input of the echo model."""
         return [self.given(f"IN_{kind}", ARRAYS[kind], kind)]
 
     def coded(self, coding: str | None) -> dict[str, Any]:
-        """What compresses a call."""
+        """Return the client's arguments that compress a call."""
         if not self.is_http:
             return {"compression_algorithm": coding}
         return {f"{way}_compression_algorithm": coding for way in ("request", "response")}
 
 
 async def outcome(call: Callable[..., Any], *given: Any, **more: Any) -> Any:
-    """What a call gives, or its error."""
+    """Call a function; return its result or its error."""
     try:
         found = call(*given, **more)
         return await found if inspect.isawaitable(found) else found
@@ -110,7 +109,7 @@ async def outcome(call: Callable[..., Any], *given: Any, **more: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Return the value as JSON types."""
     if isinstance(value, InferenceServerException):
         return [str(value.status()), value.message()]
     if hasattr(value, "get_response"):  # an answer and its tensors
@@ -127,14 +126,16 @@ def plain(value: Any) -> Any:
 
 
 def told_by(message: Any) -> Any:
-    """A message without its tensors' bytes, which are told as arrays."""
+    """Return a message as JSON types, without its tensors' raw bytes, which are recorded
+    as arrays.
+    """
     told = MessageToDict(message, preserving_proto_field_name=True)
     told.pop("raw_output_contents", None)
     return told
 
 
 async def about_server(tried: Tried) -> None:
-    """What is asked beside inference."""
+    """Call everything except inference: health, metadata, repository and so on."""
     client, ask = tried.client, tried.ask
     await ask("live", client.is_server_live)
     await ask("ready", client.is_server_ready)
@@ -153,7 +154,9 @@ async def about_server(tried: Tried) -> None:
 
 
 async def statistics(tried: Tried) -> None:
-    """They count what was asked between two readings, for which servers take a moment."""
+    """Record how many requests the server counted between two readings; servers take a moment to
+    count.
+    """
     before = (await counted(tried))[0]
     for _ in range(3):
         await outcome(tried.client.infer, ECHO, tried.echoed())
@@ -167,7 +170,7 @@ async def statistics(tried: Tried) -> None:
 
 
 async def counted(tried: Tried) -> tuple[int, list[str], list[str]]:
-    """How many requests were answered, and the names of what is told."""
+    """Return the number of answered requests and the names of the statistics' fields."""
     told = await outcome(tried.client.get_inference_statistics, ECHO, "1", **tried.json)
     (row,) = told["model_stats"]
     stats, names = row["inference_stats"], sorted(name for name in row if row[name])
@@ -175,7 +178,7 @@ async def counted(tried: Tried) -> tuple[int, list[str], list[str]]:
 
 
 async def tensors(tried: Tried) -> None:
-    """Each type, whole, compressed, and more of it than a default allows."""
+    """Send tensors of each type: whole, compressed, and larger than a default limit."""
     infer, output = tried.client.infer, tried.module.InferRequestedOutput
     for kind in ARRAYS:
         more = {"request_id": "7", "outputs": [output(f"OUT_{kind}")]}
@@ -199,7 +202,7 @@ async def tensors(tried: Tried) -> None:
 
 
 async def errors(tried: Tried) -> None:
-    """Each is the server's own."""
+    """Send invalid requests; each error must be the server's own."""
     infer, ask, text = tried.client.infer, tried.ask, tried.text("x")
     wrong = tried.given("text_input", np.array([1], dtype=np.int32), "INT32")
     flat = tried.given("IN_FP32", np.zeros(3, dtype=np.float32), "FP32")
@@ -215,7 +218,7 @@ async def errors(tried: Tried) -> None:
 
 
 async def sequences(tried: Tried) -> None:
-    """Sums that only one server can know; each client has sequences of its own."""
+    """Send sequences whose sums only one server can know; each client has its own sequences."""
     for id in (int(hashlib.sha256(tried.name.encode()).hexdigest()[:8], 16), f"of {tried.name}"):
         kind, sums = type(id).__name__, []
         for number, (values, flags) in enumerate(numbers(tried)):
@@ -228,7 +231,7 @@ async def sequences(tried: Tried) -> None:
 
 
 def numbers(tried: Tried) -> Iterable[tuple[list[Any], dict[str, bool]]]:
-    """Inputs of one sequence."""
+    """Yield the inputs and flags of one sequence's requests."""
     for number in range(4):
         values = [tried.given("VALUE", np.array([[number]], dtype=np.int32), "INT32")]
         yield values, {"sequence_start": number == 0, "sequence_end": number == 3}
@@ -244,7 +247,7 @@ STEPS: tuple[Callable[[Tried], Awaitable[None]], ...] = (
 
 
 class Streamed:
-    """A stream of the client that has threads. Lifetime: one `with`."""
+    """A stream of the client with threads. Lifetime: one `with`."""
 
     def __init__(self, tried: Tried, **more: Any) -> None:
         self._tried, self._more = tried, more
@@ -261,16 +264,16 @@ class Streamed:
         self._tried.client.stop_stream()
 
     def send(self, model: str, inputs: list[Any], id: str, **more: Any) -> None:
-        """Sends a request."""
+        """Send a request on the stream."""
         self._tried.client.async_stream_infer(model, inputs, request_id=id, **more)
 
     def take(self) -> Any:
-        """The next answer, or error."""
+        """Return the next answer or error."""
         result, error = self._answers.get(timeout=WAIT_S)
         return result if error is None else error
 
     def until(self, wanted: Callable[[Any], bool], count: int = 1) -> list[Any]:
-        """Answers until so many are as wanted."""
+        """Return all answers up to the `count`-th one for which `wanted` is true."""
         found: list[Any] = []
         while sum(map(wanted, found)) < count:
             found.append(self.take())
@@ -278,7 +281,7 @@ class Streamed:
 
 
 def is_final(answer: Any) -> bool:
-    """The last one of its request."""
+    """Return whether the answer is the last one of its request."""
     if isinstance(answer, InferenceServerException):
         return True
     parameters = answer.get_response().parameters
@@ -286,12 +289,12 @@ def is_final(answer: Any) -> bool:
 
 
 def is_error(answer: Any) -> bool:
-    """An error and not an answer."""
+    """Return whether the answer is an error."""
     return isinstance(answer, InferenceServerException)
 
 
 def by_request(answers: Iterable[Any]) -> dict[str, list[Any]]:
-    """What each request got, in its order."""
+    """Return the answers of each request, in order."""
     found: dict[str, list[Any]] = {}
     for one in answers:
         told = plain(one)
@@ -301,10 +304,11 @@ def by_request(answers: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def streams(tried: Tried) -> None:
-    """Decoupled answers, many requests at once, sequences, and errors that end no stream.
+    """Call streams: decoupled answers, many requests at once, sequences, and errors that do not end
+    a stream.
 
-    Decoupled models and others have streams of their own: both on one are too much for Triton 2.51,
-    which forgets answers, or ends.
+    Decoupled and other models get separate streams: with both on one stream Triton 2.51 loses
+    answers or crashes.
     """
     wanting = {"enable_empty_final_response": True}
     with Streamed(tried) as stream:
@@ -339,7 +343,7 @@ def streams(tried: Tried) -> None:
 
 
 def half_closed(tried: Tried) -> None:
-    """What was asked before the client said that it asks no more is answered."""
+    """Check that requests sent before the client half-closes its stream are answered."""
     stub = service.GRPCInferenceServiceStub(tried.client._channel)
     asked = typed(DECOUPLED)
     asked.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -348,7 +352,7 @@ def half_closed(tried: Tried) -> None:
 
 
 def ended(tried: Tried) -> None:
-    """Streams that end before their answers do."""
+    """Run streams that end before their answers do."""
     long = tried.text("For long", LONG, stream=True)
     with Streamed(tried, stream_timeout=1.0) as stream:
         stream.send(DECOUPLED, long, "g")
@@ -370,7 +374,7 @@ def ended(tried: Tried) -> None:
 
 
 async def aio_streams(tried: Tried) -> None:
-    """The same by the client without threads."""
+    """Run the same streams with the asyncio client."""
 
     async def asking() -> AsyncIterator[dict[str, Any]]:
         for serial in range(4):
@@ -385,7 +389,9 @@ async def aio_streams(tried: Tried) -> None:
 
 
 def typed(model: str) -> Any:
-    """A request whose tensors are no bytes, as other clients than Triton's write it."""
+    """Return a request with typed tensor contents in place of raw bytes, as clients other than
+    Triton's write it.
+    """
     request = messages.ModelInferRequest(model_name=model, id="typed")
     one = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
     one.contents.bytes_contents.append(b"What is it?")
@@ -395,7 +401,7 @@ def typed(model: str) -> Any:
 
 
 async def by_hand(tried: Tried) -> None:
-    """What its client never sends."""
+    """Send requests that Triton's client never sends."""
     stub = service.GRPCInferenceServiceStub(tried.client._channel)
 
     def call(ask: Callable[..., Any], message: Any) -> Any:
@@ -425,14 +431,14 @@ async def by_hand(tried: Tried) -> None:
 
 
 def typed_version() -> Any:
-    """A request of a version that is none."""
+    """Return a request with an invalid model version."""
     request = typed(WHOLE)
     request.model_version = "x"
     return request
 
 
 async def at_once(tried: Tried) -> None:
-    """Calls that do not wait, of the clients with threads or greenlets."""
+    """Run asynchronous calls of the clients with threads or greenlets."""
     answers: queue.Queue[Any] = queue.Queue()
     asked = []
     for serial in range(6):
@@ -454,9 +460,9 @@ def _put(answers: queue.Queue[Any]) -> Callable[[Any, Any], None]:
 
 
 def mixed(grpc_address: str) -> dict[str, list[Any]]:
-    """What requests of decoupled and of other models get on one stream, by their ids.
+    """Send requests of decoupled and other models on one stream; return their answers by id.
 
-    Of the router alone: see `streams`.
+    This works only through the router: see `streams`.
     """
     with over_grpc.InferenceServerClient(grpc_address) as client:
         tried = Tried("grpc", over_grpc, client)
@@ -469,7 +475,7 @@ def mixed(grpc_address: str) -> dict[str, list[Any]]:
 
 
 async def tried_all(http: str, grpc_address: str) -> Results:
-    """What all clients got."""
+    """Return the results of all clients."""
     results: Results = []
     as_json = {"as_json": True}
     for name, module, address, more in (

@@ -1,4 +1,4 @@
-"""Requests for text to Triton over gRPC."""
+"""Builds gRPC requests for text to Triton."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 
 def asked(model: str, id: str, prompt: str, tokens: int, **flags: bool) -> pb.ModelInferRequest:
-    """A request for text. `flags`: more inputs, such as `stream` and `stop`."""
+    """Return a request for text. `flags` are further inputs, such as `stream` and `stop`."""
     request = pb.ModelInferRequest(model_name=model, id=id)
     text = len(prompt).to_bytes(4, "little") + prompt.encode()
     inputs = [("text_input", "BYTES", text), ("max_tokens", "INT32", tokens.to_bytes(4, "little"))]

@@ -1,8 +1,8 @@
 """The three steps of an ensemble in TensorRT-LLM's shape, for Triton's Python backend.
 
-It runs in Triton's processes, and imports nothing of ours. The step in the middle takes token ids
-as the TensorRT-LLM backend does, many requests at once, prefills one prompt after the other, in a
-time by what its prefix cache lacks, and counts what it found there.
+It runs in Triton's processes and imports nothing of ours. The middle step takes token ids as the
+TensorRT-LLM backend does, and many requests at once. It prefills one prompt after the other, in a
+time that depends on the tokens missing in its prefix cache, and counts its hits.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ COUNTED = ("prompt_tokens", "hit_tokens", "answers")  # as counters `tiny_...`
 
 
 class PrefixCache:
-    """The blocks that a worker keeps, the least recently used one leaves first. Lifetime: model."""
+    """A worker's cached blocks with LRU eviction. Lifetime: model."""
 
     def __init__(self, block_size: int, blocks: int) -> None:
         self.block_size, self._blocks = block_size, blocks
         self._held: OrderedDict[int, None] = OrderedDict()
 
     def hit_tokens(self, ids: np.ndarray) -> int:
-        """Tokens of the prompt that are there; all of them are afterwards."""
+        """Return the prompt's cached tokens, and store all of its blocks."""
         chain, hit, missed = 0, 0, False
         for at in range(0, len(ids) - self.block_size + 1, self.block_size):
             chain = zlib.crc32(ids[at : at + self.block_size].tobytes(), chain)
@@ -45,10 +45,10 @@ class PrefixCache:
 
 
 class TritonPythonModel:
-    """What Triton calls; which step it is says the model's name. Lifetime: model."""
+    """The model class that Triton calls; the model's name selects the step. Lifetime: model."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Once."""
+        """Read the model's parameters; Triton calls this once."""
         self._name = args["model_name"]
         if self._name in STEPS:
             return
@@ -65,7 +65,7 @@ class TritonPythonModel:
             self._counters.append(family.Metric({"model": self._name}))
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        """Answers, or begins to."""
+        """Answer a batch of requests, or begin to answer them."""
         if self._name == "preprocessing":
             return [ids_of(request) for request in requests]
         if self._name == "postprocessing":
@@ -108,12 +108,12 @@ class TritonPythonModel:
 
 
 def given(request: Any, name: str) -> Any:
-    """The values of an input."""
+    """Return the values of a request's input."""
     return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
 
 
 def ids_of(request: Any) -> Any:
-    """A word is a token."""
+    """Tokenize a text: each word is a token."""
     words = given(request, "QUERY").reshape(-1)[0].split()
     ids = np.array([zlib.crc32(word) & 0xFFFFFF for word in words], np.int32)
     outputs = {
@@ -126,7 +126,7 @@ def ids_of(request: Any) -> Any:
 
 
 def text_of(request: Any) -> Any:
-    """The same the other way round."""
+    """Detokenize: return the words of the token ids."""
     text = " ".join(f"t{token}" for token in given(request, "TOKENS_BATCH").reshape(-1))
     output = np.array([text.encode()], np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])

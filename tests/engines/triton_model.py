@@ -1,8 +1,9 @@
-"""A text model of Triton's Python backend, with the tensors of its vLLM and TensorRT-LLM models.
+"""A text model for Triton's Python backend, with the tensors of Triton's vLLM and TensorRT-LLM
+models.
 
-It runs in Triton's processes, not in ours, and imports nothing of ours. Each word of an answer is
-a function of the prompt and of the word's place. Its gauges are those of the TensorRT-LLM backend:
-0 before the first request. Decoupled, it answers a `stream` word by word, and many at once.
+It runs in Triton's processes and imports nothing of ours. Each word of an answer is a function of
+the prompt and the word's position. Its gauges are those of the TensorRT-LLM backend: 0 before the
+first request. If decoupled, it answers a `stream` word by word, and many requests at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KV_BLOCKS = (
 
 
 class Gauges:
-    """What the TensorRT-LLM backend shows at Triton's metrics port. Lifetime: model."""
+    """The gauges of the TensorRT-LLM backend at Triton's metrics port. Lifetime: model."""
 
     def __init__(self, model: str, block_size: int, blocks: int) -> None:
         self._families = []
@@ -44,7 +45,7 @@ class Gauges:
         self._requests = self._used = 0
 
     def add(self, request: int, tokens: int) -> None:
-        """A request with so many tokens begins (1), or ends (-1)."""
+        """Count a request with `tokens` tokens that begins (1) or ends (-1)."""
         block_size, blocks = self._sizes
         with self._lock:
             self._requests += request
@@ -59,10 +60,10 @@ class Gauges:
 
 
 class TritonPythonModel:
-    """What Triton calls. Lifetime: model."""
+    """The model class that Triton's Python backend calls. Lifetime: model."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Once."""
+        """Read the model's parameters; Triton calls this once."""
         config = json.loads(args["model_config"])
         self._decoupled = config["model_transaction_policy"]["decoupled"]
         sizes = {k: int(v["string_value"]) for k, v in config["parameters"].items()}
@@ -70,7 +71,7 @@ class TritonPythonModel:
         self._gauges = Gauges(args["model_name"], **sizes) if self._decoupled else None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        """Answers, or begins to."""
+        """Answer a batch of requests, or begin to answer them."""
         if not self._decoupled:
             return [response(" ".join(words(*prompt_of(request)))) for request in requests]
         for request in requests:
@@ -110,22 +111,22 @@ class TritonPythonModel:
 
 
 def tensor(request: Any, name: str, default: Any) -> Any:
-    """The only element of an input."""
+    """Return the only element of an input, or `default`."""
     found = pb_utils.get_input_tensor_by_name(request, name)
     return default if found is None else found.as_numpy().reshape(-1)[0]
 
 
 def prompt_of(request: Any) -> tuple[str, int]:
-    """The prompt and how many words are wanted."""
+    """Return a request's prompt and how many words it wants."""
     return tensor(request, "text_input", b"").decode(), int(tensor(request, "max_tokens", 16))
 
 
 def words(prompt: str, count: int) -> list[str]:
-    """The answer to a prompt."""
+    """Return the answer's words for a prompt."""
     return [WORDS[zlib.crc32(f"{prompt} {n}".encode()) % len(WORDS)] for n in range(count)]
 
 
 def response(text: str) -> Any:
-    """One answer, or a part of it."""
+    """Return a response with a whole answer or a part of it."""
     output = np.array([text.encode()], dtype=np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", output)])

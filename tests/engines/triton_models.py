@@ -1,4 +1,4 @@
-"""Models of Triton that say where they ran."""
+"""Configurations of Triton models in TensorRT-LLM's shape: an ensemble and its steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ TENSORS = {
 
 
 def config_of(name: str, models: Models = MODELS, blocks: int = 600) -> str:
-    """A model's config.pbtxt. One that is `whole` is TensorRT-LLM's, not decoupled."""
+    """Return a model's config.pbtxt; `tensorrt_llm` is decoupled, and the model `whole` is the same
+    without that.
+    """
     lines = [f'name: "{name}"', "max_batch_size: 0"]
     for what, tensors in zip(("input", "output"), models[name], strict=True):
         for tensor, kind in tensors.items():

@@ -1,4 +1,4 @@
-"""Real `tritonserver`s on a CPU, as programs, with a small text model in the Python backend."""
+"""Runs real `tritonserver`s on a CPU with a small text model in the Python backend."""
 
 from __future__ import annotations
 
@@ -76,44 +76,44 @@ class TritonServer(Server):
 
     @property
     def spec(self) -> str:
-        """How the router is told of it."""
+        """The server as a value of the router's `--worker`."""
         return self.spec_at(self.url)
 
     def spec_at(self, url: str) -> str:
-        """The same, with something else at `url` before it."""
+        """Return the `--worker` value for a proxy at `url` in front of the server."""
         beside = self.grpc == f"127.0.0.1:{self.port + 1}" and url == self.url
         found = "" if beside else f",grpc={self.grpc}"
         return f"{url},metrics={self.metrics_url}{found}"
 
     @property
     def metrics_url(self) -> str:
-        """Its metrics have a port of their own."""
+        """The URL of the server's metrics, which have a port of their own."""
         return f"http://127.0.0.1:{self.events[1]}/metrics"
 
     @property
     def grpc(self) -> str:
-        """Where its gRPC is: beside its own port, as Triton has it, where that was free."""
+        """The server's gRPC address, at the port that Triton uses by default if it was free."""
         return f"127.0.0.1:{self.events[0]}"
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The file of the server's output."""
         return self.folder / "tritonserver.log"
 
     @property
     def _memory(self) -> str:
-        """How the names of its shared memory begin."""
+        """The prefix of the names of the server's shared memory."""
         return f"warmroute_triton_{self.port}_"
 
     def variables(self) -> Mapping[str, str]:
-        """Its environment."""
+        """Return the server's environment variables."""
         # The interpreter in Triton's stub takes the packages of the `python3` that it finds first;
         # with another numpy than Triton's it fails at each text.
         paths = os.pathsep.join((str(self.environment.folder / "bin"), os.environ.get("PATH", "")))
         return {**os.environ, "PATH": paths, "LD_LIBRARY_PATH": PYTHON_LIBRARY}
 
     def repository(self) -> Path:
-        """The folder of its models, made."""
+        """Create the server's model repository and return its folder."""
         models = self.folder / "models"
         for name, decoupled in ((MODEL, "true"), (WHOLE, "false")):
             version = models / name / "1"
@@ -130,7 +130,7 @@ class TritonServer(Server):
         return models
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts the server."""
         models = self.repository()
         packages = self.environment.site_packages
         return [
@@ -160,7 +160,9 @@ class TritonServer(Server):
         return True
 
     async def kill(self) -> None:
-        """kill -9 of the server and of its models' processes, which leave their memory behind."""
+        """Kill the server and its models' processes with SIGKILL; they leave shared
+        memory behind.
+        """
         await Server.kill(self)
         for left in self._memory_left():
             left.unlink()

@@ -1,6 +1,6 @@
-"""Two models of Triton's Python backend: one gives back what it gets, one adds up a sequence.
+"""Two models for Triton's Python backend: one returns its inputs, one adds up a sequence.
 
-They run in Triton's processes, not in ours, and import nothing of ours.
+They run in Triton's processes and import nothing of ours.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What Triton calls. Lifetime: model."""
+    """The model class that Triton's Python backend calls. Lifetime: model."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Once."""
+        """Read the model's parameters; Triton calls this once."""
         config = json.loads(args["model_config"])
         self._sequences = "sequence_batching" in config
         self._sums: dict[Any, int] = {}
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers."""
+        """Answer a batch of requests."""
         answer = self._sum if self._sequences else echo
         return [pb_utils.InferenceResponse(answer(request)) for request in requests]
 
@@ -36,7 +36,7 @@ class TritonPythonModel:
 
 
 def echo(request: Any) -> list[Any]:
-    """Each input as the output of the same kind."""
+    """Return each input as the output of the same type."""
     found = []
     for one in request.inputs():
         name = one.name().replace("IN_", "OUT_")

@@ -1,4 +1,4 @@
-"""A small model that reads images, for real vLLM on a CPU: Qwen2-VL with made-up weights.
+"""A small model that reads images, for real vLLM on a CPU: Qwen2-VL with random weights.
 
 It imports torchvision, which `torchvision_hook` makes possible without CUDA.
 """
@@ -82,7 +82,7 @@ VISION_FLAGS = (
 
 
 def make_vision_model(directory: Path) -> Path:
-    """Writes its configuration and its tokenizer into `directory`; returns it."""
+    """Write the model's configuration and tokenizer into `directory`; return it."""
     directory.mkdir(parents=True, exist_ok=True)
     assert VISION_TEMPLATE != TEMPLATE
     write_tokenizer(directory, VISION_TEMPLATE, IMAGE_SPECIALS)

@@ -1,8 +1,8 @@
-"""Starts of vLLM's servers without their imports, which take most of a start: 18 s of CPU in the
-process that serves, and as much in the one that computes.
+"""Starts vLLM's servers by a fork, without their imports.
 
-A process of vLLM's own Python has imported all of it and forks to become each server; the server
-forks its engine core, too (`vllm_truth`), as vLLM does before a GPU.
+The imports take 18 s of CPU in the process that serves, and as much in the one that computes. A
+process of vLLM's own Python imports everything once and forks to become each server; the server
+forks its engine core, too (`vllm_truth`), as vLLM does before it uses a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ really_launch = vllm_server.launch  # as outside of tests
 
 
 class VllmForks:
-    """`vllm_server.launch` of tests. Lifetime: test run."""
+    """Replaces `vllm_server.launch` in tests by forks. Lifetime: test run."""
 
     def __init__(self) -> None:
         self._python = str(Environment("vllm", NEWEST_VLLM).python)
@@ -42,7 +42,7 @@ class VllmForks:
     async def launch(
         self, command: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]
     ) -> Process:
-        """By a fork where that is the same as a start."""
+        """Start a server: by a fork if that is equivalent to a normal start."""
         python, option, module, *arguments = command
         if (python, option, module) != (self._python, "-m", PROGRAM):
             return await really_launch(command, variables, sink)
@@ -55,14 +55,14 @@ class VllmForks:
         return await self._server.start(order, sink)
 
     def close(self) -> None:
-        """Ends the process, and what it became."""
+        """End the forking process and its servers."""
         if self._server is not None:
             self._server.close()
 
 
 @contextmanager
 def forking_vllm() -> Iterator[None]:
-    """vLLM's servers are forked meanwhile, where the system can."""
+    """Start vLLM's servers by forks during the block, if the system supports that."""
     if not USABLE:
         yield
         return

@@ -1,4 +1,4 @@
-"""Real vLLM servers on a CPU, as programs, and their own account of the blocks they hold."""
+"""Runs real vLLM servers on a CPU, and reads the blocks that they hold from themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ENVIRONMENT = {
 
 
 async def launch(command: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]) -> Process:
-    """Starts a server in a session of its own; tests exchange it for a fork (`vllm_forks`)."""
+    """Start a server in its own session; tests replace this by a fork (`vllm_forks`)."""
     return await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -55,7 +55,9 @@ async def launch(command: Sequence[str], variables: Mapping[str, str], sink: IO[
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A cached block as vLLM has it: the tokens from the prompt's begin to its end, and whose."""
+    """A cached block in vLLM's table: its tokens from the prompt's begin to its end, LoRA
+    and salt.
+    """
 
     tokens: tuple[int, ...]
     lora: str | None
@@ -83,38 +85,42 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """The server's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def spec(self) -> str:
-        """How the router is told of it: its URL, and before 0.31 where its events are."""
+        """The server as a value of the router's `--worker`: its URL, and before 0.31 its event
+        endpoints.
+        """
         return self.spec_at(self.url)
 
     def spec_at(self, url: str) -> str:
-        """The same, with something at `url` before it."""
+        """Return the `--worker` value for a proxy at `url` in front of the server."""
         if not self.publishes or self.environment.release >= (0, 31):
             return url
         return f"{url},{self.events_option}"
 
     @property
     def events_option(self) -> str:
-        """Where its events are, as the router is told of it."""
+        """The server's event endpoints as options of the router's `--worker`."""
         live, replay = self.events
         return f"events=tcp://127.0.0.1:{live},replay=tcp://127.0.0.1:{replay}"
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The file of the server's output."""
         return self.folder / "vllm.log"
 
     @property
     def truth(self) -> Path:
-        """The socket at which the plug-in tells what the server holds."""
+        """The socket at which the plug-in reports what the server holds."""
         return self.folder / "truth"
 
     async def start(self) -> None:
-        """Starts it at the port it has had, or a new one; returns when it is healthy."""
+        """Start the server at its earlier port or a new one; `until_healthy` waits until
+        it serves.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.port:
             self.port, self.events = lasting_port(), (lasting_port(), lasting_port())
@@ -123,12 +129,12 @@ class Server:
             self.process = await launch(self.command(), self.variables(), sink)
 
     def variables(self) -> Mapping[str, str]:
-        """Its environment."""
+        """Return the server's environment variables."""
         more = {} if self.packages is None else {"PYTHONPATH": str(self.packages)}
         return {**os.environ, **ENVIRONMENT, **more, "WARMROUTE_TRUTH": str(self.truth)}
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts the server."""
         program = [str(self.environment.python), "-m", "vllm.entrypoints.cli.main"]
         served = [str(self.model), "--served-model-name", self.name]
         served += ["--host", "127.0.0.1", "--port", str(self.port)]
@@ -160,7 +166,7 @@ class Server:
         ]
 
     async def until_healthy(self) -> None:
-        """Returns when it answers; fails with the end of its log."""
+        """Wait until the server answers; fail with the end of its log."""
         clock = asyncio.get_running_loop().time
         deadline_s = clock() + START_S
         while not await self._healthy():
@@ -180,13 +186,13 @@ class Server:
             return False
 
     async def kill(self) -> None:
-        """kill -9 of the server and of its engine core."""
+        """Kill the server and its engine core with SIGKILL."""
         if self.process is not None and self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             await self.process.wait()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL for what does not end."""
+        """Stop the server with SIGTERM, then SIGKILL if it does not end."""
         if self.process is None or self.process.returncode is not None:
             return
         self.process.send_signal(signal.SIGTERM)
@@ -195,7 +201,7 @@ class Server:
         await self.kill()
 
     async def post(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """(status, answer) of a request to the server itself, past the router."""
+        """Send a request to the server itself, past the router; return (status, answer)."""
         async with (
             aiohttp.ClientSession() as http,
             http.post(f"{self.url}{path}", json=body) as reply,
@@ -205,12 +211,12 @@ class Server:
             return reply.status, json.loads(text) if is_json else text
 
     async def cached(self) -> set[Block]:
-        """The blocks in vLLM's own table, as the plug-in `vllm_truth` reads it."""
+        """Return the blocks in vLLM's own table, as the plug-in `vllm_truth` reads it."""
         rows = await self.told()
         return {Block(tuple(row["tokens"]), row["lora"], row["salt"]) for row in rows}
 
     async def told(self) -> Any:
-        """What the plug-in tells."""
+        """Return the plug-in's report."""
         reader, writer = await asyncio.open_unix_connection(str(self.truth))
         try:
             return json.loads(await reader.read())

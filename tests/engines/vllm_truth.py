@@ -1,13 +1,14 @@
-"""A plug-in of vLLM that tells which blocks its own table holds, to hold the index against. It also
-lets two servers share two cores, and adds the folder $WARMROUTE_MODULES to where Python looks.
+"""A plug-in of vLLM that reports the blocks in its own table, for comparison with the router's
+index.
 
-It runs in vLLM's processes, not in ours, and imports nothing but vLLM. The process with the block
-pool listens on the Unix socket named by $WARMROUTE_TRUTH and writes the table as JSON to whoever
-connects: for each cached block the tokens from the prompt's begin to its end, LoRA and salt.
+It also lets two servers share two cores, and adds the folder $WARMROUTE_MODULES to Python's path.
+It runs in vLLM's processes and imports only vLLM. The process with the block pool listens on the
+Unix socket in $WARMROUTE_TRUTH and writes the table as JSON to each client: for each cached block
+its tokens from the prompt's begin to its end, LoRA and salt.
 
-Between two steps vLLM's processes look at their shared memory for a second without a pause, on the
-assumption that each has a core: two servers would take both, with nothing to compute. Here they
-pause between two looks.
+Between two steps vLLM's processes poll their shared memory for a second without a pause, on the
+assumption that each has a core: two idle servers would use both cores. Here they pause between two
+polls.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Contents = dict[Any, tuple[list[int], "str | None", "str | None"]]
 
 
 def register() -> None:
-    """vLLM calls this once in each of its processes."""
+    """Install the plug-in; vLLM calls this once in each of its processes."""
     path = os.environ.get("WARMROUTE_TRUTH")
     if not path or hasattr(BlockPool, "warmroute_truth"):
         return
