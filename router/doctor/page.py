@@ -33,9 +33,11 @@ class DoctorPages:
         self._busy = asyncio.Lock()
 
     async def examine(self, request: Request) -> Response:
-        """Why the busiest workers do not batch, watched for `?seconds=10`. Only reads.
+        """Return why the busiest workers do not batch, after watching them for `?seconds=10`. It
+        only reads.
 
-        Raises ClientError.
+        Raises ClientError if the request is not allowed, `seconds` is out of range, or no
+        examination is possible now.
         """
         if request.headers.get("Sec-Fetch-Site") not in (None, "none", "same-origin"):
             raise ClientError(403, "the workers are examined for this port's own page alone")

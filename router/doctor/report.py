@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The result of an examination."""
+    """The result of the doctor's examination of engines."""
 
     evidence: Evidence
     findings: tuple[Finding, ...]

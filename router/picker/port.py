@@ -174,7 +174,7 @@ class PickerPort(GrpcListener):
             await self._refuse(call, error_response(504, why, DEADLINE))
 
     async def _refuse(self, call: _Stream, answer: Response) -> None:
-        """Give an answer of the router's own."""
+        """Send the data plane an answer of the router's own in place of a worker's."""
         code = _code_of(answer.body)
         headers: list[Header] = [
             (name.lower().encode(), value.encode("latin-1", "replace"))

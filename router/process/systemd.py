@@ -64,7 +64,7 @@ class Pulse:
     """
 
     def __init__(self, beat: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
-        """`beat` returns once the relay's thread has had a turn."""
+        """Start without a beat. `beat` returns once the relay's thread has had a turn."""
         self._serves = False
         self._beat = beat
         self._clock = clock
@@ -88,7 +88,7 @@ class Pulse:
         return "the relay's thread hangs" if self._clock() - self._asked_s > _THREAD_S else ""
 
     async def run(self) -> None:
-        """Beat for ever."""
+        """Give a sign of life at regular intervals, for ever."""
         while True:
             self._asked_s = self._clock()
             await self._beat()

@@ -181,7 +181,7 @@ class LineFile(Protocol):
         """Begin a new file if `size_bytes` more would exceed the limit."""
 
     def append(self, data: bytes) -> None:
-        """Write whole lines, or none of them."""
+        """Append whole lines to the file, or none of them."""
 
     def reopen(self) -> None:
         """Open the file again, because it may have been moved."""

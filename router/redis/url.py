@@ -58,7 +58,7 @@ class RedisUrl:
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        """The address without user, password and options."""
+        """Return the address without user, password and options."""
         kind = "" if self.kind == "server" else f"+{self.kind}"
         hosts = ",".join(address_text(*host) for host in self.hosts)
         tail = f"/{self.service}" if self.service else ""

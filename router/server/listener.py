@@ -85,7 +85,7 @@ class PortListener(ABC):
 
 
 class ClientListener(PortListener):
-    """The client port. Lifetime: process."""
+    """The client port, to which clients send their requests. Lifetime: process."""
 
     def __init__(self, settings: Callable[[], PortSettings], files: int) -> None:
         """`files` is how many files the process may open. Raises TlsError if the certificates are

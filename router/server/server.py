@@ -63,7 +63,7 @@ class ServerTerms:
 
 
 class HttpServer:
-    """Serves one port. Lifetime: process."""
+    """The HTTP server of one port. Lifetime: process."""
 
     def __init__(
         self,
@@ -72,7 +72,9 @@ class HttpServer:
         trusted: tuple[Network, ...],
         clock: Callable[[], float],
     ) -> None:
-        """`clock` gives monotonic seconds; `trusted` peers may send private headers."""
+        """Start without connections. `clock` gives monotonic seconds; `trusted` peers may send
+        private headers.
+        """
         self.limits = limits
         self.terms = terms  # replaced on reload
         self.clock = clock
@@ -348,7 +350,7 @@ class Connection(asyncio.Protocol):
             self._count(reader.held_bytes)
 
     def eof_received(self) -> None:
-        """A client that ends its side counts as gone: the transport closes."""
+        """Let the transport close, because a client that ends its side counts as gone."""
 
     def pause_writing(self) -> None:
         self._write_by_s = self._server.clock() + self._server.terms.client_s

@@ -64,7 +64,9 @@ class TokenCheck:
         return account.until_s is None and not account.failing
 
     def state(self, model: str) -> TokenState:
-        """Return the state of our token ids of `model`, by what its workers said of them."""
+        """Return the state of the router's token ids of `model`, by what its workers reported of
+        them.
+        """
         if model not in self._accounts:
             return "unchecked"
         if not self.trusts(model):

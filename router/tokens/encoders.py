@@ -83,7 +83,9 @@ class Encoders:
         return self._by_kind.get(kind or "", self._usual)
 
     def is_rendering(self, kind: str | None) -> bool:
-        """Return True if a worker of this kind shows a chat's ids only where it renders it."""
+        """Return True if workers of this kind answer /tokenize for chats by a template that they do
+        not use, so that only rendering shows the ids.
+        """
         return kind is not None and kind in self._rendering
 
 

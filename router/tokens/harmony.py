@@ -32,7 +32,7 @@ _MALFORMED = (
 
 
 class Turn(NamedTuple):
-    """One message of harmony. Lifetime: call."""
+    """One message in OpenAI's harmony format. Lifetime: call."""
 
     author: str  # with the recipient of a call
     texts: Sequence[str]
@@ -41,7 +41,7 @@ class Turn(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """A developer's turn. Lifetime: call."""
+    """The developer's turn of a chat, with instructions and tools. Lifetime: call."""
 
     text: str | None
     tools: Sequence[dict[str, Any]] | None = None
@@ -249,7 +249,7 @@ def _texts(content: Any) -> Sequence[str]:
 
 
 def _without_past_analysis(turns: Sequence[Turn | Instructions]) -> Iterator[Turn | Instructions]:
-    """Yield the turns without the analysis before the last final answer."""
+    """Yield the turns, except the model's analysis before its last final answer."""
     channels = [None if isinstance(turn, Instructions) else turn.channel for turn in turns]
     last = max((at for at, channel in enumerate(channels) if channel == "final"), default=-1)
     for at, turn in enumerate(turns):

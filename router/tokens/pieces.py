@@ -15,7 +15,7 @@ _CUT = re.compile(r"(?<=[\r\n])(?=[0-9A-Za-z])|(?<=[0-9A-Za-z])(?= [A-Za-z])")
 
 
 class Piece(NamedTuple):
-    """A part of a prompt. Lifetime: call."""
+    """A part of a prompt, with the function that makes its token ids. Lifetime: call."""
 
     key: bytes  # equal keys have equal ids; none begins another one
     chars: int

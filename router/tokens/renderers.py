@@ -83,7 +83,7 @@ class _RendererPool:
         return [*self.given, *self.workers]
 
     def names_images(self, one: Renderer) -> bool:
-        """Return False if a renderer gives images other names than the workers do."""
+        """Return False if the renderer's identifiers of images differ from the workers'."""
         known = one.model_path is not None and bool(self.model_paths)
         return one.way.has_media and (not known or one.model_path in self.model_paths)
 

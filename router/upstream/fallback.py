@@ -49,18 +49,18 @@ class Deadline:
         self._on_passed: Callable[[], None] | None = None
 
     def start(self, seconds: float, on_passed: Callable[[], None]) -> None:
-        """Set the moment `seconds` from now, sooner or later than before."""
+        """Set the deadline to `seconds` from now, sooner or later than before."""
         self._on_passed = on_passed
         self._at_s = self._clock() + seconds
         if self._timer is None or self._at_s < self._fires_s:
             self._arm(seconds)
 
     def push(self, at_s: float) -> None:
-        """Move the moment to `at_s` on the clock, which must not be sooner than before."""
+        """Move the deadline to `at_s` on the clock, which must not be sooner than before."""
         self._at_s = at_s
 
     def stop(self) -> None:
-        """Call nothing until `start`."""
+        """Stop the deadline: nothing is called until `start`."""
         self._on_passed = None
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class Sending:
         return bool(self._unsent) and self._connection.can_write
 
     def go_on(self) -> None:
-        """Write the next part."""
+        """Write the next part of the body."""
         self._connection.transport.write(self._unsent.pop())
 
 

@@ -18,7 +18,7 @@ class FramedReply(ClientReply):
     def __init__(
         self, request: Request, buffer_bytes: int, extra_headers: tuple[Header, ...]
     ) -> None:
-        """The arguments are those of `ClientReply`."""
+        """Take the arguments of `ClientReply`."""
         super().__init__(request, buffer_bytes, extra_headers)
         self.dechunk = True
 

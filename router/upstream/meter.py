@@ -112,7 +112,7 @@ class Meter:
 
     @property
     def tail(self) -> bytes:
-        """The end of the body."""
+        """The kept end of the reply's body, as bytes."""
         return b"".join(self._tail)[-self._tail_bytes :]
 
     def usage(self) -> Usage | None:

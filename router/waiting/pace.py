@@ -21,16 +21,16 @@ class Pace:
         self._gone = 0  # in this second
 
     def room(self, per_s: int, workers: int, now_s: float) -> int:
-        """Return how many more requests may go now."""
+        """Return how many more requests may be sent to workers now."""
         second, part = divmod(max(now_s - self._since_s, 0.0), 1.0)
         if int(second) != self._second:
             self._second, self._gone = int(second), 0
         return max(math.ceil(self._most(per_s, workers) * part) - self._gone, 0)
 
     def went(self) -> None:
-        """Count one request that goes."""
+        """Count one request that is sent to a worker."""
         self._gone += 1
 
     def _most(self, per_s: int, workers: int) -> int:
-        """Return how many may go in this second."""
+        """Return how many requests may be sent in this second."""
         return per_s * workers * (self._second + 1)

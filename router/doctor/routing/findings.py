@@ -46,7 +46,7 @@ class RoutingCause(NamedTuple):
 
 
 class RoutingFinding(NamedTuple):
-    """A cause that holds."""
+    """A cause of low cache hits that holds, with its verdict."""
 
     cause: RoutingCause
     verdict: RoutingVerdict
