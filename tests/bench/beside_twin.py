@@ -1,4 +1,4 @@
-"""Benches of native tables beside their plain twins: CPU time of a call, a table or JSON."""
+"""Measures native tables and their plain-Python twins: CPU time of a call, as a table or JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Row:
 
 
 def median_us(work: Callable[[int, Hashes], object], chains: list[Hashes]) -> float:
-    """Median CPU microseconds of one call, over one call for each chain and its number."""
+    """Return the median CPU microseconds of one call, over one call for each chain and
+    its number.
+    """
     took = []
     for number, chain in enumerate(chains):
         start_ns = time.thread_time_ns()
@@ -42,7 +44,9 @@ def main(
     twin: Callable[[int], dict[str, float]],
     memory: Callable[[], Row],
 ) -> None:
-    """Print the table, or JSON. `native` and `twin`: microseconds by name, of so many runs."""
+    """Print the table, or JSON. `native` and `twin` return microseconds by name for a number of
+    runs.
+    """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=int, default=200)

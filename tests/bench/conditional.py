@@ -1,16 +1,16 @@
-"""Requests split where it is sooner, beside all of them split and none: goodput and mean TTFT.
+"""Goodput and mean TTFT of conditional disaggregation, of always and of never disaggregating.
 
     python -m tests.bench.conditional [--workers 8] [--requests 400] [--resamples 3]
         [--others 2 --others 4] [--chunk 2048] [--profile P]
 
-Five workloads at five loads, shares of what the arithmetic gives. Each load is replayed on several
-resamples of the workload - sessions drawn with replacement, their starts jittered - the same ones
-for every rule, so that differences are paired. `local`: the workers that decode do all of it;
-`remote`: every request in two legs; `alike`: as many workers without roles, for comparison;
-`auto`: the router's own choice, once for each weight of those who decode beside a prefill
-(`_OTHERS` of `router.core.placement.disaggregation`); `tpot`: the same where it knows the time
-per token that clients accept; `2048` and `256`: thresholds of peers, uncached tokens at the worker
-that decodes below which it prefills (Dynamo's, with its 0.7 of the prompt; vLLM's router's).
+Five workloads run at five loads, given as shares of the computed capacity. Each load is replayed on
+several resamples of the workload (sessions drawn with replacement, their starts jittered), the same
+ones for every rule, so that differences are paired. Rules: `local`: the decode workers do
+everything; `remote`: every request has two legs; `alike`: as many workers without roles, for
+comparison; `auto`: the router's own choice, once for each weight of the requests that decode beside
+a prefill (`_OTHERS` of `router.core.placement.disaggregation`); `tpot`: the same with the time per
+token that clients accept; `2048` and `256`: thresholds of other routers, the uncached tokens at the
+decode worker below which it prefills (Dynamo's, with its 0.7 of the prompt; vLLM's router's).
 """
 
 from __future__ import annotations
@@ -43,16 +43,19 @@ JITTER = 0.05  # of the whole time, by which a session's start moves
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one rule on one workload at one load: a value for each resample. Lifetime: run."""
+    """The figures of one rule on one workload at one load: a value for each resample. Lifetime:
+    run.
+    """
 
     ttft_s: np.ndarray
     good: np.ndarray
 
 
 def resampled(jobs: Sequence[Job], seed: int) -> list[Job]:
-    """Sessions drawn with replacement, each with its turns as far apart as they were, its start
-    moved; blocks of one that was drawn before are shared with it as far as the first turn's are
-    with others, no further.
+    """Return sessions drawn with replacement, with moved starts and unchanged gaps between turns.
+
+    Copies of a session share blocks only as far as its first turn shares blocks with other
+    sessions.
     """
     random = Random(f"resample {seed}")
     known = sessions(iter(jobs))
@@ -74,7 +77,7 @@ def resampled(jobs: Sequence[Job], seed: int) -> list[Job]:
 
 
 def paced(jobs: Sequence[Job], rate_per_s: float) -> list[Job]:
-    """The same at another mean rate."""
+    """Return the same jobs at another mean rate."""
     factor = (len(jobs) - 1) / (jobs[-1].at_ns / 1e9) / rate_per_s
     return [msgspec.structs.replace(job, at_ns=round(job.at_ns * factor)) for job in jobs]
 
@@ -83,7 +86,9 @@ Rule = Callable[[core.Disaggregation, Pending, Choice, Choice, float], bool]
 
 
 def fixed(tokens: int, share: float) -> Rule:
-    """Alone where fewer tokens than both are uncached."""
+    """Return a rule: do not disaggregate if fewer than `tokens` tokens and `share` of the prompt
+    are uncached.
+    """
 
     def alone(
         splits: core.Disaggregation,
@@ -106,7 +111,7 @@ PEERS = {"2048": fixed(2048, 0.7), "256": fixed(256, 2.0)}
 def study(
     options: argparse.Namespace,
 ) -> Iterator[tuple[str, float, dict[str, Figures]]]:
-    """(workload, load, figures of each rule)."""
+    """Yield (workload, load, figures of each rule)."""
     shape, link, workers = Shape.of(options.profile), Link(), options.workers
     for workload, source in WORKLOADS.items():
         stream = open_jobs(WorkloadSpec(source, requests=options.requests))
@@ -166,7 +171,7 @@ def study(
 
 
 def main() -> None:
-    """Print every case, and how each weight does against the better of the two fixed ways."""
+    """Print every case, and how each weight compares with the better of the two fixed rules."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--requests", type=int, default=400)

@@ -1,18 +1,16 @@
-"""What requests cost the decision core: one decision by its parts, and a request's whole life.
+"""The decision core's cost of a request: one decision by its parts, and a request's whole life.
 
     python tests/bench/decision.py [--json] [--decisions N] [--requests N] [--runs N] [--core C]
 
-Decisions: each request has a prompt of 32,768 tokens, half of which one in eight workers holds; a
-decision is what the core does for it from its arrival to its end (`on_arrival`, `on_first_token`,
-`on_finish`), hybrid. The parts are timed by themselves on the same prompts. Hashing happens before
-the core sees the request.
+Decisions: each request has a prompt of 32,768 tokens, half of which one in eight workers holds. A
+decision is what the core does from a request's arrival to its end (`on_arrival`, `on_first_token`,
+`on_finish`) with the policy hybrid. The parts are timed by themselves on the same prompts. Hashing
+happens before the core sees the request.
 
-Lives: prompts of 17 blocks of 512 tokens, nine of them shared by many; besides what a decision is,
-two progress reports and two batches of KV events by chain hashes, 17 stored blocks in all and as
-many evicted once a worker holds 30 prompts. What a replay pays for the core; making the facts is
-counted.
-
-Every figure is a median on one pinned core.
+Lives: prompts have 17 blocks of 512 tokens, nine of them shared by many. Besides a decision, a life
+has two progress reports and two batches of KV events by chain hashes: 17 stored blocks in all, and
+as many evicted once a worker holds 30 prompts. This is the core's cost in a replay; creating the
+facts is counted. Every figure is a median on one pinned core.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ BLOCK_SIZES = (16, 64)
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table, in microseconds."""
+    """One line of the table of decisions, in microseconds."""
 
     workers: int
     block_size: int
@@ -77,7 +75,7 @@ class Life:
 
 
 def median_us(work: Callable[[int], object], count: int) -> float:
-    """Median of `count` calls, each with its number."""
+    """Return the median time of `count` calls, each of which gets its number."""
     taken = []
     for number in range(count):
         start_s = time.perf_counter()
@@ -87,14 +85,14 @@ def median_us(work: Callable[[int], object], count: int) -> float:
 
 
 def prompts(block_size: int) -> list[tuple[np.ndarray, Hashes]]:
-    """Tokens and chains of the prompts."""
+    """Return the prompts' tokens and chains."""
     rng = np.random.default_rng(7)
     tokens = [rng.integers(0, 150_000, TOKENS).astype(np.int32) for _ in range(PROMPTS)]
     return [(one, chain_hashes(one, block_size)) for one in tokens]
 
 
 def warm_core(workers: int, block_size: int, asked: list[tuple[np.ndarray, Hashes]]) -> RouterCore:
-    """A core whose every eighth worker holds the first half of a prompt."""
+    """Return a core in which every eighth worker holds the first half of a prompt."""
     settings = CoreSettings(max_workers=workers)
     core = RouterCore(load("hybrid"), settings)
     for worker_id in range(workers):
@@ -110,7 +108,7 @@ def warm_core(workers: int, block_size: int, asked: list[tuple[np.ndarray, Hashe
 
 
 def measure(workers: int, block_size: int, decisions: int) -> Row:
-    """One row: all parts on the same prompts."""
+    """Return one row: all parts timed on the same prompts."""
     asked = prompts(block_size)
     core = warm_core(workers, block_size, asked)
 
@@ -145,7 +143,7 @@ def measure(workers: int, block_size: int, decisions: int) -> Row:
 
 
 def _choose(core: RouterCore, arrival: Arrival, rows: Rows) -> None:
-    """The index's answer and what a decision does between it and the choice, by the core's code."""
+    """Run the core's code from the index lookup to the choice."""
     request, fleet = core.chooser._views(Pending(arrival, 0, 0.5), rows, 99.0)
     core.guard.decide(request, fleet)
 
@@ -159,7 +157,7 @@ PROMPTS_HELD = 30  # by one worker, beyond their shared part
 
 
 def life_chains(requests: int) -> list[Hashes]:
-    """Chains of random prompts, each going on from one of 200 trunks."""
+    """Return chains of random prompts, each of which continues one of 200 trunks."""
     rng = np.random.default_rng(7)
     trunks = rng.integers(0, 2**63, (TRUNKS, SHARED_BLOCKS), dtype=np.uint64)
     own = rng.integers(0, 2**63, (requests, LIFE_BLOCKS - SHARED_BLOCKS), dtype=np.uint64)
@@ -167,7 +165,7 @@ def life_chains(requests: int) -> list[Hashes]:
 
 
 class Lives:
-    """One pool living through many requests, 20 a second, each in flight for 7.5 s."""
+    """A pool that serves many requests, 20 a second, each in flight for 7.5 s."""
 
     def __init__(self, policy: str, workers: int, chains: list[Hashes]) -> None:
         self.core = RouterCore(load(policy), CoreSettings(max_workers=workers))
@@ -208,7 +206,7 @@ class Lives:
         self.core.on_finish(Finish(now_s, number))
 
     def run_us(self) -> float:
-        """Microseconds of CPU time a request: other programs do not count."""
+        """Run all requests; return CPU microseconds for each, without other programs' time."""
         requests = len(self.chains)
         start_s = time.process_time()
         for number in range(requests + END_AFTER):
@@ -225,13 +223,13 @@ class Lives:
 
 
 def measure_life(policy: str, workers: int, chains: list[Hashes], runs: int) -> Life:
-    """The median of whole runs, each with a fresh core."""
+    """Return the median of whole runs, each with a fresh core."""
     taken = [Lives(policy, workers, chains).run_us() for _ in range(runs)]
     return Life(workers, policy, statistics.median(taken))
 
 
 def table(rows: list[Row] | list[Life]) -> None:
-    """Print one line a row under the names of its fields."""
+    """Print one line for each row under the names of its fields."""
     names = list(asdict(rows[0]))
     print("  ".join(f"{name:>11}" for name in names))
     for row in rows:

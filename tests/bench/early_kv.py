@@ -1,10 +1,11 @@
-"""What KV that leaves before its prompt is computed is worth, over a slow network.
+"""The gain of sending KV before its prompt is fully computed, over a slow network.
 
     python -m tests.bench.early_kv [--runs 7] [--json]
 
-The network (tcp, held to a rate) takes as long for a prompt's KV as its prefill does. Both legs by
-hand, until the first token of the second one, with `--kv-overlap` and without, in turns. Processes
-beside each other are what is measured, so nothing is pinned, and other load spoils the figure.
+The network (tcp, limited to a rate) takes as long for a prompt's KV as its prefill does. The bench
+makes both legs itself and stops at the first token of the second one, alternately with
+`--kv-overlap` and without. It measures processes that run at the same time, so nothing is pinned,
+and other load spoils the figure.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ CHUNKS = ("--max-num-tokens", "128", "--max-batch-size", "8", "--port", "0")
 
 @dataclass(slots=True)
 class Pair:
-    """A worker that decodes, and those that prefill, one at a time. Lifetime: the bench."""
+    """A decode worker, and prefill workers used one at a time. Lifetime: the bench."""
 
     http: aiohttp.ClientSession
     decode: str
     asked: int = 0
 
     async def legs(self, prefill: str) -> tuple[float, float]:
-        """Seconds of the first leg, and until the first token of the second one."""
+        """Return the seconds of the first leg, and until the second leg's first token."""
         self.asked += 1  # its own prompt: nothing is cached
         prompt = [(token * 31 + self.asked * 97) % 250 + 3 for token in range(PROMPT_TOKENS)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
@@ -56,7 +57,9 @@ class Pair:
 
 
 async def measure(folder: Path, runs: int) -> dict[str, list[float]]:
-    """Seconds to the first token: prefill alone and its transfer unhindered, and both ways."""
+    """Return seconds to the first token: of prefill alone, and with the slow network without and
+    with overlap.
+    """
     make_tiny(folder / "model", TinySettings(layers=8))
     flags = [*computing_arguments(folder / "model"), *CHUNKS]
     async with Programs(folder / "logs") as programs, aiohttp.ClientSession() as http:

@@ -1,16 +1,17 @@
-"""What the engine costs beside its model: host time in a step, tokens a second against a loop; and
-what a hit in its cache is worth.
+"""The engine's overhead: host time in a step, tokens/s against a plain loop, and the gain of a hit.
 
     python -m tests.bench.engine [--runs 3] [--core 0] [--device cuda] [--dtype bfloat16]
-                                 [--models tiny,small] [--batch 32]
+        [--models tiny,small] [--batch 32]
 
-`batch` requests of 128 prompt tokens and 64 of output are there at once, for the scheduler, cache
-and runner that serve HTTP (no HTTP here), and for a plain loop on torch's SDPA (`sdpa_loop.py`),
-in turn, on one thread. Printed, medians over the runs: how much of a decode step of the whole batch
-is not the model's (choosing the batch and laying it out, taking tokens in, publishing blocks), and
-the ratio of tokens a second (of CPU time, on a CPU). Both must say the same tokens but for ties.
-Then prompts of nearly all positions that the model has, one at a time: time to the first token of
-one that nobody has sent, and of one whose first 95 % are in the cache.
+`batch` requests of 128 prompt tokens and 64 output tokens are there at once. They run alternately
+through the scheduler, cache and runner that serve HTTP (without HTTP), and through a plain loop on
+torch's SDPA (`sdpa_loop.py`), on one thread. The bench prints medians over the runs: the part of a
+decode step of the whole batch that is not the model's (choosing the batch and laying it out, taking
+tokens in, publishing blocks), and the ratio of tokens a second (of CPU time, on a CPU). Both must
+produce the same tokens except after ties.
+
+Then it sends prompts of nearly the model's greatest length, one at a time, and prints the time to
+the first token of a new prompt, and of one whose first 95 % are in the cache.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the engine. Lifetime: bench."""
+    """The result of one run of the engine. Lifetime: bench."""
 
     seconds: float
     said: list[list[int]]
@@ -70,7 +71,7 @@ def on_failed(requests: Sequence[Request], why: str) -> None:
 
 
 async def until(told: asyncio.Event, running: asyncio.Task[None]) -> None:
-    """Waits for `told`; raises what ended the runner before."""
+    """Wait for the event `told`; raise the runner's error if it ends before."""
     waiting = asyncio.create_task(told.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
@@ -83,7 +84,7 @@ async def stop(running: asyncio.Task[None]) -> None:
 
 
 def run_engine(model: Loaded, prompts: np.ndarray, clock: Clock) -> Run:
-    """All prompts through scheduler, cache, model and sampler."""
+    """Run all prompts through scheduler, cache, model and sampler."""
     said: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
     steps: list[tuple[float, float]] = []
     done = asyncio.Event()
@@ -120,7 +121,7 @@ def run_engine(model: Loaded, prompts: np.ndarray, clock: Clock) -> Run:
 
 
 def first_tokens(model: Loaded, prompts: Sequence[np.ndarray], clock: Clock) -> list[float]:
-    """Seconds to the first token of each prompt, one after another over one cache."""
+    """Return the seconds to the first token of each prompt, one after another with one cache."""
     told = asyncio.Event()
 
     def on_step(step: Step, outputs: list[Output], now_s: float) -> None:
@@ -148,7 +149,9 @@ def first_tokens(model: Loaded, prompts: Sequence[np.ndarray], clock: Clock) -> 
 def hit_and_miss(
     model: Loaded, tokens: int, runs: int, vocab: int, clock: Clock
 ) -> tuple[float, float]:
-    """Medians of the seconds to the first token of prompts of `tokens`."""
+    """Return the median seconds to the first token of prompts of `tokens`, with a hit and
+    without.
+    """
     rng = np.random.default_rng(1)
     prompts = []
     for _ in range(runs + 1):  # the first pair warms up
@@ -160,14 +163,14 @@ def hit_and_miss(
 
 
 def run_loop(loop: SdpaLoop, prompts: np.ndarray, clock: Clock) -> tuple[float, list[list[int]]]:
-    """The same prompts through the plain loop: seconds, tokens."""
+    """Run the same prompts through the plain loop; return (seconds, tokens)."""
     begun_s = clock()
     said = loop.generate(torch.from_numpy(prompts.astype(np.int64)), OUTPUT_TOKENS)
     return clock() - begun_s, said.tolist()
 
 
 def same(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """The share of first tokens that agree: what follows a tie goes its own way."""
+    """Return the share of leading tokens that agree; after a tie the answers differ."""
     return float(np.mean([one[0] == other[0] for one, other in zip(ours, theirs, strict=True)]))
 
 

@@ -1,11 +1,11 @@
-"""What KV events cost from their bytes to the index, beside the plain-Python path and a peer.
+"""The cost of KV events from bytes to the index, beside plain Python and Dynamo.
 
     python -m tests.bench.events [--json] [--runs N] [--core C] [--dynamo PYTHON]
 
 Blocks have 16 tokens. "By chain" is what replays and recordings do: names and chain hashes are
-there already. "Payloads" are vLLM's batches in map form, decoded, hashed, named and stored. Over
-ZMQ, publisher and subscriber share the core and the process, so both are counted; so they are for
-the peer.
+known already. "Payloads" are vLLM's batches in map form, which are decoded, hashed, named and
+stored. Over ZMQ, publisher and subscriber share the core and the process, so both are counted; the
+same holds for Dynamo.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ Peer = Mapping[str, float]
 
 
 def rate(work: Callable[[], int], runs: int) -> float:
-    """Million blocks a second of CPU time, the median of `runs` runs; `work` says how many."""
+    """Return million blocks for each second of CPU time, the median of `runs` runs; `work` returns
+    its blocks.
+    """
     rates = []
     for _ in range(runs):
         start_s = time.process_time()
@@ -42,7 +44,7 @@ def rate(work: Callable[[], int], runs: int) -> float:
 
 
 def stored_map(names: list[int], parent: int | None, tokens: list[int]) -> dict[str, object]:
-    """A stored event as vLLM 0.24 and later write it."""
+    """Return a stored event in the form of vLLM 0.24 and later."""
     return {
         "type": "BlockStored",
         "block_hashes": names,
@@ -56,7 +58,7 @@ def stored_map(names: list[int], parent: int | None, tokens: list[int]) -> dict[
 
 
 def chain_payloads(count: int) -> list[bytes]:
-    """Batches of one event of 64 blocks each."""
+    """Return batches of one event of 64 blocks each."""
     rng = np.random.default_rng(3)
     return [
         msgspec.msgpack.encode(
@@ -77,7 +79,9 @@ def chain_payloads(count: int) -> list[bytes]:
 
 
 def single_payloads(count: int) -> list[bytes]:
-    """Batches of many events of one block each: as many sequences that grow by a block."""
+    """Return batches of many events of one block each, for as many sequences that grow by
+    a block.
+    """
     rng = np.random.default_rng(4)
     return [
         msgspec.msgpack.encode(
@@ -99,13 +103,13 @@ def single_payloads(count: int) -> list[bytes]:
 
 
 def fresh() -> list[WorkerBlocks]:
-    """Eight workers on an empty index."""
+    """Return eight workers' blocks in an empty index."""
     index = PrefixIndex(WORKERS, max_entries=1 << 22)
     return [WorkerBlocks(index, worker, BLOCK, "m") for worker in range(WORKERS)]
 
 
 def by_chain(runs: int, peer: Peer) -> Row:
-    """Names and chain hashes, 64 blocks a call."""
+    """Return the row for names and chain hashes, 64 blocks a call."""
     chains = np.random.default_rng(1).integers(0, 2**64, (8_192, CHAIN_BLOCKS), dtype=np.uint64)
 
     def work() -> int:
@@ -126,7 +130,7 @@ def by_chain(runs: int, peer: Peer) -> Row:
 
 
 def applied(payloads: list[bytes]) -> Callable[[], int]:
-    """Payloads to the index."""
+    """Return work that applies the payloads to the index natively."""
 
     def work() -> int:
         workers = fresh()
@@ -138,7 +142,7 @@ def applied(payloads: list[bytes]) -> Callable[[], int]:
 
 
 def twin_applied(payloads: list[bytes]) -> Callable[[], int]:
-    """The same by plain Python."""
+    """Return work that applies the payloads in plain Python."""
 
     def work() -> int:
         index = twins.PrefixIndex(WORKERS, max_entries=1 << 22)
@@ -151,7 +155,7 @@ def twin_applied(payloads: list[bytes]) -> Callable[[], int]:
 
 
 def over_zmq(payloads: list[bytes]) -> Callable[[], int]:
-    """The same through a PUB and a SUB socket."""
+    """Return work that sends the payloads through a PUB and a SUB socket and applies them."""
 
     def work() -> int:
         workers = fresh()
@@ -179,7 +183,9 @@ def over_zmq(payloads: list[bytes]) -> Callable[[], int]:
 
 
 def memory_row() -> Row:
-    """Bytes of the map from an engine's names to chain hashes, the worst beyond a quarter."""
+    """Return the bytes of the map from engines' names to chain hashes, at its worst fill beyond a
+    quarter.
+    """
     index = PrefixIndex(1, max_entries=1 << 20)
     blocks = WorkerBlocks(index, 0, BLOCK, "m")
     worst = 0.0
@@ -191,7 +197,7 @@ def memory_row() -> Row:
 
 
 def measure(runs: int, peer: Peer) -> Iterator[Row]:
-    """All rows."""
+    """Yield all rows."""
     yield by_chain(runs, peer)
     singles, chains = single_payloads(1_024), chain_payloads(BATCHES)
     others = {"twin": rate(twin_applied(singles[:32]), 3)} | beside(peer, "single_blocks_per_us")

@@ -2,9 +2,9 @@
 
     python tests/bench/feeds.py [--publishers N] [--batches N] [--blocks N] [--json FILE]
 
-Every publisher sends its batches as fast as the sockets take them, from one thread of this
-process; each batch stores a prompt of its own. The clock stops when the router has applied all.
-`cpu` is what the router's process used, all its threads. Nothing may be missing at the end.
+Every publisher sends its batches as fast as the sockets take them, from one thread of this process;
+each batch stores a prompt of its own. The clock stops when the router has applied all. `cpu` is the
+CPU time of all threads of the router's process. No batch may be missing at the end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def _measured(count: int, batches: int, blocks: int) -> dict[str, float]:
 
 
 async def _sent(stack: Stack, router: Program, publishers: list[Publisher]) -> dict[str, float]:
-    """Send everything, and wait until it is applied."""
+    """Send all batches and wait until the router has applied them."""
     batches = sum(len(one.batches) for one in publishers)
     blocks = sum(len(chain) for one in publishers for chain in one.chains)
     payload_bytes = sum(len(batch) for one in publishers for batch in one.batches)
@@ -97,7 +97,7 @@ async def _sent(stack: Stack, router: Program, publishers: list[Publisher]) -> d
 
 
 def _blast(publishers: list[Publisher]) -> None:
-    """Batch by batch, each publisher in turn; nobody else uses these sockets meanwhile."""
+    """Send the batches of all publishers in turn; no other thread uses these sockets meanwhile."""
     sockets = [zmq.Socket.shadow(one.pub.underlying) for one in publishers]
     for number in range(len(publishers[0].batches)):
         frame = number.to_bytes(8, "big")
@@ -106,7 +106,9 @@ def _blast(publishers: list[Publisher]) -> None:
 
 
 async def _applied(stack: Stack, worker: int, batches: int) -> None:
-    """Asked one after the other: to look at all of them would take the router's time."""
+    """Wait until the router has applied a worker's batches; asking for one worker at a time costs
+    the router less.
+    """
     deadline_s = time.monotonic() + PATIENCE_S
     while (await _view(stack, worker)).next_seq != batches:
         if time.monotonic() > deadline_s:
@@ -128,7 +130,7 @@ async def _reached(stack: Stack, metric: str, value: float) -> None:
 
 
 async def _of_kind(stack: Stack, kind: str) -> float:
-    """KV events of a kind, of all workers together."""
+    """Return the count of all workers' KV events of a kind."""
     async with stack.http.get(f"{stack.admin}/metrics") as reply:
         lines = (await reply.text()).splitlines()
     counts = [line for line in lines if line.startswith("warmroute_kv_events_total{")]
@@ -136,7 +138,7 @@ async def _of_kind(stack: Stack, kind: str) -> float:
 
 
 def _cpu_s(program: Program) -> float:
-    """User and system time of all its threads."""
+    """Return the user and system time of all threads of the program."""
     stat = Path(f"/proc/{program.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 

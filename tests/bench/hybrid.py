@@ -1,11 +1,11 @@
-"""What hits of hybrid models cost beside those of dense ones.
+"""The cost of hybrid models' hits, compared with those of dense models.
 
     python -m tests.bench.hybrid [--json] [--runs N] [--core C]
 
-Both look up the same prompt in the same index; hybrid lowers the hits to where every cache group
-can go on. Worker w of n holds (w + 1) / n of the prompt in full attention, and in its window or
-state "its end", as an engine keeps it, or "its first blocks" only, so that all of the prompt is
-gone through for nothing. Every figure is the median of N runs on one pinned core.
+Both look up the same prompt in the same index; a hybrid lookup lowers the hits to where every cache
+group can continue. Worker w of n holds (w + 1) / n of the prompt in full attention. In its window
+or state it holds either "its end", as an engine keeps it, or only "its first blocks", so that the
+whole prompt is searched in vain. Every figure is the median of N runs on one pinned core.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Workers:
 
     @staticmethod
     def stored(group: int, kind: str, names: list[int], tokens: list[int]) -> dict[str, object]:
-        """A group's blocks; tokens that do not match them are those of a masked event."""
+        """Return a stored event of a group's blocks; tokens that do not match the names make it a
+        masked event.
+        """
         return {
             "type": "BlockStored", "block_hashes": names, "token_ids": tokens, "block_size": SIZE,
             "group_idx": group, "kv_cache_spec_kind": kind,
@@ -62,18 +64,18 @@ class Workers:
         }  # fmt: skip
 
     def dense(self) -> np.ndarray:
-        """Leading blocks by full attention alone."""
+        """Return the leading blocks by full attention alone."""
         return self.index.longest_prefix(self.chain)
 
     def hybrid(self) -> np.ndarray:
-        """Leading blocks that the engines reuse."""
+        """Return the leading blocks that the engines reuse."""
         hits = self.index.longest_prefix(self.chain)
         self.hybrids.limit(self.chain, hits, len(self.chain))
         return hits
 
 
 def measure(runs: int) -> Iterator[Row]:
-    """A row for each number of workers, length of prompt, kind, and what was kept."""
+    """Yield a row for each number of workers, length of prompt, kind, and kept part."""
     for workers in (8, 64, 1_024):
         for blocks in (32, 256, 2_048):
             for kind in ("sliding_window", "mamba"):

@@ -1,10 +1,10 @@
-"""What hashing and the prefix index cost beside their plain-Python twins and beside a peer.
+"""The cost of hashing and of the prefix index, beside their plain-Python twins and Dynamo.
 
     python tests/bench/index.py [--json] [--runs N] [--core C] [--blocks N] [--dynamo PYTHON]
 
 Every figure is the median of N runs on one pinned core. Chains are as long as a prompt of 32,768
-tokens in blocks of 16. The same prompt is looked up again and again, as the peer's is, or 256 of
-them in turn, more than the processor's caches hold.
+tokens in blocks of 16. The bench looks up either the same prompt again and again, as for Dynamo, or
+256 prompts in turn, more than the processor's caches hold.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Peer = Mapping[str, float]
 
 
 def random_chains(count: int, blocks: int = CHAIN_BLOCKS, seed: int = 7) -> list[Hashes]:
-    """Chains that share no block."""
+    """Return chains that share no block."""
     rng = np.random.default_rng(seed)
     return list(rng.integers(0, 2**64, (count, blocks), dtype=np.uint64))
 
 
 def hash_rows(runs: int, peer: Peer) -> Iterator[Row]:
-    """Chain hashes of a prompt in a buffer; the peer takes a list."""
+    """Yield rows for the chain hashes of a prompt in a buffer; Dynamo takes a list."""
     tokens = np.random.default_rng(7).integers(0, 150_000, TOKENS).astype(np.int32)
     zeros = bytes(tokens.nbytes)
     # memchr for a byte that is not there reads everything once, at the speed of vector loads.
@@ -53,19 +53,21 @@ def hash_rows(runs: int, peer: Peer) -> Iterator[Row]:
 
 
 def staggered(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Worker w of n holds the first (w + 1) / n of every chain."""
+    """Fill the index: worker w of n holds the first (w + 1) / n of every chain."""
     for chain, worker in itertools.product(chains, range(workers)):
         index.store(worker, chain[: CHAIN_BLOCKS * (worker + 1) // workers])
 
 
 def whole(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Every worker holds every chain."""
+    """Fill the index: every worker holds every chain."""
     for chain, worker in itertools.product(chains, range(workers)):
         index.store(worker, chain)
 
 
 def mottled(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Each block has its own random half of the workers beside worker 0, who holds all."""
+    """Fill the index: each block is held by a random half of the workers, and by worker 0, who
+    holds all.
+    """
     rng = np.random.default_rng(5)
     for chain in chains:
         index.store(0, chain)
@@ -74,7 +76,9 @@ def mottled(index: Any, chains: list[Hashes], workers: int) -> None:
 
 
 def split(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Every worker holds every chain, and at every block another prompt branches off."""
+    """Fill the index: every worker holds every chain, and another prompt branches off at every
+    block.
+    """
     whole(index, chains, workers)
     for number, chain in enumerate(chains):
         branches = np.random.default_rng(number).integers(0, 2**64, len(chain), dtype=np.uint64)
@@ -83,7 +87,7 @@ def split(index: Any, chains: list[Hashes], workers: int) -> None:
 
 
 def scattered(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Eight holders of each chain, anywhere among the workers."""
+    """Fill the index: each chain has eight holders anywhere among the workers."""
     rng = np.random.default_rng(5)
     for chain in chains:
         for worker in rng.choice(workers, 8, replace=False).tolist():
@@ -91,7 +95,7 @@ def scattered(index: Any, chains: list[Hashes], workers: int) -> None:
 
 
 def prefix_rows(runs: int, peer: Peer) -> Iterator[Row]:
-    """`longest_prefix` of 2,048 blocks in indexes of several shapes."""
+    """Yield rows for `longest_prefix` of 2,048 blocks in indexes of several shapes."""
     for what, workers, fill, bar, figure in (
         ("64 workers hold all", 64, whole, 40.0, "prefix_us"),
         ("64 workers, split at every block", 64, split, 60.0, "split_us"),
@@ -121,7 +125,7 @@ def prefix_rows(runs: int, peer: Peer) -> Iterator[Row]:
 
 
 def store_rows(runs: int) -> Iterator[Row]:
-    """Blocks stored and removed a second, event by event."""
+    """Yield rows for blocks stored and removed a second, event by event."""
     events = random_chains(8_192, EVENT_BLOCKS)
     blocks = EVENT_BLOCKS * len(events)
     for name, workers, max_entries in (
@@ -138,7 +142,7 @@ def store_rows(runs: int) -> Iterator[Row]:
 
 
 def event_rates(module: Any, events: list[Hashes], workers: int, max_entries: int) -> list[float]:
-    """Million blocks per second of CPU time: stored in a fresh index, then removed."""
+    """Return million blocks for each second of CPU time: stored in a fresh index, then removed."""
     index = module.PrefixIndex(workers, max_entries)
     rates = []
     for verb in (index.store, index.remove):
@@ -150,7 +154,9 @@ def event_rates(module: Any, events: list[Hashes], workers: int, max_entries: in
 
 
 def memory_rows() -> Iterator[Row]:
-    """Bytes a block, the worst between a quarter and all of the bound; 4,096 slots."""
+    """Yield the bytes of a block, the worst between a quarter and all of the bound, with 4,096
+    slots.
+    """
     chains = random_chains(256)
     bound = CHAIN_BLOCKS * len(chains)
     slots = np.random.default_rng(3).choice(4_096, 64, replace=False).tolist()
@@ -170,7 +176,7 @@ def memory_rows() -> Iterator[Row]:
 
 
 def restart_rows(blocks: int) -> Iterator[Row]:
-    """An index of many blocks, to bytes and back."""
+    """Yield the time to dump an index of many blocks to bytes and to load it."""
     index = _native.PrefixIndex(64, max_entries=blocks)
     rng = np.random.default_rng(2)
     probe = rng.integers(0, 2**64, CHAIN_BLOCKS, dtype=np.uint64)
@@ -190,7 +196,7 @@ def restart_rows(blocks: int) -> Iterator[Row]:
 
 
 def clear_rows(blocks: int) -> Iterator[Row]:
-    """Forgetting one worker of 64, in an index of many blocks."""
+    """Yield the time to forget one of 64 workers in an index of many blocks."""
     index = _native.PrefixIndex(64, max_entries=blocks)
     rng = np.random.default_rng(2)
     for worker in range(64):
@@ -204,7 +210,7 @@ def clear_rows(blocks: int) -> Iterator[Row]:
 
 
 def measure(runs: int, blocks: int, peer: Peer) -> Iterator[Row]:
-    """All rows."""
+    """Yield all rows."""
     yield from hash_rows(runs, peer)
     yield from prefix_rows(runs, peer)
     yield from store_rows(max(3, runs // 5))

@@ -1,11 +1,11 @@
-"""How soon the workers of a split request know that its client left, and when its KV is free.
+"""How soon both workers of a disaggregated request learn that its client left, and its KV is free.
 
     python -m tests.bench.leaving [--clients 300] [--json]
 
-A router before a pair of workers that never answer: one that prefills, and one that decodes after
-that. Each client leaves once its request has come to the worker in question; what counts is the
-time from there until the worker sees its connection end. Then our engine prefills, and what counts
-is the time until it has given back the blocks that were kept for the other.
+A router serves a prefill worker and a decode worker that never answer. Each client leaves once its
+request has arrived at the worker in question; the figure is the time from then until the worker
+sees its connection end. In a second part our engine prefills, and the figure is the time until it
+has freed the blocks kept for the decode worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _KEPT = b'{"choices":[{"text":"a","finish_reason":"length"}],"kv_transfer_params
 
 @dataclass(slots=True)
 class Silent:
-    """A worker whose requests come and are never answered, or with `_KEPT`. Lifetime: bench."""
+    """A worker that never answers inference requests, or answers them with `_KEPT` if `answers`.
+    Lifetime: bench.
+    """
 
     answers: bool
     came: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,7 +74,7 @@ def _ok(body: bytes) -> bytes:
 
 
 async def leave(stack: Stack, worker: Silent) -> float:
-    """Milliseconds from a client's end to that of its worker's connection."""
+    """Return the milliseconds from a client's end to the end of its worker's connection."""
     worker.came, worker.ended_s = asyncio.Event(), _loop().create_future()
     port = int(stack.url.rsplit(":", 1)[1])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -86,7 +88,7 @@ async def leave(stack: Stack, worker: Silent) -> float:
 
 
 async def measure(leg: str, clients: int) -> list[float]:
-    """Of each client, while its request is at that leg."""
+    """Return the milliseconds for each client that leaves while its request is at that leg."""
     silent = [Silent(answers=leg == "decode" and role == "prefill") for role in LEGS]
     flags = ["--disaggregation", "always"]
     async with AsyncExitStack() as all_of:
@@ -103,7 +105,7 @@ async def measure(leg: str, clients: int) -> list[float]:
 
 
 async def freed(clients: int) -> list[float]:
-    """Milliseconds from each client's end to free blocks at the engine that prefilled."""
+    """Return the milliseconds from each client's end to free blocks at the prefill engine."""
     decode, found = Silent(answers=False), list[float]()
     async with AsyncExitStack() as all_of:
         folder = Path(all_of.enter_context(tempfile.TemporaryDirectory()))

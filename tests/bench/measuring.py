@@ -1,7 +1,7 @@
-"""What the benches share: one pinned core, medians, rows with bars and ratios, the peer's figures.
+"""What the benches share: one pinned core, medians, rows with bounds and ratios, Dynamo's figures.
 
-Every bench measures ours and what it is compared with in one run of one machine, so that ratios
-survive a machine of another speed.
+Every bench measures ours and what it is compared with in one run on one machine, so that ratios
+hold on machines of another speed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PEER_S_MAX = 300.0
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `others` holds the same figure of what ours is compared with, by name."""
+    """One figure. `others` has the same figure of what ours is compared with, by name."""
 
     what: str
     value: float
@@ -34,16 +34,16 @@ class Row:
 
     @property
     def more_is_better(self) -> bool:
-        """Whether it is a rate."""
+        """Whether the figure is a rate."""
         return self.unit.endswith("/s")
 
     def times_better(self, than: float) -> float:
-        """How many times better than another figure; below 1: worse."""
+        """Return how many times better the figure is than another one; below 1 means worse."""
         return self.value / than if self.more_is_better else than / self.value
 
     @property
     def reached(self) -> bool | None:
-        """Whether it reaches its bar; None where it has none."""
+        """Whether the figure reaches its bound, or None without one."""
         if self.bar is None:
             return None
         return self.value >= self.bar if self.more_is_better else self.value <= self.bar
@@ -59,7 +59,7 @@ class Row:
 
 
 def median_us(work: Callable[[], object], runs: int, repeat: int = 1) -> float:
-    """Median microseconds of one call, over `runs` runs of `repeat` calls each."""
+    """Return the median microseconds of one call, over `runs` runs of `repeat` calls each."""
     taken = []
     for _ in range(runs):
         start_s = time.perf_counter()
@@ -70,7 +70,7 @@ def median_us(work: Callable[[], object], runs: int, repeat: int = 1) -> float:
 
 
 def arguments(description: str, runs: int) -> argparse.ArgumentParser:
-    """The flags that all benches have."""
+    """Return a parser with the flags that all benches have."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--runs", type=int, default=runs, help="runs a median is taken over")
@@ -82,7 +82,7 @@ def arguments(description: str, runs: int) -> argparse.ArgumentParser:
 
 
 def pinned(core: int | None) -> int:
-    """Stay on one core from here on; says which."""
+    """Pin this process to one core and return the core."""
     if not hasattr(os, "sched_setaffinity"):
         return 0
     chosen = max(os.sched_getaffinity(0)) if core is None else core
@@ -91,7 +91,7 @@ def pinned(core: int | None) -> int:
 
 
 def peer_figures(python: str | None, core: int) -> dict[str, float]:
-    """What the peer takes on the same core (`peer_dynamo.py`); empty where it is not installed."""
+    """Return Dynamo's figures on the same core (`peer_dynamo.py`), or {} if it is not installed."""
     if python is None:
         return {}
     done = subprocess.run(
@@ -109,7 +109,7 @@ def peer_figures(python: str | None, core: int) -> dict[str, float]:
 
 
 def beside(figures: Mapping[str, float], name: str) -> dict[str, float]:
-    """The peer's figure of this name as a row's `others`."""
+    """Return Dynamo's figure of this name as a row's `others`."""
     return {"Dynamo": figures[name]} if name in figures else {}
 
 

@@ -1,9 +1,9 @@
-"""What it costs to be able to go on elsewhere: us of CPU per event, and per request beforehand.
+"""The cost of being able to migrate a stream: us of CPU per event, and per request beforehand.
 
     python -m tests.bench.migration
 
-Prediction: a few microseconds an event, for its JSON is read and its ids are cut out of it; an
-event that is relayed as it came costs under two (`framing`).
+Prediction: a few microseconds for an event, because its JSON is read and its ids are cut out; an
+event that is relayed unchanged costs less than two (`framing`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CHAT = "/v1/chat/completions"
 
 
 def request(words: int) -> bytes:
-    """A streamed chat of so many words."""
+    """Return a streamed chat of `words` words."""
     messages = [{"role": "user", "content": "lorem ipsum " * (words // 2)}]
     body = {"model": "m", "messages": messages, "max_tokens": EVENTS, "stream": True}
     return json.dumps(body).encode()
 
 
 def cpu_us(work: Callable[[], Any], times: int) -> float:
-    """Median CPU time of one of the `times` things that `work` does."""
+    """Return the median CPU time of one of the `times` operations that `work` does."""
     rounds = []
     for _ in range(ROUNDS):
         began_s = time.process_time()

@@ -1,10 +1,10 @@
-"""What keeping the mirror of a silent worker's cache costs, beside its plain-Python twin.
+"""The cost of mirroring a worker's cache that publishes no events, beside the plain-Python twin.
 
     python -m tests.bench.mirror [--json] [--runs N]
 
-Chains are as long as a prompt of 32,768 tokens in blocks of 16, caches hold 32,768 blocks (524,288
-tokens) and remember as many more. Medians of the thread's own CPU time: neighbours on the machine
-do not count.
+Chains are as long as a prompt of 32,768 tokens in blocks of 16. Caches hold 32,768 blocks (524,288
+tokens) and remember as many more. Figures are medians of the thread's own CPU time, so other load
+on the machine does not count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORKERS = 64
 
 
 def figures(make: Callable[[int, int], Any], runs: int) -> dict[str, float]:
-    """Microseconds of each operation of one mirror."""
+    """Return the microseconds of each operation of one mirror."""
     chains = list(np.random.default_rng(7).integers(0, 2**64, (runs, CHAIN_BLOCKS), np.uint64))
     roomy = runs * CHAIN_BLOCKS
     mirror = make(WORKERS, 4 * CACHE_BLOCKS + roomy)
@@ -53,7 +53,7 @@ def figures(make: Callable[[int, int], Any], runs: int) -> dict[str, float]:
 
 
 def memory_bytes_per_block() -> float:
-    """Of a full native mirror, half of whose blocks are resident."""
+    """Return the bytes per block of a full native mirror, half of whose blocks are resident."""
     mirror = Mirror(WORKERS, 2 * CACHE_BLOCKS)
     empty = mirror.memory_bytes
     mirror.resize(0, CACHE_BLOCKS, 2 * CACHE_BLOCKS)
@@ -63,7 +63,7 @@ def memory_bytes_per_block() -> float:
 
 
 def memory() -> Row:
-    """Of a block in a full mirror."""
+    """Return the row for the memory of a block in a full mirror."""
     return Row("memory, a block remembered", memory_bytes_per_block(), "B")
 
 

@@ -1,10 +1,11 @@
-"""What guard, explanations, wrappers and followed sessions cost on top of a decision of `hybrid`.
+"""The cost of guard, explanations, wrappers and followed sessions beside a decision of `hybrid`.
 
     python -m tests.bench.on_top [--rounds N] [--core C]
 
-A decision as in `tests.bench.decision`: prompts of 32,768 tokens in blocks of 64, half of which one
-worker in eight holds, 64 workers; from a request's arrival to its end. The cases take turns, so
-that what else the machine does falls on all of them. Medians of differences on one pinned core.
+A decision is as in `tests.bench.decision`: 64 workers, prompts of 32,768 tokens in blocks of 64,
+half of which one worker in eight holds; from a request's arrival to its end. The cases take turns,
+so that noise on the machine affects all of them. Figures are medians of differences on one pinned
+core.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Decide = Callable[[int], object]
 
 
 def case(spec: str, explained: bool = False, guarded: bool = True) -> Decide:
-    """Decisions of one core, by their number."""
+    """Return a function that makes a decision of one core by its number."""
     asked = prompts(BLOCK)
     core = warm_core(WORKERS, BLOCK, asked)
     policy = load(spec)
@@ -54,7 +55,7 @@ def case(spec: str, explained: bool = False, guarded: bool = True) -> Decide:
 
 
 def round_us(decide: Decide, first: int) -> float:
-    """Median microseconds of the next decisions of a case."""
+    """Return the median microseconds of a case's next decisions."""
     taken = []
     for number in range(first, first + DECISIONS):
         start_s = time.perf_counter()
@@ -64,7 +65,9 @@ def round_us(decide: Decide, first: int) -> float:
 
 
 def measure(rounds: int) -> Iterator[tuple[str, float, float]]:
-    """Each case: its name, microseconds, and how many more than `hybrid` unguarded."""
+    """Yield each case: its name, its microseconds, and how many more than those of unguarded
+    `hybrid`.
+    """
     cases = {
         "hybrid, no guard": case("hybrid", guarded=False),
         "hybrid": case("hybrid"),

@@ -1,12 +1,13 @@
-"""What scheduling a step while one computes is worth, with a random model on the CPU.
+"""The gain of scheduling a step while another one computes, with a random model on the CPU.
 
     python -m tests.bench.overlap [--runs 7] [--batch 16] [--hidden 64 512] [--stages 1]
 
-A closed loop of `batch` requests, each with 32 prompt tokens and 64 of output, through the runner's
-loop: without overlap and with it, in turns. Printed: median tokens a second, and the median of the
-ratios of neighbouring runs. `--stages`: a pipeline of so many processes, with one step in flight
-and with as many as there are stages. Not pinned: threads and processes beside each other are what
-is measured, so a machine with fewer idle cores than them says little.
+A closed loop of `batch` requests, each with 32 prompt tokens and 64 output tokens, runs through the
+runner's loop, alternately without overlap and with it. The bench prints median tokens a second, and
+the median of the ratios of neighbouring runs. With `--stages` there is a pipeline of so many
+processes, with one step in flight and with as many as there are stages. Nothing is pinned, because
+the bench measures threads and processes that run at the same time: a machine with fewer idle cores
+gives no useful figure.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ ROUNDS = 3
 
 
 async def tokens_per_s(model: Loaded, batch: int, rounds: int) -> float:
-    """Of one run: `rounds` requests after each other in `batch` places."""
+    """Return the tokens a second of one run: `rounds` requests one after another in each of `batch`
+    places.
+    """
     done = asyncio.Event()
     serial = said = 0
 
@@ -72,7 +75,7 @@ async def tokens_per_s(model: Loaded, batch: int, rounds: int) -> float:
 
 
 def compare(name: str, plain: Loaded, other: Loaded, batch: int, runs: int) -> None:
-    """Print both, and their ratio."""
+    """Print the figures of both models and their ratio."""
     taken = [
         tuple(asyncio.run(tokens_per_s(model, batch, ROUNDS)) for model in (plain, other))
         for _ in range(runs)

@@ -1,9 +1,9 @@
-"""What it costs to keep who uses which block, beside its plain-Python twin.
+"""The cost of recording which session uses which block, beside the plain-Python twin.
 
     python -m tests.bench.owners [--json] [--runs N]
 
-Chains are 2,048 blocks behind a trunk of 300 that all share. Medians of the thread's own CPU time:
-neighbours on the machine do not count.
+Chains have 2,048 blocks behind a trunk of 300 that all share. Figures are medians of the thread's
+own CPU time, so other load on the machine does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENTRIES = 1 << 20
 
 
 def figures(make: Callable[[int], Any], runs: int) -> dict[str, float]:
-    """Microseconds of each operation of one table, then of a full one."""
+    """Return the microseconds of each operation of one table, then of a full one."""
     random = np.random.default_rng(7)
     chains = list(random.integers(0, 2**64, (runs, CHAIN_BLOCKS), np.uint64))
     for chain in chains:
@@ -49,7 +49,7 @@ def figures(make: Callable[[int], Any], runs: int) -> dict[str, float]:
 
 
 def memory() -> Row:
-    """Of a table with room for all blocks."""
+    """Return the row for the memory of a table with room for all blocks."""
     return Row(
         "memory, a block there is room for", PrefixOwners(ENTRIES).memory_bytes / ENTRIES, "B"
     )

@@ -1,10 +1,10 @@
-"""What NVIDIA Dynamo's KV router takes for what the benches here measure of ours.
+"""Measures NVIDIA Dynamo's KV router on the same operations that the benches measure of ours.
 
     PYTHON_WITH_THE_WHEEL tests/bench/peer_dynamo.py [--core C] [--runs N]
 
-Run by the benches when `--dynamo PYTHON` names an interpreter in which `ai-dynamo-runtime` (1.6.1),
-numpy, msgspec and pyzmq are installed; needs nothing of this project. Prints one JSON object of
-medians. The index is `RadixTree`; decisions and events over ZMQ are those of `SelectionService`.
+The benches run it when `--dynamo PYTHON` names an interpreter that has `ai-dynamo-runtime` (1.6.1),
+numpy, msgspec and pyzmq; it needs nothing of this project. It prints one JSON object of medians.
+The index is `RadixTree`; decisions and events over ZMQ are those of `SelectionService`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVENTS = 2_048
 
 
 def median_us(work: Callable[[], object], runs: int) -> float:
-    """Median microseconds of one call."""
+    """Return the median microseconds of one call."""
     taken = []
     for _ in range(runs):
         start_s = time.perf_counter()
@@ -41,14 +41,16 @@ def median_us(work: Callable[[], object], runs: int) -> float:
 
 
 def stored(serial: int, parent: int | None, blocks: Iterator[tuple[int, int]]) -> bytes:
-    """An event in the JSON that `RadixTree.apply_event` reads."""
+    """Return an event in the JSON that `RadixTree.apply_event` reads."""
     named = [{"block_hash": name, "tokens_hash": local} for name, local in blocks]
     data = {"stored": {"parent_hash": parent, "start_position": None, "blocks": named}}
     return json.dumps({"event_id": serial, "data": data, "dp_rank": 0}).encode()
 
 
 def lookups(runs: int) -> dict[str, float]:
-    """Hashing a prompt, and finding it: on one edge, split at every block, not at all."""
+    """Return the time of hashing a prompt, and of finding it on one edge, split at every block, and
+    not at all.
+    """
     tokens = np.random.default_rng(7).integers(0, 150_000, TOKENS).tolist()
     chain = compute_block_hash_for_seq(tokens, BLOCK)
     names = range(1_000, 1_000 + len(chain))
@@ -70,7 +72,9 @@ def lookups(runs: int) -> dict[str, float]:
 
 
 def events(blocks_each: int, count: int) -> float:
-    """Million blocks a second of CPU time that one tree stores, events made beforehand."""
+    """Return million blocks for each second of CPU time that one tree stores; events are made
+    beforehand.
+    """
     rng = np.random.default_rng(11)
     made = []
     for serial in range(count):
@@ -105,13 +109,15 @@ class Publishers:
 
 
 def payload_of(tokens: list[int], names: list[int], parent: int | None) -> bytes:
-    """One vLLM batch in array form with one stored event."""
+    """Return one vLLM batch in array form with one stored event."""
     event = ["BlockStored", names, parent, tokens, BLOCK, None, "GPU", None]
     return msgspec.msgpack.encode([1.5, [event], 0])
 
 
 async def service(runs: int) -> dict[str, float]:
-    """Decisions of 32k token ids on 64 workers, and events from ZMQ to the index."""
+    """Return the time of decisions about 32k token ids on 64 workers, and the rate of events from
+    ZMQ to the index.
+    """
     selection = SelectionService(indexer_threads=1)
     publishers = Publishers(WORKERS)
     for worker, endpoint in enumerate(publishers.endpoints):
@@ -144,7 +150,7 @@ async def service(runs: int) -> dict[str, float]:
 async def ingest(
     selection: SelectionService, publishers: Publishers, rng: np.random.Generator
 ) -> float:
-    """Million blocks per second of this process's CPU time, sending included."""
+    """Return million blocks for each second of this process's CPU time, sending included."""
     batches = []
     for serial in range(EVENTS):
         tokens = rng.integers(0, 150_000, EVENT_BLOCKS * BLOCK).tolist()
@@ -159,7 +165,7 @@ async def ingest(
 
 
 async def settled(selection: SelectionService, request: dict[str, object]) -> None:
-    """Until the prompt is known somewhere."""
+    """Wait until a worker is known to hold the prompt."""
     until_s = time.monotonic() + 60.0
     while time.monotonic() < until_s:
         scores = await selection.overlap_scores(request)

@@ -241,7 +241,7 @@ async def test_what_a_request_is_routed_by(whole: Whole, tmp_path: Path) -> None
 
 
 async def test_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
-    """The gauge `limit` names what a request waits for."""
+    """The field `limit` in the page's `curl` answer names what a request waits for."""
     command = shlex.split(shown("curl 'http"))
     assert re.search(r"`limit` in `curl", PAGE)
     serve = "warmroute serve --worker http://127.0.0.1:8000"

@@ -1,10 +1,11 @@
-"""What the data plane costs and how late it is, beside the peers and plain proxies, in one run.
+"""CPU time and added latency of the data plane, beside other routers and plain proxies, in one run.
 
     python -m tests.bench.dataplane [--only ROW ...] [--peers PYTHON] [--runs 3] [--json]
 
-Compiled dummy engines and load share one core, the router has the other. CPU times are those of
-the router's whole tree of processes, from the kernel. Rounds are interleaved over routers, medians
-shown; compare within a run. `routers.py` says how to install what ours is compared with.
+Compiled dummy engines and the load generator share one core; the router has the other. CPU times
+are those of the router's whole process tree, from the kernel. Rounds are interleaved over routers
+and medians are shown; compare figures only within a run. `routers.py` says how to install the other
+routers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiled halves of the bench: the dummy engines and the load."""
+"""Compiles the bench's C++ programs: the dummy engines and the load generator."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BUILT = HERE.parents[2] / "build" / "bench"
 
 
 def built(name: str) -> Path:
-    """The program made of `name.cpp`, compiled where a source is newer than it.
+    """Return the program compiled from `name.cpp`; compile it if a source is newer.
 
-    Raises RuntimeError with what the compiler says, or where there is none.
+    Raises RuntimeError with the compiler's message, or if there is no compiler.
     """
     program = BUILT / name
     sources = [HERE / f"{name}.cpp", *HERE.glob("*.h")]

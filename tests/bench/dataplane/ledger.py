@@ -1,4 +1,4 @@
-"""What a router still has charged, read from its metrics."""
+"""Reads from a router's metrics what its ledger still charges to workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEDGER = (
 
 
 def charged(admin: str) -> float:
-    """What the ledger still has once it has had time to come to nothing."""
+    """Return the sum of the ledger's charges after the time that it may take to reach zero."""
 
     def left() -> float:
         page = get(f"{admin}/metrics")
@@ -29,7 +29,7 @@ def charged(admin: str) -> float:
 
 
 def until_zero(left: Callable[[], float], within_s: float = SETTLE_S) -> float:
-    """What is left once it has had time to come to nothing."""
+    """Poll until the value is zero or the time is over; return the last value."""
     deadline_s = time.monotonic() + within_s
     while (found := left()) and time.monotonic() < deadline_s:
         time.sleep(0.05)  # between looks at another program
@@ -37,6 +37,6 @@ def until_zero(left: Callable[[], float], within_s: float = SETTLE_S) -> float:
 
 
 def total(page: str, name: str) -> float:
-    """The sum of a metric's samples."""
+    """Return the sum of a metric's samples on a page."""
     samples = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
     return sum(map(float, samples))

@@ -1,7 +1,7 @@
-"""How much later an answer comes through a router that has next to nothing to do.
+"""The latency that a router adds at a light load.
 
-50 requests/s of 2 KB, in turn straight to an engine and through the router: what the machine does
-meanwhile hits both. Figures are differences of percentiles, the latter over all slices of a round.
+50 requests/s of 2 KB go alternately straight to an engine and through the router, so that noise on
+the machine affects both. Figures are differences of percentiles over all slices of a round.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def added(bench: Bench, subject: Subject) -> Figures:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that this share of them does not exceed, counted as `load.cpp` does."""
+    """Return the percentile `share` of the values, counted as `load.cpp` does."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else 0.0
 

@@ -1,4 +1,4 @@
-"""A row of the table: what is measured, of whom, in interleaved rounds; medians as Markdown."""
+"""Runs a row of the table: interleaved rounds over all subjects, and medians as Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED = "failed"  # share of requests without a whole answer, where there are a
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table."""
+    """One line of the table: a figure's key, name and bound."""
 
     name: str  # key in what is measured
     shown: str
@@ -30,7 +30,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every row is given."""
+    """The settings that every row gets: cores, runs, seconds, subjects."""
 
     cores: Cores
     runs: int
@@ -41,7 +41,9 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`measure` gives a subject's figures of one round; RuntimeError says why there are none."""
+    """A row of the bench. `measure` returns a subject's figures of one round; RuntimeError says why
+    there are none.
+    """
 
     name: str
     figures: Sequence[Figure]
@@ -50,7 +52,7 @@ class Row:
     ours_only: bool = False
 
     def wants(self, subject: Subject) -> bool:
-        """Whether the subject is measured, where it can be."""
+        """Return whether the row measures the subject."""
         if subject.missing or subject.name in self.without:
             return False
         return subject.name.startswith(OURS) or not self.ours_only
@@ -58,7 +60,7 @@ class Row:
 
 @dataclass(slots=True)
 class Results:
-    """All figures of a row: subject -> figure -> one value a round."""
+    """All figures of a row: subject -> figure -> one value for each round."""
 
     row: Row
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -70,7 +72,7 @@ class Results:
 
 
 def run(row: Row, bench: Bench) -> Results:
-    """Rounds of a row, one after the other, each over all subjects."""
+    """Run a row's rounds one after the other, each over all subjects."""
     results = Results(row)
     for _ in range(bench.runs):
         for subject in filter(row.wants, bench.subjects):
@@ -89,7 +91,9 @@ def run(row: Row, bench: Bench) -> Results:
 
 
 def quietest(row: Row, bench: Bench, subject: Subject) -> Figures:
-    """Measure again while others keep the machine busy; of what is too loud, the least so."""
+    """Measure up to `TRIES` times until other programs are quiet; return the quietest
+    measurement.
+    """
     figures = row.measure(bench, subject)
     for _ in range(TRIES - 1):
         if figures[FOREIGN] <= bench.quiet:
@@ -100,7 +104,9 @@ def quietest(row: Row, bench: Bench, subject: Subject) -> Figures:
 
 
 def table(all_results: Sequence[Results], subjects: Sequence[Subject]) -> str:
-    """Markdown: a line a figure, a column a subject that was measured at all."""
+    """Return Markdown with a line for each figure and a column for each subject that was
+    measured.
+    """
     names = [s.name for s in subjects if any(s.name in r.values for r in all_results)]
     lines = [f"| measure | bar | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for results in all_results:

@@ -1,4 +1,4 @@
-"""What 10,000 prompts that nobody sends again leave in a router's memory."""
+"""The memory that 10,000 unique prompts leave behind in a router."""
 
 from __future__ import annotations
 

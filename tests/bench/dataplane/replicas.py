@@ -1,7 +1,7 @@
-"""A pair of routers that share state through Redis beside a pair that knows nothing of each other.
+"""CPU time of two routers that share state through Redis, compared with two that do not.
 
-Both pairs are there all the time and get the load in turn, so that what the machine does meanwhile
-hits both. CPU is that of both routers of a pair, with all their threads; Redis' own is not in it.
+Both pairs run all the time and get the load in turn, so that noise on the machine affects both. CPU
+time is that of both routers of a pair with all their threads, without Redis' own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Pair = Sequence[Running]
 
 @contextmanager
 def pair(bench: Bench, behind: Engines, subject: Subject, state: str | None) -> Iterator[Pair]:
-    """Two routers of the same engines, which know each other where there is a `state`."""
+    """Run two routers of the same engines, which share state if `state` is given."""
     with ExitStack() as stack:
         routers = []
         for name in ("a", "b"):
@@ -45,14 +45,16 @@ def pair(bench: Bench, behind: Engines, subject: Subject, state: str | None) -> 
 
 
 def page(router: Running) -> str:
-    """Its metrics."""
+    """Return the router's metrics page."""
     return get(f"{router.admin}/metrics")
 
 
 def at_rate(
     bench: Bench, behind: Engines, routers: Pair, bytes_: int, ids: bool, rate: int = RATE
 ) -> Load:
-    """512 prompts, a quarter of each shared, which come to both in turn."""
+    """Run the load at a rate through both routers in turn: 512 prompts, a quarter of each
+    shared.
+    """
     return run_load(
         [one.port for one in routers],
         bench.cores.others,
@@ -69,7 +71,7 @@ def at_rate(
 
 
 def shared(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figures]:
-    """CPU of a request where routers know each other's requests, and where they do not."""
+    """Return a measurement of a request's CPU time with and without shared state."""
 
     def measure(bench: Bench, subject: Subject) -> Figures:
         with ExitStack() as stack:
@@ -91,7 +93,7 @@ def shared(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figures]:
 
 
 def _figures(alone: Sequence[Load], sharing: Sequence[Load]) -> dict[str, float]:
-    """Raises RuntimeError where no two slices count."""
+    """Return the paired differences. Raises RuntimeError if fewer than two slices count."""
     all_loads = [*alone, *sharing]
     failed = sum(load.failed for load in all_loads)
     both = zip(alone, sharing, strict=True)
@@ -121,7 +123,7 @@ def _charged(router: Running) -> float:
 
 
 def unheard(router: Running) -> float:
-    """Requests of its peer, and messages that it missed."""
+    """Return the count of the peer's requests still charged and of lost messages."""
     text = page(router)
     return total(text, "warmroute_replicas_peer_requests") + total(
         text, "warmroute_replicas_message_errors_total"

@@ -1,4 +1,4 @@
-"""CPU of a request that is answered in one piece: text and token ids, short and long."""
+"""CPU time of a request that is answered in one piece: text and token ids, short and long."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from tests.bench.dataplane.routers import Subject
 
 
 def cpu_per_request(bytes_: int, **flags: object) -> Callable[[Bench, Subject], Figures]:
-    """64 connections, each asks anew when it was answered; 64 prompts, a quarter shared, unless
-    `flags` of the load say otherwise.
+    """Return a measurement with 64 closed-loop connections and 64 prompts, a quarter of which is
+    shared.
+
+    `flags` change the load generator's defaults.
     """
 
     def measure(bench: Bench, subject: Subject) -> Figures:

@@ -1,12 +1,13 @@
-"""What is measured: our router in its forms, the peers, two plain proxies, and nothing at all.
+"""The subjects of the bench: our router in several forms, other routers, two plain proxies, and no
+router.
 
-The peers come from PyPI, in an environment of their own:
+The other routers come from PyPI, in an environment of their own:
 
     python3 -m venv peers
     peers/bin/pip install sglang-router==0.3.2 smg==1.13.0 vllm-router==0.1.17
 
-HAProxy and nginx come from the system (`apt-get install haproxy nginx`); each is started by the
-bench, their services need not run. All are given one core and, where they can be told, one thread.
+HAProxy and nginx come from the system (`apt-get install haproxy nginx`); the bench starts each of
+them, so their services need not run. All get one core and, if they can be configured, one thread.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tests.bench.dataplane.programs import (
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A router that serves. Lifetime: a measurement."""
+    """A running router. Lifetime: a measurement."""
 
     port: int
     pid: int | None = None  # None: nobody stands between load and engine
@@ -46,7 +47,7 @@ Start = Callable[[Engines, Cores], AbstractContextManager[Running]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One thing to measure."""
+    """One router, proxy or other thing to measure."""
 
     name: str
     start: Start
@@ -55,7 +56,7 @@ class Subject:
 
 
 def subjects(peers: str | None) -> list[Subject]:
-    """All of them, those that are not here with the reason."""
+    """Return all subjects; a subject that is not installed has the reason."""
     return [
         Subject("warmroute", ours()),
         *_ways(),
@@ -69,8 +70,8 @@ def subjects(peers: str | None) -> list[Subject]:
 
 
 def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
-    """Our router as it is shipped but for these flags; `module` starts it, `log` is what it is
-    known by.
+    """Return a start of our router with its defaults and these flags; `module` starts it, `log`
+    names its log.
     """
 
     @contextmanager
@@ -91,7 +92,7 @@ def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
 
 
 def _ways() -> list[Subject]:
-    """Our router by the ways that it can be told to take, which older ones know not all of."""
+    """Return our router with each of the carriers that it supports; older versions lack some."""
     ways = {
         "warmroute, hybrid": ("--policy", "hybrid"),
         "warmroute, Python relay": ("--relay", "python"),
@@ -112,7 +113,7 @@ def _direct(engines: Engines, cores: Cores) -> Iterator[Running]:
 
 
 def _peer(name: str, peers: str | None, module: str, *words: str) -> Subject:
-    """A router from PyPI; `peers` is the interpreter it is installed for."""
+    """Return a router from PyPI; `peers` is the Python interpreter that has it."""
     if peers is None:
         return Subject(name, _direct, "no --peers")
     package = module.partition(".")[0]
@@ -217,7 +218,7 @@ def _nginx(engines: Engines, cores: Cores) -> Iterator[Running]:
 
 
 def free_port() -> int:
-    """A port that nobody has at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

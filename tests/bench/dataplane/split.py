@@ -1,9 +1,9 @@
-"""What a request in two legs costs the router, beside one that a single worker answers.
+"""The router's cost of a disaggregated request, compared with one that a single worker answers.
 
-The same 2 KB requests, in turn to a pool of two plain workers and to a pair of which one prefills
-and the other decodes. A client that makes both calls itself waits twice for an engine.
-Peers send both engines the same body at once, as SGLang wants it; ours makes one call after the
-other, as vLLM does.
+The same 2 KB requests go in turn to a pool of two plain workers and to a prefill and a decode
+worker. A client that makes both calls itself waits twice for an engine. Other routers send both
+engines the same body at once, as SGLang wants it; ours makes one call after the other, as vLLM
+does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.bench.dataplane.routers import Subject
 
 
 def cost(bench: Bench, subject: Subject) -> Figures:
-    """CPU of a request, closed loop, and latency at a light load."""
+    """Measure the CPU time of a request in a closed loop, and latency at a light load."""
     others, foreign = bench.cores.others, list[float]()
     cpu_us: list[list[float]] = [[], []]
     latency_us: list[list[float]] = [[], [], []]

@@ -1,7 +1,7 @@
-"""Our router, the real one, with an event loop that stands still for 20 ms in every 200.
+"""Runs the real router with an event loop that stops for 20 ms in every 200.
 
-What a decision of a slow policy, a large batch of events or a collection of garbage would do to it.
-Takes the arguments of `python -m router`.
+A slow policy's decision, a large batch of events or a garbage collection would have this effect.
+The program takes the arguments of `python -m router`.
 """
 
 from __future__ import annotations

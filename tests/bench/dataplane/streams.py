@@ -1,7 +1,8 @@
-"""Streamed answers: CPU of an event, a thousand streams at once, and a router whose Python stalls.
+"""Streamed answers: CPU time of an event, a thousand streams at once, and a router whose Python
+stalls.
 
-Events come 50 ms apart; streams begin spread over their length, so that their phases do not
-meet: routers that are woken for many events at once look cheaper than they are.
+Events come 50 ms apart. Streams begin spread over their length, so that their phases differ: a
+router that is woken for many events at once would look cheaper than it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ STALLED = "tests.bench.dataplane.stalled"
 
 
 def streams(bench: Bench, subject: Subject, count: int) -> tuple[Load, int]:
-    """`count` streams at a time; what they took and what memory there was before, in KB."""
+    """Run `count` streams at a time; return the load's result and the memory before it, in KB."""
     others = bench.cores.others
     with (
         engines(others, delay_us=GAP_US) as behind,
@@ -61,7 +62,7 @@ def paced(count: int) -> Callable[[Bench, Subject], Figures]:
 
 
 def stalled(bench: Bench, subject: Subject) -> Figures:
-    """20 ms in every 200 the event loop does nothing."""
+    """Measure streams while the event loop stops for 20 ms in every 200."""
     held_up = Subject(subject.name, ours(*subject.flags, module=STALLED))
     return figures_of(*streams(bench, held_up, 100), 100)
 

@@ -1,7 +1,7 @@
-"""Makes `kvkernels.ops` importable from a checkout on a machine with Python, torch and numpy alone.
+"""Makes `kvkernels.ops` importable from a checkout on a machine with only Python, torch and numpy.
 
-The package's face wants its native build, msgspec and xxhash, which the operators do not use. Where
-the face cannot be imported, a bare package of the same name and folder takes its place.
+The package's `__init__` needs its native build, msgspec and xxhash, which the operators do not use.
+If it cannot be imported, an empty package with the same name and folder takes its place.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ NEEDED = ("torch", "numpy")
 
 
 def missing() -> list[str]:
-    """Which of the packages that nothing here goes without are not installed."""
+    """Return which of the required packages are not installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
 def make_importable() -> None:
-    """Call before anything of `kvkernels` or `tests` is imported."""
+    """Prepare imports; call this before any import of `kvkernels` or `tests`."""
     for folder in (ROOT / "kernels", ROOT):
         sys.path.insert(0, str(folder))
     try:
@@ -34,5 +34,7 @@ def make_importable() -> None:
 
 
 def pytest_configure() -> None:
-    """As a plug-in (`-p tests.bench.gpu.bare`): before any test is imported."""
+    """Prepare imports before any test is imported, as a pytest plug-in (`-p
+    tests.bench.gpu.bare`).
+    """
     make_importable()

@@ -1,6 +1,7 @@
-"""What is measured: shapes, the bytes and FLOPs that they need, and the bars they are held to.
+"""The measured cases: shapes, the bytes and FLOPs that they need, and the bounds that they must
+meet.
 
-What a GPU would be asked to do can be read and tested where there is none.
+This module needs no GPU, so that the cases can be read and tested without one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Beside = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure and what it is to reach."""
+    """A bound on a figure."""
 
     figure: str
     at_least: float | None = None
@@ -33,7 +34,7 @@ class Bar:
         return self.at_most if self.at_most is not None else self.at_least or 0.0
 
     def met(self, figures: dict[str, float]) -> bool | None:
-        """None where the figure was not measured."""
+        """Return whether the bound is met, or None if the figure was not measured."""
         found = figures.get(self.figure)
         if found is None:
             return None
@@ -42,7 +43,9 @@ class Bar:
 
 @dataclass(frozen=True)
 class Attention:
-    """Requests of one length over pages; `prefix` tokens of each are the same pages."""
+    """Attention of requests of one length over pages; the first `prefix` tokens of all are on the
+    same pages.
+    """
 
     requests: int
     context: int
@@ -56,30 +59,32 @@ class Attention:
 
     @property
     def token_bytes(self) -> int:
-        """K and V of one token in one layer, scales included."""
+        """The bytes of one token's K and V in one layer, scales included."""
         if self.stored == "bfloat16":
             return self.kv_heads * 2 * self.dim * 2
         return self.kv_heads * 2 * (self.dim + 4)
 
     @property
     def query_bytes(self) -> int:
-        """Queries read and outputs written."""
+        """The bytes of queries read and outputs written."""
         return 2 * self.requests * self.new * self.heads * self.dim * 2
 
     @property
     def plain_bytes(self) -> int:
-        """Each request reads its own context."""
+        """The bytes moved if each request reads its own whole context."""
         return self.requests * self.context * self.token_bytes + self.query_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """The prefix is read once."""
+        """The bytes moved if the prefix is read once."""
         own = self.requests * (self.context - self.prefix)
         return (self.prefix + own) * self.token_bytes + self.query_bytes
 
     def ideal_us(self, stream: float, matmul: float) -> float:
-        """Of decode that reads the prefix once, multiplies it at matmul's speed meanwhile, and
-        then reads what each has of its own. `stream` in bytes/s, `matmul` in FLOP/s."""
+        """Return the ideal microseconds of a decode that reads the prefix once, multiplies it
+        meanwhile at full speed, and then reads each request's own context. `stream` is in bytes/s,
+        `matmul` in FLOP/s.
+        """
         prefix_bytes = self.prefix * self.token_bytes
         products = 4 * self.requests * self.prefix * self.heads * self.dim
         prefix_s = max(prefix_bytes / stream, products / matmul)
@@ -87,20 +92,20 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """Two products over what each causal query sees."""
+        """The FLOPs of both products over what each causal query sees."""
         seen = self.new * (self.context - self.new) + self.new * (self.new + 1) // 2
         return 4 * self.requests * seen * self.heads * self.dim
 
     @property
     def pages(self) -> int:
-        """Physical pages, the prefix's counted once."""
+        """The number of physical pages, with the prefix's pages counted once."""
         own = ceil(self.context / self.page) - self.prefix // self.page
         return self.prefix // self.page + self.requests * own
 
 
 @dataclass(frozen=True)
 class Linear:
-    """rows x inputs times INT8 weights."""
+    """A product of [rows, inputs] with INT8 weights."""
 
     rows: int
     channels: int
@@ -109,7 +114,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Copies of a pool's blocks: gathered, or from `source_heads` of 8 a shard and other pages."""
+    """A copy of a pool's blocks: gathered, or from shards of `source_heads` of 8 heads and other
+    page sizes.
+    """
 
     blocks: int
     heads: int = 8
@@ -121,21 +128,21 @@ class Blocks:
 
     @property
     def copied_bytes(self) -> int:
-        """Of all heads that both have."""
+        """The bytes of all heads that source and target have in common."""
         heads = min(self.heads, self.target_heads)
         return self.blocks * heads * self.layers * 2 * self.page * self.row_bytes
 
     def layout(self, heads: int, page: int, blocks: int) -> PoolLayout:
-        """A pool of these layers."""
+        """Return the layout of a pool with these layers."""
         return PoolLayout(range(self.layers), range(heads), blocks, page, self.row_bytes)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table. `bytes` is what has to be read and written, `flops` computed.
+    """One line of the table. `bytes` must be read and written, `flops` computed.
 
-    `ceiling` names the measured one that `of_ceiling` is a share of: stream (a read), copy, matmul.
-    `beside` names other cases whose time over this one's is a figure: times_NAME.
+    `ceiling` names the measured ceiling of which `of_ceiling` is a share: stream (a read), copy,
+    matmul. `beside` names other cases; their time over this one's is the figure times_NAME.
     """
 
     name: str
@@ -149,7 +156,7 @@ class Case:
     beside: Beside = ()
 
     def pools(self, l2_bytes: int = L2_BYTES) -> int:
-        """How many inputs are used in turn, so that none is in L2 when its turn comes."""
+        """Return how many inputs are used in turn, so that none is in L2 when its turn comes."""
         return max(LEAST_POOLS, TIMES_L2 * l2_bytes // self.pool_bytes + 1)
 
 
@@ -162,7 +169,9 @@ def attention(name: str, kernel: str, shape: Attention, *bars: Bar, **more: Besi
 
 
 def decode_cases() -> list[Case]:
-    """8 us is for a step of one request, which latency bounds."""
+    """Return the decode cases; the bound of 8 us is for a step of one request, which latency
+    limits.
+    """
     big, name = Attention(requests=64, context=2042), "decode, 64 x 2k, G 4"
     fast, peer = Bar("of_ceiling", 0.85), Bar("times_flashinfer", 1.0)
     return [
@@ -182,8 +191,12 @@ def decode_cases() -> list[Case]:
 
 
 def shared_cases() -> list[Case]:
-    """Each is followed by the same batch by a plan that shares nothing. A bar in the ideal time of
-    these bytes and products on this device: what that has in L2 counts neither for nor against."""
+    """Return the shared-prefix cases, each followed by the same batch with a plan that shares
+    nothing.
+
+    Bounds are shares of the ideal time for these bytes and products on this device, without regard
+    to what its L2 holds.
+    """
     cases = []
     shapes = [(2_048, 256, 32), (4_096, 256, 64), (4_096, 512, 128), (16_384, 512, 64)]
     for prefix, own, batch in shapes:
@@ -209,7 +222,7 @@ OF_MATMUL = {"prefill_mma": 0.38, "prefill_wgmma": 0.65}
 
 
 def prefill_cases() -> list[Case]:
-    """Both kernels, each over quantized pages beside itself over 16-bit ones."""
+    """Return cases of both prefill kernels, over 16-bit pages and over quantized ones."""
     peers = Bar("times_cudnn", 0.95), Bar("times_flashinfer", 0.95)
     shapes = {
         "prefill, 1 x 8k, G 4": Attention(1, 8_192, new=8_192),
@@ -259,12 +272,14 @@ def other_cases() -> list[Case]:
 
 
 def speed_cases() -> list[Case]:
-    """In the order of the table."""
+    """Return all speed cases in the table's order."""
     return [*decode_cases(), *shared_cases(), *prefill_cases(), *other_cases()]
 
 
 def small_cases() -> list[Case]:
-    """Of each kernel what a CPU checks in float64 within seconds; kernels of Hopper last."""
+    """Return each kernel's small cases, which a CPU checks in float64 within seconds; Hopper's
+    kernels last.
+    """
     decode = Attention(3, 1_101, heads=8, kv_heads=2)
     shared = replace(decode, requests=9, prefix=512)
     prefill = Attention(2, 333, heads=8, kv_heads=2, new=150)
@@ -289,7 +304,7 @@ def small_cases() -> list[Case]:
 
 
 def _varied(shape: Attention) -> list[Attention]:
-    """Head dims, groups, pages and what pages hold, one at a time."""
+    """Return shapes that differ in one of head dims, groups, pages and stored type."""
     changes: list[dict[str, Any]] = [
         *({}, {"dim": 64}, {"heads": 14}, {"page": 64}),
         *({"stored": stored} for stored in QUANTIZED),
@@ -299,7 +314,9 @@ def _varied(shape: Attention) -> list[Attention]:
 
 
 def _named(kernel: str, shape: Attention | Linear | Blocks) -> str:
-    """The kernel, and what of the shape differs from its default."""
+    """Return a case's name: the kernel and the fields of the shape that differ from the
+    defaults.
+    """
     plain = {name: field.default for name, field in shape.__dataclass_fields__.items()}
     told = {name: value for name, value in vars(shape).items() if value != plain[name]}
     return f"{kernel}, " + " ".join(f"{name} {value}" for name, value in told.items())

@@ -2,17 +2,18 @@
 
     python tests/bench/gpu/first_run.py [--out FOLDER] [--seconds N] [--only WORDS] [--report]
 
-From a checkout, nothing installed: Python, torch and numpy, and a library of the kernels (one named
-by WARMROUTE_CUDA_LIBRARY, or built before; else nvcc builds it). Each step is a process with a
-timeout, its result a line of FOLDER/results.jsonl before the next begins. The same command goes on
-where the last one ended. --seconds bounds one slice: a step that it cuts off is left. Steps whose
-process could not run their case are tried again with --again. Ends with a report, and the exit
-status 0: all done and right, 1: something of ours is wrong or fails, 3: steps are left.
+It runs from a checkout without an installation and needs Python, torch, numpy and a library of the
+kernels (given by WARMROUTE_CUDA_LIBRARY, or built before; else nvcc builds it). Each step is a
+process with a timeout, and its result is written as a line of FOLDER/results.jsonl before the next
+step begins. The same command continues where the last one ended. --seconds limits one slice: a step
+that it cuts off is left for the next. Steps whose process could not run their case are tried again
+with --again. The program ends with a report, and with the exit status 0: all done and right, 1:
+something of ours is wrong or fails, 3: steps are left.
 
-Order: the operators' plain implementations on the CPU, the device, the library (first where it is
-named: that needs no GPU), numbers (each row and log-sum-exp against float64 on the CPU; kernels of
-Hopper last), compute-sanitizer, ceilings, speed, peers one at a time, ncu, the tests of
-tests/kernels on the device, and flex, which compiles for minutes.
+Order: the operators' plain implementations on the CPU, the device, the library (first if it is
+given, which needs no GPU), numbers (each row and log-sum-exp against float64 on the CPU; Hopper's
+kernels last), compute-sanitizer, ceilings, speed, other implementations one at a time, ncu, the
+tests of tests/kernels on the device, and flex, which compiles for minutes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ NOT_TESTED = ("build", "emulator", "mutations", "offsets", "first_run")  # of th
 
 @dataclass(frozen=True)
 class Step:
-    """One line of the results: what its process does, under which program, for how long."""
+    """One step of the run: its name, timeout, case, and the tool that it runs under."""
 
     name: str
     timeout_s: float
@@ -90,7 +91,7 @@ class Step:
 
 
 def steps() -> list[Step]:
-    """All of a run, in order."""
+    """Return all steps of a run, in order."""
     from kvkernels.cuda.library import LIBRARY_VARIABLE
     from tests.bench.gpu.cases import small_cases, speed_cases
 
@@ -135,7 +136,9 @@ def _peers(fast: list[Case]) -> list[Step]:
 
 
 def _tests() -> list[Step]:
-    """The emulator's tests of numbers, by the real library and compiler."""
+    """Return the steps that run the emulator's tests of numbers with the real library and
+    compiler.
+    """
     folder = bare.ROOT / "tests" / "kernels"
     files = sorted(file for pattern in TESTED for file in folder.glob(pattern))
     made = []
@@ -153,7 +156,7 @@ def _tests() -> list[Step]:
 
 
 def compute(step: Step) -> Line:
-    """What the step found; raises what it fails with."""
+    """Run the step in this process and return its findings; raises the step's error."""
     import torch
 
     from tests.bench.gpu import ours, peers, timing
@@ -192,7 +195,7 @@ def compute(step: Step) -> Line:
 
 
 def _errors(made: Any, **where: str) -> Line:
-    """Of a launch of its own."""
+    """Launch the case and return its errors."""
     made.run()
     row, lse = made.errors(**where)
     return {"row_error": row, "lse_error": lse}
@@ -227,8 +230,10 @@ def child(step: Step) -> None:
 
 
 def in_process(step: Step, output: int) -> None:
-    """What a process of a step does. It is a copy of the one that drives, so that torch, which
-    takes seconds, is imported once; a program takes its place where the step is one."""
+    """Run a step in its forked process, so that torch, which takes seconds, is imported only once.
+
+    If the step is a program, that program replaces the process.
+    """
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # not to disturb the next run
     os.dup2(output, 1)
@@ -247,7 +252,7 @@ def in_process(step: Step, output: int) -> None:
 
 
 def command_of(step: Step) -> list[str]:
-    """The program that a step is; empty where it is none."""
+    """Return the command of a step that is a program, else an empty list."""
     if step.name.startswith("tests/"):
         file = bare.ROOT / "tests" / "kernels" / step.name.partition("/")[2]
         options = ("-q", "--noconftest", "--import-mode=importlib", "-p", "tests.bench.gpu.bare")
@@ -259,8 +264,10 @@ def command_of(step: Step) -> list[str]:
 
 
 def run_step(step: Step, seconds: float = 1e9) -> Line | None:
-    """One step in a process of its own, ended with all that it started at its timeout; None: at
-    the end of the slice, `seconds` from now."""
+    """Run one step in its own process and kill it with all its children at its timeout.
+
+    Returns None if the slice ends first, `seconds` from now.
+    """
     line: Line = {"step": step.name}
     if step.lacks:
         return {**line, "status": "skipped", "note": step.lacks}
@@ -284,7 +291,9 @@ def run_step(step: Step, seconds: float = 1e9) -> Line | None:
 
 
 def _exit_code(process: ForkProcess, seconds: float) -> int | None:
-    """Within so many; None: it runs. `join` would wait for a program for ever."""
+    """Return the exit code, or None if the process still runs after `seconds`; `join` would wait
+    forever for a program.
+    """
     end = time.monotonic() + seconds
     while process.exitcode is None and time.monotonic() < end:
         time.sleep(0.01)
@@ -292,8 +301,9 @@ def _exit_code(process: ForkProcess, seconds: float) -> int | None:
 
 
 def judged(step: Step, code: int, output: str) -> Line:
-    """A status, and what was found: ok, wrong (numbers, a tool's or a test's finding), failed (no
-    numbers), stop."""
+    """Return the step's status and findings: ok, wrong (numbers, a tool's or a test's finding),
+    failed (no numbers), stop.
+    """
     from tests.bench.gpu.table import is_right
 
     told = [line for line in output.splitlines() if line.startswith(PREFIX)]
@@ -314,7 +324,7 @@ def judged(step: Step, code: int, output: str) -> Line:
 
 
 def kept_lines(path: Path) -> list[Line]:
-    """The results so far; the last line of a step counts. A torn last line is left out."""
+    """Return the results so far; a step's last line counts, and a torn last line is left out."""
     lines: dict[str, Line] = {}
     for text in path.read_text().splitlines() if path.is_file() else []:
         try:
@@ -326,20 +336,20 @@ def kept_lines(path: Path) -> list[Line]:
 
 
 def hung_kernels(lines: list[Line], todo: list[Step]) -> set[str]:
-    """Kernels of which a small case did not end: nothing more is asked of them."""
+    """Return the kernels of which a small case timed out; the run skips their other steps."""
     late = {line["step"] for line in lines if line["status"] == "timeout"}
     return {s.case.kernel for s in todo if s.case and s.name in late and "numbers/" in s.name}
 
 
 def asks(step: Step, kernel: str) -> bool:
-    """Whether a step runs `kernel`."""
+    """Return whether a step runs `kernel`."""
     if step.case:
         return step.case.kernel == kernel and not step.name.startswith("peer/")
     return step.name.startswith("tests/cuda/") and kernel.removesuffix("_mma") in step.name
 
 
 def keep(path: Path, line: Line) -> None:
-    """Append to the results, behind whatever a process that was killed left there."""
+    """Append a line to the results, after any torn line that a killed process left."""
     with path.open("ab+") as file:
         is_torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read() != b"\n"
         file.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
@@ -348,14 +358,14 @@ def keep(path: Path, line: Line) -> None:
 
 
 def another_machine(kept: list[Line], line: Line) -> str:
-    """What differs from the machine or library that the results are of; empty: nothing."""
+    """Return how this machine or library differs from that of the results, or ""."""
     before = next((one for one in kept if one["step"] == line["step"]), line)
     keys = ("device", "torch", "library")
     return ", ".join(f"{k} {before[k]}" for k in keys if k in before and before[k] != line.get(k))
 
 
 def drive(out: Path, seconds: float, only: str, again: bool) -> int:
-    """Run what is left; the exit status."""
+    """Run the remaining steps; return the exit status."""
     from tests.bench.gpu.table import report, short
 
     out.mkdir(parents=True, exist_ok=True)
@@ -402,7 +412,7 @@ def drive(out: Path, seconds: float, only: str, again: bool) -> int:
 
 
 def is_bad(line: Line) -> bool:
-    """Whether something of ours is wrong or fails; a tool may not work where it is."""
+    """Return whether the line shows a fault of ours; a tool that does not work here is none."""
     kind, status = line["step"].partition("/")[0], line["status"]
     if kind in ("peer", "profile"):
         return False
@@ -410,7 +420,7 @@ def is_bad(line: Line) -> bool:
 
 
 def main() -> int:
-    """One slice of the run, one step of it, or the report alone."""
+    """Run one slice, one step, or only the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=bare.ROOT / "build" / "first_run")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after these")

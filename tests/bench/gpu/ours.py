@@ -1,7 +1,7 @@
-"""Our kernels: for a case, inputs to use in turn, what runs them, and how far every row is off.
+"""Runs our kernels on a case: inputs to use in turn, launches, and the errors of every row.
 
-Pages lie scattered, what no request has is NaN, and so are outputs before they are written. On a
-CPU the same runs go by the operators' plain implementations.
+Pages are scattered; pages that no request has, and outputs before they are written, are NaN. On a
+CPU the same runs use the operators' plain implementations.
 """
 
 from __future__ import annotations
@@ -56,29 +56,33 @@ class Batch:
 
 
 class Errors(NamedTuple):
-    """Worst of all rows: ||got - wanted|| / ||wanted||, and of base-2 log-sum-exps |got - wanted|,
-    0 where there are none. NaN where one row has one."""
+    """The worst errors of all rows: ||got - wanted|| / ||wanted||, and |got - wanted| of base-2
+    log-sum-exps, 0 if there are none. NaN if a row has one.
+    """
 
     row: float
     lse: float = 0.0
 
 
 class Made(NamedTuple):
-    """A case on one input: what launches it, and its errors after a launch, against float64 where
-    `oracle_on` says (the device itself by default)."""
+    """A case on one input: its launch, and its errors afterwards against float64, computed on
+    `oracle_on` (the device itself by default).
+    """
 
     run: Run
     errors: Callable[..., Errors]
 
 
 def worst_row(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Of rows [rows, ...]."""
+    """Return the greatest relative error of the rows [rows, ...]."""
     got, wanted = (x.flatten(1).double().to(wanted.device) for x in (got, wanted))
     return float(((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
 
 def table_of(shape: Attention, draw: torch.Generator) -> torch.Tensor:
-    """Scattered pages, those of the prefix the same for all. On the CPU."""
+    """Return a page table on the CPU with scattered pages, those of the prefix the same for all
+    requests.
+    """
     common, each = shape.prefix // shape.page, ceil(shape.context / shape.page)
     free = torch.randperm(shape.pages, generator=draw).to(torch.int32)
     own = free[common:].view(shape.requests, each - common)
@@ -86,7 +90,9 @@ def table_of(shape: Attention, draw: torch.Generator) -> torch.Tensor:
 
 
 def batch_of(shape: Attention, seed: int, device: str = "cuda") -> Batch:
-    """Random numbers in the engine's order of axes, in a pool with a page more than is used."""
+    """Return random inputs in the engine's order of axes, in a pool with one page more than is
+    used.
+    """
     draw = torch.Generator().manual_seed(seed)
     table = table_of(shape, draw)
     torch.manual_seed(seed)
@@ -122,7 +128,7 @@ def lengths_of(shape: Attention) -> torch.Tensor:
 
 
 def decode_plan(batch: Batch, costs: Costs) -> SharedPlan:
-    """As `costs` have it; on the host."""
+    """Return the plan of a decode step on the host for these costs."""
     shape = batch.shape
     kept = (2, 1, 0) if shape.stored == "bfloat16" else (1, 1, 4)
     heads = AttentionShape(shape.heads, shape.kv_heads, shape.dim, *kept)
@@ -131,7 +137,9 @@ def decode_plan(batch: Batch, costs: Costs) -> SharedPlan:
 
 
 def decode_run(batch: Batch, costs: Costs) -> Run:
-    """The host's part, which is once for all layers of a step, left out."""
+    """Return the launch of a decode, without the host's part, which is done once for all layers of
+    a step.
+    """
     shape, device = batch.shape, batch.q.device
     made = decode_plan(batch, costs).on(device)
     workspace = workspace_of(made, shape.heads, shape.dim, device)
@@ -146,7 +154,7 @@ def spans_of(shape: Attention) -> torch.Tensor:
 
 
 def prefill_run(batch: Batch, way: str = "") -> Run:
-    """By the kernel that the device takes, or by `way`: mma or wgmma."""
+    """Return the launch of a prefill by the device's default kernel, or by `way`: mma or wgmma."""
     shape, device = batch.shape, batch.q.device
     group = shape.heads // shape.kv_heads
     sizes = len(batch.q), batch.table.cpu(), len(batch.k), shape.page, group
@@ -164,7 +172,7 @@ def prefill_run(batch: Batch, way: str = "") -> Run:
 
 
 def attention_errors(batch: Batch, oracle_on: str = "") -> Errors:
-    """Of every row and, for prefill, every log-sum-exp."""
+    """Return the errors of every row and, for prefill, of every log-sum-exp."""
     if oracle_on:
         moved = {
             name: x.to(oracle_on) if isinstance(x, torch.Tensor) else x
@@ -191,7 +199,9 @@ def attention_errors(batch: Batch, oracle_on: str = "") -> Errors:
 
 
 def attention_made(kernel: str, shape: Attention, seed: int, device: str) -> Made:
-    """`kernel`: decode (which shares nothing), shared, prefill, prefill_mma or prefill_wgmma."""
+    """Prepare an attention case; `kernel` is decode (which shares nothing), shared, prefill,
+    prefill_mma or prefill_wgmma.
+    """
     batch = batch_of(shape, seed, device)
     operator, _, way = kernel.partition("_")
     if operator == "prefill":
@@ -249,7 +259,7 @@ def linear_made(shape: Linear, seed: int, device: str) -> Made:
 
 
 def copy_made(shape: Blocks, seed: int, device: str) -> Made:
-    """The error is the share of sampled bytes that are not where the CPU's copy puts them."""
+    """Prepare a copy; its error is the share of sampled bytes that differ from the CPU's copy."""
     source = shape.layout(shape.heads, shape.page, shape.blocks)
     target = shape.layout(
         shape.target_heads, shape.target_page, shape.blocks * shape.page // shape.target_page
@@ -276,7 +286,7 @@ def copy_made(shape: Blocks, seed: int, device: str) -> Made:
 
 
 def made_of(case: Case, seed: int, device: str) -> Made:
-    """The case on the input of that seed."""
+    """Prepare the case on the input of this seed."""
     shape = case.shape
     if isinstance(shape, Linear):
         return linear_made(shape, seed, device)

@@ -1,7 +1,7 @@
-"""What ours is compared with on the same numbers and page tables, each in a process of its own.
+"""Other implementations of attention on the same numbers and page tables, each in its own process.
 
-FlashInfer gets pages in its own order, dense. torch's SDPA and flex_attention have no pages: theirs
-are gathered first, and the time that takes is told apart.
+FlashInfer gets pages in its own order, dense. torch's SDPA and flex_attention have no pages: their
+inputs are gathered first, and that time is reported separately.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _last_page(batch: Batch, rows: int) -> torch.Tensor:
 
 @cache
 def _workspace() -> torch.Tensor:
-    """One for all inputs: they run in turn."""
+    """Return one workspace for all inputs, which run in turn."""
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 
@@ -65,7 +65,9 @@ def flashinfer_prefill(batch: Batch) -> Run:
 
 
 def flashinfer_cascade(batch: Batch) -> Run:
-    """Two levels: the prefix for all, then what each has of its own."""
+    """Return FlashInfer's cascade with two levels: the prefix of all, then each request's own
+    context.
+    """
     wrapper = import_module("flashinfer").MultiLevelCascadeAttentionWrapper(2, _workspace(), "NHD")
     shape, common = batch.shape, batch.shape.prefix // batch.shape.page
     pages = (batch.k.contiguous(), batch.v.contiguous())
@@ -84,20 +86,20 @@ def flashinfer_cascade(batch: Batch) -> Run:
 
 
 def gather(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V [request, kv head, token, dim] without pages."""
+    """Return K and V as [request, kv head, token, dim] without pages."""
     table = batch.table.long()
     k, v = (x[table].flatten(1, 2)[:, : batch.shape.context] for x in (batch.k, batch.v))
     return k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
 
 
 def _queries(batch: Batch) -> torch.Tensor:
-    """[request, head, query, dim]."""
+    """Return the queries as [request, head, query, dim]."""
     shape = batch.shape
     return batch.q.view(shape.requests, shape.new, shape.heads, shape.dim).transpose(1, 2)
 
 
 def sdpa(batch: Batch, backend: str = "") -> Run:
-    """By the backend that torch takes, or by the named one of `SDPBackend`."""
+    """Return torch's SDPA with its default backend, or with the named one of `SDPBackend`."""
     module = import_module("torch.nn.attention")
     bias = import_module("torch.nn.attention.bias")
     k, v = gather(batch)
@@ -125,13 +127,15 @@ def sdpa(batch: Batch, backend: str = "") -> Run:
 
 
 def cudnn(batch: Batch) -> Run:
-    """The backend that prefill on Hopper has to be measured against."""
+    """Return SDPA with cuDNN, the backend to compare prefill on Hopper with."""
     return sdpa(batch, "CUDNN_ATTENTION")
 
 
 @cache
 def _compiled_flex() -> Callable[..., torch.Tensor]:
-    """One for all inputs: it compiles for each shape, most of a minute."""
+    """Return one compiled flex_attention for all inputs; it compiles for each shape, for most of a
+    minute.
+    """
     module = import_module("torch.nn.attention.flex_attention")
     return torch.compile(module.flex_attention)
 
@@ -152,7 +156,9 @@ def flex(batch: Batch) -> Run:
 
 
 def gathering(batch: Batch) -> Run:
-    """What SDPA and flex_attention need beforehand, for each layer of each step."""
+    """Return the gathering of K and V that SDPA and flex_attention need in each layer of
+    each step.
+    """
     return lambda: gather(batch)
 
 
@@ -185,7 +191,7 @@ ORDER = (
 
 
 def linear_peer(shape: Linear, seed: int) -> Run:
-    """torch's product of wide weights."""
+    """Return torch's product with unquantized weights."""
     torch.manual_seed(seed)
     x = torch.randn(shape.rows, shape.inputs, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(shape.channels, shape.inputs, device="cuda", dtype=torch.bfloat16)
@@ -193,7 +199,10 @@ def linear_peer(shape: Linear, seed: int) -> Run:
 
 
 def names_of(case: Case) -> tuple[str, ...]:
-    """Peers of a case. Quantized pages have none here; of two kernels of ours one is enough."""
+    """Return the names of other implementations to compare a case with.
+
+    Quantized pages have none here, and of two kernels of ours only one is compared.
+    """
     if isinstance(case.shape, Linear):
         return ("torch_bf16",)
     if not isinstance(case.shape, Attention) or case.shape.stored != "bfloat16":
@@ -204,7 +213,9 @@ def names_of(case: Case) -> tuple[str, ...]:
 
 
 def run_of(case: Case, peer: str, seed: int) -> Run:
-    """What launches `peer` on the case's input of that seed. Raises what the peer raises."""
+    """Return the launch of `peer` on the case's input of this seed. Raises the peer's own
+    errors.
+    """
     if isinstance(case.shape, Linear):
         return linear_peer(case.shape, seed)
     assert isinstance(case.shape, Attention)

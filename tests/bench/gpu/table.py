@@ -1,5 +1,6 @@
-"""Results as a report: which kernels are right, each case with its figures and bars, and which
-kernels the engine takes of these."""
+"""Writes the results as a report: which kernels are right, each case with its figures and bounds,
+and which kernels the engine takes.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ ENGINE = ("append", "shared", "prefill_mma")  # without one of these attention i
 
 
 def is_right(found: Line) -> bool:
-    """Whether what was compared is near enough; NaN is not."""
+    """Return whether the errors are within their bounds; NaN is not."""
     row, lse = found.get("row_error", 0.0), found.get("lse_error", 0.0)
     return bool(row < MAX_ROW_ERROR and lse < MAX_LSE_ERROR)
 
 
 def figures(case: Case, lines: dict[str, Line]) -> dict[str, float]:
-    """All that follows from the medians, as far as they were measured."""
+    """Return all figures that follow from the medians measured so far."""
     us = lines.get(f"speed/{case.name}", {}).get("us")
     if us is None:
         return {}
@@ -38,7 +39,9 @@ def figures(case: Case, lines: dict[str, Line]) -> dict[str, float]:
 
 
 def peers_us(case: Case, lines: dict[str, Line]) -> dict[str, float]:
-    """Of what stands beside a case: peers, and other cases of ours that it names."""
+    """Return the microseconds of the other implementations and of the cases that this
+    case names.
+    """
     first = f"peer/{case.name}/"
     names = {name.removeprefix(first): name for name in lines if name.startswith(first)}
     names |= {name: f"speed/{other}" for name, other in case.beside}
@@ -46,7 +49,7 @@ def peers_us(case: Case, lines: dict[str, Line]) -> dict[str, float]:
 
 
 def right_kernels(lines: dict[str, Line]) -> dict[str, str]:
-    """Each kernel: right, WRONG, or how many of its cases have not been run."""
+    """Return the state of each kernel: right, WRONG, or how many of its cases have not been run."""
     told = {}
     cases = small_cases()
     for kernel in dict.fromkeys(case.kernel for case in cases):
@@ -65,7 +68,9 @@ def right_kernels(lines: dict[str, Line]) -> dict[str, str]:
 
 
 def engine_takes(told: dict[str, str]) -> str:
-    """What `attention_backend: auto` comes to, which tries each kernel once when it starts."""
+    """Return what `attention_backend: auto` chooses; it tries each kernel once at the engine's
+    start.
+    """
     if any(state.startswith("not yet") for state in told.values()):
         return "not known before all kernels have run"
     wrong = [name for name in ENGINE if not told[name].startswith("right")]
@@ -76,7 +81,7 @@ def engine_takes(told: dict[str, str]) -> str:
 
 
 def row_of(case: Case, lines: dict[str, Line]) -> str:
-    """One line of the table."""
+    """Return a case's line of the table."""
     line, found = lines.get(f"speed/{case.name}", {}), figures(case, lines)
     columns = [case.name]
     forms = {"us": ",.1f", "tb_s": ".2f", "tflops": ",.0f", "of_ceiling": ".0%"}
@@ -90,7 +95,7 @@ def row_of(case: Case, lines: dict[str, Line]) -> str:
 
 
 def short(line: Line) -> str:
-    """A result in a few words: of what a tool or a test said, the last line."""
+    """Return a result in a few words; for a tool or a test, its last output line."""
     if "us" in line:
         return f"{line['us']:,.1f} us"
     kind, note = line["step"].partition("/")[0], str(line.get("note", "")).strip().splitlines()
@@ -102,7 +107,7 @@ def short(line: Line) -> str:
 
 
 def times(lines: dict[str, Line]) -> list[str]:
-    """The table of the cases of which something is known, and how many others there are."""
+    """Return the table of measured cases, and how many others there are."""
     cases = speed_cases()
     begun = {step.split("/")[1] for step in lines if step.startswith(("speed/", "peer/"))}
     made = [row_of(case, lines) for case in cases if case.name in begun]
@@ -114,7 +119,7 @@ def times(lines: dict[str, Line]) -> list[str]:
 
 
 def report(results: list[Line], steps: int) -> str:
-    """What is known after `results`, of so many steps, as Markdown."""
+    """Return a Markdown report on the `results` of `steps` steps."""
     lines = {line["step"]: line for line in results}
     device, told = lines.get("device"), right_kernels(lines)
     head = "no GPU has been seen: not yet run on a GPU"

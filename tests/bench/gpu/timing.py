@@ -1,7 +1,9 @@
-"""Medians of GPU time alone, inputs in turn, and the ceilings of the device in the same terms.
+"""Measures medians of GPU time alone over inputs in turn, and the device's ceilings in the same
+way.
 
-Events stand behind a sleep on the device that outlasts the host's launches, so that no time of the
-host lies between them. What can be captured is replayed as one graph of all inputs.
+Events are recorded behind a sleep on the device that lasts longer than the host's launches, so that
+no host time lies between them. Launches that can be captured are replayed as one graph of all
+inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ Run = Callable[[], object]
 
 
 def _captured(runs: Sequence[Run]) -> Run | None:
-    """All runs as one graph; None where one of them waits, allocates or copies from the host."""
+    """Return all runs as one graph, or None if one of them waits, allocates or copies from the
+    host.
+    """
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -43,8 +47,9 @@ def _timed_us(launch: Run, sleep_cycles: int) -> float:
 
 
 def median_us(runs: Sequence[Run], samples: int = SAMPLES) -> tuple[float, str]:
-    """Median microseconds of one of `runs`, which use other inputs each and take turns; and how
-    they were launched: "graph" or "stream"."""
+    """Return the median microseconds of one of `runs`, which use different inputs in turn, and how
+    they were launched: "graph" or "stream".
+    """
     for run in runs:
         run()
     torch.cuda.synchronize()
@@ -67,7 +72,9 @@ def median_us(runs: Sequence[Run], samples: int = SAMPLES) -> tuple[float, str]:
 
 
 def ceilings(samples: int = SAMPLES) -> dict[str, float]:
-    """Bytes a second of a copy (read and written) and of a read that is reduced, FLOP/s of bf16."""
+    """Return the device's ceilings: bytes/s of a copy (read and written) and of a reduced read,
+    FLOP/s of bf16.
+    """
     words = CEILING_BYTES // 4
     read, written = (torch.randn(words, device="cuda") for _ in range(2))
     copy_us, _ = median_us([lambda: written.copy_(read)], samples)
