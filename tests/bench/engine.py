@@ -170,7 +170,7 @@ def run_loop(loop: SdpaLoop, prompts: np.ndarray, clock: Clock) -> tuple[float, 
 
 
 def same(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Return the share of leading tokens that agree; after a tie the answers differ."""
+    """Return the share of prompts whose first tokens agree; after a tie later tokens may differ."""
     return float(np.mean([one[0] == other[0] for one, other in zip(ours, theirs, strict=True)]))
 
 

@@ -1,13 +1,14 @@
-"""What the endpoint picker adds to a request through Envoy, beside a picker that only echoes.
+"""The latency that the picker adds to a request through Envoy, beside a picker that only echoes.
 
     python -m tests.bench.picker [--runs 5] [--seconds 4] [--json]
 
-A real Envoy (that of `make test-engines`) with the bootstrap docs/deploy/envoy/original-dst.yaml,
-and the same with bodies as gateways have them (duplex), before one worker that answers at once: in
-turns with the router as the picker, and with a gRPC server that parses each message, names the
-worker and changes nothing. 50 requests/s of 2 KB and of 100 KB; CPU is the picker's, for each
-request. Then 50 streams of events through Envoy with the picker and through Envoy alone: how long
-an event takes from the worker to the client.
+A real Envoy (that of `make test-engines`) runs with the bootstrap
+docs/deploy/envoy/original-dst.yaml, and with the same one in full duplex body mode, as gateways
+have it, in front of one worker that answers at once. The router as the picker alternates with a
+gRPC server that parses each message, names the worker and changes nothing. Load is 50 requests/s of
+2 KB and of 100 KB; CPU is the picker's, for each request. Then 50 streams of events go through
+Envoy with the picker and through Envoy alone: the figure is the time of an event from the worker to
+the client.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ PATH, MODEL = "/v1/completions", "bench"
 
 
 async def worker(request: web.Request) -> web.StreamResponse:
-    """Answers at once, or with events that carry the time at which they were sent."""
+    """Answer at once, or with events that carry the time at which they were sent."""
     if request.path == "/v1/models":
         return web.json_response({"object": "list", "data": [{"id": MODEL}]})
     if request.method == "GET":
@@ -65,7 +66,7 @@ async def worker(request: web.Request) -> web.StreamResponse:
 
 
 def echo_answers(message: Any, endpoint: bytes, buffered: bool) -> list[bytes]:
-    """What a picker says that always names the same worker."""
+    """Return the messages of a picker that always names the same worker."""
     arm, named = messages.arm_of(message), endpoint.decode()
     change = messages.mutation([(messages.DESTINATION.encode(), endpoint)])
     if arm == "request_headers":
@@ -80,7 +81,7 @@ def echo_answers(message: Any, endpoint: bytes, buffered: bool) -> list[bytes]:
 
 
 async def echo(port: int, endpoint: str, buffered: bool) -> None:
-    """Serves that picker for ever."""
+    """Run the picker that always names the same worker, forever."""
 
     async def process(_: object, context: Any) -> None:
         while (data := await context.read()) is not grpc.aio.EOF:
@@ -105,7 +106,7 @@ async def echo(port: int, endpoint: str, buffered: bool) -> None:
 
 @dataclass(slots=True)
 class Way:
-    """How requests get to the worker. Lifetime: bench."""
+    """One way of a request to the worker, with its measurements. Lifetime: bench."""
 
     name: str
     envoy: Envoy
@@ -118,17 +119,17 @@ class Way:
         return sum(map(len, self.taken_s))
 
     def cpu_us(self) -> float:
-        """CPU of the picker for a request."""
+        """Return the picker's CPU microseconds for a request."""
         return 1e6 * self.cpu_s / self.requests
 
     def at(self, share: float) -> float:
-        """A quantile, milliseconds: the median of the slices'."""
+        """Return a quantile in milliseconds: the median of the slices' quantiles."""
         each = [sorted(one)[int(share * (len(one) - 1))] for one in self.taken_s]
         return 1e3 * statistics.median(each)
 
 
 async def slice_of(way: Way, http: aiohttp.ClientSession, body: bytes, seconds: float) -> None:
-    """Requests at their times, whatever the earlier ones take."""
+    """Send requests at fixed times, whether or not earlier ones were answered."""
     taken_s = list[float]()
     before_s = 0.0 if way.pid is None else cpu_s(way.pid)
     begin_s = time.perf_counter()
@@ -148,7 +149,7 @@ async def slice_of(way: Way, http: aiohttp.ClientSession, body: bytes, seconds: 
 
 
 async def stream_delays(way: Way, http: aiohttp.ClientSession) -> list[float]:
-    """Of each event of many streams: seconds from the worker to the client."""
+    """Return the seconds that each event of many streams takes from the worker to the client."""
     body = json.dumps({"stream": True, "model": MODEL, "prompt": "a"}).encode()
 
     async def one() -> list[float]:
@@ -164,7 +165,7 @@ async def stream_delays(way: Way, http: aiohttp.ClientSession) -> list[float]:
 
 
 def alone(endpoint: str, config: Any) -> None:
-    """No picker: the header is set by Envoy itself."""
+    """Remove the picker from the bootstrap: Envoy itself sets the endpoint's header."""
     filters = filters_of(config)
     del filters[1]
     header = {"key": "x-gateway-destination-endpoint", "value": endpoint}
@@ -182,7 +183,7 @@ async def ended(process: asyncio.subprocess.Process) -> None:
 
 @asynccontextmanager
 async def ways(folder: Path, buffered: bool) -> AsyncIterator[list[Way]]:
-    """The router, the echo, and Envoy alone."""
+    """Yield the three ways: with the router as picker, with the echo, and Envoy alone."""
     async with AsyncExitStack() as all_of:
         url = await all_of.enter_async_context(served_by(worker, client_max_size=1 << 24))
         endpoint = url.removeprefix("http://")
@@ -208,7 +209,7 @@ async def ways(folder: Path, buffered: bool) -> AsyncIterator[list[Way]]:
 
 
 async def measure(runs: int, seconds: float, buffered: bool) -> list[Row]:
-    """All figures of one mode of bodies."""
+    """Return all figures of one body mode."""
     mode, rows = "buffered" if buffered else "duplex", list[Row]()
     with tempfile.TemporaryDirectory() as folder:
         async with ways(Path(folder), buffered) as found, aiohttp.ClientSession() as http:
@@ -241,7 +242,7 @@ async def measure(runs: int, seconds: float, buffered: bool) -> list[Row]:
 
 
 async def streams(found: list[Way], http: aiohttp.ClientSession, runs: int) -> list[Row]:
-    """How long events take with the picker and without."""
+    """Return how long events take with the picker and without."""
     ours, _, without = found
     each: dict[str, list[float]] = {ours.name: [], without.name: []}
     for _ in range(runs):
@@ -260,7 +261,7 @@ async def _answers(way: Way, http: aiohttp.ClientSession) -> bool:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Measure and print the figures."""
     if sys.argv[1:2] == ["--echo"]:
         port, endpoint, buffered = sys.argv[2:5]
         uvloop.run(echo(int(port), endpoint, buffered == "1"))

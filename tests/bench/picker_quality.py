@@ -1,22 +1,20 @@
-"""What the endpoint picker decides behind a real Envoy, beside the router's own front.
+"""The picker's decisions behind a real Envoy, compared with those at the router's own port.
 
     python -m tests.bench.picker_quality [--load shared_prompt] [--policy warmset] [--repeats 3]
     python -m tests.bench.picker_quality --ladder [--policy llm_d --policy round_robin]
 
-The demo's workloads, from the same seed, on the same timed workers as real programs: through the
-router's own front; through Envoy with docs/deploy/envoy/original-dst.yaml and the picker; the same
-with bodies as gateways have them (duplex); and through Envoy with two pickers, asked in turns, that
-share by a real Redis. Everything is started afresh for each run, repetitions are interleaved, and
-what is compared is one repetition's runs among themselves.
+The demo's workloads, from the same seed, go to the same timed workers as real programs in four
+ways: through the router's own port; through Envoy with docs/deploy/envoy/original-dst.yaml and the
+picker; the same with full duplex bodies, as gateways have them; and through Envoy with two pickers
+in turn, which share state by a real Redis. Everything is restarted for each run, repetitions are
+interleaved, and runs are compared within one repetition. Hits are the workers' own counts. Balance
+is the busiest worker's requests over the mean. Steps that ended late mean that the machine was too
+slow for a credible run; `--speed 0.5` takes twice as long and halves the machine's influence.
 
-Hits are by the workers' own counters. Balance is the busiest worker's requests over the mean. Steps
-that ended late say that the machine was too slow for the run to be believed; `--speed 0.5` takes
-twice as long and what the machine takes weighs half.
-
-`--ladder`: llm-d's 150 x 5 prompts on a quarter of the pool (38 x 5 prompts, two workers, a quarter
-of the rates) through Envoy and the picker, beside a replay of the same requests: what each policy's
-first tokens take at the ladder's 40 requests/s, once every prompt was seen, and whether both worlds
-rank them alike.
+`--ladder`: llm-d's 150 x 5 prompts, scaled to a quarter of the pool (38 x 5 prompts, two workers, a
+quarter of the rates), go through Envoy and the picker, and the same requests are replayed. It
+compares each policy's TTFT at the ladder's 40 requests/s, after every prompt was seen, and whether
+both rank the policies alike.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ HOLD_S = 60.0  # as long may a request wait at either door
 
 @dataclass(frozen=True)
 class Door:
-    """How requests come to the router."""
+    """One way in which requests reach the router."""
 
     name: str
     envoy: bool = True
@@ -73,7 +71,7 @@ HELD_TO = ((SAMPLE, FRONT, 2.0), (DUPLEX, FRONT, 2.0), (SHARED, SAMPLE, 3.0))
 def before(
     door: Door, folder: Path
 ) -> Callable[[ProgramStack], AbstractAsyncContextManager[list[str]]]:
-    """Where requests go: the addresses of the door."""
+    """Return a context that yields the addresses to which a door's requests go."""
 
     def change(config: Any) -> None:
         picker_of(config)["message_timeout"] = f"{HOLD_S + 1:g}s"
@@ -94,7 +92,7 @@ def before(
 
 
 async def run(workload: Workload, settings: StackSettings, door: Door, folder: Path) -> RunResult:
-    """One run through one door. Raises what `run_scenario` raises."""
+    """Run a workload once through one door. Raises what `run_scenario` raises."""
     more = ["--limits-hold-s", f"{HOLD_S:g}"]
     if door.envoy:
         more += ["--picker-port", "0", "--picker-decision-s", f"{HOLD_S:g}"]
@@ -109,7 +107,7 @@ async def run(workload: Workload, settings: StackSettings, door: Door, folder: P
 
 
 def made(folder: Path) -> Path:
-    """A new folder."""
+    """Create a folder and return it."""
     folder.mkdir(parents=True)
     return folder
 
@@ -124,7 +122,7 @@ async def compared(
     doors: Sequence[Door] = DOORS,
     said: Callable[[str], None] = lambda line: None,
 ) -> Results:
-    """Each workload through each door, in turns."""
+    """Run each workload through each door, in turns."""
     results: Results = {door: [] for door in doors}
     for number, workload in enumerate(workloads):
         for door in doors:
@@ -136,7 +134,7 @@ async def compared(
 
 
 def told(name: str, door: Door, row: ResultRow) -> str:
-    """A run in a line."""
+    """Return a run's figures in one line."""
     return (
         f"{name}, {row.policy}, {door.name}: hits {row.hit_rate_tokens:.4f}, max/mean "
         f"{row.load_skew:.3f}, TTFT mean {row.ttft_ms.mean:,.0f} ms, p99 {row.ttft_ms.p99:,.0f} "
@@ -145,23 +143,25 @@ def told(name: str, door: Door, row: ResultRow) -> str:
 
 
 def beyond(results: Results, door: Door, than: Door, figure: Callable[[ResultRow], float]) -> float:
-    """Median of how far a figure lies from another door's, per cent."""
+    """Return the median of how far a figure lies above another door's, in per cent."""
     pairs = zip(results[door], results[than], strict=True)
     return statistics.median(100 * (figure(a) / figure(b) - 1) for a, b in pairs)
 
 
 def hits(row: ResultRow) -> float:
-    """Tokens found cached, of all."""
+    """Return the share of tokens found cached."""
     return row.hit_rate_tokens or 0.0
 
 
 def balance(row: ResultRow) -> float:
-    """The busiest worker's requests over the mean."""
+    """Return the busiest worker's requests over the mean."""
     return row.load_skew or 0.0
 
 
 def rows_of(name: str, results: Results) -> list[Row]:
-    """How much worse each door is than the one it is held to, per cent; below zero: better."""
+    """Return how much worse each door is than its reference, in per cent; below zero
+    means better.
+    """
     found = []
     for door, than, bar in HELD_TO:
         if door in results and than in results:
@@ -173,7 +173,7 @@ def rows_of(name: str, results: Results) -> list[Row]:
 
 
 def workloads_of(name: str, seeds: Iterable[int]) -> tuple[list[Workload], StackSettings]:
-    """One of the demo's, a seed each, and the workers that it is for."""
+    """Return a demo workload for each seed, and the workers' settings for it."""
     act = next(one for one in acts() if one.name == name)
     ends_s = ENDS_S if act.closed_loop else None
     works = [opened(act.spec, name, act.told, seed, ends_s) for seed in seeds]
@@ -194,7 +194,9 @@ LEVEL = 2.0  # first tokens that are less than so many times apart are level
 
 
 def p90_s(taken_ms: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """TTFT p90 of each reported stage, from when each request was due and what it took."""
+    """Return the TTFT p90 of each reported stage, from (due time in s, TTFT in ms) of
+    each request.
+    """
     stages: list[list[float]] = [[]]
     last_s = 0.0
     for due_s, ttft_ms in sorted(taken_ms):
@@ -206,7 +208,7 @@ def p90_s(taken_ms: Sequence[tuple[float, float]]) -> tuple[float, ...]:
 
 
 async def climbed(policy: str, speed: float, folder: Path) -> tuple[float, ...]:
-    """A policy's ladder, live."""
+    """Run a policy's ladder live and return the p90 of each stage."""
     workload = opened(WorkloadSpec(LADDER), "ladder", LADDER)
     settings = StackSettings(
         policy, LADDER_POOL.count, PROFILE, speed, block_size=16, kv_tokens=LADDER_POOL.kv_tokens
@@ -219,14 +221,14 @@ async def climbed(policy: str, speed: float, folder: Path) -> tuple[float, ...]:
 
 
 def replayed(policy: str) -> tuple[float, ...]:
-    """The same on virtual time."""
+    """Replay a policy's ladder on virtual time and return the p90 of each stage."""
     table = replay(Setup(WorkloadSpec(LADDER), policy, (LADDER_POOL,), block_size=16)).table
     taken_ns = table.first_token_ns - table.arrival_ns
     return p90_s([*zip(table.arrival_ns / 1e9, taken_ns / 1e6, strict=True)])
 
 
 def same_order(live: Sequence[float], simulated: Sequence[float]) -> bool:
-    """Whether no two policies stand one way in one world and the other way in the other."""
+    """Return whether live and simulated figures never rank two policies in opposite order."""
     pairs = combinations(range(len(live)), 2)
     return not any(_ahead(live, *pair) * _ahead(simulated, *pair) < 0 for pair in pairs)
 
@@ -238,7 +240,7 @@ def _ahead(of: Sequence[float], one: int, other: int) -> int:
 
 
 def ladder(policies: Sequence[str], speed: float) -> bool:
-    """Print both worlds; whether they rank the policies alike."""
+    """Print live and replayed figures; return whether they rank the policies alike."""
     live, simulated = [], []
     print("| policy | TTFT p90 at 40/s: live | replayed |", "|---|---|---|", sep="\n")
     for policy in policies:
@@ -256,7 +258,7 @@ def ladder(policies: Sequence[str], speed: float) -> bool:
 
 
 def main() -> int:
-    """Print the figures; 1: a bar is missed."""
+    """Print the figures; return 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [one.name for one in acts()]
     parser.add_argument("--load", choices=names, action="append", help="default: all")

@@ -1,12 +1,12 @@
-"""What laying out a step of decodes costs the host: batch, page table, the kernels' plan.
+"""The host's cost of laying out a decode step: batch, page table, the kernels' plan.
 
     python -m tests.bench.planning [--steps 60] [--core 1] [--batch 64,128,256] [--tokens 8192]
 
-Requests of `tokens` tokens each decode step after step, as the runner lays them out: in groups of
-16 that share three quarters of their context, or with nothing shared. Printed, the least tenth of
-CPU time over the steps (cores are shared): the pieces; from them a batch with its plan, for no
-graph and for a graph's fixed buffers; the batch without a plan; the plan alone, and one that knows
-of no step before.
+Requests of `tokens` tokens each decode step after step, laid out as the runner does: in groups of
+16 that share three quarters of their context, or with nothing shared. The bench prints the least
+tenth of CPU time over the steps (cores are shared): the single pieces; a batch with its plan, for
+no graph and for a graph's fixed buffers; the batch without a plan; the plan alone, and a plan made
+without the previous step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAGE, GROUP, BLOCKS = 16, 16, 1 << 24
 
 
 def requests_of(batch: int, tokens: int, has_groups: bool) -> list[Request]:
-    """Running requests with room for a few thousand more tokens."""
+    """Return running requests with room for a few thousand more tokens."""
     pages, common = -(-tokens // PAGE) + 1, tokens * 3 // 4 // PAGE
     ids = np.random.default_rng(0).permutation(batch * pages + batch // GROUP * common)
     own = ids[: batch * pages].reshape(batch, pages)
@@ -50,7 +50,7 @@ def requests_of(batch: int, tokens: int, has_groups: bool) -> list[Request]:
 
 
 def advance(requests: list[Request], number: int) -> None:
-    """A token more for each; a block where the last one is full."""
+    """Add a token to each request, and a block where the last one is full."""
     for one in requests:
         one.output.append(1)
         one.visible_blocks = one.scheduled_tokens // PAGE

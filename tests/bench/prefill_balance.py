@@ -1,11 +1,12 @@
-"""How evenly prefill's items load the SMs of a GPU, computed from the plans: no GPU is asked.
+"""How evenly prefill's items load the SMs of a GPU, computed from the plans without a GPU.
 
     python -m tests.bench.prefill_balance [--sms N]
 
 One CTA an SM walks over (item, KV head) as `kernels/cuda/prefill/prefill_wgmma.cuh` does. A CTA's
-load is its blocks of 128 keys and, for the beginning and end of each item, 0.6 of a block. Three
-plans: whole keys in rounds of one direction, whole keys in rounds that turn, keys cut and rounds
-that turn. SMs: that have work. Balance: mean load of all SMs over the largest.
+load is its blocks of 128 keys and, for the beginning and end of each item, 0.6 of a block. There
+are three plans: whole keys in rounds of one direction, whole keys in rounds that alternate
+direction, and cut keys in rounds that alternate. SMs: those that have work. Balance: mean load of
+all SMs over the largest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SHAPES = (
 
 
 class Balance(NamedTuple):
-    """Of one plan."""
+    """The balance of one plan: SMs with work, mean over largest load, and the largest load."""
 
     sms: int
     share: float
@@ -62,7 +63,7 @@ class Balance(NamedTuple):
 
 
 def keys_of_items(shape: Shape, is_cut: bool) -> list[int]:
-    """Keys of each item, in the plan's order."""
+    """Return the number of keys of each item, in the plan's order."""
     rows, spans = 0, []
     for before, new in shape.chunks:
         spans.append((rows, new, before + new))
@@ -77,7 +78,7 @@ def keys_of_items(shape: Shape, is_cut: bool) -> list[int]:
 
 
 def balance(keys: list[int], kv_heads: int, sms: int, turns: bool) -> Balance:
-    """Of a walk over items with so many keys for each KV head."""
+    """Return the balance of a walk over items with these numbers of keys for each KV head."""
     work = [-(-count // KEYS) + ITEM_BLOCKS for count in keys for _ in range(kv_heads)]
     ctas = min(sms, len(work))
     loads = [0.0] * sms
@@ -88,7 +89,9 @@ def balance(keys: list[int], kv_heads: int, sms: int, turns: bool) -> Balance:
 
 
 def measured(shape: Shape, sms: int = SMS) -> tuple[Balance, Balance, Balance]:
-    """Whole keys in rounds of one direction, whole keys in rounds that turn, keys cut."""
+    """Return the balance of whole keys in one direction, of whole keys in alternating directions,
+    and of cut keys.
+    """
     whole, cut = (keys_of_items(shape, is_cut) for is_cut in (False, True))
     first = balance(whole, shape.kv_heads, sms, turns=False)
     second = balance(whole, shape.kv_heads, sms, turns=True)
@@ -96,7 +99,7 @@ def measured(shape: Shape, sms: int = SMS) -> tuple[Balance, Balance, Balance]:
 
 
 def main() -> None:
-    """The table of `docs/kernels.md`."""
+    """Print the table of `docs/kernels.md`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sms", type=int, default=SMS)
     options = parser.parse_args()

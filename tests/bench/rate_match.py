@@ -1,11 +1,11 @@
-"""Numbers of workers that `rate-match` chooses beside those that replays of every number find best.
+"""Compares the pool sizes that `rate-match` chooses with the best ones by replays of all sizes.
 
     python -m tests.bench.rate_match [--workers 4 --workers 8 ...] [--requests 300] [--mode always]
 
-For each workload, profile and number of workers: replays with every n_P at 95 % of the rate that
-the arithmetic gives. Requests within the targets are good. Prints n_P of the arithmetic, of trials
-as `rate-match --simulate` makes them around it, and of all; and which share of the best's good
-requests the first two reach.
+For each workload, profile and number of workers, the bench replays every number of prefill workers
+n_P at 95 % of the computed rate. Requests within the targets are good. It prints n_P by arithmetic,
+by trials near that as in `rate-match --simulate`, and by all replays; and which share of the best's
+good requests the first two reach.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ class Outcome:
 
     @property
     def computed(self) -> int:
-        """By arithmetic."""
+        """The number of prefill workers by arithmetic."""
         return int(self.found.workers("prefill"))
 
     def best(self, beside: int) -> int:
-        """The best n_P of all; of equal ones the nearest to `beside`."""
+        """Return the best n_P by all replays; of equal ones the nearest to `beside`."""
         top = max(one.good_share for one in self.trials.values())
         near = [n for n, one in self.trials.items() if one.good_share >= top - EQUAL]
         return min(near, key=lambda n: abs(n - beside))
 
     def share(self, number: int) -> float:
-        """Of the best's good requests."""
+        """Return the good requests with this n_P as a share of the best's."""
         top = max(one.good_share for one in self.trials.values())
         return self.trials[number].good_share / top if top else 1.0
 
 
 def targets_of(shape: Shape, mix: Mix) -> WaitTargets:
-    """What its operator would ask of it."""
+    """Return the latency targets that an operator would set for this workload."""
     floor_s = float(step_s(shape.step_time, 1, 1, 0.0, mix.context))
     each_s = prefill_s(shape.step_time, mix)
     ttft_s = PATIENCE * float(np.mean(each_s)) + float(np.quantile(each_s, 0.99))
@@ -79,7 +79,7 @@ def targets_of(shape: Shape, mix: Mix) -> WaitTargets:
 def outcome(
     workload: str, profile_name: str, workers: int, requests: int, mode: DisaggregationMode
 ) -> Outcome | None:
-    """One case; None where no pool keeps the targets."""
+    """Run one case; return None if no pool meets the targets."""
     shape, link = Shape.of(profile_name), Link()
     stream = open_jobs(WorkloadSpec(WORKLOADS[workload], requests=requests))
     caches = max(1, workers // 2)
@@ -109,7 +109,7 @@ def study(
     workloads: Sequence[str] = tuple(WORKLOADS),
     profiles: Sequence[str] = PROFILES,
 ) -> Iterator[Outcome]:
-    """Every case."""
+    """Yield the outcome of every case."""
     for count in workers:
         for workload in workloads:
             for profile_name in profiles:
@@ -119,7 +119,7 @@ def study(
 
 
 def main() -> None:
-    """Print the table and what it comes to."""
+    """Print the table and its summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, action="append")
     parser.add_argument("--requests", type=int, default=300)

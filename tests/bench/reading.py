@@ -1,8 +1,8 @@
-"""From a body's bytes to its chains: natively, beside the way for any body, in the same run.
+"""The time from a body's bytes to its chains: by the native path, and by the path for any body.
 
     python -m tests.bench.reading [--json] [--runs N] [--core C]
 
-No tokenizer; blocks of 16 tokens. CPU time, the least of all rounds.
+There is no tokenizer; blocks have 16 tokens. Figures are CPU time, the least of all rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT = "The quick brown fox said: hello there, and\n went on. " * 1_300
 
 
 def bodies() -> Iterator[tuple[str, str, bytes]]:
-    """What each is, its path, its bytes."""
+    """Yield (name, path, bytes) of each body."""
 
     def body(**asked: object) -> bytes:
         return json.dumps({"model": "m", "max_tokens": 64, "stream": True} | asked).encode()
@@ -43,7 +43,7 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
 
 
 def least_us(work: Callable[[], object], runs: int, repeat: int) -> float:
-    """Least CPU time of one call."""
+    """Return the least CPU time of one call, in microseconds."""
     taken = []
     for _ in range(runs):
         start_s = time.thread_time()
@@ -54,7 +54,7 @@ def least_us(work: Callable[[], object], runs: int, repeat: int) -> float:
 
 
 def measure(runs: int) -> Iterator[Row]:
-    """Two rows a body."""
+    """Yield two rows for each body."""
     check = TokenCheck(time.monotonic, lambda: 1.0)
     with ThreadPoolExecutor(1) as executor:
         reader = PromptReader(None, executor, time.time, 1, check)

@@ -1,10 +1,10 @@
-"""How soon the median of long chats that come at once has its first token, beside the last one.
+"""The median TTFT of long chats that arrive at once, compared with the last one's.
 
     python -m tests.bench.reading_order [--chats 16 64] [--json]
 
-A router and a worker that answers at once, so that nearly all of the time is the router's reading.
-Chats of 69 KB, 36,401 tokens of a small tokenizer, each from a client of its own. Where they are
-read in the order of their arrival, the median's time is half of the last one's.
+A router has a worker that answers at once, so that nearly all of the time is the router's reading.
+Chats have 69 KB, 36,401 tokens of a small tokenizer, each from its own client. If they are read in
+the order of arrival, the median's time is half of the last one's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 def requests(chats: int) -> list[bytes]:
-    """Chats that have nothing in common."""
+    """Return chats that have nothing in common."""
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\n"
     )
@@ -45,7 +45,7 @@ def requests(chats: int) -> list[bytes]:
 
 
 async def waits_s(stack: Stack, chats: int) -> list[float]:
-    """Each chat's time to its answer, ascending."""
+    """Return each chat's time to its answer in seconds, ascending."""
 
     async def wait_s(request: bytes) -> float:
         began_s = time.monotonic()
@@ -57,7 +57,7 @@ async def waits_s(stack: Stack, chats: int) -> list[float]:
 
 
 async def measured(chats: Sequence[int]) -> list[Row]:
-    """Three rows for each number of chats."""
+    """Return three rows for each number of chats."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,10 +1,10 @@
-"""CPU of the relay per request and per event, beside a plain aiohttp proxy in the same run.
+"""CPU time of the relay for each request and event, beside a plain aiohttp proxy in the same run.
 
     python -m tests.bench.relay [--seconds 3] [--rounds 3]
 
 One proxy at a time runs on the last core; worker and load share the first. The CPU time is the
-proxy's own, read from the kernel, so a busy neighbour moves it less than it moves the clock; ratios
-within a round move least. Rounds are interleaved, medians shown.
+proxy's own, from the kernel, so other load moves it less than wall time; ratios within a round move
+least. Rounds are interleaved and medians shown.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ PROXIES = ("plain aiohttp", "relay in Python", "relay thread", "thread and scan"
 
 
 class HttpPeer(asyncio.Protocol):
-    """Reads requests with a length, answers each. Lifetime: connection."""
+    """A server side of HTTP that reads requests with a length and answers each. Lifetime:
+    connection.
+    """
 
     def __init__(self, answer: Callable[[HttpPeer, bytes], None]) -> None:
         self.transport: asyncio.Transport
@@ -69,7 +71,7 @@ class HttpPeer(asyncio.Protocol):
 
 
 def answer_as_worker(peer: HttpPeer, head: bytes) -> None:
-    """A fixed reply, or a stream of events with `GAP_S` between them."""
+    """Write a fixed reply, or a stream of events with `GAP_S` between them."""
     if b"/stream" not in head[:40]:
         peer.transport.write(REPLY)
         return
@@ -87,7 +89,7 @@ def answer_as_worker(peer: HttpPeer, head: bytes) -> None:
 
 
 async def serve_relay(worker_port: int, native: bool, with_scan: bool) -> None:
-    """The relay as the router's app uses it, without a decision; streams are observed."""
+    """Run the relay as the router uses it, without decisions; streams are observed."""
     upstream = Upstream("127.0.0.1", worker_port, time.monotonic)
     if native:
         upstream = NativeUpstream(NativeRelay(), "127.0.0.1", worker_port, time.monotonic)
@@ -115,7 +117,7 @@ async def serve_relay(worker_port: int, native: bool, with_scan: bool) -> None:
 
 
 async def serve_plain(worker_port: int) -> None:
-    """What one writes first: aiohttp on both sides."""
+    """Run the simplest proxy: aiohttp on both sides."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
 
@@ -136,7 +138,7 @@ async def serve_plain(worker_port: int) -> None:
 
 
 async def serve(handle: Callable[[web.Request], object]) -> None:
-    """Serve until killed; says the port on standard output."""
+    """Serve until killed; print the port to standard output."""
     app = web.Application(client_max_size=1 << 24)
     app.router.add_post("/{path:.*}", handle)  # type: ignore[arg-type]
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, auto_decompress=False)
@@ -148,7 +150,7 @@ async def serve(handle: Callable[[web.Request], object]) -> None:
 
 @contextmanager
 def proxy(name: str, worker_port: int, core: int) -> Iterator[tuple[int, int]]:
-    """A proxy process on `core`; gives its process id and port."""
+    """Run a proxy process on `core`; yield its process id and port."""
     command = [sys.executable, "-m", "tests.bench.relay", "--serve", name, str(worker_port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         os.sched_setaffinity(process.pid, {core})
@@ -160,13 +162,13 @@ def proxy(name: str, worker_port: int, core: int) -> Iterator[tuple[int, int]]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that the process's threads have had."""
+    """Return the CPU seconds of the process's threads."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 async def load(port: int, request: bytes, end: bytes, clients: int, stop_s: float) -> int:
-    """Closed loop of `clients`; returns the replies that ended before `stop_s`."""
+    """Run a closed loop of `clients`; return the number of replies that ended before `stop_s`."""
     done = 0
 
     async def client(number: int) -> None:
@@ -199,7 +201,7 @@ CASES = {
 
 
 async def measure(seconds: float, rounds: int) -> dict[tuple[str, str], list[float]]:
-    """CPU microseconds by (case, proxy), one figure a round."""
+    """Return CPU microseconds by (case, proxy), one figure for each round."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})
     loop = asyncio.get_running_loop()
@@ -221,7 +223,7 @@ async def measure(seconds: float, rounds: int) -> dict[tuple[str, str], list[flo
 
 
 def table(figures: dict[tuple[str, str], list[float]]) -> str:
-    """Markdown: medians, and the ratio to the plain proxy."""
+    """Return Markdown with medians and their ratio to the plain proxy."""
     lines = [
         "| CPU us per | " + " | ".join(PROXIES) + " | Python / thread |",
         "|---|---|---|---|---|---|",

@@ -2,13 +2,12 @@
 
     python tests/bench/renders.py [--tokens N] [--growth N] [--turns N]
 
-A conversation of N tokens grows by some at each turn, through a router that has its prompts
-rendered by the engine, and through one that never does (`render: never`). Engines are timed ones,
-100 times as fast as a GPU and with a tokenizer of whole words, so that
-the time is the router's as far as may be. `cold`: the first two turns, which
-wait for the renderer; `warm`: the later ones, which are placed by the beginning that is known. The
-CPU time of a warm turn contains the call beside it. Medians; every turn is a new connection's
-worth of work on the same connection.
+A conversation of N tokens grows at each turn. It goes through a router whose prompts the engine
+renders, and through one without rendering (`render: never`). Engines are timed ones, 100 times as
+fast as a GPU and with a tokenizer of whole words, so that most of the time is the router's. `cold`:
+the first two turns, which wait for the renderer; `warm`: the later ones, which are placed by their
+known beginning. The CPU time of a warm turn includes the renderer's call that runs at the same
+time. Figures are medians; all turns use one connection.
 """
 
 from __future__ import annotations

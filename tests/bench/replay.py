@@ -1,19 +1,20 @@
-"""How many requests a second of one core the replay carries, by policy, by length and by pool.
+"""The requests a second that a replay handles on one core, by policy, by length and by pool.
 
     python -m tests.bench.replay [--policy round_robin ...] [--full] [--runs 3] [--dynamo PYTHON]
 
-First the tool-and-agent trace, where it lies beside the checkout, else a made-up one of its size
-(8 workers, qwen3-32b-h100-tp2, blocks of 512 tokens): median over the runs, and the ratio to the
-first policy. Beside it, in the same rounds, Dynamo's replay of the same trace with as many
-workers and blocks, by the PYTHON that has its wheels (in an environment of its own: `pip install
-ai-dynamo-runtime`, then `pip install --no-deps ai-dynamo`; without `--dynamo`, this Python if it
-has them). Both count the CPU seconds of one call, from the file to the report.
+First the bench replays the tool-and-agent trace, if it is beside the checkout, or else a generated
+one of its size (8 workers, qwen3-32b-h100-tp2, blocks of 512 tokens). It prints the median over the
+runs, and the ratio to the first policy. In the same rounds it runs Dynamo's replay of the same
+trace with as many workers and blocks, with the PYTHON that has its wheels (in an environment of its
+own: `pip install ai-dynamo-runtime`, then `pip install --no-deps ai-dynamo`; without `--dynamo`,
+this Python if it has them). Both count the CPU seconds of one call, from the file to the report.
 
-Then the cost of a request at growing numbers of requests and workers, at one load per worker, each
-in a process of its own that tells its peak memory; `--full` goes to a million requests, and
-`--only-policies` leaves all this out. Seconds are CPU seconds: a replay runs on one core and waits
-for nothing, so on an idle machine they pass as fast as the wall's, and what else runs does not
-count.
+Then it measures the cost of a request at growing numbers of requests and workers, with one load per
+worker, each in a process of its own that reports its peak memory. `--full` goes to a million
+requests, and `--only-policies` skips this part.
+
+Seconds are CPU seconds: a replay runs on one core and never waits, so on an idle machine they equal
+wall time, and other load does not count.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ print(report.summary["completed_requests"], seconds)
 
 
 def made_up(requests: int, rate_per_s: float) -> JobStream:
-    """Prompts of 16 blocks on average, half of them shared by one of 500 trunks; 180 tokens out."""
+    """Return prompts of 16 blocks on average, half of them shared by one of 500 trunks, with 180
+    output tokens.
+    """
 
     def jobs() -> Iterator[Job]:
         random, at_s = Random(7), 0.0
@@ -76,7 +79,7 @@ def made_up(requests: int, rate_per_s: float) -> JobStream:
 
 
 def requests_per_s(policy: str, requests: int, workers: int) -> float:
-    """Of one replay; of the trace where `requests` is 0."""
+    """Return the requests a second of one replay; `requests` 0 selects the trace."""
     setup = Setup(WorkloadSpec(str(TRACE)), policy, (WorkerGroup(workers, PROFILE),))
     stream = made_up(requests, workers * TRACE_RATE_PER_S / WORKERS) if requests else None
     result = replay(setup, stream=stream, clock=process_time)
@@ -84,7 +87,7 @@ def requests_per_s(policy: str, requests: int, workers: int) -> float:
 
 
 def by_policy(policies: list[str], runs: int, dynamo: str | None) -> None:
-    """The speed of each policy, round and round so that the machine's moods hit all alike."""
+    """Print the speed of each policy; policies run in turn, so that noise affects all of them."""
     requests = 0 if TRACE.exists() else TRACE_REQUESTS
     print(f"{TRACE.name if not requests else 'made-up trace'}, {WORKERS} workers, {PROFILE}")
     modes = list(DYNAMO_MODES) if dynamo and not requests else []
@@ -108,12 +111,12 @@ def by_policy(policies: list[str], runs: int, dynamo: str | None) -> None:
 
 
 def has_dynamo() -> bool:
-    """Whether this Python has Dynamo's replay."""
+    """Return whether this Python has Dynamo's replay."""
     return find_spec("dynamo") is not None and find_spec("dynamo.replay") is not None
 
 
 def dynamo_requests_per_s(python: str, mode: str, trace: Path) -> float:
-    """Of one replay of the trace by Dynamo's `run_trace_replay`, from the file to its report."""
+    """Return the requests a second of Dynamo's `run_trace_replay`, from the file to its report."""
     blocks = profile(PROFILE).kv_capacity_tokens // BLOCK
     command = [python, "-c", DYNAMO, str(trace), mode, str(WORKERS), str(BLOCK), str(blocks)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
@@ -125,7 +128,7 @@ def dynamo_requests_per_s(python: str, mode: str, trace: Path) -> float:
 
 
 def scaling(full: bool) -> None:
-    """Microseconds a request, and what the process took at most."""
+    """Print microseconds for each request, and the process's peak memory."""
     lengths = (10_000, 100_000, LONGEST) if full else (10_000, 40_000)
     print("made-up workload, one load per worker; the longest with hybrid only: it takes minutes")
     first: dict[str, float] = {}

@@ -1,13 +1,13 @@
-"""What sharing state through Redis costs a router: `python -m tests.bench.replicas [PEERS]`.
+"""The CPU cost of a router's link to Redis: `python -m tests.bench.replicas [PEERS]`.
 
-Links of real replicas over a real redis-server, without what they say being understood. Each peer
-is a process of its own and says a message at each flush, as this one does: 1.5 kB, which is what
-ten requests bring that were sent, answered and ended.
+Links of real replicas use a real redis-server; their messages are not interpreted. Each peer is a
+process of its own and sends a message at each flush, as this one does: 1.5 kB, the size for ten
+requests that were sent, answered and ended. A working router has something to do every millisecond,
+so this process does a fixed amount of work, whose CPU time without a link (before and after, in the
+same run) is subtracted.
 
-A router at work has something to do every millisecond, so this process has, too: a fixed amount,
-whose CPU time without a link (before and after, in the same run) is taken off. Predicted: a flush
-and a read are three system calls and two turns of the loop each, about 100 us together, so 1 % of
-a core with one peer, and 2 % with three, whose messages are read together.
+Predicted: a flush and a read are three system calls and two turns of the loop each, about 100 us
+together, so 1 % of a core with one peer, and 2 % with three, whose messages are read together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STAMP = struct.Struct("<d")
 
 
 class Stamped:
-    """An exchange whose messages carry the time they were made, and that reads only that."""
+    """An exchange whose messages carry their time of creation; it reads only that."""
 
     def __init__(self, talks: bool) -> None:
         self.talks = talks
@@ -65,12 +65,12 @@ class Stamped:
 
 
 def link(url: str, name: str, exchange: Stamped) -> Link:
-    """One that is to be started."""
+    """Return a link that is not started yet."""
     return Link(parse_redis_url(url), Replicas(), new_identity(name), exchange, {VERSION: "1"})
 
 
 async def talk(url: str) -> None:
-    """A peer: says something at each flush, until its input ends."""
+    """Run a peer that sends a message at each flush until its input ends."""
     one = link(url, "peer", Stamped(talks=True))
     one.start()
     await asyncio.to_thread(sys.stdin.read)
@@ -78,7 +78,7 @@ async def talk(url: str) -> None:
 
 
 async def worked() -> tuple[float, float]:
-    """CPU seconds and seconds that a fixed amount of work takes, in small pieces."""
+    """Do a fixed amount of work in small pieces; return its (CPU seconds, seconds)."""
     used_s, begun_s = time.process_time(), time.perf_counter()
     for _ in range(PIECES):
         for _ in range(300):
@@ -88,7 +88,7 @@ async def worked() -> tuple[float, float]:
 
 
 async def plain(url: str) -> float:
-    """Microseconds of CPU of one XADD on redis-py's client, one after the other."""
+    """Return the CPU microseconds of one XADD with redis-py's client, one after the other."""
     client = redis.asyncio.Redis.from_url(url, protocol=2)
     payload, times = bytes(MESSAGE_BYTES), []
     for _ in range(10):
@@ -101,7 +101,7 @@ async def plain(url: str) -> float:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Look often."""
+    """Poll until the condition is true."""
     while not condition():  # noqa: ASYNC110 - what happens in other processes sets no event
         await asyncio.sleep(0.05)
 
@@ -111,8 +111,10 @@ def _begun(one: Link, exchange: Stamped) -> bool:
 
 
 async def compared(url: str, exchange: Stamped) -> tuple[float, float, int]:
-    """Shares of a core that the link takes, medians of windows with it and without in turn: all of
-    it, and by message told; and how many messages were heard.
+    """Return (the link's share of a core in per cent, CPU microseconds for each sent message,
+    messages heard).
+
+    The first two are medians of windows with and without the link in turn.
     """
     shares, flush_us, heard = [], [], 0
     for _ in range(WINDOWS):
@@ -136,7 +138,7 @@ def _started(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 async def measure(url: str, peers: int) -> list[Row]:
-    """The rows; the peers are started and ended."""
+    """Start peers, measure, stop them, and return the rows."""
     exchange = Stamped(talks=True)
     alone, flush_us, _ = await compared(url, exchange)
     command = [sys.executable, "-m", "tests.bench.replicas", "--peer", url]

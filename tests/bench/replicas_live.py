@@ -1,14 +1,15 @@
-"""Several routers live against one: `python -m tests.bench.replicas_live [--quick]`.
+"""Several live routers compared with one: `python -m tests.bench.replicas_live [--quick]`.
 
-The same requests, from the same seed, through 1, 2 and 4 routers of the same timed workers, as real
-programs; those that share do so through a real Redis. Requests go to the routers in turn, so the
-turns of a conversation come through another one each time. Everything is started afresh for each
-run, repetitions are interleaved (1, 2, 4, 1, 2, 4, ...), and what is compared is one repetition's
-runs among themselves: differences are medians of those.
+The same requests, from the same seed, go through 1, 2 and 4 routers of the same timed workers, as
+real programs; several routers share state through a real Redis. Requests go to the routers in turn,
+so each turn of a conversation goes through another router. Everything is restarted for each run,
+repetitions are interleaved (1, 2, 4, 1, 2, 4, ...), and runs are compared within one repetition:
+differences are medians over repetitions.
 
-Predicted, from replays with news 2 ms late: mean TTFT within 4 %, p99 within 6 %, the same hits.
-Times are model time: with `--speed 0.5` all takes twice as long, and what routers and Redis take
-weighs half. Steps that ended late say that the machine was too slow for the run to be believed.
+Predicted, from replays with shared state 2 ms late: mean TTFT within 4 %, p99 within 6 %, the same
+hits. Times are model time: with `--speed 0.5` everything takes twice as long, which halves the
+influence of routers and Redis. Steps that ended late mean that the machine was too slow for a
+credible run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _MS = 1e-3
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent. Rates are for a worker, so that a smaller machine may have fewer."""
+    """The load to send. Rates are for each worker, so that a smaller machine may have fewer
+    workers.
+    """
 
     source: str  # a generator's; {rate} and {burst} are filled in
     rate_per_s: float  # a worker
@@ -43,7 +46,7 @@ class Load:
     burst_s: float = 0.0  # of arrivals, at once at the start
 
     def workload(self, name: str, workers: int, seconds: float, seed: int) -> Workload:
-        """The requests of so many seconds."""
+        """Return the requests of `seconds` seconds."""
         rate = self.rate_per_s * workers
         count = round(rate * (seconds + self.burst_s))
         source = self.source.format(
@@ -67,7 +70,7 @@ LOADS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run; differences are of what stands here."""
+    """The figures of one run."""
 
     mean_s: float
     p99_s: float
@@ -78,7 +81,7 @@ class Figures:
 
     @staticmethod
     def of(row: ResultRow) -> Figures:
-        """A row of results in the units of the table."""
+        """Return a result's figures in the units of the table."""
         mean_ms, p99_ms = row.ttft_ms.mean or 0.0, row.ttft_ms.p99 or 0.0
         return Figures(
             mean_ms * _MS,
@@ -90,7 +93,9 @@ class Figures:
         )
 
     def beyond(self, one: Figures) -> dict[str, float]:
-        """How far above, below zero under, the run with one router."""
+        """Return how far the figures lie above those of the run with one router
+        (negative: below).
+        """
         return {
             "mean TTFT": 100 * (self.mean_s / one.mean_s - 1),
             "p99 TTFT": 100 * (self.p99_s / one.p99_s - 1),
@@ -112,7 +117,9 @@ async def compared(
     routers: Sequence[int] = ROUTERS,
     seed: int = 1,
 ) -> Runs:
-    """All runs of a load; `seed`: of the first repetition. Raises what `run_scenario` raises."""
+    """Run a load with each number of routers in turn; `seed` is that of the first repetition.
+    Raises what `run_scenario` raises.
+    """
     runs: Runs = {number: [] for number in routers}
     for repeat in range(repeats):
         workload = load.workload(name, settings.workers, seconds, seed + repeat)
@@ -130,13 +137,13 @@ async def compared(
 
 
 def differences(runs: Runs, number: int) -> dict[str, list[float]]:
-    """Of `number` routers to one, a repetition each."""
+    """Return the differences of `number` routers from one, for each repetition."""
     pairs = [several.beyond(one) for several, one in zip(runs[number], runs[1], strict=True)]
     return {what: [pair[what] for pair in pairs] for what in BARS}
 
 
 def table(name: str, runs: Runs) -> str:
-    """The runs as rows of a page."""
+    """Return the runs as rows of a Markdown table."""
     lines = []
     for number, of_number in runs.items():
         median = {
@@ -162,7 +169,7 @@ def _signed(found: Sequence[float]) -> str:
 
 
 def missed(name: str, runs: Runs) -> list[str]:
-    """What is beyond its bar, one line each."""
+    """Return a line for each figure beyond its bound."""
     return [
         f"{name}, {number} routers: {what} {_signed(found)}, at most {BARS[what]:g}"
         for number in runs
@@ -186,7 +193,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Print the table; 1: something is beyond its bar."""
+    """Print the table; return 1 if a figure is beyond its bound."""
     options = _arguments()
     settings = StackSettings(options.policy, options.workers, speed=options.speed)
     seconds, repeats = (10.0, 1) if options.quick else (options.seconds, options.repeats)

@@ -1,10 +1,10 @@
-"""What the request log costs: the event loop for each request, and the thread that writes.
+"""The cost of the request log: on the event loop for each request, and in the thread that writes.
 
     python tests/bench/request_log.py [--requests N] [--runs N] [--core C]
 
-Prompts of 32,768 tokens in blocks of 16, three candidates each. `loop` is what a request's handler
-does for the log, its thread idle; `thread` is making and writing the line. Medians on one pinned
-core, in microseconds.
+Prompts have 32,768 tokens in blocks of 16, and three candidates each. `loop` is the request
+handler's work for the log while the writing thread is idle; `thread` is making and writing the
+line. Figures are medians on one pinned core, in microseconds.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _record(arrival: Arrival, dispatch: Dispatch, outcome: Outcome) -> RequestRe
 
 
 def _loop_us(path: Path, requests: int) -> float:
-    """Puts as many as the queue takes before its thread looks, and times only these."""
+    """Put as many records as the queue takes before its thread runs, and time only that."""
     log = RequestLog(LogFile(path, 1 << 30), SALT, time.monotonic, time.time, _header, "hybrid")
     arrival, dispatch, outcome = _parts()
     began_s = time.perf_counter()

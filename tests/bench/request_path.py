@@ -1,11 +1,12 @@
-"""What a request costs in the router's own code: everything but the kernel and the network.
+"""The cost of a request in the router's own code, without the kernel and the network.
 
     python -m tests.bench.request_path [--json] [--runs N] [--core C] [--profile FILE]
 
-The whole router, as `serve` builds it, on an event loop whose sockets to clients and to one worker
-are replaced by objects: what a client sends is handed to the connection, what a worker answers to
-the relay. One client, one request after the other. CPU time of batches; the least of them, which a
-busy neighbour moves least. `--profile` writes cProfile's statistics of the last row.
+The whole router, as `serve` builds it, runs on an event loop whose sockets to clients and to one
+worker are replaced by objects: a client's bytes are passed directly to the connection, a worker's
+answer to the relay. One client sends one request after the other. Figures are the CPU time of
+batches, the least of them, which other load moves least. `--profile` writes cProfile's statistics
+of the last row.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 class Wire(asyncio.Transport):
-    """A socket that is an object; `on_write` gets what is written. Lifetime: connection."""
+    """A transport object in place of a socket; `on_write` gets the written data. Lifetime:
+    connection.
+    """
 
     def __init__(self, protocol: asyncio.Protocol, on_write: Callable[[bytes], None]) -> None:
         self._ends = socket.socketpair()  # nothing goes over it; the server asks what is unread
@@ -60,7 +63,7 @@ class Wire(asyncio.Transport):
         return self._closing
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer."""
+        """Ignore the limits, since there is no buffer."""
 
     def close(self) -> None:
         if not self._closing:
@@ -74,7 +77,7 @@ class Wire(asyncio.Transport):
 
 
 class Loop(uvloop.Loop):
-    """An event loop whose connections to a host and port are answered at once."""
+    """An event loop whose outgoing connections are answered at once."""
 
     async def create_connection(  # type: ignore[override]
         self, factory: Any, *where: Any, **more: Any
@@ -108,7 +111,7 @@ class Client:
         Wire(connection, self._answered)
 
     async def ask(self, times: int) -> None:
-        """Return when so many requests were answered."""
+        """Send requests one after the other until `times` were answered."""
         self._left, self._done = times, self._loop.create_future()
         self._send()
         await self._done
@@ -126,7 +129,7 @@ class Client:
 
 
 def requests(text_bytes: int, ids: bool) -> Callable[[], bytes]:
-    """Requests in turn; a quarter of each prompt is shared."""
+    """Return a function that returns requests in turn; a quarter of each prompt is shared."""
     made = []
     for number in range(64):
         text = TEXT * (text_bytes // len(TEXT) + 1)
@@ -156,7 +159,7 @@ ROWS = (
 
 
 async def measured(runs: int, urls: list[str], profile: str | None) -> list[Row]:
-    """One row each."""
+    """Return one row for each kind of request."""
     config = Config(
         port=0,
         admin_port=0,

@@ -1,11 +1,11 @@
-"""From a request to the worker that will take it: the whole decision, 64 workers, `hybrid`.
+"""The cost of the whole decision, from a request to its worker: 64 workers, `hybrid`.
 
     python -m tests.bench.route [--json] [--runs N] [--core C] [--dynamo PYTHON]
 
-From token ids: 32,768 of them in a buffer are hashed, the index is asked, the policy sees the
-fleet, the choice is charged. From text: the bytes of a completion's body with 2 KB of prompt, read,
-cut into text blocks and decided. What follows a decision (first token, end) is told to the core in
-between, and not timed. Half of each prompt is known to one worker in eight.
+From token ids: 32,768 of them in a buffer are hashed, the index is searched, the policy computes
+costs, and the choice is charged. From text: the bytes of a completion's body with 2 KB of prompt
+are read, cut into text blocks and placed. The core is told the events after a decision (first
+token, end) in between, which is not timed. One worker in eight holds half of each prompt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Decide = Callable[[int, float], None]
 
 
 def core_of(has_events: bool) -> RouterCore:
-    """A pool of 64 workers, with the router's own defaults."""
+    """Return a core with 64 workers and the router's defaults."""
     core = RouterCore(load("hybrid"), CoreSettings())
     for worker_id in range(WORKERS):
         facts = WorkerFacts(
@@ -53,7 +53,7 @@ def core_of(has_events: bool) -> RouterCore:
 
 
 def by_tokens() -> tuple[RouterCore, Decide]:
-    """Decisions from token ids in a buffer."""
+    """Return a core and decisions from token ids in a buffer."""
     core = core_of(has_events=True)
     rng = np.random.default_rng(7)
     prompts = [rng.integers(0, 150_000, TOKENS).astype(np.int32) for _ in range(PROMPTS)]
@@ -70,7 +70,7 @@ def by_tokens() -> tuple[RouterCore, Decide]:
 
 
 def bodies() -> list[bytes]:
-    """Bodies of completions, four in a row sharing all but the end of their prompt."""
+    """Return bodies of completions; four in a row share all but the end of their prompt."""
     rng = np.random.default_rng(1)
     letters = rng.integers(97, 123, (TEXTS // 4, TEXT_BYTES), dtype=np.uint8)
     letters[:, ::6] = ord(" ")
@@ -88,7 +88,7 @@ def bodies() -> list[bytes]:
 
 
 def done(reading: Coroutine[object, object, Prompt]) -> Prompt:
-    """The result of reading a short prompt, which never waits."""
+    """Return the result of reading a short prompt, which never waits."""
     try:
         reading.send(None)
     except StopIteration as end:
@@ -98,7 +98,7 @@ def done(reading: Coroutine[object, object, Prompt]) -> Prompt:
 
 
 def by_text(executor: ThreadPoolExecutor) -> tuple[RouterCore, Decide]:
-    """Decisions from the bytes of a body, without a tokenizer."""
+    """Return a core and decisions from the bytes of a body, without a tokenizer."""
     core = core_of(has_events=False)
     check = TokenCheck(time.monotonic, lambda: 1.0)
     reader = PromptReader(None, executor, time.time, 1, check)
@@ -125,7 +125,7 @@ def by_text(executor: ThreadPoolExecutor) -> tuple[RouterCore, Decide]:
 
 
 def decision_us(core: RouterCore, decide: Decide, runs: int) -> float:
-    """Median microseconds of one decision."""
+    """Return the median microseconds of one decision."""
     taken = []
     for number in range(runs * DECISIONS):
         now_s = 1.0 + number * 0.01
@@ -138,7 +138,7 @@ def decision_us(core: RouterCore, decide: Decide, runs: int) -> float:
 
 
 def measure(runs: int, peer: Mapping[str, float]) -> Iterator[Row]:
-    """Both rows."""
+    """Yield both rows."""
     others = beside(peer, "select_us")
     what = "decision from 32k token ids in a buffer"
     yield Row(what, decision_us(*by_tokens(), runs), "us", 250.0, others)

@@ -1,10 +1,10 @@
-"""How many steps and requests a second the scheduler itself carries, with nothing to compute.
+"""The steps and requests a second that the engine's scheduler itself handles, without computing.
 
     python -m tests.bench.scheduler [--seconds 2] [--runs 5] [--core 0]
 
 A closed loop keeps `batch` requests in the engine, each with a shared prefix of 1,024 tokens, 256
-tokens of its own and 64 tokens of output, in blocks of 16. Printed: median over
-the runs, per second of CPU time.
+own tokens and 64 output tokens, in blocks of 16. The bench prints the median over the runs, per
+second of CPU time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prompt(serial: int) -> np.ndarray:
 
 
 def measure(batch: int, seconds: float, record_events: bool) -> tuple[float, float]:
-    """(steps per second, finished requests per second) of one run."""
+    """Return (steps per second, finished requests per second) of one run."""
     pool = BlockPool(60_000, BLOCK_SIZE, record_events=record_events)
     scheduler = Scheduler(SchedulerSettings(max_batch_size=batch), pool)
     serial = finished = 0

@@ -1,7 +1,9 @@
-"""For how long a scrape of `/metrics` holds the router's event loop up, in CPU time.
+"""The CPU time for which a scrape of `/metrics` blocks the router's event loop.
 
-`python -m tests.bench.scrape [WORKERS]`. Counts are read on the loop, their text is made in a
-thread (`router/metrics/exposition.py`): what is held up is the first, not both.
+    python -m tests.bench.scrape [WORKERS]
+
+The router reads the counts on the loop and makes their text in a thread
+(`router/metrics/exposition.py`), so only the reading blocks the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _RATIO = 2.5  # reading alone against reading and writing
 
 
 async def measure(workers: int) -> dict[str, float]:
-    """Milliseconds of CPU, medians of rounds in turn; and the text's megabytes."""
+    """Return CPU milliseconds, medians of rounds in turn, and the text's size in MB."""
     async with crowd(workers, policy="warmset") as one:
         metrics = one.router.metrics
         found: dict[str, list[float]] = {"read": [], "read and written": []}
@@ -32,14 +34,14 @@ async def measure(workers: int) -> dict[str, float]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """CPU time in milliseconds."""
+    """Return the CPU time of the work in milliseconds."""
     before_s = time.process_time()
     work()
     return 1e3 * (time.process_time() - before_s)
 
 
 def main() -> None:
-    """Print both, and their ratio."""
+    """Print both times and their ratio."""
     logging.disable(logging.WARNING)
     workers = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     found = asyncio.run(measure(workers))

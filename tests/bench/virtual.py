@@ -1,11 +1,12 @@
-"""What a worker on virtual time costs per request and per step, native against plain.
+"""The cost of a worker on virtual time for each request and step, native and in plain Python.
 
     python -m tests.bench.virtual [--requests 4000] [--runs 3] [--core 0]
 
-One worker in a closed loop that keeps `batch` requests running: 17 prompt blocks of 512 tokens,
-of which 8 are one of 32 shared prefixes, and 1 to 359 output tokens, evenly; every `next_ns` is
-an `advance`, as a replay does it. CPU time; medians over the runs. Last, the memory of 16 native
-workers whose 75,000 blocks of 16 tokens were all used once.
+One worker runs in a closed loop that keeps `batch` requests running: 17 prompt blocks of 512
+tokens, 8 of which are one of 32 shared prefixes, and 1 to 359 output tokens, evenly distributed;
+every `next_ns` is followed by an `advance`, as in a replay. Figures are medians of CPU time over
+the runs. Last comes the memory of 16 native workers whose 75,000 blocks of 16 tokens were all used
+once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BLOCK_SIZE = 512
 
 
 def options(profile_name: str) -> dict[str, Any]:
-    """Of a worker as the profile has it."""
+    """Return the options of a worker with this profile."""
     machine = profile(profile_name)
     constants = astuple(machine.step_time)
     blocks = machine.kv_capacity_tokens // BLOCK_SIZE
@@ -52,7 +53,7 @@ def chains(requests: int) -> list[np.ndarray]:
 def measure(
     make: Callable[..., Twin], setup: dict[str, Any], prompts: list[np.ndarray], batch: int
 ) -> tuple[float, int, int]:
-    """(CPU seconds, steps, calls of `advance`) of one run."""
+    """Return (CPU seconds, steps, calls of `advance`) of one run."""
     worker = make(**setup)
     prompt_tokens = PROMPT_BLOCKS * BLOCK_SIZE + 100
     added = ended = advances = now_ns = 0
@@ -69,12 +70,14 @@ def measure(
 
 
 def resident_bytes() -> int:
-    """Of this process, as Linux counts it."""
+    """Return the resident memory of this process in bytes, as Linux counts it."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def bytes_per_block(make: Callable[..., Twin], setup: dict[str, Any]) -> float:
-    """What one block ever used costs, everything of its worker included."""
+    """Return the bytes for each block that was ever used, with everything else of its worker
+    included.
+    """
     workers, blocks, prompt_blocks = 16, 75_000, 1_000
     draw = random.Random(1)
     before = resident_bytes()

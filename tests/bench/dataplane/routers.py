@@ -92,7 +92,9 @@ def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
 
 
 def _ways() -> list[Subject]:
-    """Return our router with each of the carriers that it supports; older versions lack some."""
+    """Return our router with other settings of its carriers, as far as this version has the
+    settings.
+    """
     ways = {
         "warmroute, hybrid": ("--policy", "hybrid"),
         "warmroute, Python relay": ("--relay", "python"),

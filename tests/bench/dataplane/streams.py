@@ -1,5 +1,4 @@
-"""Streamed answers: CPU time of an event, a thousand streams at once, and a router whose Python
-stalls.
+"""Streamed answers: CPU time of an event, a thousand streams, and a router whose Python stalls.
 
 Events come 50 ms apart. Streams begin spread over their length, so that their phases differ: a
 router that is woken for many events at once would look cheaper than it is.
