@@ -1,4 +1,4 @@
-"""What the tests of eyes and operations share: metrics taken apart, traffic, a real Prometheus."""
+"""What the monitoring tests share: parsed metrics, traffic, a real Prometheus."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ BROKEN = b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\noops"
 
 
 async def exposition(stack: Stack) -> str:
-    """The router's `/metrics` as it is now."""
+    """Return the router's current `/metrics` page."""
     async with stack.http.get(f"{stack.admin}/metrics") as reply:
         assert reply.status == 200
         return await reply.text()
 
 
 def samples(text: str) -> dict[str, set[str]]:
-    """Sample name -> label names, without the times of creation that the client library adds."""
+    """Return label names by sample name, without the creation times that the client
+    library adds.
+    """
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -47,18 +49,19 @@ def samples(text: str) -> dict[str, set[str]]:
 
 
 def tokenizing(folder: Path) -> list[str]:
-    """Flags of a router with a tokenizer, and a name of its model.
+    """Return flags of a router with a tokenizer and a name for its model.
 
-    Workers without a tokenizer count otherwise than it.
+    Workers without a tokenizer count tokens differently.
     """
     return ["--tokenizer", str(write_model(folder)), "--names-aliases", f"named={MODEL}"]
 
 
 @asynccontextmanager
 async def lively(stack: Stack) -> AsyncIterator[None]:
-    """Traffic of every kind through the router until the block ends; each metric has samples.
+    """Send traffic of every kind through the router during the block, so that each metric has
+    samples.
 
-    The router was started with the flags of `tokenizing`.
+    The router must have the flags of `tokenizing`.
     """
 
     async def checked() -> bool:
@@ -103,14 +106,16 @@ async def _answered(stack: Stack, body: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A real one that scrapes one router. Lifetime: test."""
+    """A real Prometheus that scrapes the tests' targets. Lifetime: test."""
 
     http: aiohttp.ClientSession
     url: str
     target: str  # the `instance` label of the router
 
     async def query(self, expr: str) -> list[dict[str, Any]]:
-        """The series of an instant query. Fails with Prometheus' own words if it does not parse."""
+        """Return the series of an instant query. Fails with Prometheus' own message if it does not
+        parse.
+        """
         async with self.http.get(f"{self.url}/api/v1/query", params={"query": expr}) as reply:
             answer = await reply.json()
         assert answer["status"] == "success", f"{expr}: {answer.get('error')}"
@@ -118,13 +123,13 @@ class Prometheus:
         return rows
 
     async def rules(self, kind: str) -> list[dict[str, Any]]:
-        """All rules of a kind, `alert` or `record`, as they were last evaluated."""
+        """Return all rules of a kind, `alert` or `record`, as last evaluated."""
         async with self.http.get(f"{self.url}/api/v1/rules", params={"type": kind}) as reply:
             groups = (await reply.json())["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
     async def firing(self) -> dict[str, list[dict[str, str]]]:
-        """The labels of what fires now, by alert."""
+        """Return the labels of each firing alert, by its name."""
         async with self.http.get(f"{self.url}/api/v1/alerts") as reply:
             alerts = (await reply.json())["data"]["alerts"]
         found: dict[str, list[dict[str, str]]] = {}
@@ -134,7 +139,7 @@ class Prometheus:
         return found
 
     async def until_data(self, exprs: Iterable[str]) -> None:
-        """Ask until every query has data; names those that never had any."""
+        """Poll until every query has had data; a failure names the queries that never had any."""
         left = list(exprs)
 
         async def all_have_data() -> bool:
@@ -148,7 +153,9 @@ class Prometheus:
 
 
 def hurried(text: str) -> str:
-    """Rules whose minutes are seconds and whose hours are minutes: faults of tests are short."""
+    """Return the rules with minutes as seconds and hours as minutes, because the tests' faults are
+    short.
+    """
     seconds = {"s": 1 / 60, "m": 1, "h": 60}
 
     def shorter(found: re.Match[str]) -> str:
@@ -158,7 +165,9 @@ def hurried(text: str) -> str:
 
 
 def _config(folder: Path, jobs: Mapping[str, Sequence[str]], every: str) -> Path:
-    """The scrape configuration that is shipped, but quicker, with its rules and targets of ours."""
+    """Write the shipped scrape configuration with shorter intervals, its rules and the tests'
+    targets.
+    """
     config = yaml.safe_load((RULES / "prometheus.yml").read_text(encoding="utf-8"))
     config["global"] = {
         "scrape_interval": every,
@@ -186,9 +195,9 @@ async def prometheus(
     targets: Mapping[str, Sequence[str]],
     every: str = SCRAPE,
 ) -> AsyncIterator[Prometheus]:
-    """One on a port of its own choice, with the jobs that are shipped; `targets`: their URLs.
+    """Run Prometheus at a free port with the shipped jobs and their rules, hurried.
 
-    It has the rules that are shipped, hurried. Skips where it is not installed.
+    `targets` has each job's URLs. Skips the test if Prometheus is not installed.
     """
     program = shutil.which("prometheus")
     if program is None:
@@ -225,7 +234,7 @@ async def prometheus(
 
 
 def promtool() -> str:
-    """Where promtool is. Skips where it is not installed."""
+    """Return the path of promtool. Skips the test if it is not installed."""
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("promtool is not installed (Debian package: prometheus)")
@@ -233,5 +242,5 @@ def promtool() -> str:
 
 
 def run(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
-    """A short command with text for its input."""
+    """Run a short command with `given` as its input."""
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,6 @@
-"""All panels, what no panel shows, and what has no data in a healthy stack: with the reasons."""
+"""All panels of the dashboards, the metrics that no panel shows, and panels without data in a
+healthy stack, with reasons.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ PANELS = {
 
 
 def resolved(expr: str, router: str, engine: str = ".*") -> str:
-    """What Grafana sends for a panel's query with the choices that a dashboard begins with."""
+    """Return the query that Grafana sends for a panel with a dashboard's default choices."""
     chosen = {"router": router, "routers": router, "engine": engine, "worker": ".*", "top": "10"}
     chosen |= {"ttft": "1.0", "tpot": "0.05", "objective": "0.99"}
     chosen |= {"__rate_interval": "5s", "__range": "10s"}
@@ -92,5 +94,5 @@ def resolved(expr: str, router: str, engine: str = ".*") -> str:
 
 
 def targets(panel: dict[str, Any]) -> list[str]:
-    """The queries of a panel."""
+    """Return the queries of a panel."""
     return [target["expr"] for target in panel["targets"]]

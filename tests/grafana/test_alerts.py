@@ -1,6 +1,6 @@
-"""Alerts fire in a real Prometheus while real programs are in the fault that they are for.
+"""Tests that alerts fire in a real Prometheus while real programs have the fault.
 
-Rules and scrape configuration are those that are shipped, sixty times as quick.
+Rules and scrape configuration are those that we ship, sixty times as fast.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLAGS = {
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory):
-    """None where it is not installed."""
+    """Yield a running Redis, or None if it is not installed."""
     if shutil.which("redis-server") is None:
         yield None
         return
@@ -63,7 +63,7 @@ async def server(stack, tmp_path_factory):
 
 @asynccontextmanager
 async def load(stack: Stack, requests: int, stream: bool = False) -> AsyncIterator[None]:
-    """So many requests in flight until the block ends, all with the same head."""
+    """Keep `requests` requests with the same head in flight during the block."""
     body = {"model": MODEL, "prompt": list(range(64)), "max_tokens": 400, "stream": stream}
 
     async def one() -> None:

@@ -1,4 +1,6 @@
-"""The files of the dashboards: what the script writes, whole, in order, and readable."""
+"""Tests of the dashboard files: equal to what the script writes, complete, in order, and
+readable.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ every_dashboard = pytest.mark.parametrize("name", FILES)
 
 
 def every_panel(dashboard: Dashboard) -> list[Panel]:
-    """Its panels, folded ones included."""
+    """Return the dashboard's panels, those in folded rows included."""
     return [panel for row in (dashboard.well, *dashboard.details) for panel in row.panels]
 
 
@@ -48,7 +50,7 @@ def test_panels_are_whole_and_in_plain_words() -> None:
 
 
 def test_what_is_divided_or_counted_has_the_unit_of_it() -> None:
-    """A share of one counter is a share; a histogram of seconds is seconds."""
+    """A quotient of one counter has the unit of a share, and a histogram of seconds has seconds."""
     for panel in PANELS.values():
         unit = panel["fieldConfig"]["defaults"]["unit"]
         if any("_seconds_bucket" in expr and "quantile" in expr for expr in targets(panel)):
@@ -104,7 +106,9 @@ def test_no_panel_lies_on_another_or_beyond_the_edge(name) -> None:
 
 @every_dashboard
 def test_choices_are_the_readers(name) -> None:
-    """No identifier of somebody's Grafana is baked in, and all that is asked for can be chosen."""
+    """The files have no identifier of a particular Grafana, and every variable in a query can be
+    chosen.
+    """
     file = FILES[name]
     uids = re.findall(r'"uid": "([^"]*)"', json.dumps(file))
     assert set(uids) == {"${datasource}", f"warmroute-{name}"}
@@ -125,7 +129,9 @@ def test_a_link_carries_no_choice_of_several_to_a_choice_of_one() -> None:
 
 
 def test_only_a_few_of_a_thousand_workers_are_drawn() -> None:
-    """Whatever has a series a worker or an engine is cut to the highest or the lowest of them."""
+    """Every query with a series for each worker or engine is limited to the highest or
+    lowest ones.
+    """
     for (dashboard, title), panel in PANELS.items():
         for target in panel["targets"]:
             if re.search(r"\{\{(worker|instance)\}\}", target["legendFormat"]):
@@ -152,7 +158,7 @@ def test_colours_change_at_the_limits_of_the_alerts() -> None:
 
 
 def limits_of(alert: str, severity: str) -> set[float]:
-    """The numbers that the rule of an alert compares with, as a panel shows them."""
+    """Return the numbers that an alert's rule compares with, as a panel shows them."""
     (rule,) = [
         rule["expr"]
         for rule in ALERTS
@@ -176,7 +182,7 @@ def test_a_panel_that_says_what_0_means_is_green_or_not_by_it() -> None:
 
 
 def test_targets_are_bounds_of_the_buckets() -> None:
-    """Between two bounds nobody knows how many answers there were."""
+    """A histogram cannot tell how many answers lie between two of its bounds."""
     variables = {v["name"]: v for v in FILES["slo"]["templating"]["list"]}
     assert {float(o["value"]) for o in variables["ttft"]["options"]} <= set(_SECONDS)
     assert {float(o["value"]) for o in variables["tpot"]["options"]} <= set(_GAP_SECONDS)

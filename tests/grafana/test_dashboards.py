@@ -1,4 +1,6 @@
-"""The dashboards ask for what there is, show all there is, and a real Prometheus answers them."""
+"""Tests that dashboards query only existing metrics and show all of them, and that a real
+Prometheus answers the queries.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ QUERIES = {
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    """Flags for routers that share what they know; none where there is no Redis."""
+    """Yield flags for routers that share state, or none if there is no Redis."""
     if not REDIS:
         yield []
         return
@@ -72,7 +74,7 @@ async def stack(tmp_path_factory, state):
 
 
 async def peer_of(stack, flags: list[str]) -> None:
-    """Another router of the same workers; they know of each other."""
+    """Start another router of the same workers and wait until both know each other."""
     flags = [*flags, "--replicas-name", "two", "--port", "0", "--admin-port", "0"]
     for worker in stack.workers:
         flags += ["--worker", worker.url]
@@ -85,7 +87,7 @@ async def peer_of(stack, flags: list[str]) -> None:
 
 
 def asked(names=FILES) -> set[str]:
-    """Names of all metrics in all panels of some dashboards."""
+    """Return the names of all metrics in all panels of these dashboards."""
     return {
         name
         for dashboard, _, expr in QUERIES
@@ -113,7 +115,7 @@ async def of_engine(stack) -> set[str]:
 
 
 async def test_every_value_of_a_label_that_has_a_colour_of_its_own_is_known(stack) -> None:
-    """A new state, code or kind must not appear in a colour that somebody else has."""
+    """A new state, code or kind must not appear in the colour of another one."""
     text = await exposition(stack)
     values = set(re.findall(r"\b(?:state|code|kind)=\"(\w+)\"", text))
     rules = (rule for panel in PANELS.values() for rule in panel["fieldConfig"]["overrides"])
@@ -129,7 +131,7 @@ async def test_promtool_finds_nothing_to_complain_of_in_the_metrics(stack) -> No
 
 
 async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -> None:
-    """With engines that imitate and, where torch is, one that computes."""
+    """The stack has timed engines and, if torch is installed, one that computes."""
     engines = []
     if TORCH:
         from engine.model.tiny import TinySettings, make_tiny
@@ -164,7 +166,9 @@ async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -
 
 
 async def test_hundreds_of_workers_leave_panels_readable(stack, tmp_path) -> None:
-    """A router's own metrics, with 300 workers like its first one: five times what may be shown."""
+    """The test copies the first worker's metrics for 300 workers, five times what a panel
+    may show.
+    """
     text = await exposition(stack)
     like = [line for line in text.splitlines() if 'worker="0"' in line]
     assert len(like) > 30
@@ -198,9 +202,10 @@ async def completed(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def labels_are_those_of_the_legends(server) -> None:
-    """A legend that names a label which the series lack would show an empty name.
+    """Check that the series have each label that a legend names; otherwise the legend would show an
+    empty name.
 
-    `why` is empty on purpose where there is nothing to explain.
+    The label `why` is empty on purpose if there is nothing to explain.
     """
     for panel in PANELS.values():
         for target in panel["targets"]:

@@ -1,7 +1,8 @@
-"""The engine dashboard has data before each kind of engine, by a real Prometheus.
+"""Tests that the engine dashboard has data for each kind of engine in a real Prometheus.
 
-The pages in `pages/` are what real servers told: vLLM 0.32.0, SGLang 0.5.23 and Triton 2.51, whose
-model tells the metrics of the TensorRT-LLM backend. TensorRT-LLM's own has the names in its source.
+The pages in `pages/` were recorded from real servers: vLLM 0.32.0, SGLang 0.5.23, and Triton 2.51,
+whose model exports the metrics of the TensorRT-LLM backend. TensorRT-LLM's own page has the names
+in its source.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ WITHOUT = {
 
 
 def grown(page: str, times: int) -> str:
-    """The page with all counters so many times as high, as after more of the same traffic."""
+    """Return the page with all counters multiplied, as after more of the same traffic."""
     kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE))
     lines = []
     for line in page.splitlines():
@@ -60,7 +61,7 @@ def grown(page: str, times: int) -> str:
 
 
 def serving(page: str) -> TestServer:
-    """A server of a page of metrics whose counters grow with each scrape."""
+    """Return a server of a metrics page whose counters grow with each scrape."""
     scrapes = itertools.count(1)
 
     async def metrics(request: web.Request) -> web.Response:
@@ -72,7 +73,7 @@ def serving(page: str) -> TestServer:
 
 
 async def with_data(server: Prometheus, engine: str) -> set[str]:
-    """Titles of the panels that show a number for this engine."""
+    """Return the titles of the panels that show a number for this engine."""
     found = set()
     for panel in [*OPEN, *itertools.chain(*FOLDED.values())]:
         for expr in targets(panel):

@@ -1,4 +1,6 @@
-"""The pages for operators are true: their tables, log lines and commands, run as written."""
+"""Tests of the operators' pages: their tables, log lines and commands are true and run as
+written.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,12 @@ async def stack(tmp_path_factory):
 
 
 def blocks(language: str) -> list[str]:
-    """The pages' fenced blocks in a language."""
+    """Return the pages' fenced blocks in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of a section's tables, row by row."""
+    """Return the cells of a section's tables, row by row."""
     section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

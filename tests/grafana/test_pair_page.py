@@ -1,4 +1,6 @@
-"""docs/replicas.md and discovery.md are true: what they quote of logs, keys and metrics exists."""
+"""Tests of docs/replicas.md and discovery.md: the log lines, keys and metrics that they quote
+exist.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ HEAD = "| what | what you see | log line | what the router does | what to do |"
 
 
 def failures() -> list[list[str]]:
-    """The rows of the table of failures."""
+    """Return the rows of the page's table of failures."""
     lines = PAGE.partition(HEAD)[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

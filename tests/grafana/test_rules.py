@@ -1,4 +1,6 @@
-"""Rules and alerts: valid, tested by promtool, and each alert with an entry in the runbook."""
+"""Tests of rules and alerts: they are valid, promtool tests them, and each alert has an entry in
+the runbook.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def test_promtool_accepts_the_configuration_and_its_rules() -> None:
 
 
 def test_promtool_accepts_the_configuration_for_kubernetes(tmp_path) -> None:
-    """Debian's Prometheus is built without Kubernetes: all but its discovery is checked."""
+    """Debian's Prometheus is built without Kubernetes, so the test leaves its discovery out."""
     config = yaml.safe_load((RULES / "kubernetes.yml").read_text(encoding="utf-8"))
     for job in config["scrape_configs"]:
         assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
@@ -124,7 +126,7 @@ def test_log_lines_and_paths_of_the_runbook_exist() -> None:
 
 
 def test_rules_and_dashboards_blame_alike() -> None:
-    """Codes of refusals are divided among the same three."""
+    """Both divide the error codes among the same three groups."""
     recorded = {rule["record"]: rule["expr"] for rule in RECORDED}
     codes = f'code!~"{OF_CLIENTS}|{OF_WORKERS}|{OF_ROUTER}"'
     assert codes in recorded["instance:warmroute_shed_requests:rate5m"]
@@ -132,7 +134,7 @@ def test_rules_and_dashboards_blame_alike() -> None:
 
 
 def test_every_recorded_series_is_used_or_shows_what_a_query_would_take_long_for() -> None:
-    """A rule costs at each evaluation."""
+    """A recorded series costs CPU time at each evaluation."""
     used = "".join(rule["expr"] for rule in (*ALERTS, *RECORDED))
     unused = {rule["record"] for rule in RECORDED if used.count(rule["record"]) == 0}
     assert unused == {
