@@ -1,6 +1,6 @@
-"""The Helm chart, rendered by Helm itself; run as a program it writes the plain files made of it.
+"""Renders the Helm chart with Helm itself; run as a program it writes the plain files made from it.
 
-python -m tests.deploy.chart      writes docs/deploy/kubernetes/{central,sidecar,picker}.yaml
+python -m tests.deploy.chart    writes docs/deploy/kubernetes/{central,sidecar,picker}.yaml
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.sche
 
 
 class RefusedError(Exception):
-    """Helm does not take these values; the text says why."""
+    """Raised if Helm does not accept the values; the text says why."""
 
 
 def merged(*parts: Object) -> Object:
-    """Values over values, as Helm does it."""
+    """Return values merged over values, as Helm does it."""
     whole: Object = {}
     for part in parts:
         for key, value in copy.deepcopy(part).items():
@@ -71,7 +71,9 @@ def _loaded() -> helm_python.Chart:
 
 
 def texts(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> dict[str, str]:
-    """What each template becomes, by its file. Raises RefusedError."""
+    """Return each template's rendered text by its file. Raises RefusedError if Helm refuses the
+    values.
+    """
     try:
         _loaded().validate_schema(values)
         rendered = _loaded().render(values, name=name, namespace=namespace)
@@ -81,7 +83,9 @@ def texts(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> di
 
 
 def objects(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
-    """What is applied. Raises RefusedError."""
+    """Return the Kubernetes objects that the chart creates. Raises RefusedError if Helm refuses the
+    values.
+    """
     files = texts(values, name, namespace).items()
     found = (yaml.load_all(text, _LOADER) for file, text in files if file.endswith(".yaml"))
     return [one for documents in found for one in documents if one]
@@ -89,7 +93,7 @@ def objects(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> 
 
 @dataclass(frozen=True)
 class Request:
-    """A request that a command of the notes sends."""
+    """A request that a command in the chart's notes sends."""
 
     url: str
     headers: dict[str, str]
@@ -97,7 +101,7 @@ class Request:
 
 
 def first_requests(values: Object) -> list[Request]:
-    """Those of the notes that have a body, as `curl` would send them."""
+    """Return the requests with a body in the chart's notes, as `curl` would send them."""
     found = []
     notes = texts(values)["NOTES.txt"].replace("\\\n", " ")
     for line in re.findall(r"^  (curl .* -d .*)$", notes, re.MULTILINE):
@@ -111,7 +115,7 @@ def first_requests(values: Object) -> list[Request]:
 
 
 def faults(one: Object, version: str) -> tuple[str, ...]:
-    """What is wrong with an object by the schema of its kind."""
+    """Return the errors of an object by the schema of its kind."""
     return _faults(json.dumps(one, sort_keys=True), version)
 
 
@@ -137,7 +141,7 @@ def _faults(text: str, version: str) -> tuple[str, ...]:
 
 
 def sample(name: str) -> str:
-    """A plain file of docs/deploy/kubernetes, for those without Helm."""
+    """Return the text of a plain file of docs/deploy/kubernetes, for users without Helm."""
     about, values = SAMPLES[name]
     parts = [text for file, text in texts(values).items() if file.endswith(".yaml")]
     documents = [d.strip("\n") for text in parts for d in text.split("\n---\n") if d.strip()]

@@ -1,6 +1,7 @@
-"""The router's configuration as a JSON schema; run as a program it writes it into the chart's.
+"""The router's configuration as a JSON schema; run as a program it writes it into the chart's
+schema.
 
-python -m tests.deploy.config_schema      `config` and `discovery.options` in values.schema.json
+    python -m tests.deploy.config_schema    writes `config` and `discovery.options` in values.schema.json
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _UNTOLD = ("title", "default")
 
 
 def config_schema() -> Schema:
-    """Every key of the router with its type and range, and no other key at any depth.
+    """Return a schema with every key of the router, its type and range, and no other key at any
+    depth.
 
-    Rules between keys, and what a text must say, are the router's to check
-    (`router.settings.rules`).
+    The router itself checks rules between keys and the content of texts (`router.settings.rules`).
     """
     top = _mapping({})
     for path, key in keys_of(Config).items():
@@ -52,7 +53,9 @@ def config_schema() -> Schema:
 
 
 def options_of_sources() -> Schema:
-    """The options that a source gives all of its workers: `kind=vllm,weight=2`, or nothing."""
+    """Return the schema of options that a source gives all of its workers: `kind=vllm,weight=2`, or
+    nothing.
+    """
     of_all = ("every", "scheme", *(key for key in KEYS if key not in _OF_ONE))
     option = rf"({'|'.join(of_all)})=[^,\s]+"
     return {"type": "string", "pattern": f"^({option}(,{option})*)?$"}
@@ -72,7 +75,7 @@ def _told(schema: Schema) -> Schema:
 
 
 def written() -> str:
-    """The text of values.schema.json, with `config` and options as the router takes them now."""
+    """Return the text of values.schema.json with the router's current `config` and options."""
     schema = json.loads(FILE.read_text(encoding="utf-8"))
     schema["properties"]["config"] = config_schema()
     schema["properties"]["discovery"]["properties"]["options"] = options_of_sources()

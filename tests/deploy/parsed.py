@@ -1,4 +1,4 @@
-"""Command lines that stand in deployment files, read by the programs' own parsers."""
+"""Parses command lines in deployment files with the programs' own parsers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ ROUTER_PATHS = {"/health", "/ready"}
 
 
 def router_config(arguments: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """What `warmroute` makes of its arguments. Exits, or raises ConfigError, where it cannot."""
+    """Return the configuration that `warmroute` reads from its arguments. Exits or raises
+    ConfigError if they are invalid.
+    """
     args = router.cli.main._parser().parse_args(arguments)
     assert args.command == "serve"
     return load_config(args, environ).config
 
 
 def engine_ports(arguments: Sequence[str]) -> dict[str, int]:
-    """Ports of an engine with these arguments: HTTP, its events, their replay."""
+    """Return the ports of an engine with these arguments: HTTP, events, replays."""
     flags = engine.cli.main.parser().parse_args(arguments)
     assert flags.host == "0.0.0.0", "nobody else reaches it"
     return {"http": flags.port, "events": flags.events_port, "replay": flags.replay_port}

@@ -1,6 +1,6 @@
-"""The tables of states as diagrams; run as a program it writes the page of them.
+"""Draws the tables of states as diagrams; run as a program it writes their page.
 
-python -m tests.deploy.state_tables      docs/reference/states.md
+python -m tests.deploy.state_tables docs/reference/states.md
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ TABLES: tuple[tuple[Table, str, str], ...] = (
 
 
 def drawn(table: Table) -> str:
-    """A table as a Mermaid state diagram, one arrow for each pair of states.
+    """Return a table as a Mermaid state diagram with one arrow for each pair of states.
 
-    Events that leave a state as it is are listed below the diagram.
+    Events that do not change a state are listed below the diagram.
     """
     arrows: dict[tuple[str, str], list[str]] = {}
     unmoved: dict[str, list[str]] = {}
@@ -76,7 +76,7 @@ def drawn(table: Table) -> str:
 
 
 def written() -> str:
-    """The text of the page, as the tables are now."""
+    """Return the text of the page for the current tables."""
     parts = [HEAD]
     for table, where, what in TABLES:
         name = where.split("`")[1].removesuffix("_STATES").capitalize()

@@ -1,4 +1,4 @@
-"""docs/deploy/helm/warmroute: every variant renders, is valid, and fits itself and the router."""
+"""Tests of docs/deploy/helm/warmroute: every variant renders, is valid, and fits the router."""
 
 from __future__ import annotations
 
@@ -162,12 +162,12 @@ each_variant = pytest.mark.parametrize("name", VARIANTS)
 
 @cache
 def rendered(name: str) -> list[Object]:
-    """The objects of a variant, which nobody changes."""
+    """Return the objects of a variant; callers must not change them."""
     return objects(VARIANTS[name])
 
 
 def whole(name: str) -> Object:
-    """The values of a variant with the chart's own."""
+    """Return a variant's values merged with the chart's defaults."""
     merged_values: Object = chart._loaded().merge_values(VARIANTS[name])
     return merged_values
 
@@ -188,7 +188,9 @@ def router_of(found: list[Object]) -> Object:
 
 
 def config_of(found: list[Object], tmp_path: Path) -> Config:
-    """What the router reads there, by its own arguments, with its Secrets in place."""
+    """Return the configuration that the router of these objects reads, with its Secrets
+    in place.
+    """
     text = next(iter(of_kind(found, "ConfigMap")))["data"]["router.yaml"]
     if tokenizer := re.search(r"^tokenizer: (\S+)$", text, re.MULTILINE):
         text = text.replace(tokenizer[1], str(write_model(tmp_path / "tokenizer")))
@@ -252,7 +254,7 @@ CHARTS_OWN = re.compile(
 
 
 def test_every_key_reaches_the_router_as_it_was_given(tmp_path: Path) -> None:
-    """Also numbers of many digits, which Helm's templates would write with an exponent."""
+    """This includes numbers of many digits, which Helm's templates would write with an exponent."""
     given = {path: another_value(path, tmp_path) for path in keys_of(Config)}
     config = nested({path: v for path, v in given.items() if not CHARTS_OWN.match(path)})
     found = objects(merged(SOURCES, {"config": config}))
@@ -464,7 +466,9 @@ TOKENIZERS: dict[str, tuple[Object, str]] = {
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
-    """Its folder in the ConfigMap is mounted read-only; the router encodes by it exactly."""
+    """The tokenizer's folder in the ConfigMap is mounted read-only, and the router tokenizes
+    exactly with it.
+    """
     values, place = TOKENIZERS[name]
     found = objects(merged(SOURCES, values))
     assert [f for one in found for f in faults(one, chart.VERSIONS[-1])] == []
@@ -613,7 +617,7 @@ def test_every_value_has_a_schema_and_every_key_of_the_schema_a_value() -> None:
 
 
 def test_the_package_renders_like_the_folder(tmp_path) -> None:
-    """Helm has nothing to say about it, also by the oldest version; the folder stands alone."""
+    """Helm lints the chart without a message, also for the oldest supported Kubernetes."""
     report = helm_python.lint(CHART, SOURCES, strict=True, kube_version="v1.28.0")
     assert report["errors"] == []
     older = tmp_path / "warmroute-0.0.1.tgz"

@@ -1,4 +1,6 @@
-"""The chart's values.schema.json has each key of the router, and no other, at any depth."""
+"""Tests that the chart's values.schema.json has each key of the router, and no other, at
+any depth.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/deploy/compose.yaml: valid, and what it names is there."""
+"""Tests that docs/deploy/compose.yaml is valid and that the files and flags in it exist."""
 
 from __future__ import annotations
 

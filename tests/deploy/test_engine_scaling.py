@@ -1,4 +1,6 @@
-"""Engines from zero and back by the chart's scalers: valid, and right by Prometheus' own engine."""
+"""Tests of scaling engines from zero and back by the chart's scalers, evaluated by Prometheus' own
+engine.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,7 @@ def series(model: str = MODEL, namespace: str = "llm") -> list[Object]:
 
 
 def evaluate(tmp_path: Path, given: list[Object], expected: list[Object]) -> None:
-    """Hold queries to what they must yield; fails with promtool's own words."""
+    """Check that queries yield the expected values; a failure shows promtool's own message."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not installed (Debian package: prometheus)")
@@ -140,7 +142,9 @@ def test_the_queries_go_from_zero_to_all_requests_of_all_routers_and_back(tmp_pa
 
 
 def test_missing_series_are_no_zero(tmp_path: Path) -> None:
-    """Without them Prometheus yields nothing, which KEDA takes for an error and changes nothing."""
+    """Without the series Prometheus returns nothing; KEDA treats that as an error and changes
+    nothing.
+    """
     for metadata in triggers(scaling(BY_KEDA)).values():
         assert metadata["ignoreNullValues"] == "false"
         evaluate(tmp_path, series("another", "other"), [at(60, metadata["query"])])
@@ -282,7 +286,9 @@ def test_keys_and_series_of_the_page_exist() -> None:
 def test_an_engine_ends_when_nothing_runs_there(
     tmp_path: Path, running: int, waiting: int, waits: int
 ) -> None:
-    """The page's preStop, with an engine that is asked once and has nothing left then."""
+    """The test runs the page's preStop script with a fake `curl` that shows an idle engine after
+    the first call.
+    """
     (pod,) = [one for one in SHOWN if "containers" in one]
     (container,) = pod["containers"]
     shell, flag, script = container["lifecycle"]["preStop"]["exec"]["command"]

@@ -1,7 +1,7 @@
-"""docs/deploy/Dockerfile: its steps, run in clean folders, make a router that serves.
+"""Tests that the steps of docs/deploy/Dockerfile, run in clean folders, make a router that serves.
 
-There is no builder here: each stage is a folder with an environment of its own, `COPY` copies, and
-each `RUN` runs but for what changes the system (apt-get, useradd), which is looked at only.
+No image builder is needed: each stage is a folder with its own environment, `COPY` copies, and each
+`RUN` runs except commands that change the system (apt-get, useradd), which are only compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Stage:
         return self.root / "usr" / "bin"
 
     def here(self, text: str) -> str:
-        """An argument with its absolute path below the root."""
+        """Return an argument with its absolute paths moved below the stage's root."""
         return re.sub(r"^(?=/)", str(self.root), text)
 
     def copy(self, arguments: list[str], source: Path) -> None:
@@ -92,7 +92,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def stages(folder: Path) -> list[Stage]:
-    """All of them, built in their order; the last one is the image."""
+    """Build all stages in order and return them; the last one is the image."""
     found: dict[str, Stage] = {}
     stage = Stage(folder)
     for word, rest in instructions():

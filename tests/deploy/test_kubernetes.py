@@ -1,4 +1,6 @@
-"""docs/deploy/kubernetes, made of the chart: what one part names another has, and it works."""
+"""Tests of docs/deploy/kubernetes, which is made from the chart: its references resolve, and it
+works.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def config_text(name: str) -> str:
 
 @pytest.fixture
 def config(request, tmp_path) -> Config:
-    """What the router of a set reads, by the arguments that its container has."""
+    """Return the configuration that the router's container reads by its arguments."""
     (router,) = containers(request.getfixturevalue("name"), "router")
     file = tmp_path / "router.yaml"
     file.write_text(config_text(request.getfixturevalue("name")), encoding="utf-8")
@@ -142,7 +144,7 @@ def test_selectors_choose_pods_that_exist(name) -> None:
 
 @each_set
 def test_network_policies_let_through_what_is_needed_and_guard_the_admin_port(name, config) -> None:
-    """`admin_open` says that a network policy guards the port: it must."""
+    """The setting `admin_open` says that a network policy guards the port, so there must be one."""
     assert config.admin_open
     policies = {
         found["metadata"]["name"]: found["spec"] for found in of_kind(name, "NetworkPolicy")
@@ -191,7 +193,7 @@ def test_a_router_has_time_to_drain(name, config) -> None:
 
 
 async def test_probes_and_pre_stop_do_what_they_are_for(tmp_path) -> None:
-    """Asked of a real router: alive and ready; after preStop's command alive and not ready."""
+    """A real router is alive and ready; after the preStop command it is alive and not ready."""
     (router,) = containers("central", "router")
     async with running(tmp_path, workers=1) as stack:
 
@@ -213,7 +215,9 @@ async def test_probes_and_pre_stop_do_what_they_are_for(tmp_path) -> None:
 
 
 async def test_the_first_request_of_the_notes_is_routed(tmp_path) -> None:
-    """As the chart's notes have it for its own timed engines, sent to a real router before one."""
+    """The request from the chart's notes for its own timed engines goes to a real router with one
+    engine.
+    """
     (timed,) = containers("sidecar", "engine")
     (request,) = first_requests({"mode": "sidecar"})
     assert request.body["model"] == parser().parse_args(timed["args"]).model_name

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md: its commands and values are taken by Helm, the router and what they name."""
+"""Tests that Helm and the router accept the commands and values of docs/kubernetes.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ LINES = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlin
 
 
 def values_of(line: str, file: Object) -> Object:
-    """What `helm upgrade --install` would take; `file`: the page's latest values.yaml."""
+    """Return the values of a `helm upgrade --install` line; `file` is the page's latest
+    values.yaml.
+    """
     words = shlex.split(line)
     assert words[:3] == ["helm", "upgrade", "--install"]
     assert words[4] == PACKAGE
@@ -44,7 +46,7 @@ def values_of(line: str, file: Object) -> Object:
 
 
 def installs() -> list[Object]:
-    """The values of each installation on the page, in its order."""
+    """Return the values of each installation on the page, in order."""
     found: list[Object] = []
     file: Object = {}
     for kind, text in BLOCKS:
@@ -90,7 +92,9 @@ def test_values_that_are_only_shown_are_taken_too() -> None:
 
 
 def test_each_way_to_the_tokenizer_renders_and_is_valid() -> None:
-    """The blocks, the rows of the table and the line for mode sidecar, whose engine is above it."""
+    """The test renders the blocks, the table's rows, and the line for mode sidecar with the engine
+    above it.
+    """
     section = PAGE.split("\n## Exact text: ")[1].split("\n## ")[0]
     ways = [yaml.safe_load(t) for t in re.findall(r"(?ms)^```yaml\n(.*?)^```", section)]
     volumes = re.findall(r"(?m)^\| .* \| `(\{.*\})` \|$", section)

@@ -1,4 +1,4 @@
-"""The page of states shows the tables as they are, and nothing else in the code sets a state."""
+"""Tests that the page of states shows the current tables, and that no other code sets a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/deploy/*.service: valid by systemd's own reading, and in step with the router's times."""
+"""Tests of docs/deploy/*.service: systemd accepts them, and their times fit the router's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = re.compile(r"/opt/warmroute/\.venv/bin/[\w-]+")
 
 
 def service(name: str) -> dict[str, str]:
-    """The keys that stand once in a unit's section."""
+    """Return the keys that occur once in the unit's [Service] section."""
     text = (DEPLOY / name).read_text(encoding="utf-8").partition("[Service]\n")[2]
     return dict(re.findall(r"^(\w+)=(.*)$", text.partition("\n[")[0], re.MULTILINE))
 
