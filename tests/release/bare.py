@@ -1,4 +1,4 @@
-"""An environment as a user has it who installs the wheel: no checkout, no compiler."""
+"""An environment like that of a user who installs the wheel: no checkout, no compiler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ STOPPED = (0, 130)  # servers, and commands that were stopped before their end
 
 @dataclass(frozen=True)
 class Bare:
-    """An environment and an empty folder to work in. Lifetime: as long as its folder."""
+    """An environment with the wheel, and an empty folder to work in. Lifetime: as long as its
+    folder.
+    """
 
     root: Path
 
@@ -39,16 +41,18 @@ class Bare:
 
     @property
     def folder(self) -> Path:
-        """Where commands run: empty at first."""
+        """The folder in which commands run; it is empty at first."""
         return self.root / "folder"
 
     @property
     def environ(self) -> dict[str, str]:
-        """A user's: the environment's programs, then the system's; nothing of this checkout."""
+        """A user's environment variables: the environment's programs, then the system's, and
+        nothing of this checkout.
+        """
         return {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.root), "LANG": "C.UTF-8"}
 
     def ended(self, *command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """A command that has ended, with what it printed."""
+        """Run a command to its end and return it with its output."""
         return subprocess.run(
             [self.bin / command[0], *command[1:]],
             cwd=folder or self.folder,
@@ -59,7 +63,9 @@ class Bare:
         )
 
     def run(self, *command: str, folder: Path | None = None) -> str:
-        """The output of a command. Fails the test and shows the output if the command fails."""
+        """Return the output of a command. Fails the test and shows the output if the
+        command fails.
+        """
         done = self.ended(*command, folder=folder)
         said = done.stdout + done.stderr
         assert done.returncode == 0, f"{' '.join(command)}: {said[-4000:]}"
@@ -69,7 +75,11 @@ class Bare:
     def running(
         self, *command: str, folder: Path | None = None, until: str = r"^ready (http\S+)"
     ) -> Iterator[str]:
-        """A program from the first line of `until` on; its group. Ends it by SIGTERM."""
+        """Start a program, wait for its first line that matches `until`, and yield the match's
+        group.
+
+        The program gets SIGTERM at the end of the block.
+        """
         with tempfile.TemporaryFile("w+") as log:
             process = subprocess.Popen(
                 [self.bin / command[0], *command[1:]],
@@ -86,7 +96,9 @@ class Bare:
 
 
 def said_by(process: subprocess.Popen[bytes], log: IO[str], wanted: str) -> re.Match[str]:
-    """The first match of a line in a program's log. Fails where it ends, or takes too long."""
+    """Return the first match of a line in a program's log. Fails if the program ends or takes too
+    long.
+    """
     deadline_s = time.monotonic() + RUN_S
     while True:
         log.seek(0)
@@ -99,9 +111,9 @@ def said_by(process: subprocess.Popen[bytes], log: IO[str], wanted: str) -> re.M
 
 
 def until_router_is_ready(url: str) -> None:
-    """Returns when a router's `/ready` says that it would place requests.
+    """Wait until a router's `/ready` says that it would place requests.
 
-    Its line `ready URL` says only that it listens; it looks at its workers meanwhile.
+    Its line `ready URL` only says that it listens; it still probes its workers then.
     """
     deadline_s = time.monotonic() + RUN_S
     said = ""
@@ -116,9 +128,10 @@ def until_router_is_ready(url: str) -> None:
 
 
 def built_wheel(to: Path) -> Path:
-    """The wheel of this checkout as pip builds it, with the objects that `make setup` compiled.
+    """Build the wheel of this checkout with pip, using the objects that `make setup` compiled;
+    return it.
 
-    Tests that run side by side wait for each other.
+    Parallel tests wait for each other.
     """
     if find_spec("scikit_build_core") is None:
         pytest.skip("scikit-build-core is not installed: `make setup` installs it")
@@ -143,9 +156,10 @@ def built_wheel(to: Path) -> Path:
 def installed(
     wheel: Path, root: Path, extras: str = "", python: Path = Path(sys.executable)
 ) -> Bare:
-    """The wheel in an environment of its own below `root`; `extras`, as `[sim]`, with it.
+    """Install the wheel into a new environment below `root`, with `extras` such as `[sim]`.
 
-    Nothing can be compiled meanwhile: there is no program but those of the environment.
+    Nothing can be compiled during that, because only the environment's own programs are on the
+    path.
     """
     bare = Bare(root)
     bare.folder.mkdir(parents=True)

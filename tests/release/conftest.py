@@ -1,6 +1,6 @@
-"""One wheel and one environment for all tests of what is installed (they stay with one process).
+"""One wheel and one environment for all tests of the installed product, which run in one process.
 
-The wheel is as pip builds it here; `make test-all` builds the one for others' machines, too.
+The wheel is the one that pip builds here; `make test-all` also builds the one for other machines.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tests.release.bare import Bare, built_wheel, installed
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, Python and processor."""
+    """Return the wheel of this checkout for this Python and processor."""
     return built_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Bare:
-    """The wheel alone in an environment, with what it depends on."""
+    """Return an environment with only the wheel and its dependencies."""
     return installed(wheel, tmp_path_factory.mktemp("bare"))

@@ -1,4 +1,4 @@
-"""A host as a stranger has it: its own network, a folder, and the commands of a page run on it."""
+"""A host like that of a new user: its own network, a folder, and a page's commands run on it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ CURLRC = "fail\nsilent\nshow-error\nmax-time = 60\n"  # a status of 400 or more 
 
 @dataclass
 class Host:
-    """A network, mounts and a folder for the programs of a test; `host()` makes and ends it."""
+    """A network, mounts and a folder for the programs of a test; `host()` creates and
+    removes it.
+    """
 
     folder: Path
     anchor: int  # the process that holds its network and its mounts
@@ -41,12 +43,14 @@ class Host:
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def within(self, command: str) -> list[str]:
-        """The words that run a line of shell there, in its folder."""
+        """Return the command that runs a shell line on the host, in its folder."""
         enter = ["nsenter", f"--target={self.anchor}", "--net", "--mount", f"--wd={self.folder}"]
         return [*enter, "bash", "-c", command]
 
     def run(self, command: str) -> str:
-        """The output of a command. Fails the test and shows the output if the command fails."""
+        """Return the output of a command. Fails the test and shows the output if the
+        command fails.
+        """
         done = subprocess.run(
             self.within(command),
             cwd=self.folder,
@@ -75,27 +79,29 @@ class Host:
             said_by(process, said, r"^ready http(\S+)")
 
     def until(self, command: str, wanted: str) -> None:
-        """Run a command again until it prints this."""
+        """Run a command repeatedly until its output has the wanted text."""
         deadline_s = time.monotonic() + WAIT_S
         while wanted not in (said := self.run(command)):
             assert time.monotonic() < deadline_s, said
             time.sleep(0.2)
 
     def stop(self, count: int = 1) -> None:
-        """End so many programs, the last one first; each must end well."""
+        """Stop the last `count` programs, the last one first; each must exit without an error."""
         for _ in range(count):
             process = self.running.pop()
             process.terminate()
             assert process.wait(WAIT_S) == 0
 
     def stop_all(self) -> None:
-        """End all programs."""
+        """Stop all programs."""
         self.stop(len(self.running))
 
 
 @contextmanager
 def host(folder: Path, environ: dict[str, str]) -> Iterator[Host]:
-    """A host for a test; `environ`: a user's. Skips where this machine cannot make one."""
+    """Yield a host for a test with a user's environment variables. Skips if this machine cannot
+    create one.
+    """
     lacking = [name for name in NEEDS if shutil.which(name) is None]
     if lacking or os.getuid() != 0:
         pytest.skip(f"a network of its own takes root and {', '.join(lacking or NEEDS)}")
@@ -123,12 +129,13 @@ def host(folder: Path, environ: dict[str, str]) -> Iterator[Host]:
 
 
 def commands(page: str) -> list[str]:
-    """The commands of a page's text in their order, comments and continued lines put right: the
-    lines of blocks of shell, or those after `$ ` where a block has some; what begins so in `...`
-    within sentences, or in blocks by indentation.
+    """Return the commands in a page's text, in order, without comments and with continued lines
+    joined.
 
-    A block that shows something else says so by the kind behind its fence (`text`, `yaml`), or by
-    a comment before it that says of what it is the output.
+    They are the lines of shell blocks, or those after `$ ` if a block has such lines. Also included
+    are commands in `...` within sentences and in indented blocks. A block that shows something else
+    says so by the kind behind its fence (`text`, `yaml`), or by a comment before it that names the
+    command whose output it is.
     """
     found = []
     parts = re.split(r"^```(\w*)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
@@ -149,7 +156,7 @@ def _without_comment(line: str) -> str:
 
 
 def replaced(command: str, table: Sequence[tuple[str, str]]) -> str:
-    """A command with what a page leaves to its reader filled in."""
+    """Return a command with the reader's own values filled in."""
     for pattern, text in table:
         command = re.sub(pattern, text, command)
     return command

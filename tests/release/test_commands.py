@@ -1,4 +1,4 @@
-"""The commands of an installed wheel, also in a folder whose modules have our names."""
+"""Tests of an installed wheel's commands, also in a folder whose modules have our names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(INSTALL_S + 4 * RUN_S)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Modules that end the program that imports one of them."""
+    """Return a folder with modules that end the program that imports them."""
     for name in TAKEN:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the folder')\n")
     return tmp_path
@@ -59,7 +59,7 @@ def test_a_stack_starts_and_says_a_request_that_works(bare: Bare, folder: Path) 
 def test_what_is_not_installed_is_named_by_a_line_that_installs_it(
     bare: Bare, folder: Path
 ) -> None:
-    """As the extra has it, for pip finds no distribution of ours by its name."""
+    """The line has the extra's requirements, because pip finds no package of ours by its name."""
     asked = {
         "grpc": ("serve", "--grpc-port", "1"),
         "otel": ("serve", "--tracing-endpoint", "http://127.0.0.1:4318"),

@@ -1,8 +1,8 @@
-"""A first hour: the commands of README, quickstart, operations and guides, as they stand,
-on a host that has the wheel and nothing else of ours.
+"""Tests that run the commands of README, quickstart, operations and guides as written, on a host
+with only the wheel.
 
 Engines that need a GPU are replaced by timed ones at the same addresses. Each test reads pages to
-their end (tests/release/pages.py), so a new command is run by it, or is listed there as not run.
+their end (tests/release/pages.py), so a new command is run, or is listed there as not run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ pytestmark = pytest.mark.timeout(INSTALL_S + 600)
 def installed(
     wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, str], float]:
-    """A user's environment after README's line for a wheel, and how many seconds that took."""
+    """Install the wheel with README's line; return a user's environment variables and the seconds
+    that it took.
+    """
     folder = tmp_path_factory.mktemp("stranger")
     (folder / "dist").mkdir()
     shutil.copy2(wheel, folder / "dist")
@@ -80,7 +82,9 @@ def installed(
 
 
 def online(folder: Path, command: str, **environ: str) -> None:
-    """Run a command that gets packages, which the host's own network cannot."""
+    """Run a command that downloads packages, outside the host, whose own network has no
+    internet.
+    """
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
@@ -123,7 +127,7 @@ def test_the_readme_has_a_request_routed_within_minutes(
 
 
 def test_the_quick_start(stranger: Host) -> None:
-    """vLLM, SGLang, and timed workers."""
+    """The page has commands for vLLM, SGLang, and timed workers."""
     with Page("docs/quickstart.md", stranger) as page:
         assert page.next() == Page("README.md", stranger).next()
         stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")
@@ -140,14 +144,14 @@ def test_the_quick_start(stranger: Host) -> None:
 
 
 def pool(on: Host, count: int = 3) -> None:
-    """Timed workers on ports from 8001 on; a router before the first two."""
+    """Start timed workers at ports from 8001 on, and a router with the first two."""
     for n in range(count):
         on.start(f"{TIMED} --port {8001 + n}")
     does(on, to_run("docs/quickstart.md")[-2])
 
 
 def present(on: Host, url: str) -> int:
-    """The number of the worker at a URL, which is added if it is not there."""
+    """Return the id of the worker at a URL; add the worker if it is not there."""
     for row in workers(on):
         if row["url"] == url:
             return int(row["id"])
@@ -156,13 +160,13 @@ def present(on: Host, url: str) -> int:
 
 
 def removed(on: Host, url: str) -> None:
-    """See to it that no worker is at a URL."""
+    """Remove the worker at a URL, if there is one."""
     number = present(on, url)
     on.run(f"curl -X DELETE 'http://127.0.0.1:8081/workers/{number}?force=true'")
 
 
 def test_coming_from_another_router(stranger: Host) -> None:
-    """Each command line is converted; the last file is checked and served."""
+    """The test converts each command line, then checks and serves the last file."""
     with Page("docs/coming-from.md", stranger) as page:
         page.does(5)
         does(stranger, page.next())
@@ -181,7 +185,7 @@ def test_recipes(stranger: Host) -> None:
 
 
 def test_the_commands_of_an_operator(stranger: Host) -> None:
-    """N is a worker that comes and goes, HOST:PORT its address."""
+    """In the page's commands N is a worker that comes and goes, and HOST:PORT its address."""
     pool(stranger)
     does(stranger, ASK)
     operations, engines, admin, tokens, kubernetes = READ["pool"]
@@ -219,7 +223,7 @@ def test_the_commands_of_an_operator(stranger: Host) -> None:
 
 
 def test_keys_and_a_file(stranger: Host) -> None:
-    """A client and an operator, each with a key; the router has all it knows from a file."""
+    """A client and an operator each have a key, and the router reads all settings from a file."""
     keys, configuration, deployment = READ["keys"]
     stranger.start(f"{TIMED} --port 8001")
     with Page(keys, stranger) as page:
@@ -277,7 +281,9 @@ def test_two_routers_that_share(stranger: Host) -> None:
 
 
 def test_prefill_and_decode_apart(stranger: Host) -> None:
-    """Each kind of pair that the page has; where ours stand for others, what carries KV is ours."""
+    """The test runs each kind of pair on the page; where our engines replace others, KV moves by
+    our transfer.
+    """
     with Page("docs/disaggregation.md", stranger) as page:
         for roles in (["decode", "prefill"], ["decode", "prefill"], ["both", "both"]):
             page.does(3)
@@ -297,7 +303,9 @@ def test_our_engine(stranger: Host) -> None:
 
 
 def test_agents(stranger: Host) -> None:
-    """The router with and without names that Claude Code shows, and how to see that it works."""
+    """The test runs the router with and without names that Claude Code shows, and the page's
+    checks.
+    """
     with Page("docs/agents.md", stranger) as page:
         for _ in range(2):
             for number in (1, 2):
@@ -362,7 +370,7 @@ def test_the_simulator(stranger: Host) -> None:
 
 
 def test_traffic_of_many_kinds(stranger: Host) -> None:
-    """From each kind of file to a replay; spans and agents' traces are made here."""
+    """The test replays each kind of file; it creates spans and agents' traces itself."""
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
     said = [{"role": "user", "content": "Good day. " * 60}]
@@ -389,7 +397,7 @@ def test_traffic_of_many_kinds(stranger: Host) -> None:
 
 
 def test_triton_and_a_data_plane(stranger: Host) -> None:
-    """Ports that speak gRPC, after the line that installs it."""
+    """The test opens the gRPC ports after the page's line that installs gRPC."""
     triton, gateway = READ["grpc"]
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")

@@ -1,7 +1,8 @@
-"""`make image` makes an OCI archive that programs of others can read; a router serves
-from it with a root that cannot be written and a user without rights.
+"""Tests that `make image` makes an OCI archive that other programs can read, and that a router
+serves from it.
 
-It runs as a container would see it as far as `unshare` and `chroot` can show: there is no runtime.
+The root is read-only and the user has no rights. There is no container runtime: programs run with
+`unshare` and `chroot`, as close to a container as these can show.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def archive(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Unpacked:
-    """An archive as a runtime unpacks it. Lifetime: module."""
+    """An archive unpacked as a container runtime does it. Lifetime: module."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         self.blobs = folder / "layout"
@@ -74,7 +75,9 @@ class Unpacked:
         return json.loads(self.path(blob).read_bytes())
 
     def command(self, *arguments: str) -> list[str]:
-        """A command in it: its environment, its user, a root that nobody writes to."""
+        """Return a command that runs in the image with its environment, its user and a read-only
+        root.
+        """
         told = self.config["config"]
         words = " ".join(f"'{word}'" for word in told["Env"])
         script = f"ENVIRON=({words}); USERSPEC={told['User']}\n{MOUNTS}"
@@ -154,7 +157,7 @@ def test_its_extras_are_there(unpacked: Unpacked) -> None:
 
 @contextmanager
 def started(unpacked: Unpacked, log: Path, *command: str) -> Iterator[str]:
-    """A program of the image from its line `ready URL` on; its URL."""
+    """Start a program of the image and yield the URL of its line `ready URL`."""
     with log.open("w") as sink:
         process = subprocess.Popen(
             unpacked.command(*command), stdout=sink, stderr=subprocess.STDOUT

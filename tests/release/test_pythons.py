@@ -1,4 +1,6 @@
-"""Which Pythons wheels are built with, and what is said of the others; real programs in PATH."""
+"""Tests of which Pythons wheels are built with, and what is reported of the others, with real
+programs in PATH.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from release import image, wheels
 
 
 def python(folder: Path, name: str, answer: str, code: int = 0) -> Path:
-    """A program that answers what `wheels.asked` asks, as a Python would."""
+    """Write a program that answers the questions of `wheels.asked` as a Python would."""
     path = folder / name
     path.write_text(f"#!/bin/sh\necho '{answer}'\nexit {code}\n")
     path.chmod(0o755)
@@ -20,7 +22,7 @@ def python(folder: Path, name: str, answer: str, code: int = 0) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder where Pythons are looked for; empty."""
+    """Make an empty folder the only one in which Pythons are searched; return it."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     monkeypatch.setattr(wheels, "found", lambda minors: only_in(tmp_path, minors))
@@ -28,7 +30,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def only_in(folder: Path, minors: object) -> object:
-    """Pythons that the search finds in this folder, without the system's own."""
+    """Return the Pythons that the search finds in this folder, without the system's own."""
     return (one for one in FOUND(minors) if one.path.is_relative_to(folder))
 
 

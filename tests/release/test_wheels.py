@@ -1,4 +1,6 @@
-"""A wheel holds what is ours, nothing else, and serves where it is alone."""
+"""Tests that a wheel has our files and nothing else, and that it serves where only it is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ print(kvkernels._native.__file__)
 
 
 def ours(*folders: str) -> set[str]:
-    """Files of the checkout below the folders that git knows, or would take."""
+    """Return the files below these folders that git tracks or would add."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
     done = subprocess.run(listed, cwd=wheels.ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -52,7 +54,9 @@ def test_it_has_all_that_is_ours_and_nothing_else(wheel: Path) -> None:
 
 
 def native(wheel: Path) -> tuple[str, str, set[int]]:
-    """Of a wheel's native module: its name, its processor, and which 2.N of glibc it asks for."""
+    """Return the name, the processor and the required glibc versions 2.N of a wheel's native
+    module.
+    """
     with zipfile.ZipFile(wheel) as packed:
         (name,) = (name for name in packed.namelist() if name.endswith(".so"))
         elf = ELFFile(io.BytesIO(packed.read(name)))
@@ -65,7 +69,9 @@ def native(wheel: Path) -> tuple[str, str, set[int]]:
 @pytest.mark.full  # `make wheel` compiles all by zig, for minutes each
 @pytest.mark.timeout(8 * BUILD_S)
 def test_those_of_a_release_are_small_and_run_on_other_machines(tmp_path: Path) -> None:
-    """All that `make wheel` makes here; those of this processor are installed and asked."""
+    """The test checks all wheels that `make wheel` makes here; those for this processor are
+    installed and run.
+    """
     for python in wheels.pythons([])[0]:
         for arch, machine in (("x86_64", "x64"), ("aarch64", "AArch64")):
             made = wheels.build_wheel(python, arch, tmp_path / "dist")

@@ -1,4 +1,4 @@
-"""The release workflow: it runs what is there, and names no host and no account."""
+"""Tests of the release workflow: its commands exist, and it names no host and no account."""
 
 from __future__ import annotations
 
