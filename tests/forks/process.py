@@ -1,4 +1,4 @@
-"""A program that the fork server became, with what is used of `asyncio.subprocess.Process`."""
+"""A program started by the fork server, with the used part of `asyncio.subprocess.Process`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ NUMBER_BYTES = 32
 
 
 class ForkedProcess:
-    """It may be waited for in any event loop, any number of times. Lifetime: process.
+    """A forked program, for which any event loop may wait, any number of times. Lifetime: process.
 
-    Where this object goes, so does the program: the server kills what nobody has a line to.
+    When this object is deleted, the program ends: the server kills programs whose connection is
+    closed.
     """
 
     def __init__(self, line: socket.socket, pid: int) -> None:
@@ -23,7 +24,7 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status once it has ended, -N of signal N; None: it runs."""
+        """The exit status once the program has ended, -N for signal N; None while it runs."""
         if self._returncode is None:
             try:
                 told = self._line.recv(NUMBER_BYTES, socket.MSG_DONTWAIT)
@@ -35,13 +36,13 @@ class ForkedProcess:
         return self._returncode
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait until the program has ended; return its exit status."""
         while (code := self.returncode) is None:
             await readable(self._line)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Raises ProcessLookupError where it has ended."""
+        """Send a signal to the program. Raises ProcessLookupError if it has ended."""
         if self.returncode is not None:
             raise ProcessLookupError
         os.kill(self.pid, number)
@@ -54,7 +55,7 @@ class ForkedProcess:
 
 
 async def readable(line: socket.socket) -> None:
-    """Returns when there is something to read, or nothing will come any more."""
+    """Wait until the socket has data or is closed."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     file = os.dup(line.fileno())  # an event loop takes one reader of each file

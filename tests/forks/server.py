@@ -1,12 +1,13 @@
 """A process that has imported what routers and timed workers import, and forks to become them.
 
-`python -P tests/forks/server.py FD [MODULE ...]`: each order that comes over the socket FD brings a
-line of its own and a file for what is said. Over the line go the process id, then the exit status;
-where the other end closes it, the program is killed, and where FD ends, all are. So nothing
-outlives the tests. Modules that are named are imported instead: programs of another environment,
-whose Python has nothing of ours, are forked by this file, too.
+    python -P tests/forks/server.py FD [MODULE ...]
 
-A fork has but one thread, and so nothing that is imported here may start one.
+Each order over the socket FD brings a connection of its own and a file for the program's output.
+The server sends the process id over the connection, then the exit status. If the other end closes
+it, the server kills the program, and if FD is closed, all programs. So nothing outlives the tests.
+
+With MODULEs, the server imports these instead: it also forks programs of other environments, whose
+Python has nothing of ours. A fork has only one thread, so no module imported here may start one.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Order:
 
 
 class Server:
-    """Lifetime: process, in the parent; in a fork, until it is the program."""
+    """The fork server. Lifetime: process, in the parent; in a fork, until the fork becomes the
+    program.
+    """
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -69,7 +72,9 @@ class Server:
         self._ends: dict[int, tuple[socket.socket, int]] = {}  # by pidfd: the same
 
     def run(self) -> Order | None:
-        """In the parent: until the tests have gone, then None. In a fork: what it is to become."""
+        """Serve orders. Returns None in the parent once the tests have ended, and in a fork the
+        order to run.
+        """
         while True:
             file, _ = self._poll.poll()[0]  # what a second one is about may be gone after the first
             if file in self._ends:
@@ -85,7 +90,7 @@ class Server:
                     return order
 
     def _fork(self, line_file: int, sink: int) -> bool:
-        """Whether this is the fork."""
+        """Fork; return True in the fork and False in the parent."""
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -111,7 +116,7 @@ class Server:
         line.close()
 
     def _deserted(self, file: int) -> None:
-        """Nobody waits for it any more: it goes, and what it started with it."""
+        """Kill a program whose connection was closed, and the processes that it started."""
         _, pid = self._lines.pop(file)
         self._poll.unregister(file)
         for kill in (os.killpg, os.kill):  # it may have no session yet
@@ -131,7 +136,9 @@ def _say(line: socket.socket, number: int) -> None:
 
 
 def _stand_alone(sink: int, parent: int) -> None:
-    """As a program that has just been started: a session, three files, nothing of the parent's."""
+    """Make the fork like a newly started program: its own session, three files, nothing of the
+    parent's.
+    """
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     for file, place in ((null, 0), (sink, 1), (sink, 2)):
@@ -143,7 +150,7 @@ def _stand_alone(sink: int, parent: int) -> None:
 
 
 def _become(order: Order) -> None:
-    """Run it as the main program, as `python -P -m` does."""
+    """Run the order as the main program, as `python -P -m` does."""
     os.chdir(order.folder)
     os.environ.clear()
     os.environ.update(order.environment)

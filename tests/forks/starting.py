@@ -1,8 +1,9 @@
-"""Starts of routers and timed workers, without their imports: two thirds of the CPU of a start.
+"""Starts routers and timed workers without their imports, which take two thirds of a start's CPU
+time.
 
-A fork server is made by the first start that can do with one, and ends with the tests. There are
-two, which a module's starts take in turn: what is forked of one has Python's hashes in common, and
-a router must not agree with its peers by those.
+The first start that can use a fork server creates it, and it ends with the tests. There are two
+servers, which a module's starts use in turn: programs forked from one server have the same Python
+hash seed, and a router must not agree with its peers because of that.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ really_start = processes.launch  # as outside of tests
 
 
 class ForkServer:
-    """A process that forks to become programs. Lifetime: test run.
+    """A process that forks to become programs. `python` and `modules` set another interpreter and
+    imports.
 
-    `python` and `modules`: the interpreter and what it imports, where they are not ours.
+    Lifetime: test run.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class ForkServer:
         return self._process.poll() is not None
 
     async def start(self, order: Order, sink: IO[bytes]) -> ForkedProcess:
-        """Cancelled, it leaves no program behind. Raises ChildProcessError without a server."""
+        """Start a program; cancelling the call leaves no program behind. Raises ChildProcessError
+        if the server is gone.
+        """
         data = order.encode()
         assert len(data) <= ORDER_BYTES, f"{order.module}: {len(data)} bytes to start it"
         line, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -86,13 +90,13 @@ class ForkServer:
         return ForkedProcess(line, int(pid))
 
     def close(self) -> None:
-        """What it started ends, too."""
+        """End the server and all programs that it started."""
         self._control.close()
         self._process.wait(_END_S)
 
 
 class Forks:
-    """`processes.launch` of tests. Lifetime: test run."""
+    """Replaces `processes.launch` in tests by forks. Lifetime: test run."""
 
     def __init__(self) -> None:
         self._environment = processes.environment()
@@ -104,7 +108,7 @@ class Forks:
     async def launch(
         self, module: str, arguments: Sequence[str], sink: IO[bytes]
     ) -> processes.Process:
-        """By a fork where that is the same as a start."""
+        """Start a program, by a fork if that is equivalent to a normal start."""
         environment = processes.environment()
         if not self._same(module, arguments, environment):
             return await really_start(module, arguments, sink)
@@ -131,7 +135,9 @@ class Forks:
 
 @contextmanager
 def forking() -> Iterator[None]:
-    """Programs are forked meanwhile, where the system can; at the end none of them is left."""
+    """Start programs by forks during the block, if the system supports that; none is left at the
+    end.
+    """
     if not USABLE:
         yield
         return
@@ -145,5 +151,7 @@ def forking() -> Iterator[None]:
 
 
 def early(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a fork cannot have anew."""
+    """Return the variables that take effect only at a process's start, so that a fork cannot change
+    them.
+    """
     return {name: value for name, value in environment.items() if name.startswith(READ_EARLY)}

@@ -1,4 +1,4 @@
-"""Forked programs are as if they had been started, and none of them is left behind."""
+"""Tests that forked programs behave as started ones, and that none of them is left behind."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finding(folder: Path) -> dict[str, str]:
-    """An environment in which programs find the modules of a folder; -P hides the current one's."""
+    """Return an environment in which programs find a folder's modules; -P hides the current
+    folder's.
+    """
     return {**processes.environment(), "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{folder}"}
 
 
@@ -107,7 +109,7 @@ def server(folder: Path) -> Iterator[ForkServer]:
 
 
 async def start(server: ForkServer, folder: Path, module: str, *arguments: str) -> ForkedProcess:
-    """In the folder, where its log is, too."""
+    """Start a module's program in the folder, which also has its log."""
     with (folder / f"{module}.log").open("wb") as sink:
         order = Order(module, list(arguments), finding(folder), str(folder))
         return await server.start(order, sink)
@@ -121,7 +123,7 @@ async def until_gone(*pids: int) -> None:
 
 
 async def child_of(log: Path) -> int:
-    """The process that `fork_parent` says it has started."""
+    """Return the id of the process that `fork_parent` says it has started."""
 
     async def said() -> bool:
         return bool(lines(log))
@@ -269,7 +271,9 @@ async def test_only_what_a_fork_can_be_is_one(
 
 
 async def test_routers_have_hashes_of_their_own(forks: Forks, tmp_path: Path) -> None:
-    """Or they could agree by those, as routers on two machines never do."""
+    """With equal hashes they could agree because of them, which routers on two machines
+    never do.
+    """
     parents = set()
     for _ in range(2):
         with (tmp_path / "log").open("wb") as sink:
