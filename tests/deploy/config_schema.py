@@ -1,7 +1,9 @@
 """The router's configuration as a JSON schema; run as a program it writes it into the chart's
 schema.
 
-    python -m tests.deploy.config_schema    writes `config` and `discovery.options` in values.schema.json
+    python -m tests.deploy.config_schema
+
+The program replaces `config` and `discovery.options` in values.schema.json.
 """
 
 from __future__ import annotations
