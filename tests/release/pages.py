@@ -28,7 +28,7 @@ FILLED: Table = (
     (r"\.venv/bin/", ""),
 )
 # Pages for those who change warmroute, and laboratory notes, whose commands are a checkout's.
-OTHERS = re.compile(r"docs/(notes/.*|kernels|structure)\.md")
+OTHERS = re.compile(r"docs/(notes/.*|kernels|sizing|structure)\.md")
 # Programs that no test of this folder runs: tests/deploy reads their commands, renders the chart.
 CLUSTER = ("kubectl", "helm", "docker", "skopeo")
 _CHECKOUT = "compiles the checkout, which the wheel here is made of as well"

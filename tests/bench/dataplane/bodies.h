@@ -14,6 +14,7 @@ struct BodyKind {
   int distinct;
   double shared;  // how much of each prompt, from its beginning, is that of all others
   bool session;   // a header names the session, one for each of the distinct prompts
+  std::string words;  // text that prompts are cut from; empty: random letters
 };
 
 // Where a request has digits that make its prompt one of a kind from its first byte on.
@@ -39,9 +40,12 @@ class Draws {
   std::uint64_t state_;
 };
 
-inline std::string text(std::size_t bytes, std::uint64_t seed) {
+// Pieces of `words` of up to 256 bytes in a random order, else random letters.
+inline std::string text(std::size_t bytes, std::uint64_t seed, const std::string& words) {
   Draws draws(seed);
   std::string text;
+  while (!words.empty() && text.size() < bytes)
+    text += words.substr(draws.next() % words.size(), 256);
   while (text.size() < bytes) {
     for (std::uint32_t left = 2 + draws.next() % 8; left > 0; --left)
       text += char('a' + draws.next() % 26);
@@ -59,7 +63,9 @@ inline std::string ids(std::size_t bytes, std::uint64_t seed) {
 }
 
 inline std::vector<Request> make(const BodyKind& kind, const std::string& model) {
-  const auto written = kind.ids ? ids : text;
+  const auto written = [&kind](std::size_t bytes, std::uint64_t seed) {
+    return kind.ids ? ids(bytes, seed) : text(bytes, seed, kind.words);
+  };
   const std::string shared = written(std::size_t(double(kind.bytes) * kind.shared), 1);
   std::vector<Request> requests;
   for (int i = 0; i < kind.distinct; ++i) {

@@ -30,6 +30,11 @@ def cpu_s(pid: int) -> float:
     return total_ns / 1e9
 
 
+def loop_s(pid: int) -> float:
+    """CPU seconds of the process's first thread, where our router has its event loop."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def rss_kb(pid: int) -> int:
     """Resident memory of the tree; pages that processes share count for each."""
     total = 0

@@ -1,6 +1,7 @@
 // Engines that cost next to nothing: one thread, one port each, answers without a model.
 //
 //   dummy [--ports 4] [--events 16] [--delay-us 0] [--model bench] [--block-size 16]
+//        [--usage 1]
 //
 // POST /v1/completions and /v1/chat/completions are answered at once, or, where the body says
 // `"stream":true`, as chunked events of 200 bytes, `delay-us` apart from the moment the request
@@ -47,6 +48,7 @@ class Engines {
         events_(long(wire::number(flags["events"]))),
         model_(flags["model"]),
         block_size_(flags["block-size"]),
+        usage_(flags["usage"] != "0"),
         poller_(wire::begin()),
         engines_(std::size_t(wire::number(flags["ports"]))) {
     string event = "data: {\"id\":\"cmpl-0\",\"object\":\"text_completion\",\"model\":\"" + model_ +
@@ -177,6 +179,7 @@ class Engines {
           "\"assistant\",\"content\":\" an answer\"},\"logprobs\":null,\"finish_reason\":"
           "\"length\"}],";
       static const string usage =
+          !usage_ ? "\"usage\":null}" :
           "\"usage\":{\"prompt_tokens\":512,\"total_tokens\":528,\"completion_tokens\":16}}";
       static const string answer = json(text + usage), kept = json(text + params() + usage);
       const bool keeps = body.substr(0, 256).find("\"do_remote_decode\":true") != string_view::npos;
@@ -281,6 +284,7 @@ class Engines {
   uint64_t delay_ns_;
   long events_;
   string model_, block_size_;
+  bool usage_;  // whether answers count tokens: 512, whatever the prompt has
   int poller_;
   std::vector<Engine> engines_;
   std::map<int, Engine*> listeners_;
@@ -298,6 +302,7 @@ int main(int argc, char** argv) {
                                {"events", "16"},
                                {"delay-us", "0"},
                                {"model", "bench"},
-                               {"block-size", "16"}}));
+                               {"block-size", "16"},
+                               {"usage", "1"}}));
   engines.run();
 }

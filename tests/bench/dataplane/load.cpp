@@ -3,18 +3,22 @@
 //   load --port N[,N...] [--conns 64] [--rate 0] [--ramp-s 0] [--warmup-s 1] [--seconds 3]
 //        [--count 0] [--bytes 2048] [--ids 0] [--chat 0] [--stream 0] [--events 16] [--distinct 64]
 //        [--shared 0.25] [--unique 0] [--session 0] [--model bench] [--dump 0]
+//        [--words FILE]
 //
 // Without a rate, each connection asks anew as soon as it was answered (closed loop); connections
 // begin spread over `ramp-s`. With one, requests begin at that pace whatever the answers do, and
 // wait for one of `conns` connections if they must, which counts as their latency (open loop).
 // `count` ends after so many requests, all of them measured. `unique` makes every prompt one of
 // a kind, `session` gives each of the distinct ones its session's id. Several ports share
-// connections and requests evenly; each prompt comes to all of them.
+// connections and requests evenly; each prompt comes to all of them. `words` is a file of text
+// without quotes, backslashes and control characters that prompts are cut from.
 // Prints `start` and `stop` at the ends of the measured time, then one line of JSON.
 #include <arpa/inet.h>
 #include <fcntl.h>
 
 #include <deque>
+#include <fstream>
+#include <iterator>
 
 #include "answers.h"
 #include "bodies.h"
@@ -66,7 +70,7 @@ class Load {
         kind_{wire::number(flags["bytes"]), flags["ids"] != "0", flags["chat"] != "0",
               flags["stream"] != "0", long(wire::number(flags["events"])),
               int(wire::number(flags["distinct"])), std::stod(flags["shared"]),
-              flags["session"] != "0"},
+              flags["session"] != "0", words_of(flags["words"])},
         requests_(bodies::make(kind_, flags["model"])),
         poller_(wire::begin()),
         connections_(std::size_t(wire::number(flags["conns"]))),
@@ -102,6 +106,12 @@ class Load {
       if (list.find(',') == list.npos) return ports;
       list.remove_prefix(list.find(',') + 1);
     }
+  }
+
+  static std::string words_of(const std::string& file) {
+    if (file.empty()) return {};
+    std::ifstream in(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
   }
 
   static void mark(const char* what) {
@@ -298,6 +308,6 @@ int main(int argc, char** argv) {
                          {"chat", "0"},     {"stream", "0"},   {"events", "16"},
                          {"distinct", "64"}, {"shared", "0.25"}, {"unique", "0"},
                          {"session", "0"},
-                         {"model", "bench"}, {"dump", "0"}}));
+                         {"model", "bench"}, {"dump", "0"},    {"words", ""}}));
   load.run();
 }

@@ -68,6 +68,7 @@ class Load:
     cpu_s: float  # of the routers; 0 where there is none
     rss_kb: int  # of the routers, at the end
     foreign: float  # CPU seconds of everybody else by seconds passed; 1 is a whole core
+    loop_s: float  # as `cpu_s`, of the routers' first threads alone
 
     @property
     def requests(self) -> int:
@@ -155,11 +156,12 @@ def run_load(
                 raise RuntimeError(f"the load failed: {tail}")
             took_s = sum(map(cpu.cpu_s, routers))
             all_s = took_s + sum(map(cpu.cpu_s, (others, process.pid)))
-            marks.append((time.monotonic(), cpu.busy_s(), all_s, took_s))
+            loops_s = sum(map(cpu.loop_s, routers))
+            marks.append((time.monotonic(), cpu.busy_s(), all_s, took_s, loops_s))
         rss_kb = sum(map(cpu.rss_kb, routers))
         found = json.loads(process.stdout.readline())
-    passed, busy, ours, router = (b - a for a, b in zip(*marks, strict=True))
-    return Load(found, router, rss_kb, max(busy - ours, 0.0) / passed)
+    passed, busy, ours, router, loops = (b - a for a, b in zip(*marks, strict=True))
+    return Load(found, router, rss_kb, max(busy - ours, 0.0) / passed, loops)
 
 
 def _each(one_or_more: int | Sequence[int] | None) -> Sequence[int]:
