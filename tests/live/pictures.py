@@ -1,9 +1,9 @@
 """The pictures of README and docs, made from the product by a headless browser: `make pictures`.
 
-What moves is recorded: `--record` starts a real router and workers, puts load on them, kills one,
-and keeps what the router answered. The pictures show these answers, so that they are alike each
-time. To add a picture, write its function below and name it in `PICTURES`; the test beside this
-module makes all of them again and compares.
+Moving content is recorded: `--record` starts a real router and workers, puts load on them, kills
+one, and keeps what the router answered. The pictures show these recorded answers, so that they are
+the same each time. To add a picture, write its function below and name it in `PICTURES`; the test
+beside this module makes all of them again and compares.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Picture:
 
 @asynccontextmanager
 async def ui(page: Page, folder: Path) -> AsyncIterator[None]:
-    """The page `/ui` with a worker that is down, by a router's recorded answer."""
+    """Show the page `/ui` with a worker that is down, from a router's recorded answer."""
     body, headers = ui_page()
     told = json.dumps(_recorded()["ui"])
 
@@ -94,7 +94,7 @@ async def ui(page: Page, folder: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def top(page: Page, folder: Path) -> AsyncIterator[None]:
-    """`warmroute top` of the same router, a second or two later."""
+    """Show `warmroute top` of the same router, a second or two later."""
     before, now = (Look(**one) for one in _recorded()["top"])
     lines = frame("http://127.0.0.1:8081", before, now, View(columns=140, lines=24))
     await _open(page, folder / "top.html", _TERMINAL.format(html.escape("\n".join(lines))))
@@ -103,7 +103,7 @@ async def top(page: Page, folder: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def report(page: Page, folder: Path) -> AsyncIterator[None]:
-    """The page of a replay on virtual time."""
+    """Show the page of a replay on virtual time."""
     file = folder / "report.html"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "simulator", *_REPLAY, "--html", str(file)),
@@ -125,7 +125,7 @@ PICTURES = (
 
 
 async def draw(picture: Picture, folder: Path) -> bytes:
-    """The picture as PNG; `folder` is for its files."""
+    """Return the picture as PNG; `folder` is for its files."""
     async with opened(folder / f"profile-{picture.name}") as page:
         await page.screen(picture.width, picture.height, still=True)
         await page.call("Emulation.setTimezoneOverride", timezoneId="UTC")
@@ -138,7 +138,7 @@ async def draw(picture: Picture, folder: Path) -> bytes:
 
 
 def differing(one: bytes, other: bytes) -> float:
-    """The share of pixels that differ visibly, 0..1; 1 where the sizes do."""
+    """Return the share of pixels that differ visibly, 0..1, or 1 if the sizes differ."""
     pixels = []
     for shot in (one, other):
         with Image.open(io.BytesIO(shot)) as image:
@@ -149,7 +149,7 @@ def differing(one: bytes, other: bytes) -> float:
 
 
 async def record(folder: Path) -> None:
-    """Keep what a real router tells of real workers under load, one of which is killed."""
+    """Record the answers of a real router under load, one of whose workers is killed."""
     async with running(folder, workers=_WORKERS, speed=1) as stack:
         load = asyncio.create_task(_load(stack))
         await asyncio.sleep(_LOAD_S - 25.0)
@@ -174,7 +174,7 @@ async def record(folder: Path) -> None:
 
 
 async def _load(stack: Stack) -> None:
-    """Streams whose prompts begin with one of six prefixes, the first of them most often."""
+    """Send streams whose prompts begin with one of six prefixes, most often the first of them."""
     tasks = set()
 
     async def ask(number: int) -> None:

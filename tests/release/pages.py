@@ -1,4 +1,6 @@
-"""The pages of a first hour: their commands, what readers fill in, what is not run, and why."""
+"""The pages of a user's first hour: their commands, what readers fill in, and which are not run and
+why.
+"""
 
 from __future__ import annotations
 
@@ -121,12 +123,12 @@ NOT_RUN: dict[str, dict[str, str]] = {
 
 
 def text_of(name: str) -> str:
-    """A page's text, by its path in the checkout."""
+    """Return a page's text, by its path in the checkout."""
     return (ROOT / name).read_text(encoding="utf-8")
 
 
 def pages() -> dict[str, list[str]]:
-    """The pages of a first hour that have commands to run, with these."""
+    """Return the pages with commands to run, each with its commands."""
     found = {}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         name = str(path.relative_to(ROOT))
@@ -136,7 +138,7 @@ def pages() -> dict[str, list[str]]:
 
 
 def to_run(name: str) -> list[str]:
-    """A page's commands in their order, without those that are not run."""
+    """Return a page's commands in order, without those that are not run."""
     return [
         command
         for command in commands(text_of(name))
@@ -145,9 +147,9 @@ def to_run(name: str) -> list[str]:
 
 
 class Page:
-    """A page that is read on a host: its commands are run in their order.
+    """A page that is read on a host: its commands are run in order.
 
-    As a context manager it fails the test where one of them was left.
+    As a context manager it fails the test if a command was not run.
     """
 
     def __init__(self, name: str, on: Host) -> None:
@@ -168,18 +170,20 @@ class Page:
         )
 
     def next(self, *table: tuple[str, str]) -> str:
-        """The next command, with what its reader fills in; who takes it runs it."""
+        """Return the next command with the reader's values filled in; the caller has to run it."""
         return replaced(self.left.pop(0), [*table, *FILLED])
 
     def does(self, count: int = 1, *table: tuple[str, str]) -> str:
-        """Do what the next commands say; the output of the last one."""
+        """Run the next `count` commands and return the output of the last one."""
         output = ""
         for _ in range(count):
             output = does(self.on, self.next(*table))
         return output
 
     def refused(self, *table: tuple[str, str]) -> str:
-        """The `pip install` line that the next command names, for it needs an extra."""
+        """Run the next command, which needs an extra, and return the `pip install` line in its
+        error.
+        """
         said = self.on.run(f"! {self.next(*table)}")
         found = re.search(r"pip install ((?:'[^']+' ?)+)", said)
         assert found is not None, said
@@ -187,7 +191,7 @@ class Page:
 
 
 def does(on: Host, command: str) -> str:
-    """Do what a page says: start a server and wait until it is ready, or run a command."""
+    """Run a page's command: start a server and wait until it is ready, or run any other command."""
     line = replaced(command, FILLED).removesuffix("&").strip()
     server = re.search(r"^(\w+=\S+ )*(warmroute serve|warmroute-engine) ", f"{line} ")
     if server is None:
@@ -202,12 +206,12 @@ def does(on: Host, command: str) -> str:
 
 
 def workers(on: Host) -> list[dict[str, Any]]:
-    """The rows of workers that the router on this host lists."""
+    """Return the rows of workers that the router on this host lists."""
     rows: list[dict[str, Any]] = json.loads(on.run("curl http://127.0.0.1:8081/workers"))["workers"]
     return rows
 
 
 def explained(answer: str) -> dict[str, Any]:
-    """The decision that an answer's header tells of."""
+    """Return the decision in an answer's explain header."""
     (text,) = re.findall(r"(?im)^x-warmroute-explain: (.*?)\r?$", answer)
     return decision_in(text)

@@ -1,4 +1,4 @@
-"""The sizing page: its plan against a calculation by hand, and its tables are all there."""
+"""Tests of the sizing page: its plan equals a calculation by hand, and all its tables are there."""
 
 from __future__ import annotations
 

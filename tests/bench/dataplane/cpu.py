@@ -1,4 +1,4 @@
-"""What a tree of processes took of the machine, as the kernel counts it."""
+"""Reads the CPU time and memory of a process tree from the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all below it."""
+    """Return the ids of the process and all its descendants."""
     found = [pid]
     for parent in found:  # grows as it goes
         for task in _tasks(parent):
@@ -21,7 +21,9 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds, user and system, of all living threads of the tree; to the nanosecond."""
+    """Return the CPU seconds, user and system, of all living threads of the tree, to the
+    nanosecond.
+    """
     total_ns = 0
     for process in tree(pid):
         for task in _tasks(process):
@@ -31,12 +33,12 @@ def cpu_s(pid: int) -> float:
 
 
 def loop_s(pid: int) -> float:
-    """CPU seconds of the process's first thread, where our router has its event loop."""
+    """Return the CPU seconds of the process's first thread, which runs our router's event loop."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def rss_kb(pid: int) -> int:
-    """Resident memory of the tree; pages that processes share count for each."""
+    """Return the tree's resident memory in KB; pages that processes share count for each."""
     total = 0
     for process in tree(pid):
         with suppress(OSError):
@@ -45,7 +47,7 @@ def rss_kb(pid: int) -> int:
 
 
 def busy_s() -> float:
-    """CPU seconds that all cores were busy since the system came up, stolen time included."""
+    """Return the CPU seconds of all cores since the system's start, stolen time included."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
     return (user + nice + system + irq + softirq + steal) / _TICKS

@@ -1,4 +1,4 @@
-"""Programs on a core of their own, and the load run against a port."""
+"""Runs programs on cores of their own, and the load generator against a port."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ READY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Where what runs: the router alone, engines and load together. One core: all on it."""
+    """The cores of the bench: one for the router, one for engines and load. With one core, all
+    share it.
+    """
 
     router: int
     others: int
 
     @classmethod
     def of_this_machine(cls) -> Cores:
-        """The last core that we may use for the router, the first for the rest."""
+        """Return the last usable core for the router and the first for the rest."""
         allowed = sorted(os.sched_getaffinity(0))
         return cls(allowed[-1], allowed[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The dummy engines, one process. Lifetime: a measurement."""
+    """The dummy engines in one process. Lifetime: a measurement."""
 
     pid: int
     ports: tuple[int, ...]
@@ -48,21 +50,23 @@ class Engines:
 
     @property
     def workers(self) -> list[str]:
-        """As our router is told of them."""
+        """The engines as values of the router's `--worker`."""
         if not self.pair:
             return self.urls
         roles = zip(self.urls, ("prefill", "decode"), strict=True)
         return [f"{url},kind=vllm,role={role},group=g" for url, role in roles]
 
     def counts(self) -> list[dict[str, int]]:
-        """Of each engine: `requests`, `running`, `most` at once, `given_up` by the router."""
+        """Return each engine's counts: `requests`, `running`, `most` at once, `given_up` by the
+        router.
+        """
         counts: list[dict[str, int]] = json.loads(get(f"{self.urls[0]}/bench"))
         return counts
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a run of the load found (`load.cpp`), and what the router took meanwhile."""
+    """The result of a load run (`load.cpp`), and the router's CPU time and memory meanwhile."""
 
     found: Mapping[str, Any]
     cpu_s: float  # of the routers; 0 where there is none
@@ -87,7 +91,9 @@ class Load:
 def program(
     command: Sequence[str], core: int | None, log: str, environment: Mapping[str, str] = os.environ
 ) -> Iterator[subprocess.Popen[str]]:
-    """A program on a core; what it says on standard error is in build/bench/`log`.log."""
+    """Run a program on a core during the block; its standard error goes to
+    build/bench/`log`.log.
+    """
     BUILT.mkdir(parents=True, exist_ok=True)
     pinned = [] if core is None else ["taskset", "-c", str(core)]
     with (BUILT / f"{log}.log").open("w") as errors:
@@ -118,7 +124,9 @@ def _kill(pid: int) -> None:
 
 
 def ready_line(process: subprocess.Popen[str], log: str) -> str:
-    """The line that begins with `ready`. Raises RuntimeError with the log where none comes."""
+    """Return the output line that begins with `ready`. Raises RuntimeError with the log if none
+    comes.
+    """
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("ready"):
@@ -129,7 +137,7 @@ def ready_line(process: subprocess.Popen[str], log: str) -> str:
 
 @contextmanager
 def engines(core: int, **flags: object) -> Iterator[Engines]:
-    """Dummy engines; `flags` as `dummy.cpp` has them, with underscores."""
+    """Run dummy engines during the block; `flags` are those of `dummy.cpp` with underscores."""
     with program([str(built("dummy")), *_as_flags(flags)], core, "engines") as process:
         ports = tuple(map(int, ready_line(process, "engines").split()[1:]))
         yield Engines(process.pid, ports)
@@ -142,8 +150,8 @@ def run_load(
     others: int,
     **flags: object,
 ) -> Load:
-    """The load against a port, or several; `flags` as `load.cpp` has them, `others` is the engines'
-    process.
+    """Run the load against a port, or several; `flags` are those of `load.cpp`, `others` is the
+    engines' process.
     """
     routers = _each(router_pid)
     command = [str(built("load")), "--port", ",".join(map(str, _each(port))), *_as_flags(flags)]
@@ -179,13 +187,15 @@ def _as_flags(flags: Mapping[str, object]) -> list[str]:
 
 
 def get(url: str) -> str:
-    """The answer's text."""
+    """Return the text of the page at `url`."""
     with urllib.request.urlopen(url, timeout=5.0) as answer:
         return str(answer.read().decode())
 
 
 def until_answers(port: int, process: subprocess.Popen[str], log: str) -> None:
-    """Wait until a completion is answered with 200. Raises RuntimeError."""
+    """Wait until a completion gets 200. Raises RuntimeError with the log if the program ends or
+    takes too long.
+    """
     body = json.dumps({"model": "bench", "prompt": "ready?", "max_tokens": 1}).encode()
     url = f"http://127.0.0.1:{port}/v1/completions"
     headers = {"Content-Type": "application/json"}

@@ -1,10 +1,10 @@
-"""The tables of docs/sizing.md: what a router needs of CPU and memory, by load.
+"""Measures the tables of docs/sizing.md: the CPU time and memory that a router needs, by load.
 
     python -m tests.bench.sizing [--only SECTION ...] [--runs 3] [--seconds 2] [--into FILE]
 
-The router, as `serve` starts it, has one core for itself; compiled dummy engines and the load have
-another. CPU times are those of the router's threads, from the kernel. All of it takes some 12
-minutes. `--into` puts the tables into a page between its two marks.
+The router, as `serve` starts it, has one core for itself; compiled dummy engines and the load
+generator have another. CPU times are those of the router's threads, from the kernel. All of it
+takes some 12 minutes. `--into` puts the tables into a page between its two marks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ UNFIT = str.maketrans({'"': "'", "\\": "/", "\n": " ", "\t": " "})  # in a JSON 
 
 
 def model(folder: Path) -> Model:
-    """A tokenizer of a usual make, and text that it knows as well as real ones know theirs."""
+    """Write a tokenizer of a common kind and a text that it encodes as well as real ones encode
+    theirs.
+    """
     words = folder / "words"
     text = " ".join(texts()).translate(UNFIT)
     words.write_text("".join(c for c in text if " " <= c <= "~"))
@@ -38,7 +40,7 @@ def model(folder: Path) -> Model:
 
 
 def sections(only: set[str], runs: int, seconds: float) -> Iterator[Section]:
-    """The plan needs what the first three measure."""
+    """Measure and yield the wanted sections; the plan needs the measurements of the first three."""
     cores = Cores.of_this_machine()
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -58,7 +60,9 @@ def sections(only: set[str], runs: int, seconds: float) -> Iterator[Section]:
 
 
 def machine() -> str:
-    """Return the processor, Python, and how fast plain Python is here, to compare machines by."""
+    """Return the processor, the Python version, and the speed of plain Python here, to compare
+    machines by.
+    """
     names = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -76,7 +80,7 @@ def machine() -> str:
 
 
 def main() -> None:
-    """Print each table when it is measured."""
+    """Print each table once it is measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", choices=NAMES, help="sections, repeated")
     parser.add_argument("--runs", type=int, default=3, help="rounds a median is taken over")

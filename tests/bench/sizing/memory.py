@@ -1,4 +1,4 @@
-"""Memory by cached blocks, sessions and streams."""
+"""Measures the router's memory by cached blocks, sessions and streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one of each."""
+    """The bytes for each block, session and stream."""
 
     block: float  # in the index, of one worker
     shared_block: float  # in the index, of all 64 workers
@@ -34,7 +34,7 @@ class Memory:
 
 
 def block_bytes(holders: int) -> float:
-    """Of a distinct block that so many workers hold."""
+    """Return the bytes of a distinct block that `holders` workers hold."""
     index = _native.PrefixIndex(WORKERS, max_entries=BLOCKS)
     rng = np.random.default_rng(3)
     for number in range(BLOCKS // CHAIN_BLOCKS):
@@ -45,7 +45,7 @@ def block_bytes(holders: int) -> float:
 
 
 def session_bytes() -> float:
-    """What following a session adds to the resident memory of this process."""
+    """Return the resident memory that following a session adds to this process, in bytes."""
     Pool(WORKERS, 10)  # whatever the first one loads
     before_kb = cpu.rss_kb(os.getpid())
     pool = Pool(WORKERS, SESSIONS)
@@ -55,21 +55,23 @@ def session_bytes() -> float:
 
 
 def stream_bytes(cores: Cores, seconds: float) -> float:
-    """Of an open stream of 20 events a second."""
+    """Return the bytes of an open stream of 20 events a second."""
     subject = Subject("warmroute", ours())
     load, before_kb = streams(Bench(cores, 1, seconds, [subject]), subject, STREAMS)
     return (load.rss_kb - before_kb) * 1024 / STREAMS
 
 
 def measure(cores: Cores, seconds: float) -> Memory:
-    """One round: memory does not depend on what the machine does meanwhile."""
+    """Measure once, since memory does not depend on other load of the machine."""
     return Memory(
         block_bytes(1), block_bytes(WORKERS), session_bytes(), stream_bytes(cores, seconds)
     )
 
 
 def section(found: Memory) -> Section:
-    """What a million blocks, a hundred thousand sessions and a thousand streams take."""
+    """Return the table of memory for a million blocks, a hundred thousand sessions and a thousand
+    streams.
+    """
     mebi = 1 << 20
     return Section(
         "memory",

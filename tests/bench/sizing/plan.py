@@ -1,4 +1,4 @@
-"""How many cores and routers a load needs, by the figures measured."""
+"""Computes how many cores and routers a load needs from the measured figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AS_TEXT, IDS = KINDS[0].name, KINDS[3].name
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a pool is asked for."""
+    """A load on a pool."""
 
     what: str
     workers: int
@@ -27,7 +27,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the other tables hold."""
+    """The measurements of the other tables."""
 
     costs: Costs
     pools: Mapping[int, Pool]
@@ -35,7 +35,7 @@ class Measured:
 
 
 def needs(found: Measured) -> Iterator[tuple[Demand, Cost]]:
-    """Each demand with the CPU time of one of its requests, the answer's events left out."""
+    """Yield each demand with the CPU time of one of its requests, without the answer's events."""
     requests = found.costs.requests
     yield Demand("chats of 500 tokens, no tokenizer", 8, 20, 300), requests[AS_TEXT, "500"]
     yield Demand("chats of 4,000 tokens, no tokenizer", 64, 300, 300), requests[AS_TEXT, "4,000"]
@@ -50,7 +50,7 @@ def _turn(found: Measured, tokens: int) -> Cost:
 
 
 def section(found: Measured) -> Section:
-    """Cores and routers by demand."""
+    """Return the table of cores and routers by demand."""
     return Section(
         "plan",
         "How many routers",

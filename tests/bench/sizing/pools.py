@@ -1,4 +1,4 @@
-"""What workers cost: CPU of a request and of an idle router, and memory, by the pool's size."""
+"""Measures CPU time of a request and of an idle router, and memory, by the pool's size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_S = 5.0  # several rounds of metrics, which an idle router's share is a me
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A router before so many workers, with the default policy."""
+    """The figures of a router with some number of workers and the default policy."""
 
     request_s: float  # CPU of a request of 2 KB of text, without what an idle router takes
     idle: float  # share of a core without a request
@@ -29,7 +29,7 @@ class Pool:
 
 
 def pool(workers: int, cores: Cores, seconds: float) -> Pool:
-    """Raises RuntimeError where a request failed."""
+    """Measure a router with `workers` workers. Raises RuntimeError if a request failed."""
     with (
         engines(cores.others, ports=workers) as behind,
         ours("--limits-workers", "1024")(behind, cores) as router,
@@ -50,7 +50,7 @@ def pool(workers: int, cores: Cores, seconds: float) -> Pool:
 
 
 def measure(cores: Cores, runs: int, seconds: float) -> dict[int, Pool]:
-    """Medians by number of workers."""
+    """Return medians by number of workers."""
     found: dict[int, list[Pool]] = {workers: [] for workers in WORKERS}
     for _ in range(runs):
         for workers, pools in found.items():
@@ -67,7 +67,7 @@ def _median(pools: list[Pool]) -> Pool:
 
 
 def section(pools: dict[int, Pool]) -> Section:
-    """A row a pool."""
+    """Return the table with a row for each pool."""
     return Section(
         "pools",
         "Workers",

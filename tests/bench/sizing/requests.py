@@ -1,4 +1,4 @@
-"""CPU time of a request by its kind and size, and of an event of a streamed answer."""
+"""Measures the CPU time of a request by its kind and size, and of an event of a streamed answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ID_BYTES = 6  # of a token id in a body, comma included
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU seconds of one request or event: of all threads, and of the event loop's."""
+    """The CPU seconds of one request or event: of all threads, and of the event loop's thread."""
 
     all_s: float
     loop_s: float
@@ -30,7 +30,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How requests come. `tokenized`: the router has the model's tokenizer."""
+    """A kind of request. `tokenized`: the router has the model's tokenizer."""
 
     name: str
     tokenized: bool
@@ -49,16 +49,15 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What tokenized prompts are made with."""
+    """The tokenizer and the text that tokenized prompts are made from."""
 
     folder: Path  # has the tokenizer
     words: Path  # text that prompts are cut from
 
 
 def cost(kind: Kind, tokens: str, model: Model, cores: Cores, seconds: float) -> Cost:
-    """Of one request in a closed loop of eight connections.
-
-    Raises RuntimeError where a request failed.
+    """Return the cost of one request in a closed loop of eight connections. Raises RuntimeError if
+    a request failed.
     """
     longest = tokens == max(SIZES, key=lambda name: SIZES[name])
     size = SIZES[tokens] // 4 * ID_BYTES if kind.ids else SIZES[tokens]
@@ -87,7 +86,7 @@ def cost(kind: Kind, tokens: str, model: Model, cores: Cores, seconds: float) ->
 
 
 def event_cost(cores: Cores, seconds: float) -> Cost:
-    """Of one event of 200 bytes; 256 streams have 20 events a second each."""
+    """Return the cost of one event of 200 bytes, with 256 streams of 20 events a second each."""
     subject = Subject("warmroute", ours())
     load, _ = streams(Bench(cores, 1, seconds, [subject]), subject, 256)
     return _each(load, load.events)
@@ -101,14 +100,14 @@ def _each(load: Load, count: int) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Medians. `requests` by kind and tokens."""
+    """The median costs: of requests by kind and tokens, and of an event."""
 
     requests: dict[tuple[str, str], Cost]
     event: Cost
 
 
 def measure(model: Model, cores: Cores, runs: int, seconds: float) -> Costs:
-    """Rounds over all kinds and sizes."""
+    """Return medians over rounds with all kinds and sizes."""
     found: dict[tuple[str, str], list[Cost]] = {}
     events = []
     for _ in range(runs):
@@ -128,7 +127,9 @@ def _median(costs: list[Cost]) -> Cost:
 
 
 def section(costs: Costs) -> Section:
-    """Milliseconds of a core, and how many a second keep one core busy."""
+    """Return the table of milliseconds of a core for a request, and how many a second keep one core
+    busy.
+    """
     return Section(
         "requests",
         "CPU time of a request",

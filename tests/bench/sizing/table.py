@@ -1,4 +1,4 @@
-"""A section of the sizing page: a heading, a sentence, a table."""
+"""A section of the sizing page: a heading, a text and a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One table with what a reader has to know of it."""
+    """One table with the text that a reader needs to understand it."""
 
     name: str  # as `--only` asks for it
     title: str
@@ -27,6 +27,8 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def two_digits(value: float) -> str:
-    """The value to two significant digits, as people read sizes: 0.034, 1.3, 140, 12,000."""
+    """Return the value with two significant digits, as people read sizes: 0.034, 1.3,
+    140, 12,000.
+    """
     rounded = float(f"{value:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"

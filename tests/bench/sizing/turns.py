@@ -1,4 +1,4 @@
-"""What the turns of a long agent session cost: the first one, whose text is new, and later ones."""
+"""Measures the turns of a long agent session: the first one, whose text is new, and later ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MESSAGE_TOKENS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of a session."""
+    """The cost of one turn of a session."""
 
     cpu_s: float  # of all threads of the router
     loop_s: float  # of its event loop's
@@ -33,7 +33,7 @@ class Turn:
 
 
 class Session:
-    """A chat that grows; no other one has its text. Lifetime: one measurement of a session."""
+    """A chat that grows and shares no text with others. Lifetime: one measurement of a session."""
 
     def __init__(self, words: str, serial: int, tokens: int) -> None:
         self._words = words
@@ -53,7 +53,7 @@ class Session:
         return self._words[begin : begin + size]
 
     def bodies(self) -> Iterator[bytes]:
-        """That of the first turn, then those of the later ones."""
+        """Yield the request body of the first turn, then those of the later turns."""
         for _ in range(LATER + 1):
             asked = {"model": "bench", "messages": self._messages, "max_tokens": 1}
             yield json.dumps(asked).encode()
@@ -62,7 +62,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Medians of a session's turns. `memo_bytes`: what the router keeps of its token ids."""
+    """The median costs of a session's turns. `memo_bytes`: the memory for its token ids in the
+    router.
+    """
 
     first: Turn
     later: Turn
@@ -70,7 +72,7 @@ class Turns:
 
 
 def sessions(tokens: int, model: Model, cores: Cores, count: int) -> Turns:
-    """So many sessions, one after the other."""
+    """Measure `count` sessions one after the other."""
     words = model.words.read_text()
     first, later = [], []
     with (
@@ -98,7 +100,9 @@ def _turn(body: bytes, router: Running, engine_port: int) -> Turn:
 
 
 def _asked(body: bytes, port: int) -> float:
-    """Seconds until the whole answer. Raises RuntimeError where it is not 200."""
+    """Send a body and return the seconds until the whole answer. Raises RuntimeError if its status
+    is not 200.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"Content-Type": "application/json"}
     began_s = time.monotonic()
@@ -121,12 +125,12 @@ def _median(turns: list[Turn]) -> Turn:
 
 
 def measure(model: Model, cores: Cores, count: int) -> dict[int, Turns]:
-    """By tokens of the first turn."""
+    """Return the figures by tokens of the first turn."""
     return {tokens: sessions(tokens, model, cores, count) for tokens in CONTEXTS}
 
 
 def section(found: dict[int, Turns]) -> Section:
-    """A row a context."""
+    """Return the table with a row for each context size."""
     return Section(
         "turns",
         "Turns of an agent",
