@@ -195,7 +195,8 @@ async def prometheus(
     targets: Mapping[str, Sequence[str]],
     every: str = SCRAPE,
 ) -> AsyncIterator[Prometheus]:
-    """Run Prometheus at a free port with the shipped jobs and their rules, hurried.
+    """Run Prometheus at a free port with the shipped jobs, and with their rules at the speed of
+    `hurried`.
 
     `targets` has each job's URLs. Skips the test if Prometheus is not installed.
     """

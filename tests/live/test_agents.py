@@ -206,8 +206,8 @@ async def test_claude_code_finds_a_name_that_it_shows(tmp_path) -> None:
 
 
 async def test_the_doctor_names_an_attribution_line_that_changes(tmp_path) -> None:
-    """The worker counts the changing line as prompt tokens, so that it finds none of the cached
-    blocks that the router expects.
+    """A changing attribution line at the prompt's beginning makes the worker find nothing in its
+    cache that the router expects.
     """
     rows = [row for row in recorded("claude_code", chats=False) if row["version"] == "2.1.170"]
     async with (

@@ -1,4 +1,6 @@
-"""The pictures of README and docs are what the product shows: all of them are made again."""
+"""Tests that the pictures of README and docs are what the product shows: all of them are made
+again.
+"""
 
 from __future__ import annotations
 
