@@ -137,7 +137,7 @@ class Instances(Struct, kw_only=True):
     target: Annotated[TargetOptions, Group("target")]
     memory: Annotated[MemoryOptions, Group("memory: how many instances may there be")]
     json: Annotated[Written, "the plan with all figures"] = None
-    html: Annotated[Written, "a page with pictures"] = None
+    html: Annotated[Written, "a page; its pictures need matplotlib"] = None
 
 
 @command(

@@ -72,7 +72,7 @@ class Replay(Struct, kw_only=True):
     setup: SetupOptions
     jobs: Annotated[int, "replays at once, each in a process of its own"] = 1
     json: Annotated[Written, "all figures, with hashes"] = None
-    html: Annotated[Written, "one page with pictures"] = None
+    html: Annotated[Written, "one page; its pictures need matplotlib"] = None
     csv: Annotated[Written, "every request with its decision and the best choice there was; for "
         "one --policy and one --seed"] = None  # fmt: skip
 

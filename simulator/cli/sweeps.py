@@ -98,7 +98,7 @@ class Compare(Struct, kw_only=True):
     base: Annotated[str, "RULE", "what others are divided by"]
     policy: Annotated[tuple[str, ...], "RULE", "show these and the base; default: all"] = ()
     json: Annotated[Written, "all figures"] = None
-    html: Annotated[Written, "a page with pictures"] = None
+    html: Annotated[Written, "a page; its pictures need matplotlib"] = None
     markdown: Annotated[Written, "tables for a document"] = None
 
 

@@ -44,7 +44,7 @@ def read_jobs(
     no more than make up `MAX_HELD_BYTES`.
     """
     held: list[tuple[int, int, Job]] = []
-    newest_ns, given_ns, count, held_bytes = -(1 << 62), -(1 << 62), 0, 0
+    newest_ns, given_ns, count, held_bytes, number = -(1 << 62), -(1 << 62), 0, 0, 0
     for number, raw in lines:
         if number == MIN_LINES_JUDGED:
             errors.judge(number)
@@ -73,10 +73,11 @@ def read_jobs(
             given_ns, _, ready = heappop(held)
             held_bytes -= ready.ids.nbytes + _JOB_BYTES
             yield ready
-    while held:
-        yield heappop(held)[2]
     if not count:
         raise errors.nothing_read()
+    errors.judge_whole(number)
+    while held:
+        yield heappop(held)[2]
 
 
 def _too_old(by_ns: int, slack_ns: int) -> str:

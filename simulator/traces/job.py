@@ -100,6 +100,17 @@ class ErrorLog:
                 "--format NAME says which, `warmroute-sim sources` lists them"
             )
 
+    def judge_whole(self, lines: int) -> None:
+        """Judges a source of `lines` lines that is read to its end, however short it is.
+
+        A short one may have ten wrong lines, as many as a thousand lines may. Raises `TraceError`.
+        """
+        if self.total > MAX_WRONG_SHARE * max(lines, MIN_LINES_JUDGED):
+            raise TraceError(
+                f"{self.where}: {self.total} of its {lines} lines are wrong, too many for a "
+                f"result; the first: {self.messages[0]}"
+            )
+
     def nothing_read(self) -> TraceError:
         """The error of a source that had no good line."""
         if not self.messages:

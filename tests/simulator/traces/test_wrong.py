@@ -143,18 +143,31 @@ def test_a_wrong_line_is_named_and_left_out(
 
 
 def test_messages_are_bounded_and_too_many_wrong_lines_end_the_reading(tmp_path: Path) -> None:
-    spec = write(tmp_path, *[MOONCAKE] * 30, *["x"] * 30)
-    stream = open_jobs(spec)
+    stream = open_jobs(write(tmp_path, *[MOONCAKE] * 30, *["x"] * 10))
     assert len(list(stream.jobs)) == 30
-    assert (stream.errors.total, len(stream.errors)) == (30, 10)
+    assert stream.errors.total == 10
+    with pytest.raises(TraceError, match="11 of its 41 lines are wrong"):
+        list(open_jobs(write(tmp_path, *[MOONCAKE] * 30, *["x"] * 11)).jobs)
     for late in (0, 990, 1985):
         lines = [*[MOONCAKE] * (1 + late), *["x"] * 20, *[MOONCAKE] * 1000]
         stream = open_jobs(write(tmp_path, *lines))
         if late == 1985:  # 20 of more than 2,000
             assert len(list(stream.jobs)) == 2986
+            assert (stream.errors.total, len(stream.errors)) == (20, 10)
         else:
             with pytest.raises(TraceError, match=r"too many to go on; the first: .*line"):
                 list(stream.jobs)
+
+
+def test_one_line_without_a_time_or_far_ahead_does_not_hide_the_rest(tmp_path: Path) -> None:
+    lines = [{**CHAT, "timestamp": 1_790_000_000 + second} for second in range(300)]
+    untimed = {key: value for key, value in CHAT.items() if key != "timestamp"}
+    for at, line, said in (
+        (0, untimed, "299 of its 300 lines are wrong.*line 2: timestamp: is a time"),
+        (9, {**CHAT, "timestamp": 1_790_010_000}, "290 of its 300.*line 11: timestamp: goes back"),
+    ):
+        with pytest.raises(TraceError, match=said):
+            list(open_jobs(write(tmp_path, *lines[:at], line, *lines[at + 1 :])).jobs)
 
 
 @pytest.mark.parametrize(
