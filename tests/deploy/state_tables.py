@@ -17,35 +17,38 @@ Table = Mapping[tuple[str, str], str]
 
 HEAD = """# States
 
-The states of requests and workers. `python -m tests.deploy.state_tables` draws them from the
-code's own tables: edit those, not this page. Each table maps (state, event) to the next state.
-Every change of a state looks it up there; an event that a state does not have is an error.
+This page shows the states of requests and workers. `python -m tests.deploy.state_tables` draws
+the page from tables in the code: edit the tables, not this page. A table maps (state, event) to
+the next state. The code looks up every change of a state in its table; an event that the table
+does not have for a state is an error.
 """
 # A table, its path and name in the code, and what its states are.
 TABLES: tuple[tuple[Table, str, str], ...] = (
     (
         REQUEST_STATES,
         "`REQUEST_STATES` in `router/request/dispatcher.py`",
-        "A request, from its arrival to its end. `waiting`: the core has not chosen a worker yet. "
-        "`sent`: a worker has it. `over`: the core knows its end.",
+        "These are the states of a request from its arrival to its end. `waiting`: the core has "
+        "not chosen a worker yet. `sent`: a worker has the request. `over`: the core knows how the "
+        "request ended.",
     ),
     (
         MEMBER_STATES,
         "`MEMBER_STATES` in `router/fleet/member_states.py`",
-        "A worker as the router's own probes find it. The core is told that it is `ready` while it "
-        "is `serving` or `silent` (`draining` if an operator drains it), else that it is `down`.",
+        "These are the states of a worker that the router's probes find. For the core, a worker "
+        "that is `serving` or `silent` is `ready` (or `draining` if an operator drains "
+        "the worker); a worker in another state is `down`.",
     ),
     (
         WORKER_STATES,
         "`WORKER_STATES` in `router/core/workers/states.py`",
-        "A worker as the core is told of it. Only a `ready` one gets requests; a `draining` one "
-        "finishes those that it has.",
+        "These are the states of a worker in the core. Only a `ready` worker gets requests; a "
+        "`draining` worker finishes its present requests.",
     ),
     (
         HEALTH_STATES,
         "`HEALTH_STATES` in `router/core/workers/states.py`",
-        "The health of a worker, as the core sees it by answers and failures of requests. An "
-        "`ejected` or `probed` one gets no requests, one on `trial` gets one at a time.",
+        "The core derives a worker's health from answers and failures of requests. An `ejected` "
+        "or `probed` worker gets no requests; a worker on `trial` gets one request at a time.",
     ),
 )
 
