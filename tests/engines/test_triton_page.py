@@ -76,7 +76,7 @@ async def ran(command: str, folder: Path, status: int = 0) -> str:
 
 async def test_the_doctor_knows_39_causes(tmp_path: Path) -> None:
     out = await ran(shown("warmroute doctor --causes"), tmp_path)
-    assert re.search(r"It knows 39 causes", PAGE)
+    assert re.search(r"The doctor knows 39 causes", PAGE)
     numbers = set(map(int, re.findall(r"^\s*(\d+)[ .]", out, re.MULTILINE)))
     assert numbers == set(range(1, 40)), out
 
