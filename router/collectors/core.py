@@ -56,13 +56,15 @@ def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
     counts: dict[tuple[str, ...], float] = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
     yield counters(
         "warmroute_policy_faults",
-        "Faults of policies, by kind",
+        "Faults of a policy's code: an exception (`raised`), a cost that is no number "
+        "(`nan`), costs of a wrong shape or type (`shape`), a slow answer (`slow`), "
+        "or faulty terms (`terms`)",
         "policy kind",
         counts | guard.faults,
     )
     yield gauge(
         "warmroute_policy_suspended",
-        "1 while the fallback decides in the policy's place",
+        "1 while the fallback policy decides, because the policy keeps failing",
         guard.suspension.active,
     )
 
@@ -71,7 +73,9 @@ def _core_metrics(
     core: RouterCore, fleet: FleetManager, prompts: PromptReader, replies: Replies
 ) -> Iterator[Metric]:
     """Yield the core's own counts."""
-    yield from _decisions(core, prompts)
+    yield from _decisions(core)
+    yield from _failures(core)
+    yield from _prompts(prompts)
     yield from _requests(core)
     yield from _index(core)
     yield from _mirrors(core)
@@ -81,62 +85,82 @@ def _core_metrics(
     yield _worker_replies(replies, fleet)
 
 
-def _decisions(core: RouterCore, prompts: PromptReader) -> Iterator[Metric]:
+def _decisions(core: RouterCore) -> Iterator[Metric]:
     counted = core.counters
     yield counters(
         "warmroute_decisions",
-        "Dispatches by policy and reason",
+        "Requests sent to a worker, retries included, by the policy that chose it and the reason",
         "policy reason",
         counted.decisions,
     )
     yield counters(
         "warmroute_legs",
-        "What workers were to do of requests: both, prefill or decode",
+        "Requests sent to a worker, by the worker's part: `both`, `prefill` or `decode`",
         "leg",
         {leg: counted.legs[leg] for leg in get_args(Role)},
     )
     yield gauge(
         "warmroute_kv_transfer_tokens_per_second",
-        "How fast KV goes from one worker to another, as learned",
+        "Measured speed of KV transfers between workers; 200,000 before the first transfer",
         core.disaggregation.tokens_per_s,
     )
     yield counters(
-        "warmroute_rejections", "Requests turned away, by reason", "code", counted.rejections
+        "warmroute_rejections",
+        "Requests that the router refused, by error code",
+        "code",
+        counted.rejections,
     )
     yield counter(
         "warmroute_expected_hit_tokens",
-        "Prompt tokens expected to be cached on the chosen worker",
+        "Prompt tokens that the router expected in the chosen worker's cache",
         counted.expected_hit_tokens,
     )
-    yield counter("warmroute_prompt_tokens", "Prompt tokens dispatched", counted.prompt_tokens)
-    yield counter("warmroute_holds", "Requests held at the router", counted.holds)
+    yield counter(
+        "warmroute_prompt_tokens",
+        "Prompt tokens of all requests sent to workers",
+        counted.prompt_tokens,
+    )
+    yield counter("warmroute_holds", "Requests that began to wait at the router", counted.holds)
     yield counter(
         "warmroute_reserved_workers",
-        "Times that a worker was kept for a request that others had passed",
+        "Times that the router reserved a worker for a request that had waited for 20 "
+        "s while eight others overtook it",
         core.chooser.reservations.begun,
     )
-    yield counter("warmroute_retries", "Dispatches tried again elsewhere", counted.retries)
-    yield counter("warmroute_ejections", "Workers ejected", counted.ejections)
+
+
+def _failures(core: RouterCore) -> Iterator[Metric]:
+    counted = core.counters
+    yield counter(
+        "warmroute_retries", "Requests sent to another worker after a failure", counted.retries
+    )
+    yield counter("warmroute_ejections", "Failures that ejected a worker", counted.ejections)
     yield counter(
         "warmroute_ejections_withheld",
-        "Failures that would have ejected a worker, with too many of its pool ejected already",
+        "Failures that did not eject a worker, because too many workers of its pool "
+        "were ejected already",
         counted.ejections_withheld,
     )
     yield counter(
         "warmroute_retries_refused",
-        "Failed requests not tried again, for too many are (retries.budget_...)",
+        "Failed requests that were not retried, because the retry budget was used up",
         counted.retries_refused,
     )
     yield from policy_metrics(core.guard)
+
+
+def _prompts(prompts: PromptReader) -> Iterator[Metric]:
     yield counter(
         "warmroute_template_refusals",
-        "Prompts that the tokenizer or its chat template refused, placed approximately",
+        "Prompts that the router's tokenizer or chat template refused",
         prompts.template_refusals,
     )
     lines = prompts.attributions
     yield counters(
         "warmroute_attribution_lines",
-        "Requests with a client's attribution line, beside the request before of their session",
+        "Requests with Claude Code's attribution line: the `same` line as the "
+        "session's request before, or a `changed` one, after which some engines reuse "
+        "nothing of their cache",
         "line",
         {"same": lines.same, "changed": lines.changed},
     )
@@ -144,20 +168,29 @@ def _decisions(core: RouterCore, prompts: PromptReader) -> Iterator[Metric]:
 
 def _requests(core: RouterCore) -> Iterator[Metric]:
     yield gauge(
-        "warmroute_inflight_requests", "Accepted, unfinished requests", core.inflight_requests
+        "warmroute_inflight_requests",
+        "Requests that the router has accepted and not finished, held ones included",
+        core.inflight_requests,
     )
-    yield gauge("warmroute_held_requests", "Requests waiting at the router", core.held_requests)
+    yield gauge(
+        "warmroute_held_requests", "Requests that wait at the router now", core.held_requests
+    )
 
 
 def _index(core: RouterCore) -> Iterator[Metric]:
     index = core.caches.index
-    yield gauge("warmroute_index_blocks", "Distinct blocks in the index", len(index))
-    yield gauge("warmroute_index_bytes", "Memory of the index", index.memory_bytes)
-    yield counter("warmroute_index_evicted_blocks", "Blocks forgotten at the bound", index.evicted)
+    yield gauge("warmroute_index_blocks", "Distinct blocks in the prefix index", len(index))
+    yield gauge("warmroute_index_bytes", "Memory of the prefix index", index.memory_bytes)
+    yield counter(
+        "warmroute_index_evicted_blocks",
+        "Blocks that the prefix index dropped at `limits.index_entries` or `limits.index_bytes`",
+        index.evicted,
+    )
     workers = list(core.workers)
     yield gauges(
         "warmroute_index_held_blocks",
-        "Blocks held by workers, by tier",
+        "Blocks in the workers' caches by tier: `gpu`, `host` or `disk`. A block "
+        "counts once for each worker",
         "tier",
         {
             name: sum(index.held(worker.slot, tier) for worker in workers)
@@ -166,7 +199,7 @@ def _index(core: RouterCore) -> Iterator[Metric]:
     )
     yield gauge(
         "warmroute_kv_names_bytes",
-        "Memory of the names that engines give their blocks, and of blocks without a parent",
+        "Memory of the engines' names of blocks, and of blocks that wait for their parent",
         sum(worker.kv.blocks.memory_bytes for worker in workers),
     )
 
@@ -175,13 +208,13 @@ def _mirrors(core: RouterCore) -> Iterator[Metric]:
     mirrors = core.caches.mirrors
     yield gauge(
         "warmroute_mirrored_blocks",
-        "Blocks believed to be in caches without events",
+        "Distinct blocks in the estimated caches (mirrors) of workers without KV events",
         len(mirrors),
     )
     yield gauge("warmroute_mirror_bytes", "Memory of the mirrors", mirrors.memory_bytes)
     yield counters(
         "warmroute_mirror_corrections",
-        "Answers that proved a mirror wrong: fewer or more blocks were there",
+        "Answers that corrected a mirror, because the worker had `fewer` or `more` blocks cached",
         "found",
         {"fewer": mirrors.counters.fewer, "more": mirrors.counters.more},
     )
@@ -195,7 +228,9 @@ def _worker_replies(replies: Replies, fleet: FleetManager) -> Metric:
         del replies[gone]
     return counters(
         "warmroute_replies",
-        "Replies of workers, by worker, status and kind of error",
+        "Answers of workers by status and kind of error. `error` is empty for a good "
+        "answer, `status` if there was no answer. The series end when the worker "
+        "leaves",
         "worker status error",
         {
             (str(worker_id), status, kind): count

@@ -34,35 +34,38 @@ def model_metrics(core: RouterCore, waiting: WorkerWait) -> Iterator[Metric]:
     )
     yield gauges(
         "warmroute_running_requests",
-        "Requests that workers have",
+        "Unfinished requests at workers",
         "model",
         of(core.model_limits.requests),
     )
     yield gauges(
         "warmroute_ready_workers",
-        "Workers that answer; 0 while these cannot serve a request for want of a role",
+        "Workers that answer; 0 if they cannot serve a request because a role is missing",
         "model",
         of(waiting.ready_workers),
     )
     yield counters(
         "warmroute_incoming_requests",
-        "Requests that came for a known model, refused ones included",
+        "Requests that arrived for a known model, refused ones included",
         "model",
         {**of(lambda model: 0), **waiting.requests},
     )
     yield counters(
         "warmroute_first_worker_waits",
-        "Ends of waits for a first worker",
+        "Requests that waited for a first worker of their model, by end: `served`, "
+        "`late` (after `waiting.wait_s` or the client's deadline), `refused` (no "
+        "room, or the router stopped), `displaced` by more important requests, `left` "
+        "by their clients",
         "end",
         waiting.ends,
     )
     yield gauge(
         "warmroute_first_worker_waiting_bytes",
-        "Bodies of requests that wait for a first worker",
+        "Size of the bodies of requests that wait for a first worker",
         waiting.bytes,
     )
     yield gauge(
         "warmroute_models_to_wait_for",
-        "Models that waiting.models names: that they have no worker may be intended",
+        "Models in `waiting.models`, which may have no worker on purpose",
         len(waiting.terms().models),
     )

@@ -22,19 +22,20 @@ def server_metrics(server: HttpServer) -> Iterator[Metric]:
     """The client port's own counts."""
     yield counters(
         "warmroute_server_refusals",
-        "Requests and connections turned away before they were read, by reason",
+        "Requests and connections that the HTTP server refused or closed, by reason",
         "reason",
         {reason: server.refusals[reason] for reason in (*REFUSALS, *GIVEN_UP)},
     )
     yield counter(
         "warmroute_server_deferred",
-        "Connections of addresses whose requests keep being refused, read after others",
+        "Connections of addresses whose requests are often refused. The server reads "
+        "them after others",
         server.deferred,
     )
     yield gauge("warmroute_server_connections", "Open connections of clients", server.connections)
     yield gauge(
         "warmroute_server_arriving_bytes",
-        "Memory of requests that have not arrived in whole",
+        "Memory of requests that are still arriving",
         server.held_bytes,
     )
 
@@ -48,15 +49,15 @@ def state_metrics(keeper: StateKeeper | None) -> Iterator[Metric]:
         size_bytes, age_s = keeper.size_bytes, keeper.age_s
     yield counters(
         "warmroute_kv_state_saves",
-        "Savings of the workers' caches, written or failed",
+        "Attempts to save the workers' caches to the file `kv_state`: `written` or `failed`",
         "result",
         {"written": saves, "failed": failed},
     )
     name = "warmroute_kv_state_bytes"
-    yield gauge(name, "Size of the file of saved caches, as last written", size_bytes)
+    yield gauge(name, "Size of the file `kv_state`, as last written", size_bytes)
     yield gauge(
         "warmroute_kv_state_age_seconds",
-        "Time since the workers' caches were last saved, or since the start",
+        "Time since the file `kv_state` was last written, or since the start",
         age_s,
     )
 
@@ -66,19 +67,21 @@ def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]
     exact = dict(check.exact())
     yield counters(
         "warmroute_tokenizer_mismatch",
-        "Prompts and probes whose tokens differ from the worker's, by model",
+        "Prompts and probes whose tokens differ from the worker's",
         "model",
         {model: check.mismatches[model] for model in exact},
     )
     yield gauges(
         "warmroute_tokenizer_exact",
-        "1 while prompts of a model are placed by their tokens, 0 while by text",
+        "1 while the router matches the model's prompts by tokens; 0 while by text, "
+        "because tokens differed",
         "model",
         {model: 1 if trusted else 0 for model, trusted in exact.items()},
     )
     yield counters(
         "warmroute_tokenized_characters",
-        "Characters of prompts that became ids, by encoding or from the memo",
+        "Characters of prompts that the router tokenized (`encoded`), or whose token "
+        "ids it remembered (`reused`)",
         "result",
         {
             "encoded": 0 if memo is None else memo.encoded_chars,
@@ -86,14 +89,14 @@ def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]
         },
     )
     held = 0 if memo is None else memo.bytes
-    yield gauge("warmroute_token_memo_bytes", "Memory of the memo", held)
+    yield gauge("warmroute_token_memo_bytes", "Memory of remembered token ids", held)
 
 
 def log_metrics(of: str, log: QueuedLog[Any] | None) -> Iterator[Metric]:
     """A log's lines; zero where there is none."""
     yield counters(
         f"warmroute_{of}_log_lines",
-        f"Lines of the {of} log, written or lost for want of room",
+        f"Lines of the {of} log, `written` or `lost`",
         "result",
         _written(log, "written"),
     )
@@ -104,17 +107,20 @@ _PICKER_ENDS = ("placed", "refused", "unasked", "left", "watched", "broken")
 
 def picker_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
     """Requests that data planes asked the picker about, by their ends; zero where it is off."""
-    text = "Requests that a data plane has asked about and not told the end of"
+    text = "Unfinished requests about which a gateway has asked the endpoint picker"
     yield gauge("warmroute_picker_streams", text, counts.get("open", 0))
     yield counters(
         "warmroute_picker_requests",
-        "Requests that data planes asked about, by what became of them",
+        "Requests about which gateways asked the endpoint picker, by end: `placed`; "
+        "`refused` by the router; `unasked` (the gateway answered itself); `left` by "
+        "the client; `watched` (the gateway wanted no answer); `broken` by a defect",
         "end",
         {end: counts.get(end, 0) for end in _PICKER_ENDS},
     )
     yield counters(
         "warmroute_picker_elsewhere",
-        "Requests that a data plane sent elsewhere than told: to another worker, or to none",
+        "Requests that a gateway did not send to the picked worker, but to another "
+        "worker (`moved`) or to an address that is no worker (`stranger`)",
         "to",
         {to: counts.get(to, 0) for to in ("moved", "stranger")},
     )
@@ -124,7 +130,7 @@ def tracing_metrics(exporter: QueuedLog[Any] | None) -> Iterator[Metric]:
     """The exporter's traces; zero where tracing is off."""
     yield counters(
         "warmroute_traces",
-        "Sampled requests whose spans the collector took, or that were lost",
+        "Sampled requests whose spans were `exported` to the collector, or `lost`",
         "result",
         _written(exporter, "exported"),
     )

@@ -28,10 +28,14 @@ def replica_metrics(replica: Replica | None) -> Iterator[Metric]:
 def former_metrics(former: FormerRouters | None) -> Iterator[Metric]:
     """Of routers that this one followed and that have not ended; zero where it follows none."""
     count, requests = (0, 0) if former is None else (len(former), former.requests)
-    yield gauge("warmroute_former_routers", "Routers before this one that have not ended", count)
+    yield gauge(
+        "warmroute_former_routers",
+        "Routers before this one that have not ended, in a hot restart",
+        count,
+    )
     yield gauge(
         "warmroute_former_requests",
-        "Their requests at workers, charged here until they end",
+        "Unfinished requests of these former routers, which this router charges to their workers",
         requests,
     )
 

@@ -19,32 +19,39 @@ def session_metrics(core: RouterCore) -> Iterator[Metric]:
     followed = core.session_tracking.sessions
     active, idle = (0, 0) if followed is None else followed.count()
     states = {"active": active, "idle": idle}
-    yield gauges("warmroute_sessions", "Sessions followed", "state", states)
+    yield gauges(
+        "warmroute_sessions",
+        "Sessions that the router tracks: `active` with an unfinished request, or `idle`",
+        "state",
+        states,
+    )
     yield counter(
         "warmroute_forgotten_sessions",
-        "Sessions forgotten at the bound, before they were over",
+        "Sessions that the router dropped at `limits.sessions` before they ended",
         0 if followed is None else followed.crowded_out,
     )
     yield gauge(
         "warmroute_session_blocks",
-        "Blocks of sessions' prompts that are known",
+        "Blocks of the tracked sessions' prompts, at most `limits.session_blocks`",
         0 if followed is None else len(followed.owners),
     )
     yield counter(
         "warmroute_evicted_session_blocks",
-        "Blocks of sessions' prompts forgotten at the bound",
+        "Blocks of sessions' prompts that the router dropped at `limits.session_blocks`",
         0 if followed is None else followed.owners.evicted,
     )
     waiting = core.held.standings()
     yield gauges(
         "warmroute_held_sessions",
-        "Requests waiting at the router, by the standing of their session",
+        "Requests that wait at the router now, by their session: `new`, `cold` (it "
+        "lost its cache) or `warm`",
         "standing",
         {standing: waiting[standing] for standing in get_args(Standing)},
     )
     waits = HistogramMetricFamily(
         "warmroute_held_seconds",
-        "From the arrival of a request that was held to the end of its wait at the router",
+        "Time that a held request waited at the router, from its arrival until it was "
+        "sent, refused or left by its client",
         labels=["standing"],
     )
     for standing, times in core.counters.held.items():
@@ -56,12 +63,13 @@ def session_metrics(core: RouterCore) -> Iterator[Metric]:
 def _working_sets(core: RouterCore, followed: Sessions | None) -> Iterator[Metric]:
     tokens = GaugeMetricFamily(
         "warmroute_worker_working_set_tokens",
-        "KV tokens that sessions at home on a worker will want again",
+        "KV tokens that the worker's sessions will want again, weighted by their "
+        "probability to return",
         labels=["worker"],
     )
     seconds = GaugeMetricFamily(
         "warmroute_worker_working_set_seconds",
-        "Prefill time of a worker to compute these again",
+        "Prefill time that the worker needs to compute the private tokens of its working set again",
         labels=["worker"],
     )
     for worker in core.workers:
@@ -84,18 +92,20 @@ def trunk_metrics(core: RouterCore) -> Iterator[Metric]:
     sessions = core.session_tracking.sessions
     trunks = None if sessions is None else sessions.trunks
     table = [] if trunks is None else trunks.table()
-    yield gauge("warmroute_trunks", "Shared heads of prompts kept", len(table))
+    yield gauge("warmroute_trunks", "Shared prefixes (trunks) that the router tracks", len(table))
     hot = sum(trunk.wanted_copies > 1 for trunk in table)
-    yield gauge("warmroute_hot_trunks", "Of these, more than one worker should hold", hot)
+    yield gauge("warmroute_hot_trunks", "Trunks that more than one worker should hold", hot)
     yield counter(
         "warmroute_replaced_trunks",
-        "Shared heads that gave way to another at the bound",
+        "Trunks that the router dropped for another one, because it tracks at most 256",
         0 if trunks is None else trunks.replaced,
     )
     demand, copies, wanted = (
-        GaugeMetricFamily(f"warmroute_trunk_{name}", f"{text}, by rank in demand", labels=["rank"])
+        GaugeMetricFamily(
+            f"warmroute_trunk_{name}", f"{text}, by the trunk's rank in demand", labels=["rank"]
+        )
         for name, text in (
-            ("demand", "Seconds of work per second that prompts of a trunk bring"),
+            ("demand", "Seconds of work per second that requests with a trunk bring"),
             ("copies", "Workers that hold a trunk"),
             ("wanted_copies", "Workers that should hold a trunk"),
         )

@@ -18,13 +18,13 @@ def tenant_metrics(counts: TenantCounts) -> Iterator[Metric]:
     rows = {**counts.rows, OTHERS: counts.others}
     yield counters(
         "warmroute_tenant_requests",
-        "Requests of a tenant that were begun",
+        "Requests that the tenant began. `(others)` is all tenants but the 50 busiest",
         "tenant",
         {tenant: row.requests for tenant, row in rows.items()},
     )
     yield counters(
         "warmroute_tenant_refusals",
-        "Requests of a tenant that were refused, by reason",
+        "Requests of the tenant that were refused, by error code",
         "tenant reason",
         {
             (tenant, code): count
@@ -35,7 +35,7 @@ def tenant_metrics(counts: TenantCounts) -> Iterator[Metric]:
     )
     yield counters(
         "warmroute_tenant_tokens",
-        "Tokens of a tenant's answered requests: of the prompt, of the answer",
+        "Tokens of the tenant's answered requests, of the `prompt` or the `answer`",
         "tenant of",
         {
             (tenant, of): count
@@ -54,20 +54,21 @@ def held_metrics(core: RouterCore, now_s: float) -> Iterator[Metric]:
     held = list(core.held)
     yield gauges(
         "warmroute_held_by_priority",
-        "Requests waiting at the router, by priority",
+        "Requests that wait at the router now, of the 10 most frequent priorities and "
+        "all `(others)`",
         "priority",
         _greatest(Counter(str(one.arrival.priority) for one in held), _PRIORITIES_SHOWN),
     )
     yield gauges(
         "warmroute_held_by_tenant",
-        "Requests waiting at the router, by tenant",
+        "Requests that wait at the router now, of the 20 tenants with the most and all `(others)`",
         "tenant",
         _greatest(Counter(one.arrival.tenant or "" for one in held), _TENANTS_SHOWN),
     )
     oldest_s = max((now_s - one.arrival.now_s for one in held), default=0.0)
     yield gauge(
         "warmroute_held_oldest_seconds",
-        "How long the oldest of those that wait has waited",
+        "Longest wait so far of a request that waits at the router now",
         max(oldest_s, 0.0),
     )
     waits_s = [  # of a newcomer of priority 0 and no tenant
@@ -76,12 +77,13 @@ def held_metrics(core: RouterCore, now_s: float) -> Iterator[Metric]:
     ]
     yield gauge(
         "warmroute_predicted_wait_seconds",
-        "Until a worker would compute a request that came now, the longest of all models",
+        "Predicted wait of a request of priority 0 that arrives now, for the model "
+        "with the longest wait",
         max(waits_s, default=0.0),
     )
     yield gauges(
         "warmroute_queued_prompt_tokens",
-        "Tokens of prompts that are to be computed: of requests sent, of requests that wait",
+        "Prompt tokens that are not computed yet, of requests `sent` to workers and of `held` ones",
         "where",
         {"sent": core.admission.drain.queued_tokens, "held": core.held.tokens},
     )

@@ -16,22 +16,25 @@ def render_metrics(renderers: Renderers, rendered: RenderedPrompts) -> Iterator[
     """Return the counts of renderers, of calls to them, and of prompts by the source of ids."""
     yield gauges(
         "warmroute_renderers",
-        "Servers that could make token ids of requests, by status",
+        "Servers that could make token ids of requests, by status: `new`, `able`, "
+        "`refused` (started without the flag) or `failing`",
         "status",
         dict(renderers.shown()),
     )
     yield counters(
         "warmroute_render_calls",
-        "Requests for token ids to renderers, by result",
+        "Calls to renderers by result: `rendered`, `refused` by the renderer, `late`, "
+        "`failed`, or `busy` (more than `limits.render_calls` at a time)",
         "result",
         {result: renderers.calls.results[result] for result in RESULTS},
     )
     yield counters(
         "warmroute_rendered_prompts",
-        "Prompts whose token ids a renderer was wanted for, by where they came from",
+        "Prompts that needed a renderer, by the source of their token ids: the `renderer`, "
+        "the `memo` of rendered prompts, that memo for the `beginning` only, or none (`text`)",
         "source",
         {source: rendered.sources[source] for source in SOURCES},
     )
     yield gauge(
-        "warmroute_render_memo_bytes", "Memory of the memo of rendered prompts", rendered.memo_bytes
+        "warmroute_render_memo_bytes", "Memory of remembered rendered prompts", rendered.memo_bytes
     )

@@ -25,24 +25,57 @@ from router.metrics.exposition import counter, counters, gauge, gauges
 from router.request.worker_hits import WorkerHits
 
 _GAUGES = {
-    "warmroute_worker_requests": "Requests dispatched to a worker and unfinished",
-    "warmroute_worker_waiting_requests": "Of these, before their first token",
-    "warmroute_worker_foreign_requests": "Requests it reported beyond those of this router",
-    "warmroute_worker_queued_prefill_tokens": "Uncached prompt tokens a worker has yet to compute",
-    "warmroute_worker_context_tokens": "KV tokens of requests past their first token",
-    "warmroute_worker_kv_used_tokens": "KV in use, as reported and sent since",
-    "warmroute_worker_kv_capacity_tokens": "KV that fits into a worker's cache",
-    "warmroute_worker_load_age_seconds": "Age of a worker's latest load report",
-    "warmroute_worker_prefill_tokens_per_second": "Calibrated prefill rate",
-    "warmroute_worker_step_seconds": "Calibrated time of one decode step",
-    "warmroute_worker_resident_blocks": "Blocks a worker is known to hold",
-    "warmroute_worker_kv_known": "1 while all that a worker holds is known",
-    "warmroute_worker_mirrored": "1 while a mirror stands in for a worker's KV events",
-    "warmroute_worker_hit_confidence": "Share of the hits by its KV events that counts",
-    "warmroute_worker_kv_backlog_batches": "Event batches that wait for missing ones before them",
-    "warmroute_worker_kv_parked_blocks": "Stored blocks that wait for their parent",
+    "warmroute_worker_requests": "Unfinished requests that this router sent to the worker",
+    "warmroute_worker_waiting_requests": (
+        "Unfinished requests that this router sent to the worker and that have no first token yet"
+    ),
+    "warmroute_worker_foreign_requests": (
+        "Requests that the worker reports beyond those of this router"
+    ),
+    "warmroute_worker_queued_prefill_tokens": (
+        "Uncached prompt tokens that the worker has not computed yet"
+    ),
+    "warmroute_worker_context_tokens": (
+        "KV tokens of the worker's requests that have their first token"
+    ),
+    "warmroute_worker_kv_used_tokens": (
+        "KV tokens in use: the worker's latest report, plus what the router sent since. Absent "
+        "if the worker reports none"
+    ),
+    "warmroute_worker_kv_capacity_tokens": (
+        "KV tokens that fit into the worker's cache, as reported or learned from evictions. "
+        "Absent if unknown"
+    ),
+    "warmroute_worker_load_age_seconds": (
+        "Time since the worker's latest load report. The router asks an idle worker every 2 s. "
+        "Absent before the first report"
+    ),
+    "warmroute_worker_prefill_tokens_per_second": "Measured prefill speed of the worker",
+    "warmroute_worker_step_seconds": "Measured time of one decode step of the worker",
+    "warmroute_worker_resident_blocks": (
+        "Blocks in the worker's cache according to its KV events; 0 without events"
+    ),
+    "warmroute_worker_kv_known": (
+        "1 if the router knows the worker's whole cache; 0 if it knows a lower bound, or the "
+        "worker has no KV events"
+    ),
+    "warmroute_worker_mirrored": (
+        "1 while the router estimates the worker's cache (a mirror), because its KV events are "
+        "unusable. `/workers` says why"
+    ),
+    "warmroute_worker_hit_confidence": (
+        "Share of the worker's expected hits that the router counts: 1, or less if its answers "
+        "report fewer cached tokens"
+    ),
+    "warmroute_worker_kv_backlog_batches": (
+        "Batches of KV events that wait for missing earlier ones"
+    ),
+    "warmroute_worker_kv_parked_blocks": "Stored blocks that wait for their parent block",
 }
-_LAG = "Age of the latest live KV events when they came, by the worker's clock and ours"
+_LAG = (
+    "Age of the worker's latest KV events on arrival, by the worker's time stamp "
+    "and the router's clock"
+)
 _OF_FEED = (
     *("malformed_frames", "replays", "snapshots", "failed_syncs"),
     *("failed_polls", "dropped_frames", "disconnects"),
@@ -57,23 +90,30 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
     """All families of the workers, as of now."""
     lag = _per_worker("warmroute_worker_event_lag_seconds", _LAG)
     events = CounterMetricFamily(
-        "warmroute_kv_events", "KV events of a worker, by kind", labels=["worker", "kind"]
+        "warmroute_kv_events", "KV events of the worker, by kind", labels=["worker", "kind"]
     )
     skipped = CounterMetricFamily(
         "warmroute_worker_events_skipped",
-        "KV events of a worker that changed nothing, by why",
+        "KV events of the worker that changed nothing, by reason",
         labels=["worker", "reason"],
     )
     failures = CounterMetricFamily(
-        "warmroute_worker_failures", "Failures blamed on a worker", labels=["worker", "cause"]
+        "warmroute_worker_failures",
+        "Failures blamed on the worker: kinds of error, `stalled` or `probe`",
+        labels=["worker", "cause"],
     )
     transfers = CounterMetricFamily(
         "warmroute_worker_kv_transfer_faults",
-        "KV for another worker that expired, was read late, or failed to come, by its engine",
+        "Requests whose KV did not safely reach another worker, as the engine counts "
+        "them: freed before it was read (`expired`), read after that (`late`; the "
+        "answer may be wrong), or not received (`failed`). Only for workers with a "
+        "group",
         labels=["worker", "fault"],
     )
     up = GaugeMetricFamily(
-        "warmroute_worker_state", "1 for the state a worker is in", labels=["worker", "state"]
+        "warmroute_worker_state",
+        "1 for the state that the worker is in",
+        labels=["worker", "state"],
     )
     joined: list[Worker] = []
     for member in fleet.members.values():
@@ -98,25 +138,41 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
             joined.append(worker)
             for cause, count in worker.health.causes.items():
                 failures.add_metric([label, cause], count)
+    yield from _fleet_metrics(core, fleet)
+    yield from (_info(fleet), up, failures, transfers, events, skipped, lag)
+    yield from _gauges(joined, core.columns, fleet.now_s)
+
+
+def _fleet_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
     yield halves_missing_metric(core)
     yield panic_metric(core)
-    turned = "Workers that took another role while running"
-    yield counter("warmroute_role_changes", turned, fleet.turned)
-    refused = "Data-parallel ranks of engines that did not become workers, by a limit"
-    yield from (_info(fleet), up, failures, transfers, events, skipped, lag)
-    paused = "Time for which the router's own event loop stood still"
-    yield counter("warmroute_paused_seconds", paused, fleet.pauses.total_s)
-    yield gauge("warmroute_refused_ranks", refused, fleet.refused_ranks)
-    text = "Models that workers list and that are not served, by a limit"
-    yield gauge("warmroute_refused_models", text, fleet.refused_models)
-    yield from _gauges(joined, core.columns, fleet.now_s)
+    yield counter(
+        "warmroute_role_changes", "Workers that changed their role while they ran", fleet.turned
+    )
+    yield counter(
+        "warmroute_paused_seconds",
+        "Time for which the router's event loop stood still, in pauses of 50 ms and more",
+        fleet.pauses.total_s,
+    )
+    yield gauge(
+        "warmroute_refused_ranks",
+        "Data-parallel ranks that did not become workers, because of `limits.ranks` or "
+        "`limits.workers`",
+        fleet.refused_ranks,
+    )
+    yield gauge(
+        "warmroute_refused_models",
+        "Models that workers list and that the router does not serve, because of `limits.models`",
+        fleet.refused_models,
+    )
 
 
 def hit_metrics(core: RouterCore, fleet: FleetManager, hits: WorkerHits) -> Iterator[Metric]:
     """Yields the gauge of each worker's hit mode."""
     family = GaugeMetricFamily(
         "warmroute_worker_hit_mode",
-        "1 for how exact a worker's expected hits are, and why not",
+        "1 for how exact the worker's expected hits are: `exact`, `degraded` or "
+        "`approximate`. `cause` says why. Absent while the worker is down",
         labels=["worker", "mode", "cause"],
     )
     for member in fleet.members.values():
@@ -130,7 +186,8 @@ def panic_metric(core: RouterCore) -> Metric:
     """By base model."""
     family = GaugeMetricFamily(
         "warmroute_panic",
-        "1 while most workers of a model are silent: nothing moves, new requests wait",
+        "1 while most workers of a base model do not answer. Requests then stay where "
+        "they are, and new ones may wait",
         labels=["model"],
     )
     panics = core.health.silences.panics
@@ -143,7 +200,8 @@ def halves_missing_metric(core: RouterCore) -> Metric:
     """Empty where each role has its other half."""
     family = GaugeMetricFamily(
         "warmroute_pool_half_missing",
-        "Workers whose role does nothing: nobody of their group has the other",
+        "Workers without a partner in disaggregation: no ready worker of their group "
+        "`prefills`, or none `decodes`",
         labels=["model", "group", "missing"],
     )
     for model in core.workers.models():
@@ -158,7 +216,8 @@ def role_metrics(keeper: RoleKeeper | None) -> Iterator[Metric]:
         return
     family = GaugeMetricFamily(
         "warmroute_role_work",
-        "Work of a group's requests in a role, averaged, in workers",
+        "Average work of the group's requests in each role over `roles.window_s`, in "
+        "number of workers. Only with `roles.follow`",
         labels=["group", "role"],
     )
     for group, (controller, _) in keeper.groups.items():
@@ -183,7 +242,7 @@ def _info(fleet: FleetManager) -> Metric:
     """Whose number it is: dashboards join names by it."""
     info = GaugeMetricFamily(
         "warmroute_worker_info",
-        "1: who a worker is",
+        "Always 1. The labels say which worker a number is",
         labels=["worker", "url", "engine", "role", "revision"],
     )
     for member in fleet.members.values():
@@ -245,31 +304,34 @@ def discovery_metrics(discovery: Discovery, fleet: FleetManager) -> Iterator[Met
     sources, now_s, name = discovery.sources, fleet.now_s, "warmroute_discovery"
     yield gauges(
         f"{name}_up",
-        "1 while a source that names workers can be read and has no trouble",
+        "1 if the router can read the source of workers; 0 if it cannot, or if the "
+        "source suddenly lists no worker",
         "source",
         {key: 0 if one.trouble or not one.heard else 1 for key, one in sources.items()},
     )
     yield gauges(
         f"{name}_workers",
-        "Workers that a source is believed to have",
+        "Workers that the router has from the source",
         "source",
         {key: discovery.count(one) for key, one in sources.items()},
     )
     yield gauges(
         f"{name}_refused_entries",
-        "Entries of a source that cannot be used, as of now",
+        "Entries of the source that the router cannot use",
         "source",
         {key: len(one.refused) for key, one in sources.items()},
     )
     yield gauges(
         f"{name}_silent_seconds",
-        "For how long a source has named nobody, after it did",
+        "Time since the source failed or listed no worker. After `discovery_grace_s` "
+        "the router removes its workers that are down",
         "source",
         {key: one.silent_s(now_s) for key, one in sources.items()},
     )
     yield counters(
         f"{name}_changes",
-        "Workers that a source named or lost, and returns soon after a loss",
+        "Workers that the source added (`joined`), removed (`left`), or listed again "
+        "soon after it removed them (`flaps`)",
         "source change",
         {
             (key, change): getattr(one, change)
@@ -279,11 +341,11 @@ def discovery_metrics(discovery: Discovery, fleet: FleetManager) -> Iterator[Met
     )
     yield gauge(
         f"{name}_conflicts",
-        "Workers that a second source names otherwise, or that cannot be told apart",
+        "Workers that two sources list with different options",
         discovery.conflicts,
     )
     yield counter(
         "warmroute_drains_cut_short",
-        "Workers removed with requests, at the end of drain_s",
+        "Workers that were removed with unfinished requests, at the end of `drain_s`",
         fleet.cut_short,
     )

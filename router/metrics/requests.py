@@ -75,22 +75,23 @@ class RequestMetrics(Collector):
         self.reported_prompt_tokens = 0
         self.ttft = PlainHistogram(
             "warmroute_time_to_first_token_seconds",
-            "From a request's arrival to the first byte of its streamed answer",
+            "Time from a request's arrival to the first byte of its streamed answer",
             _SECONDS,
         )
         self._prefill = PlainHistogram(
             "warmroute_prefill_leg_seconds",
-            "The first of two legs, from its dispatch to the end of its answer",
+            "Time of a disaggregated request's prefill leg, from its dispatch to the end "
+            "of its answer",
             _SECONDS,
         )
         self._gap = PlainHistogram(
             "warmroute_inter_token_seconds",
-            "Mean gap between the events of a streamed answer",
+            "Mean time between the events of a streamed answer",
             _GAP_SECONDS,
         )
         self._e2e = PlainHistogram(
             "warmroute_request_seconds",
-            "From a request's arrival to the last byte of its answer",
+            "Time from a request's arrival to the last byte of its complete answer",
             _SECONDS,
         )
         registry.register(self)
@@ -152,29 +153,32 @@ class RequestMetrics(Collector):
         """All families, as of now."""
         yield counters(
             "warmroute_relayed_requests",
-            "Workers' replies, by what carried them, and why where that was Python",
+            "Answers of workers by the path that carried them: `native`, or `python` for "
+            "the reason in `why`",
             "path why",
             {("python" if why else "native", why): count for why, count in self._relayed.items()},
         )
         yield counters(
             "warmroute_client_errors",
-            "Requests refused as the client's fault, by status",
+            "Requests refused for a mistake of the client, before a worker was chosen, by "
+            "HTTP status",
             "status",
             self.client_errors,
         )
         yield counter(
             "warmroute_internal_errors",
-            "Requests that a defect of the router ended: its log says which",
+            "Requests that a defect of the router ended. The log has `failed to answer` "
+            "and the stack",
             self.internal_errors,
         )
         yield counter(
             "warmroute_reported_hit_tokens",
-            "Prompt tokens that workers reported as cached, of replies that report usage",
+            "Prompt tokens that workers reported as cached",
             self.reported_hit_tokens,
         )
         yield counter(
             "warmroute_reported_prompt_tokens",
-            "Prompt tokens of replies that report cached tokens",
+            "Prompt tokens of the answers that report cached tokens",
             self.reported_prompt_tokens,
         )
         for plain in (self.ttft, self._prefill, self._gap, self._e2e):

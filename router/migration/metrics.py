@@ -26,7 +26,7 @@ class MigrationMetrics:
         self.kept_tokens: Callable[[], int] = int  # token ids of streams under way
         self.gap = PlainHistogram(
             "warmroute_migration_gap_seconds",
-            "From the last byte of a lost worker to the first event of the next one",
+            "Time from the last byte of the lost worker to the first event of the next one",
             _MIGRATION_SECONDS,
         )
 
@@ -34,23 +34,29 @@ class MigrationMetrics:
         """Yield all metric families with their current values."""
         yield counters(
             "warmroute_migrations",
-            "Streams whose worker failed after they had begun, by result and kind of failure",
+            "Streams whose worker failed after they had begun, by kind of failure and "
+            "result: `moved`, `closed` (only the end was missing), `unfit` (it could not "
+            "move) or `refused` (no worker took the rest)",
             "result reason",
             _RESULTS | self.ended,  # shown from the beginning
         )
         yield counters(
             "warmroute_migration_unfit",
-            "Streams that could not have gone on elsewhere, by reason, if any had to or not",
+            "Streams that could not have moved to another worker, by reason, even if they "
+            "did not need to",
             "reason",
             {"moves": 0} | self.unfit,
         )
         yield counter(
             "warmroute_migration_recomputed_tokens",
-            "Tokens of prompts and answers that were expected to be computed again to go on",
+            "Tokens of prompts and answers that workers were expected to compute again "
+            "because of migrations",
             self.recomputed_tokens,
         )
         name = "warmroute_migration_kept_tokens"
         yield gauge(
-            name, "Token ids kept of streams under way, four bytes each", self.kept_tokens()
+            name,
+            "Token ids that the router keeps for unfinished streams, of four bytes each",
+            self.kept_tokens(),
         )
         yield from self.gap.collect()

@@ -65,13 +65,17 @@ class NameMetrics:
         """Yield both metric families with their current values."""
         yield counters(
             "warmroute_name_requests",
-            "Requests that a rule of names sent to a target, by result",
+            "Requests that a rule of names sent to a target, by result: `ok`, `refused` "
+            "(4xx), `failed` (also if another revision answered after a failure), "
+            "`elsewhere` (another revision answered, because the target had no free "
+            "worker), `client_left`. Beyond 1,000 targets the labels are `other`",
             f"{_LABELS} result",
             self._results,
         )
         family = HistogramMetricFamily(
             "warmroute_name_time_to_first_token_seconds",
-            "From the arrival of such a request to the first byte of its streamed answer",
+            "Time from the arrival of a request with a rule of names to the first byte of "
+            "its streamed answer",
             labels=_LABELS.split(),
         )
         to_text: Callable[[float], object] = floatToGoString

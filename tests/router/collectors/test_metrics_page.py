@@ -1,0 +1,19 @@
+"""docs/reference/metrics.md is what the router's registry says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.router.collectors.metrics_page import SECTIONS, families, page, section_of
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        f"run: python -m tests.router.collectors.metrics_page {PAGE}"
+    )
+
+
+def test_every_section_has_metrics() -> None:
+    assert {section_of(family.name) for family in families()} == {one[0] for one in SECTIONS}
