@@ -24,10 +24,17 @@ by predictions, and all steps by our kernels.
 def calibrate_kernels(arguments: Sequence[str]) -> int:
     """Run the program, and return its exit code: 0 written, 1 not written, 2 bad flags."""
     parser = argparse.ArgumentParser("warmroute-engine calibrate-kernels", description=DESCRIPTION)
-    parser.add_argument("model", type=Path, metavar="DIR")
-    parser.add_argument("--device", default="cuda", metavar="D", help="cuda, cuda:N or cpu (cuda)")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("model", type=Path, metavar="DIR", help="folder with the model")
+    parser.add_argument(
+        "--device", default="cuda", metavar="D", help="device: cuda, cuda:N or cpu (default: cuda)"
+    )
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="N",
+        help="number of GPUs that share each layer of the model (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="file that gets the costs"
+    )
     flags = parser.parse_args(arguments)
     with computing():
         _calibrate(flags.model, flags.device, flags.tensor_parallel_size, flags.out)
@@ -85,12 +92,24 @@ def write_tiny(arguments: Sequence[str]) -> int:
     )
     own = TinySettings()
     add = parser.add_argument
-    add("directory", type=Path, metavar="DIR", help="made if need be; what is there is kept")
-    add("--arch", choices=ARCHS, default=own.arch, help=f"({own.arch})")
-    add("--seed", type=int, default=own.seed, metavar="N", help="of the weights (0)")
-    add("--layers", type=int, default=own.layers, metavar="L", help="(2)")
-    add("--max-positions", type=int, default=own.max_positions, metavar="T", help="tokens (2048)")
-    add("--dtype", choices=DTYPES, default=own.dtype, help=f"({own.dtype})")
+    add(
+        "directory", type=Path, metavar="DIR",
+        help="folder that gets the files, made if missing; its other files are kept",
+    )  # fmt: skip
+    add("--arch", choices=ARCHS, default=own.arch, help=f"architecture (default: {own.arch})")
+    add(
+        "--seed", type=int, default=own.seed, metavar="N",
+        help="seed of the random weights (default: 0)",
+    )  # fmt: skip
+    add("--layers", type=int, default=own.layers, metavar="L", help="number of layers (default: 2)")
+    add(
+        "--max-positions", type=int, default=own.max_positions, metavar="T",
+        help="longest prompt and output, tokens (default: 2048)",
+    )  # fmt: skip
+    add(
+        "--dtype", choices=DTYPES, default=own.dtype,
+        help=f"data type of the weights (default: {own.dtype})",
+    )  # fmt: skip
     flags = parser.parse_args(arguments)
     for name, value, least in (
         ("--seed", flags.seed, 0),

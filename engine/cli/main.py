@@ -29,22 +29,22 @@ from engine.wire.tokens import Tokenizer, WordTokenizer
 
 DESCRIPTION = """\
 Start a worker that behaves like a vLLM engine without a GPU: real HTTP, real scheduler, real
-KV cache and KV events; only the computing is replaced by waiting as long as the profile says.
+KV cache and KV events. In place of computing, the worker waits as long as the profile says.
 
-With a model: `warmroute-engine serve DIR` computes; see `warmroute-engine serve --help`.
+`warmroute-engine serve DIR` computes with a model; see `warmroute-engine serve --help`.
 
 The next token is a pure function of the tokens before it, so answers can be checked. When the
-worker is ready it prints one line: ready URL model=... events=... replay=... kv_tokens=...
+worker is ready, the worker prints one line: ready URL model=... events=... replay=... kv_tokens=...
 """
 
 EPILOG = """\
 examples:
   warmroute-engine --timed llama-3.1-8b-h100 --port 8001
-      one worker at real speed
+      start one worker at real speed
   warmroute-engine --timed qwen3-32b-h100-tp2 --port 0 --speed 4 --kv-tokens 60000
-      four times as fast, a small cache, on a port that the system picks
+      start a worker that is four times as fast, with a small cache, on a port that the system picks
   warmroute-engine make-tiny DIR --arch qwen3
-      write a small random checkpoint with tokenizer and template, to try real models with
+      write a small random checkpoint with tokenizer and template, for trials of real models
   curl http://127.0.0.1:8001/v1/completions -d '{"prompt": "hello", "max_tokens": 5}'
 
 profiles:
@@ -143,41 +143,60 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG + _profile_table(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    worker = WorkerSettings(profile_name=next(iter(PROFILES)))
-    add = parser.add_argument_group("what it imitates").add_argument
-    add(
-        "--timed",
-        metavar="PROFILE",
-        required=True,
-        help="model and GPU; listed below, or a calibrated .json file",
-    )
-    add("--speed", type=float, default=1.0, metavar="X", help="divide every step's time (1)")
-    add("--kv-tokens", type=int, metavar="T", help="KV cache in tokens (the profile's)")
-    add(
-        "--host-kv-tokens", type=int, default=0, metavar="T",
-        help="of what is evicted, kept in host memory (0)",
-    )  # fmt: skip
-    add(
-        "--host-gbytes-per-s", type=float, metavar="X",
-        help="at which that is loaded again (25 a GPU)",
-    )  # fmt: skip
-    add(
-        "--cache-groups", default="", metavar="G",
-        help="beside full attention, as window:1024*5+state (none)",
-    )  # fmt: skip
-    add("--block-size", type=int, default=worker.block_size, metavar="B", help="tokens (16)")
-    add("--model-name", default=worker.model_name, metavar="M", help="as clients name it")
-    add(
-        "--tokenizer", type=Path, metavar="DIR", help=f"tokenizer.json (words, {DEFAULT_VOCAB} ids)"
-    )
-    longest = SchedulerSettings().max_model_tokens
-    add("--max-model-len", type=int, default=longest, help="prompt and output (131072)")
+    _add_imitated(parser)
     add_common(parser)
     parser.add_argument(
         "--step-log", type=Path, metavar="FILE",
-        help="write each step as a CSV line, for `warmroute-sim calibrate FILE`",
+        help="file that gets a CSV line for each step, for `warmroute-sim calibrate FILE`",
     )  # fmt: skip
     return parser
+
+
+def _add_imitated(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the engine that the worker imitates."""
+    worker = WorkerSettings(profile_name=next(iter(PROFILES)))
+    add = parser.add_argument_group("the imitated engine").add_argument
+    add(
+        "--timed", metavar="PROFILE", required=True,
+        help="model and GPU: a profile listed below, or a calibrated .json file",
+    )  # fmt: skip
+    add(
+        "--speed", type=float, default=1.0, metavar="X",
+        help="divide every step's time by X (default: 1)",
+    )  # fmt: skip
+    add(
+        "--kv-tokens", type=int, metavar="T",
+        help="size of the KV cache, tokens (default: the profile's)",
+    )  # fmt: skip
+    add(
+        "--host-kv-tokens", type=int, default=0, metavar="T",
+        help="most evicted KV tokens that stay in host memory (default: 0)",
+    )  # fmt: skip
+    add(
+        "--host-gbytes-per-s", type=float, metavar="X",
+        help="GB/s at which KV is loaded back from host memory (default: 25 a GPU)",
+    )  # fmt: skip
+    add(
+        "--cache-groups", default="", metavar="G",
+        help="groups of layers beside full attention, as window:1024*5+state (default: none)",
+    )  # fmt: skip
+    add(
+        "--block-size", type=int, default=worker.block_size, metavar="B",
+        help="tokens of a KV block (default: 16)",
+    )  # fmt: skip
+    add(
+        "--model-name", default=worker.model_name, metavar="M",
+        help=f"name of the model in requests (default: {worker.model_name})",
+    )  # fmt: skip
+    add(
+        "--tokenizer", type=Path, metavar="DIR",
+        help=f"folder with a tokenizer.json (default: words are tokens, {DEFAULT_VOCAB} ids)",
+    )  # fmt: skip
+    longest = SchedulerSettings().max_model_tokens
+    add(
+        "--max-model-len", type=int, default=longest,
+        help="most tokens of a prompt and its output (default: 131072)",
+    )  # fmt: skip
 
 
 def _profile_table() -> str:

@@ -77,72 +77,142 @@ def computing() -> Iterator[None]:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the flags of addresses, scheduling, limits and logging."""
-    limits, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
-    add = parser.add_argument_group("where it listens (0: the system picks)").add_argument
-    add("--host", default=worker.host, help="address to bind (127.0.0.1)")
-    add("--port", type=int, default=worker.port, metavar="P", help="HTTP (8000)")
-    add("--events-port", type=int, default=0, metavar="E", help="KV events, ZMQ PUB (0)")
-    add("--replay-port", type=int, default=0, metavar="R", help="their replay, ROUTER (0)")
+    worker = WorkerSettings(profile_name=None, kv_tokens=16)
+    add = parser.add_argument_group(
+        "addresses of the worker (port 0: the system picks a port)"
+    ).add_argument
+    add("--host", default=worker.host, help="address that the worker binds (default: 127.0.0.1)")
+    add("--port", type=int, default=worker.port, metavar="P", help="port for HTTP (default: 8000)")
+    add(
+        "--events-port", type=int, default=0, metavar="E",
+        help="port of the ZMQ PUB socket that sends KV events (default: 0)",
+    )  # fmt: skip
+    add(
+        "--replay-port", type=int, default=0, metavar="R",
+        help="port of the ZMQ ROUTER socket that sends past KV events again (default: 0)",
+    )  # fmt: skip
     add(
         "--announce", default=os.environ.get(ANNOUNCE), metavar="REDIS[,url=URL]",
-        help=f"tell routers of us in Redis; or {ANNOUNCE} (no)",
+        help=f"announce this worker to routers in Redis; {ANNOUNCE} does so, too (default: no)",
     )  # fmt: skip
     parser.add_argument(
         "--render", action="store_true", dest="renders",
-        help="make token ids of requests for routers at .../completions/render",
+        help="answer routers that ask for a request's token ids at .../completions/render",
     )  # fmt: skip
     _add_transfers(parser)
+    _add_limits(parser)
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, default="warning",
+        help="least severe messages that are logged on stderr (default: warning)",
+    )  # fmt: skip
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the scheduler and of other limits."""
+    limits, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
     add = parser.add_argument_group("limits").add_argument
-    add("--max-num-tokens", type=int, default=limits.max_num_tokens, help="a step (8192)")
-    add("--max-batch-size", type=int, default=limits.max_batch_size, help="running (256)")
-    add("--max-queue", type=int, default=limits.max_queue, help="requests waiting (4096)")
-    add("--batch-scheduler-policy", choices=get_args(BatchPolicy), default="max_utilization")
-    add("--max-queue-delay-microseconds", type=int, default=0, help="to fill a first batch (0)")
-    add("--length-ageing-s", type=float, default=0.0, help="wait worth 1000 tokens of prompt (0)")
-    add("--tpot-target-ms", type=float, default=0.0, help="prompts yield to decodes for it (0)")
-    add("--tenant-share", type=float, default=1.0, metavar="X", help="of the blocks, 0..1 (1)")
-    add("--pinned-share", type=float, default=0.0, metavar="X", help="may be pinned, 0..0.9 (0)")
+    add(
+        "--max-num-tokens", type=int, default=limits.max_num_tokens,
+        help="most tokens of one step (default: 8192)",
+    )  # fmt: skip
+    add(
+        "--max-batch-size", type=int, default=limits.max_batch_size,
+        help="most running requests (default: 256)",
+    )  # fmt: skip
+    add(
+        "--max-queue", type=int, default=limits.max_queue,
+        help="most waiting requests (default: 4096)",
+    )  # fmt: skip
+    add(
+        "--batch-scheduler-policy", choices=get_args(BatchPolicy), default="max_utilization",
+        help="how many waiting requests the scheduler admits (default: max_utilization)",
+    )  # fmt: skip
+    add(
+        "--max-queue-delay-microseconds", type=int, default=0,
+        help="longest time that an idle worker waits for a fuller first batch (default: 0)",
+    )  # fmt: skip
+    add(
+        "--length-ageing-s", type=float, default=0.0,
+        help="seconds of waiting that count as much as a prompt shorter by 1000 tokens "
+        "(default: 0)",
+    )  # fmt: skip
+    add(
+        "--tpot-target-ms", type=float, default=0.0,
+        help="time per output token that prefills may not exceed; 0: no limit (default: 0)",
+    )  # fmt: skip
+    add(
+        "--tenant-share", type=float, default=1.0, metavar="X",
+        help="largest share of the KV blocks that one tenant may use, 0..1 (default: 1)",
+    )  # fmt: skip
+    add(
+        "--pinned-share", type=float, default=0.0, metavar="X",
+        help="largest share of the KV blocks that may be pinned, 0..0.9 (default: 0)",
+    )  # fmt: skip
     add(
         "--tenant-header", default=worker.tenant_header, metavar="H",
-        help="names a request's tenant (x-tenant)",
+        help="request header that names the tenant (default: x-tenant)",
     )  # fmt: skip
-    add("--max-body-bytes", type=int, default=worker.max_body_bytes, help="of a request (16 MiB)")
-    add("--grace-s", type=float, default=worker.grace_s, help="for running requests at exit (5)")
-    parser.add_argument(
-        "--log-level", choices=LOG_LEVELS, default="warning", help="on stderr (warning)"
-    )
+    add(
+        "--max-body-bytes", type=int, default=worker.max_body_bytes,
+        help="largest body of a request, bytes (default: 16 MiB)",
+    )  # fmt: skip
+    add(
+        "--grace-s", type=float, default=worker.grace_s,
+        help="seconds that running requests get when the worker stops (default: 5)",
+    )  # fmt: skip
 
 
 def _add_transfers(parser: argparse.ArgumentParser) -> None:
     """Add the flags of KV transfers between workers (docs/disaggregation.md)."""
     limits, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
-    add = parser.add_argument_group("KV of other workers, KV for them").add_argument
-    add("--role", choices=get_args(Role), default=worker.role, help="told at /server_info (both)")
-    add("--revision", metavar="TEXT", help="of what it serves, told at /version and announced")
+    add = parser.add_argument_group("KV transfers between workers").add_argument
+    add(
+        "--role", choices=get_args(Role), default=worker.role,
+        help="role that the worker reports at /server_info (default: both)",
+    )  # fmt: skip
+    add(
+        "--revision", metavar="TEXT",
+        help="revision of the model, which the worker reports at /version and announces",
+    )  # fmt: skip
     add(
         "--kv-transport", choices=get_args(KvTransport), default=worker.kv_transport,
-        help="shm: mapped where it can be; none: its KV stays here (tcp)",
+        help="how other workers read KV from this one; shm: through shared memory where possible; "
+        "none: not at all (default: tcp)",
     )  # fmt: skip
-    add("--kv-host", metavar="H", help="by which others reach this worker (--host)")
-    add("--kv-port", type=int, default=0, metavar="P", help="where they read its KV (0)")
+    add(
+        "--kv-host", metavar="H",
+        help="address at which other workers reach this worker (default: --host)",
+    )  # fmt: skip
+    add(
+        "--kv-port", type=int, default=0, metavar="P",
+        help="port at which other workers read KV from this worker (default: 0)",
+    )  # fmt: skip
     add(
         "--kv-load-failure-policy", choices=get_args(FailurePolicy),
-        default=worker.kv_load_failure_policy, help="for a prompt whose KV does not come",
+        default=worker.kv_load_failure_policy, help="what becomes of a prompt whose KV does not "
+            "arrive from the other worker",
     )  # fmt: skip
     add(
         "--kv-gbytes-per-s", type=float, metavar="X",
-        help="at which KV leaves (as sockets do; a timed worker's: 50)",
+        help="GB/s at which KV leaves the worker (default: as fast as sockets do; timed worker: "
+            "50)",
     )  # fmt: skip
-    add("--kv-latency-ms", type=float, default=0.0, metavar="X", help="before it does (0)")
+    add(
+        "--kv-latency-ms", type=float, default=0.0, metavar="X",
+        help="delay before KV leaves the worker, ms (default: 0)",
+    )  # fmt: skip
     add(
         "--kv-overlap", action="store_true",
-        help="KV leaves while the rest of its prompt is computed (docs say what it costs)",
+        help="send the KV of a prompt while the worker still computes the rest of the prompt",
     )  # fmt: skip
     add(
         "--export-lease-s", type=float, default=limits.export_lease_s, metavar="S",
-        help="for so long KV is kept that nobody asks for (30)",
+        help="seconds that KV waits for a worker to fetch it (default: 30)",
     )  # fmt: skip
-    add("--max-exports", type=int, default=limits.max_exports, help="prompts kept at once (1024)")
+    add(
+        "--max-exports", type=int, default=limits.max_exports,
+        help="most prompts whose KV is kept for other workers (default: 1024)",
+    )  # fmt: skip
 
 
 def start_logging(flags: argparse.Namespace) -> None:

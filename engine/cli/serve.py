@@ -258,52 +258,118 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    limits = Limits()
-    parser.add_argument("model", type=Path, metavar="DIR", help="config.json, weights, tokenizer")
+    parser.add_argument(
+        "model", type=Path, metavar="DIR", help="folder with config.json, weights and tokenizer"
+    )
+    _add_model(parser)
+    _add_instances(parser)
+    _add_cache(parser)
+    add_common(parser)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the model and of how it computes."""
     add = parser.add_argument_group("the model").add_argument
-    add("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (cpu)")
-    add("--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, else as stored")
-    add("--quantize", choices=WEIGHTS, default="none", help="weights; int8-all: embedding, too")
-    add("--tensor-parallel-size", type=int, default=1, metavar="N", help="cut layers for N (1)")
-    add("--pipeline-parallel-size", type=int, default=1, metavar="N", help="stages (1)")
-    add("--threads", type=int, metavar="N", help="of a CPU's matrix products (torch's choice)")
+    add("--device", default="cpu", metavar="D", help="device: cpu, cuda or cuda:N (default: cpu)")
+    add(
+        "--dtype", choices=DTYPES, default="auto",
+        help="data type of the computing; auto: float32 on a CPU, else as stored",
+    )  # fmt: skip
+    add(
+        "--quantize", choices=WEIGHTS, default="none",
+        help="how weights are quantized; int8-all: the embedding, too",
+    )  # fmt: skip
+    add(
+        "--tensor-parallel-size", type=int, default=1, metavar="N",
+        help="number of devices that share each layer (default: 1)",
+    )  # fmt: skip
+    add(
+        "--pipeline-parallel-size", type=int, default=1, metavar="N",
+        help="number of pipeline stages (default: 1)",
+    )  # fmt: skip
+    add(
+        "--threads", type=int, metavar="N",
+        help="threads for matrix products on a CPU (default: torch chooses)",
+    )  # fmt: skip
     add(
         "--overlap", action=argparse.BooleanOptionalAction,
-        help="schedule a step while one computes (on a GPU)",
+        help="schedule the next step while a step computes (default: on a GPU)",
     )  # fmt: skip
     add(
         "--cuda-graphs", action=argparse.BooleanOptionalAction,
-        help="replay steps of decodes at fixed sizes (on a GPU)",
+        help="replay decode steps of fixed sizes as CUDA graphs (default: on a GPU)",
     )  # fmt: skip
     add(
         "--attention-backend", choices=BACKENDS, default="auto",
-        help="auto: kvkernels on a GPU that has them for this model, else torch",
+        help="attention kernels; auto: kvkernels on a GPU if they support the model, else torch",
     )  # fmt: skip
-    add("--kernel-costs", type=Path, metavar="FILE", help="that calibrate-kernels wrote")
-    add("--int8-backend", choices=BACKENDS, default="auto", help="the same, of INT8 weights")
-    add("--model-name", metavar="M", help="as clients name it (the folder's name)")
-    add("--max-model-len", type=int, metavar="T", help="prompt and output (what the model takes)")
-    add = parser.add_argument_group("several on one device").add_argument
-    add("--instances", type=int, default=1, metavar="N", help="on ports from those given on (1)")
-    add("--measure", action="store_true", help="say in JSON what the model takes, and end")
+    add(
+        "--kernel-costs", type=Path, metavar="FILE",
+        help="kernel costs that calibrate-kernels has written",
+    )  # fmt: skip
+    add(
+        "--int8-backend", choices=BACKENDS, default="auto",
+        help="kernels for INT8 weights; auto: as with --attention-backend",
+    )  # fmt: skip
+    add(
+        "--model-name", metavar="M",
+        help="name of the model in requests (default: the folder's name)",
+    )  # fmt: skip
+    add(
+        "--max-model-len", type=int, metavar="T",
+        help="most tokens of a prompt and its output (default: the model's limit)",
+    )  # fmt: skip
+
+
+def _add_instances(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of several workers on one device."""
+    add = parser.add_argument_group("several workers on one device").add_argument
+    add(
+        "--instances", type=int, default=1, metavar="N",
+        help="number of workers, on consecutive ports from the given ones on (default: 1)",
+    )  # fmt: skip
+    add(
+        "--measure", action="store_true",
+        help="print in JSON how much memory the model takes, and end",
+    )  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)  # a descriptor; what is started ends by it
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the KV cache."""
+    limits = Limits()
     add = parser.add_argument_group("the KV cache").add_argument
-    add("--block-size", type=int, default=limits.block_size, metavar="B", help="tokens (16)")
-    add("--kv-dtype", choices=KV_DTYPES, default="auto", help="auto: as the model computes")
+    add(
+        "--block-size", type=int, default=limits.block_size, metavar="B",
+        help="tokens of a KV block (default: 16)",
+    )  # fmt: skip
+    add(
+        "--kv-dtype", choices=KV_DTYPES, default="auto",
+        help="data type of the KV cache; auto: the type that the model computes in",
+    )  # fmt: skip
     add(
         "--kv-cache-free-gpu-mem-fraction", type=float, metavar="X",
-        default=limits.kv_cache_free_gpu_mem_fraction, help="of what weights leave (0.8)",
+        default=limits.kv_cache_free_gpu_mem_fraction, help="share of the memory beside the "
+            "weights that the KV cache gets (default: 0.8)",
     )  # fmt: skip
     add(
         "--max-tokens-in-paged-kv-cache", type=int, metavar="T",
-        help="at most (65536 on a CPU, else no limit)",
+        help="most tokens of the KV cache (default: 65536 on a CPU, else no limit)",
     )  # fmt: skip
     add(
         "--host-kv-tokens", type=int, default=0, metavar="T",
-        help="of what is evicted, kept in host memory (0)",
+        help="most evicted KV tokens that stay in host memory (default: 0)",
     )  # fmt: skip
-    add("--memory-bytes", type=int, metavar="B", help="to use of the device (what is available)")
-    add("--expected-input-tokens", type=int, default=1024, metavar="T", help="to report by (1024)")
-    add("--expected-output-tokens", type=int, default=256, metavar="T", help="the same (256)")
-    add_common(parser)
-    return parser
+    add(
+        "--memory-bytes", type=int, metavar="B",
+        help="device memory that the worker may use (default: all that is available)",
+    )  # fmt: skip
+    add(
+        "--expected-input-tokens", type=int, default=1024, metavar="T",
+        help="mean prompt, for the reported number of requests that fit (default: 1024)",
+    )  # fmt: skip
+    add(
+        "--expected-output-tokens", type=int, default=256, metavar="T",
+        help="mean output, for the reported number of requests that fit (default: 256)",
+    )  # fmt: skip

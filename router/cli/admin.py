@@ -88,13 +88,11 @@ def _why(error: HTTPError) -> str:
 def add_admin_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the admin port's address and key."""
     parser.add_argument(
-        "--admin",
-        metavar="URL",
-        default="http://127.0.0.1:8081",
-        help="the router's admin port (%(default)s)",
-    )
+        "--admin", metavar="URL", default="http://127.0.0.1:8081",
+        help="URL of the router's admin port (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
-        "--admin-key-file", metavar="FILE", help="its first line is a key of the admin port"
+        "--admin-key-file", metavar="FILE", help="file whose first line is a key of the admin port"
     )
 
 
@@ -133,9 +131,12 @@ _ACTIONS = ("list", "add", "drain", "undrain", "remove", "role")
 def add_workers_command(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `warmroute workers`."""
     parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list")
-    parser.add_argument("worker", nargs="?", metavar="WORKER", help="number or URL")
-    parser.add_argument("role", nargs="?", choices=ROLES, help="that it is to have")
-    parser.add_argument("--force", action="store_true", help="remove at once what runs there, too")
+    parser.add_argument("worker", nargs="?", metavar="WORKER", help="number or URL of a worker")
+    parser.add_argument("role", nargs="?", choices=ROLES, help="role that the worker gets")
+    parser.add_argument(
+        "--force", action="store_true",
+        help="remove the worker at once, together with its running requests",
+    )  # fmt: skip
     add_admin_flags(parser)
 
 

@@ -117,7 +117,9 @@ def _full(key: ConfigKey) -> str:
 def add_config_command(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `warmroute config`."""
     parser.add_argument(
-        "--check", metavar="FILE", help="say whether FILE (and flags, environment) can be used"
+        "--check",
+        metavar="FILE",
+        help="check whether the router can use FILE (with the flags and the environment)",
     )
     parser.add_argument(
         "--print",

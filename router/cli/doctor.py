@@ -45,47 +45,97 @@ _MAX_BODY = 16 << 20
 def add_doctor_command(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `warmroute doctor`."""
     add = parser.add_argument
-    add("servers", nargs="*", metavar="URL", help="URL[,metrics=URL]")
+    add("servers", nargs="*", metavar="URL", help="an engine to examine: URL[,metrics=URL]")
     add(
-        "--routing",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="admin port of a router: why are its cache hits zero or low?",
-    )
-    add("--admin-key-file", metavar="FILE", help="its first line is a key of that admin port")
-    add("--causes", action="store_true", help="list all causes that it knows, and end")
-    add("--seconds", type=float, default=10.0, metavar="S", help="to watch (%(default)g)")
-    add("--timeout", type=float, default=5.0, metavar="S", help="of a page (%(default)g)")
-    add("--json", action="store_true", help="the report as JSON")
-    add("--quiet", action="store_true", help="no progress on stderr")
-    given = parser.add_argument_group("what servers cannot know")
-    add = given.add_argument
-    add("--router", metavar="URL", help="admin port of the router before them")
-    add("--log", type=Path, metavar="FILE", help="error texts of clients or servers, a line each")
-    add("--requests", type=Path, metavar="FILE", help="one a line, as `infer` or clients send")
-    add("--tokenizer", type=Path, metavar="DIR", help="the router's own, with --routing")
-    add("--concurrency", type=int, metavar="N", help="requests at once that are planned")
-    add("--connections", type=int, metavar="N", help="client connections that carry the load")
-    add("--input-tokens", type=float, metavar="N", help="of a prompt")
-    add("--max-tokens", type=float, metavar="N", help="that requests allow for an answer")
-    add("--max-num-tokens", type=float, metavar="N", help="of a step, as the engine was built")
-    probe = parser.add_argument_group("a load of its own")
-    add = probe.add_argument
-    add("--probe", action="store_true", help="send one, to loopback only unless allowed")
-    add("--allow-host", action="append", default=[], metavar="HOST", help="may be probed, too")
-    add("--probe-model", metavar="NAME", help="the model (that which is no step of another)")
-    add("--probe-body", type=Path, metavar="FILE", help="a request's JSON (made of its inputs)")
-    add("--probe-requests", type=int, default=500, metavar="N", help="to a server (%(default)s)")
+        "--routing", action="append", default=[], metavar="URL",
+        help="admin port of a router; find out why the router's cache hits are zero or low",
+    )  # fmt: skip
+    add("--admin-key-file", metavar="FILE", help="file whose first line is a key of the admin port")
+    add("--causes", action="store_true", help="list all causes that the doctor knows, and end")
     add(
-        "--probe-concurrency",
-        type=int,
-        default=8,
-        metavar="N",
-        help="at once, to each (%(default)s)",
-    )
-    add("--probe-seconds", type=float, default=30.0, metavar="S", help="in all (%(default)g)")
-    add("--measure", type=Path, metavar="FILE", help="write service times by batch size (JSON)")
+        "--seconds", type=float, default=10.0, metavar="S",
+        help="seconds to watch (default: %(default)g)",
+    )  # fmt: skip
+    add(
+        "--timeout", type=float, default=5.0, metavar="S",
+        help="longest wait for a page, seconds (default: %(default)g)",
+    )  # fmt: skip
+    add("--json", action="store_true", help="print the report as JSON")
+    add("--quiet", action="store_true", help="print no progress on stderr")
+    _add_facts(parser)
+    _add_probe(parser)
+
+
+def _add_facts(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of facts that the servers cannot report."""
+    add = parser.add_argument_group("facts that the servers cannot report").add_argument
+    add("--router", metavar="URL", help="admin port of the router in front of the servers")
+    add(
+        "--log", type=Path, metavar="FILE",
+        help="file with error texts of clients or servers, one a line",
+    )  # fmt: skip
+    add(
+        "--requests", type=Path, metavar="FILE",
+        help="file with requests as `infer` or clients send them, one a line",
+    )  # fmt: skip
+    add(
+        "--tokenizer", type=Path, metavar="DIR",
+        help="folder of the router's tokenizer, for --routing",
+    )  # fmt: skip
+    add(
+        "--concurrency", type=int, metavar="N",
+        help="number of requests that clients will send at a time",
+    )  # fmt: skip
+    add(
+        "--connections", type=int, metavar="N",
+        help="number of client connections that carry the load",
+    )  # fmt: skip
+    add("--input-tokens", type=float, metavar="N", help="tokens of a prompt")
+    add(
+        "--max-tokens", type=float, metavar="N",
+        help="most tokens that requests allow for an answer",
+    )  # fmt: skip
+    add(
+        "--max-num-tokens", type=float, metavar="N",
+        help="most tokens of a step that the engine was built for",
+    )  # fmt: skip
+
+
+def _add_probe(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a load that the doctor sends."""
+    add = parser.add_argument_group("a load that the doctor sends").add_argument
+    add(
+        "--probe", action="store_true",
+        help="send a load, to loopback only unless --allow-host allows more",
+    )  # fmt: skip
+    add(
+        "--allow-host", action="append", default=[], metavar="HOST",
+        help="host beyond loopback that --probe may load",
+    )  # fmt: skip
+    add(
+        "--probe-model", metavar="NAME",
+        help="model that gets the load (default: the one that is no step of another model)",
+    )  # fmt: skip
+    add(
+        "--probe-body", type=Path, metavar="FILE",
+        help="JSON of the request to send (default: made from the model's inputs)",
+    )  # fmt: skip
+    add(
+        "--probe-requests", type=int, default=500, metavar="N",
+        help="number of requests to each server (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--probe-concurrency", type=int, default=8, metavar="N",
+        help="requests at a time to each server (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--probe-seconds", type=float, default=30.0, metavar="S",
+        help="longest time of the whole load, seconds (default: %(default)g)",
+    )  # fmt: skip
+    add(
+        "--measure", type=Path, metavar="FILE",
+        help="file that gets service times by batch size, as JSON",
+    )  # fmt: skip
 
 
 def doctor_command(args: argparse.Namespace) -> int:

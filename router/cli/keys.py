@@ -25,12 +25,16 @@ Make API keys for `api_keys_file` and `admin_keys_file`.
 def add_keys_command(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `warmroute keys`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="new | hash | check")
-    new = verbs.add_parser("new", help="make a key: the key on stderr, its line on stdout")
-    new.add_argument("name", metavar="NAME", help="for people, in the file")
-    new.add_argument("--tenant", metavar="TENANT", help="whose key it is (default: NAME)")
-    verbs.add_parser("hash", help="read a key from stdin, print what to put in its place")
-    check = verbs.add_parser("check", help="say whether a file can be used")
-    check.add_argument("file", metavar="FILE")
+    new = verbs.add_parser(
+        "new", help="make a key; print the key on stderr and the line for the key file on stdout"
+    )
+    new.add_argument("name", metavar="NAME", help="name of the key in the key file, for people")
+    new.add_argument("--tenant", metavar="TENANT", help="tenant of the key (default: NAME)")
+    verbs.add_parser(
+        "hash", help="read a key from stdin, print the hash that may replace it in a key file"
+    )
+    check = verbs.add_parser("check", help="check whether the router can use a key file")
+    check.add_argument("file", metavar="FILE", help="key file to check")
 
 
 def keys_command(args: argparse.Namespace) -> int:

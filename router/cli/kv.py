@@ -31,11 +31,13 @@ def add_kv_command(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `warmroute kv`."""
     add_admin_flags(parser)
     parser.add_argument(
-        "--worker", metavar="N", type=int, required=True, help="its number, as /workers shows it"
-    )
+        "--worker", metavar="N", type=int, required=True,
+        help="number of the worker, as /workers shows it",
+    )  # fmt: skip
     parser.add_argument(
-        "--compare", metavar="URL", help="the worker's own address: count equal and other blocks"
-    )
+        "--compare", metavar="URL",
+        help="address of the worker; count the equal and the different blocks",
+    )  # fmt: skip
 
 
 def kv_command(args: argparse.Namespace) -> int:

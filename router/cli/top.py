@@ -313,7 +313,7 @@ _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 def add_top_command(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `warmroute top`."""
-    parser.add_argument("--once", action="store_true", help="print one frame, and end")
+    parser.add_argument("--once", action="store_true", help="print one frame of figures, and end")
     add_admin_flags(parser)
 
 

@@ -18,12 +18,19 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = 0
     stream_tokens: Annotated[
         int,
-        Meta(ge=1, le=1 << 24, description="tokens kept of one stream, for a move, at most"),
+        Meta(
+            ge=1,
+            le=1 << 24,
+            description="most tokens that the router keeps of one stream for a move to another "
+            "worker",
+        ),
     ] = 1 << 17
     tokens: Annotated[
         int,
         Meta(
-            ge=1, le=1 << 32, description="tokens kept of all streams at most; each takes 4 bytes"
+            ge=1,
+            le=1 << 32,
+            description="most tokens that the router keeps of all streams; a token takes 4 bytes",
         ),
     ] = 1 << 25
 
@@ -40,7 +47,10 @@ class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = ()
     targets: Annotated[
         tuple[str, ...],
-        Meta(description="NAME=MODEL@REVISION:WEIGHT,...: each gets its share of NAME's sessions"),
+        Meta(
+            description="NAME=MODEL@REVISION:WEIGHT,...: NAME's sessions are shared out by the "
+            "weights"
+        ),
     ] = ()
     missing_model: Annotated[
         Literal["only", "refuse"],
@@ -52,7 +62,7 @@ class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where another data plane, as Envoy, asks which worker a request goes to (ext_proc)."""
+    """The endpoint picker: another data plane, such as Envoy, asks it for a worker (ext_proc)."""
 
     port: Annotated[
         int,

@@ -38,14 +38,16 @@ examples:
 class AdvisedTargets(Targets, frozen=True):
     """Targets of a pool that runs: some requests may be lost."""
 
-    max_lost_share: Annotated[float, "requests turned away or lost, of all, at most"] = 0.01
+    max_lost_share: Annotated[float, "largest share of requests that may be rejected or lost"] = (
+        0.01
+    )
 
 
 class LogPool(Pool):
     """The workers that ran."""
 
-    workers: Annotated[int | None, "how many that do all of a request; default the log's, 0 beside "
-        "those of roles"] = None  # fmt: skip
+    workers: Annotated[int | None, "workers that prefill and decode; default: the log's, 0 beside "
+        "workers with roles"] = None  # fmt: skip
 
 
 class LogPart(Requests):
@@ -58,8 +60,8 @@ class LogPart(Requests):
     rate: float | None = None
     spread: float | None = None
     skip: Annotated[NotNegative, "S", "leave out the first S seconds"] = 0.0
-    seconds: Annotated[float | None, "the first S seconds only"] = None
-    closed_loop: Annotated[bool, "a session's next turn waits for the answer before it"] = False
+    seconds: Annotated[float | None, "use the first S seconds only"] = None
+    closed_loop: Annotated[bool, "a session's next turn waits for the last answer"] = False
     strict: Annotated[bool, "stop at the first wrong line"] = False
 
 
@@ -75,29 +77,30 @@ class LogSetup(SetupOptions, kw_only=True):
 class Advise(Struct, kw_only=True):
     """The options of `advise`."""
 
-    model: Annotated[str | None, "NAME", "requests of this model; needed where there are several"
+    model: Annotated[str | None, "NAME", "model to advise on; needed if LOG has several models"
     ] = None  # fmt: skip
-    policy: Annotated[str | None, "SPEC", "that ran; default: the log's"] = None
-    candidate: Annotated[tuple[str, ...], "SPEC", "a policy to try besides those it knows; repeat"
+    policy: Annotated[str | None, "SPEC", "policy that ran; default: the log's"] = None
+    candidate: Annotated[tuple[str, ...], "SPEC", "a policy to try besides the built-in ones; "
+        "repeat"
     ] = ()  # fmt: skip
-    draws: Annotated[int, "half of them choose, half judge"] = DRAWS
-    seed: Annotated[Whole, "of the first draw"] = 0
-    budget: Annotated[float | None, "S", "seconds to spend at most: fewer draws where they do not "
-        "suffice"] = None  # fmt: skip
-    jobs: Annotated[int | None, "processes; default: one for each core"] = None
-    check: Annotated[bool, "only hold earlier forecasts against this log"] = False
-    state: Annotated[Path | None, "where forecasts are kept; default: LOG.advice"] = None
-    any_fit: Annotated[bool, "advise although a replay as it ran is unlike what the log measured"
+    draws: Annotated[int, "draws of LOG: half choose the best change, half test it"] = DRAWS
+    seed: Annotated[Whole, "seed of the first draw"] = 0
+    budget: Annotated[float | None, "S", "most seconds to spend; advise makes fewer draws if "
+        "needed"] = None  # fmt: skip
+    jobs: Annotated[int | None, "number of processes; default: one for each core"] = None
+    check: Annotated[bool, "only compare earlier forecasts with this log"] = False
+    state: Annotated[Path | None, "file that keeps the forecasts; default: LOG.advice"] = None
+    any_fit: Annotated[bool, "advise even if a replay of LOG differs from LOG's measurements"
     ] = False  # fmt: skip
-    nice: Annotated[Whole, "lower its priority by N"] = 0
-    memory_mb: Annotated[int | None, "of each process at most"] = None
+    nice: Annotated[Whole, "lower the priority of the processes by N"] = 0
+    memory_mb: Annotated[int | None, "most memory of each process, MB"] = None
     targets: Annotated[AdvisedTargets, Group(f"targets; default: {', '.join(shown(TARGETS))}")]
     setup: LogSetup
     worker_requests: Annotated[int | None, "limits.worker_requests that ran; default: the log's"
     ] = None  # fmt: skip
     worker_queued_tokens: Annotated[int | None, "limits.worker_queued_tokens that ran; default: "
         "the log's"] = None  # fmt: skip
-    json: Annotated[Written, "everything, as the admin page reads it"] = None
+    json: Annotated[Written, "file that gets the report, as the admin page reads it"] = None
 
 
 @command("LOG [--profile P] [targets] [--candidate SPEC]... [option]...", EXAMPLES + known())

@@ -34,13 +34,14 @@ class Hits(Struct, kw_only=True):
     """The options of `hits`."""
 
     trace: TraceAt
-    workers: Annotated[int, ""] = WORKERS
+    workers: Annotated[int, "number of workers"] = WORKERS
     kv_tokens: Annotated[int | None, capacity, "T", "tokens that each worker's cache holds: 300k, "
         "1M, inf"]  # fmt: skip
-    rule: Annotated[tuple[str, ...], OneOf(ALL_RULES), "RULE", f"of {', '.join(ALL_RULES)}; repeat "
+    rule: Annotated[tuple[str, ...], OneOf(ALL_RULES), "RULE", f"routing rule: "
+        f"{', '.join(ALL_RULES)}; repeat "
         f"for several; default: the first {len(RULES)}"] = ()  # fmt: skip
     requests: Annotated[OpenLoop, Group("requests")]
-    json: Annotated[Written, "the rows"] = None
+    json: Annotated[Written, "file that gets the rows"] = None
 
 
 @command(
@@ -72,7 +73,7 @@ def hits(options: Hits, console: Console) -> bool:
 class OneDraw(Draws):
     """Policies on one draw."""
 
-    seed: Annotated[Seeds, "of every draw; repeat for a mean and an interval; default: 0; only one"
+    seed: Annotated[Seeds, "seed of all random draws; default: 0; only one"
     ] = ()  # fmt: skip
 
 
@@ -86,9 +87,9 @@ class Bound(Struct, kw_only=True):
     """The options of `bound`."""
 
     draws: OneDraw
-    no_waterfall: Annotated[bool, "leave out the losses: a third of the time"] = False
+    no_waterfall: Annotated[bool, "leave out the losses, to end in a third of the time"] = False
     setup: BoundedSetup
-    json: Annotated[Written, "all figures"] = None
+    json: Annotated[Written, "file that gets all figures"] = None
 
 
 @command(

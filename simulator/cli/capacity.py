@@ -85,35 +85,37 @@ _TARGETS = Group("targets")
 class Latency(Struct):
     """Targets, but for the time per token."""
 
-    ttft_ms: Annotated[float | None, "mean time to first token, at most; default: any"] = None
-    every_step: Annotated[bool, "the time per token is that of every step, not of the mean: tails "
-        "count"] = False  # fmt: skip
+    ttft_ms: Annotated[float | None, "longest mean time to first token; default: no limit"] = None
+    every_step: Annotated[bool, "apply the target to the time per token of every step, not to the "
+        "mean"] = False  # fmt: skip
 
 
 class Workers(Struct):
     """The workers there may be."""
 
-    gpus: Annotated[int | None, "of all workers; default: any ratio"] = None
-    profile: Annotated[tuple[str, ...], "P", f"workers that may do any of it; default {PROFILE}; "
-        "repeat, and the best is taken"] = ()  # fmt: skip
-    prefill_profile: Annotated[tuple[str, ...], "P", "workers that may prefill, instead of "
-        "--profile's; repeat, and the best is taken"] = ()  # fmt: skip
-    decode_profile: Annotated[tuple[str, ...], "P", "workers that may decode, instead of "
-        "--profile's; repeat, and the best is taken"] = ()  # fmt: skip
+    gpus: Annotated[int | None, "GPUs of all workers; default: any number"] = None
+    profile: Annotated[tuple[str, ...], "P", f"profile of workers for both roles; default "
+        f"{PROFILE}; "
+        "repeat to choose the best"] = ()  # fmt: skip
+    prefill_profile: Annotated[tuple[str, ...], "P", "profile of prefill workers, instead of "
+        "--profile; repeat to choose the best"] = ()  # fmt: skip
+    decode_profile: Annotated[tuple[str, ...], "P", "profile of decode workers, instead of "
+        "--profile; repeat to choose the best"] = ()  # fmt: skip
     kv_tokens: KvTokens = None
-    link_gbps: Annotated[float, "Gbit/s by which each GPU of a worker sends and receives KV"
+    link_gbps: Annotated[float, "Gbit/s at which each GPU of a worker sends and receives KV"
     ] = 200.0  # fmt: skip
-    link_setup_ms: Annotated[NotNegative, "of each transfer"] = 1.0
+    link_setup_ms: Annotated[NotNegative, "time to set up each KV transfer"] = 1.0
 
 
 class Cached(Struct):
     """The part of a prompt that is cached."""
 
-    cached: Annotated[Literal["log", "caches", "none"] | None, "log: as the workers reported; "
-        "caches: as --caches workers would find it; none: nothing. Default: log where TRACE is a "
-        "request log that knows, else caches"] = None  # fmt: skip
-    caches: Annotated[int | None, "workers that prefill, each with its cache; default: as half of "
-        "--gpus has, or 4"] = None  # fmt: skip
+    cached: Annotated[Literal["log", "caches", "none"] | None, "cached part of prompts. log: as "
+        "the "
+        "workers reported; caches: as --caches workers would have it; none: nothing. Default: log "
+        "if TRACE is a request log with these reports, else caches"] = None  # fmt: skip
+    caches: Annotated[int | None, "number of prefill workers with a cache each; default: as many "
+        "as fit half of --gpus, or 4"] = None  # fmt: skip
 
 
 class Capacity(Struct, kw_only=True):
@@ -129,12 +131,12 @@ class Capacity(Struct, kw_only=True):
 class RateMatch(Struct, kw_only=True):
     """The options of `rate-match`."""
 
-    tpot_ms: Annotated[float, _TARGETS, "mean time per token after the first, at most"]
+    tpot_ms: Annotated[float, _TARGETS, "longest mean time per token after the first"]
     asked: Capacity
-    simulate: Annotated[bool, "replay TRACE on the best split and its neighbours, and on workers "
-        "that do both, at 95 % of the rate that the arithmetic gives, or at --rate"
+    simulate: Annotated[bool, "replay TRACE on the best split, on its neighbours and on workers "
+        "with both roles, at 95 % of the computed rate or at --rate"
     ] = False  # fmt: skip
-    json: Annotated[Written, "the mix, the targets, the pools with all their figures"] = None
+    json: Annotated[Written, "file that gets the request mix, the targets and the pools"] = None
 
 
 @command(
@@ -179,9 +181,11 @@ class Pareto(Struct, kw_only=True):
     """The options of `pareto`."""
 
     asked: Capacity
-    points: Annotated[int, _TARGETS, "times per token to try, from the shortest step on"] = 24
-    svg: Annotated[Written, "the picture"] = None
-    json: Annotated[Written, "all points"] = None
+    points: Annotated[
+        int, _TARGETS, "number of times per token to try, from the shortest step up"
+    ] = 24
+    svg: Annotated[Written, "file that gets the picture"] = None
+    json: Annotated[Written, "file that gets all points"] = None
 
 
 @command(

@@ -20,7 +20,7 @@ DIFFERENCES_SHOWN = 20
 class CheckFacts(Struct):
     """The options of `check-facts`."""
 
-    file: Annotated[Path, Place(), "the recording"]
+    file: Annotated[Path, Place(), "recording that a router with record_facts has written"]
 
 
 @command(

@@ -85,8 +85,10 @@ exit status: 1 where no number of instances that is allowed keeps the target
 class Times(Struct):
     """Times of executions, where nothing was measured."""
 
-    base_s: Annotated[NotNegative | None, "A", "seconds of any execution"] = None
-    per_request_s: Annotated[NotNegative | None, "C", "seconds more for each request of its batch"
+    base_s: Annotated[
+        NotNegative | None, "A", "seconds of every execution, whatever its batch size"
+    ] = None
+    per_request_s: Annotated[NotNegative | None, "C", "seconds that each request of a batch adds"
     ] = None  # fmt: skip
     max_batch: Annotated[int | None, at_most(MAX_BATCH), "B", "largest batch; default: as FILE "
         "says, else 8. Never beyond twice the largest one measured"] = None  # fmt: skip
@@ -106,38 +108,39 @@ class LoadOptions(Struct):
 class TargetOptions(Struct):
     """The targets, and what stays in reserve."""
 
-    mean_ms: Annotated[float | None, "mean time from arrival to answer, at most"] = None
-    p50_ms: Annotated[float | None, "median time from arrival to answer, at most"] = None
-    p99_ms: Annotated[float | None, "99th percentile of the time from arrival to answer, at most"
+    mean_ms: Annotated[float | None, "longest mean time from arrival to answer"] = None
+    p50_ms: Annotated[float | None, "longest median time from arrival to answer"] = None
+    p99_ms: Annotated[float | None, "longest 99th percentile of the time from arrival to answer"
     ] = None  # fmt: skip
-    headroom: Annotated[Share, "SHARE", "of time (the target holds at the rate / (1 - SHARE)) and "
-        "memory that stays free"] = HEADROOM  # fmt: skip
-    most_instances: Annotated[int, at_most(MAX_INSTANCES), "to try"] = MOST_INSTANCES
+    headroom: Annotated[Share, "SHARE", "share of time (the target holds at rate / (1 - SHARE)) "
+        "and of memory that stays free"] = HEADROOM  # fmt: skip
+    most_instances: Annotated[int, at_most(MAX_INSTANCES), "most instances to try"] = MOST_INSTANCES
 
 
 class MemoryOptions(Struct):
     """Memory of a device and of an instance."""
 
     device_gib: Annotated[float | None, "memory of a device"] = None
-    instance_gib: Annotated[float | None, "what an instance takes before its first request: its "
-        "weights and its runtime"] = None  # fmt: skip
-    request_mib: Annotated[NotNegative, "M", "what each request of a full batch takes more; "
+    instance_gib: Annotated[float | None, "memory of an instance before its first request, which "
+        "holds weights and runtime"] = None  # fmt: skip
+    request_mib: Annotated[NotNegative, "M", "memory that each request of a full batch adds; "
         "default 0"] = 0.0  # fmt: skip
-    devices: Annotated[int, ""] = 1
+    devices: Annotated[int, "number of devices"] = 1
 
 
 class Instances(Struct, kw_only=True):
     """The options of `instances`."""
 
-    measured: Annotated[tuple[Path, ...], Place("*"), "times of batches by size, of `warmroute "
-        "doctor URL --probe --measure FILE`; several of one model, where it was measured beside "
+    measured: Annotated[tuple[Path, ...], Place("*"), "times of batches by size, written by "
+        "`warmroute "
+        "doctor URL --probe --measure FILE`; several files if one model was measured beside "
         "different numbers of instances"]  # fmt: skip
     times: Annotated[Times, Group("times, instead of FILE")]
     load: Annotated[LoadOptions, Group("load")]
     target: Annotated[TargetOptions, Group("target")]
     memory: Annotated[MemoryOptions, Group("memory: how many instances may there be")]
-    json: Annotated[Written, "the plan with all figures"] = None
-    html: Annotated[Written, "a page; its pictures need matplotlib"] = None
+    json: Annotated[Written, "file that gets the plan with all figures"] = None
+    html: Annotated[Written, "page with the plan; its pictures need matplotlib"] = None
 
 
 @command(

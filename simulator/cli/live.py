@@ -53,9 +53,9 @@ OF_A_SHARED_PREFIX = ("groups", "rate", "output_tokens", "seed")
 class Demo(Struct):
     """The options of `demo`."""
 
-    out: Annotated[Path, "DIR", "reports and logs"] = Path("build/demo")
-    quick: Annotated[bool, "live, as little as a busy machine does"] = False
-    trace: Annotated[Path | None, "conversation trace to use"] = None
+    out: Annotated[Path, "DIR", "folder for reports and logs"] = Path("build/demo")
+    quick: Annotated[bool, "send as few live requests as on a busy machine"] = False
+    trace: Annotated[Path | None, "conversation trace to replay"] = None
 
 
 @command("[option]...")
@@ -73,21 +73,21 @@ async def demo(options: Demo, console: Console) -> bool:
 class TracePart(Struct):
     """The part of a trace that is sent, and how it is read."""
 
-    requests: Annotated[int | None, "at most so many"] = None
-    seconds: Annotated[float | None, "of the trace's start only"] = None
+    requests: Annotated[int | None, "use at most N requests"] = None
+    seconds: Annotated[float | None, "use the first S seconds of the trace only"] = None
     spread: Annotated[float | None, "S", "spread requests of one timestamp over S seconds "
         "(Mooncake: 3)"] = None  # fmt: skip
-    block_tokens: Annotated[int | None, "prompt tokens that an id stands for; default: as the "
+    block_tokens: Annotated[int | None, "prompt tokens that one id stands for; default: as the "
         f"format says, Mooncake's {BLOCK_TOKENS}"] = None  # fmt: skip
 
 
 class SharedPrefix(Struct):
     """The load that is made where there is no trace."""
 
-    groups: Annotated[int | None, f"shared prompts; default {GROUPS}"] = None
-    rate: Annotated[float | None, "R", f"per second; default {RATE_PER_S:g}"] = None
-    output_tokens: Annotated[int | None, f"default {OUTPUT_TOKENS}"] = None
-    seed: Annotated[Whole | None, "SEED", f"default {SEED}"] = None
+    groups: Annotated[int | None, f"number of shared prompts; default {GROUPS}"] = None
+    rate: Annotated[float | None, "R", f"requests per second; default {RATE_PER_S:g}"] = None
+    output_tokens: Annotated[int | None, f"tokens of an answer; default {OUTPUT_TOKENS}"] = None
+    seed: Annotated[Whole | None, "SEED", f"seed of all random draws; default {SEED}"] = None
 
 
 class Load(Struct, kw_only=True):
@@ -96,16 +96,18 @@ class Load(Struct, kw_only=True):
     url: Annotated[str, Place(), "url", "base address, as http://127.0.0.1:8080; /v1 is added"]
     trace: Annotated[Path | None, Either("load", required=True), "a trace, plain or packed"] = None
     shared_prefix: Annotated[str | None, Either("load", required=True), "SYSTEM+QUESTION",
-        "tokens shared and own, as 6000+700"] = None  # fmt: skip
-    model: Annotated[str | None, "M", "default: the first that the endpoint lists"] = None
-    speed: Annotated[float | None, "X", "arrivals X times as fast"] = None
-    concurrency: Annotated[int | None, "closed loop with N requests under way"] = None
+        "shared and own tokens of each prompt, as 6000+700"] = None  # fmt: skip
+    model: Annotated[
+        str | None, "M", "model to ask; default: the first that the endpoint lists"
+    ] = None
+    speed: Annotated[float | None, "X", "let requests arrive X times as fast"] = None
+    concurrency: Annotated[int | None, "closed loop: keep N requests running"] = None
     part: TracePart
     made: SharedPrefix
-    vocabulary: Annotated[int, "token ids to make prompts of are below it"] = 10_000
-    timeout: Annotated[float, "S", "per request"] = 600.0
-    json: Annotated[Path | None, "write results and rows"] = None
-    html: Annotated[Path | None, "write the page"] = None
+    vocabulary: Annotated[int, "prompts consist of token ids below N"] = 10_000
+    timeout: Annotated[float, "S", "longest time of a request, seconds"] = 600.0
+    json: Annotated[Path | None, "file that gets results and rows"] = None
+    html: Annotated[Path | None, "page that shows the results"] = None
 
 
 def _check_load(options: Load) -> None:
@@ -168,16 +170,16 @@ async def load(options: Load, console: Console) -> bool:
 class Stack(Struct, kw_only=True):
     """The options of `stack`."""
 
-    workers: Annotated[int, ""] = 4
-    policy: Annotated[str, "SPEC", ""] = "warmset"
-    profile: Annotated[str, "P", ""] = "llama-3.1-8b-h100"
+    workers: Annotated[int, "number of workers"] = 4
+    policy: Annotated[str, "SPEC", "policy of the router"] = "warmset"
+    profile: Annotated[str, "P", "profile of the workers"] = "llama-3.1-8b-h100"
     model: Annotated[Path | None, "DIR", "serve the model in DIR with the real engine, in place of "
         "--profile"] = None  # fmt: skip
-    port: Annotated[Port, "PORT", "of the router; default 8080, 0: any free"] = 8080
-    admin_port: Annotated[Port, "PORT", "of the router's admin pages; default 8081, 0: any free"
+    port: Annotated[Port, "PORT", "port of the router; default 8080, 0: any free port"] = 8080
+    admin_port: Annotated[Port, "PORT", "admin port of the router; default 8081, 0: any free port"
     ] = 8081  # fmt: skip
     speed: Annotated[float, "X", "run workers, and the trace's arrivals, X times as fast"] = 1.0
-    out: Annotated[Path, "DIR", "logs and report"] = Path("build/stack")
+    out: Annotated[Path, "DIR", "folder for logs and report"] = Path("build/stack")
     trace: Annotated[Path | None, "a trace, plain or packed"] = None
     part: TracePart
 

@@ -37,13 +37,13 @@ examples:
 class Search(Struct):
     """The aim of the search, its rule and its bounds."""
 
-    max_rate: Annotated[bool, "search for the requests per second that --workers can take, not for "
-        "workers"] = False  # fmt: skip
+    max_rate: Annotated[bool, "search for the most requests per second that --workers serve, not "
+        "for a number of workers"] = False  # fmt: skip
     most_workers: Annotated[int, "largest fleet to try"] = 64
-    most_runs: Annotated[int, "replays to spend, of all policies and seeds"] = 500
+    most_runs: Annotated[int, "most replays, of all policies and seeds together"] = 500
     rule: Annotated[Rule, "all: every seed must keep the targets; interval: the bad end of the "
         "seeds' 95 % interval; default all"] = "all"  # fmt: skip
-    results: Annotated[Path | None, "keep results here, go on from them"] = None
+    results: Annotated[Path | None, "file that keeps results, so that a later run goes on"] = None
 
 
 class Plan(Struct, kw_only=True):
@@ -54,7 +54,7 @@ class Plan(Struct, kw_only=True):
     search: Annotated[Search, Group("search")]
     setup: SetupOptions
     runs: Annotated[Runs, Group("where it runs")]
-    json: Annotated[Written, "the answer, every size that was tried, and why"] = None
+    json: Annotated[Written, "file that gets the answer and every size that was tried"] = None
 
 
 @command(

@@ -32,17 +32,19 @@ SHOWN_OUTSIDE = 3  # rows of each profile
 class Profiles(Struct, kw_only=True):
     """The options of `profiles`."""
 
-    names: Annotated[tuple[str, ...], Place("*"), "NAME", "of these alone; default: all"] = ()
-    against_aic: Annotated[bool, "compare with AIConfigurator's kernel tables: pip install "
+    names: Annotated[tuple[str, ...], Place("*"), "NAME", "profiles to list; default: all"] = ()
+    against_aic: Annotated[bool, "compare with AIConfigurator's kernel tables; needs pip install "
         "'warmroute[aic]' (82 MB; nothing is downloaded at run time)"] = False  # fmt: skip
     against: Annotated[Path | None, "FILE.csv", "compare with a table of your own: "
         "profile,prefill_tokens,cached_tokens,decodes,context_tokens,seconds"] = None  # fmt: skip
-    all_rows: Annotated[bool, "name every row that is outside, not the worst three"] = False
-    svg: Annotated[Written, "a picture of all errors"] = None
-    json: Annotated[Written, "all figures"] = None
-    rows: Annotated[Written, "the tables' rows as CSV, for --against"] = None
-    refit: Annotated[Written, "fit the built-in profiles anew, for engine/profiles.json"] = None
-    seed: Annotated[Whole, "draws the third of the rows that a fit does not see; default 0"] = 0
+    all_rows: Annotated[bool, "list every row beyond the limit, not only the worst three"] = False
+    svg: Annotated[Written, "file that gets a picture of all errors"] = None
+    json: Annotated[Written, "file that gets all figures"] = None
+    rows: Annotated[Written, "file that gets the tables' rows as CSV, for --against"] = None
+    refit: Annotated[
+        Written, "file that gets the built-in profiles, fitted anew, for engine/profiles.json"
+    ] = None
+    seed: Annotated[Whole, "seed that draws the held-out third of the rows; default 0"] = 0
 
 
 @command(

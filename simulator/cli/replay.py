@@ -66,15 +66,15 @@ class Replay(Struct, kw_only=True):
     """The options of `replay`."""
 
     draws: Draws
-    resamples: Annotated[int | None, at_most(MAX_DRAWS), "N draws of TRACE, every policy on the "
-        "same ones: --resample with N seeds from --seed on; of a generator N seeds"
+    resamples: Annotated[int | None, at_most(MAX_DRAWS), "replay N draws of TRACE, all for every "
+        "policy: --resample with N seeds from --seed on; for a generator, N seeds"
     ] = None  # fmt: skip
     setup: SetupOptions
-    jobs: Annotated[int, "replays at once, each in a process of its own"] = 1
-    json: Annotated[Written, "all figures, with hashes"] = None
-    html: Annotated[Written, "one page; its pictures need matplotlib"] = None
-    csv: Annotated[Written, "every request with its decision and the best choice there was; for "
-        "one --policy and one --seed"] = None  # fmt: skip
+    jobs: Annotated[int, "replays that run at a time, each in a process"] = 1
+    json: Annotated[Written, "file that gets all figures, with hashes"] = None
+    html: Annotated[Written, "page with the results; its pictures need matplotlib"] = None
+    csv: Annotated[Written, "file that gets each request with its decision and the best choice; "
+        "for one --policy and one --seed"] = None  # fmt: skip
 
 
 @command("TRACE [--policy SPEC]... [--workers N] [--profile P] [option]...", EXAMPLES + known())

@@ -49,15 +49,15 @@ TraceAt = Annotated[
     str, Place(), "TRACE", "file, folder or pattern of parts, or gen:NAME?key=value&..."
 ]
 KvTokens = Annotated[
-    int | None, "T", "KV tokens a worker holds, as 300000 or 300k; default: the profile's"
+    int | None, "T", "KV tokens that a worker holds, as 300000 or 300k; default: the profile's"
 ]
 Policies = Annotated[
     tuple[str, ...], "SPEC", "NAME?key=value&... or package.module:attr, then "
-    "|WRAPPER?key=value&... for what goes round it; repeat to compare; "
+    "|WRAPPER?key=value&... for a wrapper around the policy; repeat to compare; "
     f"default: {', '.join(POLICIES)}",
 ]  # fmt: skip
 Seeds = tuple[Whole, ...]
-_SEED = "of every draw; repeat for a mean and an interval; default:"
+_SEED = "seed of all random draws; repeat for a mean and an interval; default:"
 
 
 class Draws(Struct):
@@ -65,8 +65,8 @@ class Draws(Struct):
 
     policy: Policies = ()
     seed: Annotated[Seeds, f"{_SEED} 0"] = ()
-    resample: Annotated[bool, "a seed is another draw of a file: as many of its sessions, drawn "
-        "with replacement, their starts moved; default: seeds of a file decide ties only"
+    resample: Annotated[bool, "draw the sessions of a file anew for each seed, with replacement "
+        "and moved starts; default: the seed only breaks ties"
     ] = False  # fmt: skip
 
     def policies(self) -> tuple[str, ...]:
@@ -83,19 +83,20 @@ class SeveralDraws(Draws):
 class Pool(Struct):
     """The workers."""
 
-    workers: Annotated[int | None, f"how many that do all of a request; default {WORKERS}, 0 "
-        "beside those of roles"] = None  # fmt: skip
-    prefill_workers: Annotated[int | None, "how many that prefill for those that decode "
-        "(docs/disaggregation.md)"] = None  # fmt: skip
-    decode_workers: Annotated[int | None, "how many that decode what others prefilled, or all of a "
-        "request"] = None  # fmt: skip
+    workers: Annotated[int | None, f"workers that prefill and decode; default {WORKERS}, 0 "
+        "beside workers with roles"] = None  # fmt: skip
+    prefill_workers: Annotated[int | None, "workers that only prefill (docs/disaggregation.md)"] = (
+        None
+    )
+    decode_workers: Annotated[int | None, "workers that decode, and prefill where no prefill "
+        "worker does"] = None  # fmt: skip
     profile: Annotated[str | None, "P", "model and GPUs of a worker: a name, or a .json file that "
         f"`calibrate` wrote; default {PROFILE}"] = None  # fmt: skip
     kv_tokens: KvTokens = None
-    host_kv_tokens: Annotated[int | UnsetType, "T", "evicted KV tokens a worker keeps in host "
-        "memory; default: none"] = UNSET  # fmt: skip
-    host_load_gbps: Annotated[float | UnsetType, "Gbit/s of each GPU at which they are loaded "
-        f"again; default {HOST_LOAD_GBPS:g}"] = UNSET  # fmt: skip
+    host_kv_tokens: Annotated[int | UnsetType, "T", "evicted KV tokens that a worker keeps in "
+        "host memory; default: none"] = UNSET  # fmt: skip
+    host_load_gbps: Annotated[float | UnsetType, "Gbit/s at which each GPU loads KV from host "
+        f"memory; default {HOST_LOAD_GBPS:g}"] = UNSET  # fmt: skip
     cache_groups: Annotated[str | UnsetType, "G", "windows and states that the model caches beside "
         "full attention, as window:1024*6+state*48; default: none"] = UNSET  # fmt: skip
     prefix_wait_tokens: Annotated[Whole | None, "least prefix for which a request waits while its "
@@ -113,26 +114,30 @@ class Pool(Struct):
 class Requests(Struct):
     """The requests that come, and when."""
 
-    format: Annotated[str, "F", f"of TRACE: {', '.join(one.name for one in FORMATS)}; default: "
+    format: Annotated[str, "F", f"format of TRACE: {', '.join(one.name for one in FORMATS)}; "
+        "default: "
         "found by looking"] = "auto"  # fmt: skip
-    tokenizer: Annotated[str | None, "FOLDER", "of a model, for a TRACE that holds text; default: "
-        "four bytes are a token"] = None  # fmt: skip
-    block_tokens: Annotated[int | None, "prompt tokens that an id of TRACE stands for; default: as "
+    tokenizer: Annotated[str | None, "FOLDER", "folder of a tokenizer, for a TRACE that holds "
+        "text; "
+        "default: four bytes are a token"] = None  # fmt: skip
+    block_tokens: Annotated[int | None, "prompt tokens that one id of TRACE stands for; default: "
+        "as "
         "the format says"] = None  # fmt: skip
-    speed: Annotated[float | None, Either("pace"), "X", "arrivals X times as fast as recorded; "
-        "default 1"] = None  # fmt: skip
+    speed: Annotated[float | None, Either("pace"), "X", "let requests arrive X times as fast as "
+        "recorded; default 1"] = None  # fmt: skip
     rate: Annotated[float | None, Either("pace"), "R", "scale all times so that R requests come "
         "per second on average"] = None  # fmt: skip
-    requests: Annotated[int | None, "the first N only"] = None
+    requests: Annotated[int | None, "use the first N requests only"] = None
     skip: Annotated[NotNegative, "S", "leave out the first S seconds of a file, as recorded; "
         "--seconds counts from there"] = 0.0  # fmt: skip
-    seconds: Annotated[float | None, "the first S seconds only, as recorded"] = None
+    seconds: Annotated[float | None, "use the first S recorded seconds only"] = None
     spread: Annotated[float | None, "S", "spread requests of one timestamp over S seconds "
         "(Mooncake's traces: 3)"] = None  # fmt: skip
-    closed_loop: Annotated[bool, "a session's next turn waits for the answer before it, and the "
-        "pause between; default: requests come at their times, whatever became of earlier ones"
+    closed_loop: Annotated[bool, "a session's next turn waits for the last answer and a pause; "
+        "default: requests come at their recorded times, with or without earlier answers"
     ] = False  # fmt: skip
-    strict: Annotated[bool, "stop at the first wrong line; default: leave it out, count it, say so"
+    strict: Annotated[bool, "stop at the first wrong line; default: leave wrong lines out and "
+        "count them"
     ] = False  # fmt: skip
 
 
@@ -145,8 +150,12 @@ class OpenLoop(Requests):
 class GoodAnswer(Struct):
     """The limits within which an answer is good."""
 
-    good_ttft_ms: Annotated[float, "first token within"] = Goodput().ttft_ms
-    good_tpot_ms: Annotated[float, "mean time per later token within"] = Goodput().tpot_ms
+    good_ttft_ms: Annotated[float, "longest time to first token of a good answer"] = (
+        Goodput().ttft_ms
+    )
+    good_tpot_ms: Annotated[float, "longest mean time per later token of a good answer"] = (
+        Goodput().tpot_ms
+    )
 
 
 _WORLD = World()
@@ -155,40 +164,45 @@ _WORLD = World()
 class Around(Struct):
     """The world around the workers."""
 
-    network_ms: Annotated[NotNegative, "one way between router and worker"] = _WORLD.network_ms
-    event_lag_ms: Annotated[NotNegative, "from a step's end to its KV events' arrival"
+    network_ms: Annotated[NotNegative, "network time from router to worker, one way"] = (
+        _WORLD.network_ms
+    )
+    event_lag_ms: Annotated[NotNegative, "time from the end of a step to the arrival of its KV "
+        "events"
     ] = _WORLD.event_lag_ms  # fmt: skip
-    report_every_ms: Annotated[NotNegative, "between two load reports of a worker; 0: none"
+    report_every_ms: Annotated[NotNegative, "time between two load reports of a worker; 0: no "
+        "reports"
     ] = _WORLD.report_every_ms  # fmt: skip
-    report_lag_ms: Annotated[NotNegative, "how old a load report is when it arrives; default 0"
+    report_lag_ms: Annotated[NotNegative, "age of a load report when it arrives; default 0"
     ] = _WORLD.report_lag_ms  # fmt: skip
-    replica_lag_ms: Annotated[NotNegative, "until what one replica does is known to the others"
+    replica_lag_ms: Annotated[NotNegative, "time until other replicas know what one replica does"
     ] = _WORLD.replica_lag_ms  # fmt: skip
-    no_host_events: Annotated[bool, "routers are told of the GPUs' blocks alone, not of those in "
-        "host memory"] = False  # fmt: skip
-    link_gbps: Annotated[float, "Gbit/s of each GPU for KV between workers of roles"
+    no_host_events: Annotated[bool, "workers publish KV events of GPU memory only, not of host "
+        "memory"] = False  # fmt: skip
+    link_gbps: Annotated[float, "Gbit/s at which each GPU moves KV between prefill and decode"
     ] = _WORLD.link_gbps  # fmt: skip
-    link_setup_ms: Annotated[NotNegative, "before each transfer"] = _WORLD.link_setup_ms
-    disaggregation: Annotated[DisaggregationMode | None, "auto: two workers where the first token "
-        "comes sooner; always: wherever there are two; never; default auto"] = None  # fmt: skip
-    disaggregation_tpot_ms: Annotated[NotNegative, "auto: prefill beside answers only what leaves "
-        "their time per token below this; default 0, unknown"] = 0.0  # fmt: skip
-    event_loss: Annotated[Share, "SHARE", "of KV event batches that never arrive; default 0"
-    ] = _WORLD.event_loss  # fmt: skip
-    replicas: Annotated[int, "routers in front of the pool; each request comes through any of them"
-    ] = _WORLD.replicas  # fmt: skip
-    hold_s: Annotated[NotNegative | None, "longest wait at the router, then a request is turned "
-        f"away; default {CoreSettings().hold_s:g}, as the router's limits.hold_s"
+    link_setup_ms: Annotated[NotNegative, "time to set up each KV transfer"] = _WORLD.link_setup_ms
+    disaggregation: Annotated[DisaggregationMode | None, "when two workers share a request. auto: "
+        "where the first token comes sooner; always: wherever possible; never; default auto"
     ] = None  # fmt: skip
-    no_sharing: Annotated[bool, "these know nothing of each other"] = False
+    disaggregation_tpot_ms: Annotated[NotNegative, "time per token that running answers must keep "
+        "while a worker also prefills (auto); default 0, no limit"] = 0.0  # fmt: skip
+    event_loss: Annotated[Share, "SHARE", "share of KV event batches that are lost; default 0"
+    ] = _WORLD.event_loss  # fmt: skip
+    replicas: Annotated[int, "router replicas; each request comes through any of them"
+    ] = _WORLD.replicas  # fmt: skip
+    hold_s: Annotated[NotNegative | None, "longest wait of a request at the router; then the "
+        f"router rejects it; default {CoreSettings().hold_s:g}, as the router's limits.hold_s"
+    ] = None  # fmt: skip
+    no_sharing: Annotated[bool, "router replicas share nothing"] = False
     no_events: Annotated[bool, "workers publish no KV events"] = False
-    untold_capacities: Annotated[int | UnsetType, "so many workers do not tell how much KV they "
-        "hold; default none"] = UNSET  # fmt: skip
-    client_ids: Annotated[ClientIds | UnsetType, "what clients say of TRACE's sessions. agents: "
+    untold_capacities: Annotated[int | UnsetType, "number of workers that do not report their KV "
+        "capacity; default none"] = UNSET  # fmt: skip
+    client_ids: Annotated[ClientIds | UnsetType, "ids that clients send. agents: "
         "session, parent and group, as coding agents do; key: one prompt_cache_key for a whole "
-        "group; none: nothing; default agents"] = UNSET  # fmt: skip
-    faults: Annotated[str | None, "FILE", "YAML: when which worker dies, hangs, drains, joins ... "
-        "(docs/simulator.md, Faults)"] = None  # fmt: skip
+        "group; none: no ids; default agents"] = UNSET  # fmt: skip
+    faults: Annotated[str | None, "FILE", "YAML file of faults: when which worker dies, hangs, "
+        "drains or joins (docs/simulator.md, Faults)"] = None  # fmt: skip
 
 
 class SetupOptions(Struct, kw_only=True):

@@ -41,10 +41,10 @@ _DECODES = ((1, 1024), (64, 4096), (256, 1024))  # requests, tokens of context e
 class FromConfig(Struct, kw_only=True):
     """The options of `profile`."""
 
-    config: Annotated[Path, Place(), "CONFIG.json", "a model's config.json, or its folder"]
-    gpu: Annotated[str, OneOf(tuple(GPUS)), "GPU", f"one of {', '.join(GPUS)}"]
-    tp: Annotated[int, at_most(MOST_GPUS), "N", "GPUs of one worker, tensor-parallel"] = 1
-    ep: Annotated[bool, "each GPU has whole experts of its own, not a part of each"] = False
+    config: Annotated[Path, Place(), "CONFIG.json", "config.json of a model, or its folder"]
+    gpu: Annotated[str, OneOf(tuple(GPUS)), "GPU", f"GPU of the worker: {', '.join(GPUS)}"]
+    tp: Annotated[int, at_most(MOST_GPUS), "N", "number of tensor-parallel GPUs of one worker"] = 1
+    ep: Annotated[bool, "each GPU holds whole experts, not a part of every expert"] = False
     weights: Annotated[str | None, OneOf(tuple(STORAGES)), "FORMAT", "how weights are stored: "
         f"{', '.join(STORAGES)}; default: as the config says"] = None  # fmt: skip
     kv: Annotated[str | None, OneOf(("bf16", "fp8")), "FORMAT", "how KV is stored, bf16 or fp8; "
@@ -52,9 +52,11 @@ class FromConfig(Struct, kw_only=True):
     tables: Annotated[str | None, OneOf(ENGINES), "ENGINE", "fit the kernels to AIConfigurator's "
         f"tables of this engine, {', '.join(ENGINES)}: pip install 'warmroute[aic]'"
     ] = None  # fmt: skip
-    name: Annotated[str | None, "NAME", "of the profile; default: the model's, the GPU, the degree"
+    name: Annotated[str | None, "NAME", "name of the profile; default: model, GPU and degree"
     ] = None  # fmt: skip
-    out: Annotated[Path | None, "FILE.json", "write the profile, for --profile and --timed"] = None
+    out: Annotated[
+        Path | None, "FILE.json", "file that gets the profile, for --profile and --timed"
+    ] = None
 
 
 @command(

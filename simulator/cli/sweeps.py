@@ -39,14 +39,15 @@ examples:
 class Sweep(Struct, kw_only=True):
     """The options of `sweep`."""
 
-    file: Annotated[Path, Place(), "YAML (docs/simulator.md, Sweep)"]
-    results: Annotated[Path | None, "default: FILE.results.jsonl, beside it"] = None
+    file: Annotated[Path, Place(), "YAML file of the sweep (docs/simulator.md, Sweep)"]
+    results: Annotated[Path | None, "file that keeps results; default: FILE.results.jsonl"] = None
     runs: Annotated[Runs, Group("where it runs")]
-    csv: Annotated[Written, "a line per run"] = None
-    json: Annotated[Written, "all figures"] = None
-    html: Annotated[Written, "a page with Pareto pictures"] = None
-    requests_csv: Annotated[Path | None, "FOLDER", "write every request of each run to a file "
-        f"there, as `replay --csv` does; {MAX_REQUEST_LINES:,} lines in all, as many for each run"
+    csv: Annotated[Written, "file that gets a line for each run"] = None
+    json: Annotated[Written, "file that gets all figures"] = None
+    html: Annotated[Written, "page that shows Pareto pictures"] = None
+    requests_csv: Annotated[Path | None, "FOLDER", "folder that gets a file for each run with "
+        f"its requests, as of `replay --csv`; {MAX_REQUEST_LINES:,} lines in all, equally many a "
+        "run"
     ] = None  # fmt: skip
 
 
@@ -94,12 +95,16 @@ def _check_requests(options: Sweep, folder: Path, runs: int) -> None:
 class Compare(Struct, kw_only=True):
     """The options of `compare`."""
 
-    results: Annotated[tuple[Path, ...], Place("+"), "RESULTS", "of `sweep`"]
-    base: Annotated[str, "RULE", "what others are divided by"]
-    policy: Annotated[tuple[str, ...], "RULE", "show these and the base; default: all"] = ()
-    json: Annotated[Written, "all figures"] = None
-    html: Annotated[Written, "a page; its pictures need matplotlib"] = None
-    markdown: Annotated[Written, "tables for a document"] = None
+    results: Annotated[
+        tuple[Path, ...], Place("+"), "RESULTS", "files of results that `sweep` has written"
+    ]
+    base: Annotated[str, "RULE", "rule that the other rules are compared with"]
+    policy: Annotated[
+        tuple[str, ...], "RULE", "rule to show beside the base; repeat; default: all"
+    ] = ()
+    json: Annotated[Written, "file that gets all figures"] = None
+    html: Annotated[Written, "page with the comparison; its pictures need matplotlib"] = None
+    markdown: Annotated[Written, "file that gets the tables as Markdown"] = None
 
 
 @command("RESULTS... --base RULE [option]...", COMPARE_EXAMPLES)
@@ -117,22 +122,23 @@ def compare(options: Compare, console: Console) -> bool:
 class Study(Struct):
     """The options of `study`."""
 
-    full: Annotated[bool, Either("pass"), "more seeds, loads, memories, traces; default: the first "
-        "pass, the whole catalogue on three seeds"] = False  # fmt: skip
-    table: Annotated[bool, Either("pass"), "instead: every workload at 60 to 105 % of saturation "
-        "beside the leading published rules, each seed another draw of the traces; kept in the "
+    full: Annotated[bool, Either("pass"), "run more seeds, loads, memory sizes and traces; "
+        "default: "
+        "the whole catalogue of rules on three seeds"] = False  # fmt: skip
+    table: Annotated[bool, Either("pass"), "run every workload at 60 to 105 % of saturation with "
+        "the leading published rules, each seed another draw of the traces; results go to the "
         "folder table of --out; for --base warmset"] = False  # fmt: skip
-    only: Annotated[tuple[str, ...], "SWEEP", "this one; repeat"] = ()
-    policy: Annotated[tuple[str, ...], "SPEC", "besides those of the list; repeat"] = ()
-    alone: Annotated[bool, "those of --policy only"] = False
-    quick: Annotated[bool, "150 requests of two rules: that it works"] = False
-    resamples: Annotated[int | None, at_most(MAX_DRAWS), "N seeds of every sweep instead of those "
-        "listed; of a trace each is another draw of its sessions; kept in the folder draws of --out"
+    only: Annotated[tuple[str, ...], "SWEEP", "run this sweep only; repeat for several"] = ()
+    policy: Annotated[tuple[str, ...], "SPEC", "policy to run besides the listed ones; repeat"] = ()
+    alone: Annotated[bool, "run the policies of --policy only"] = False
+    quick: Annotated[bool, "run 150 requests with two rules, as a trial"] = False
+    resamples: Annotated[int | None, at_most(MAX_DRAWS), "run N seeds of every sweep, not the "
+        "listed ones; each draws a trace's sessions anew; results go to the folder draws of --out"
     ] = None  # fmt: skip
-    traces: Annotated[Path | None, "FOLDER", "where trace files lie"] = None
-    out: Annotated[Path, "FOLDER", "results and tables"] = Path("build/study")
-    base: Annotated[str, "RULE", "what others are divided by"] = "lmetric"
-    jobs: Annotated[int | None, "default: one a core"] = None
+    traces: Annotated[Path | None, "FOLDER", "folder of the trace files"] = None
+    out: Annotated[Path, "FOLDER", "folder for results and tables"] = Path("build/study")
+    base: Annotated[str, "RULE", "rule that the other rules are compared with"] = "lmetric"
+    jobs: Annotated[int | None, "number of processes; default: one a core"] = None
 
 
 @command(

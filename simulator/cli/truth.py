@@ -52,17 +52,20 @@ class Validate(Struct, kw_only=True):
     """The options of `validate`."""
 
     trace: TraceAt
-    policy: Annotated[tuple[str, ...], "SPEC", f"repeat to compare; default: {', '.join(VALIDATED)}"
+    policy: Annotated[tuple[str, ...], "SPEC", f"policy; repeat to compare; default: "
+        f"{', '.join(VALIDATED)}"
     ] = ()  # fmt: skip
-    workers: Annotated[int, ""] = WORKERS
-    profile: Annotated[str, "P", ""] = PROFILE
-    kv_tokens: Annotated[int | None, "T", "KV tokens a worker holds; default: the profile's"] = None
+    workers: Annotated[int, "number of workers"] = WORKERS
+    profile: Annotated[str, "P", "profile of the workers"] = PROFILE
+    kv_tokens: Annotated[
+        int | None, "T", "KV tokens that a worker holds; default: the profile's"
+    ] = None
     block_size: Annotated[int, "B", "tokens of a KV block"] = 64
     live_speed: Annotated[float, "X", "run the live side X times as fast, below 1 on a slow machine"
     ] = 1.0  # fmt: skip
-    out: Annotated[Path, "DIR", "for logs of the programs"] = Path("build/validate")
+    out: Annotated[Path, "DIR", "folder for logs of the programs"] = Path("build/validate")
     requests: Annotated[OpenLoop, Group("requests")]
-    json: Annotated[Written, "all figures"] = None
+    json: Annotated[Written, "file that gets all figures"] = None
 
 
 @command(
@@ -115,24 +118,26 @@ async def validate(options: Validate, console: Console) -> bool:
 class LiveEngine(Struct):
     """A live engine, and what it is measured with."""
 
-    model: Annotated[str | None, "M", "default: the first that the endpoint lists"] = None
-    max_num_tokens: Annotated[int, "prefill tokens of a step at most, as the engine was started "
-        "with"] = 8192  # fmt: skip
+    model: Annotated[
+        str | None, "M", "model to ask; default: the first that the endpoint lists"
+    ] = None
+    max_num_tokens: Annotated[int, "most prefill tokens of a step, as in the engine's flags"
+    ] = 8192  # fmt: skip
     max_prompt_tokens: Annotated[int, "longest prompt to measure"] = 16_384
-    vocabulary: Annotated[int, "token ids to make prompts of are below it"] = 10_000
-    seed: Annotated[Whole, "default 0"] = 0
+    vocabulary: Annotated[int, "prompts consist of token ids below N"] = 10_000
+    seed: Annotated[Whole, "seed of the prompts; default 0"] = 0
 
 
 class Calibrate(Struct, kw_only=True):
     """The options of `calibrate`."""
 
-    source: Annotated[str, Place(), "URL|FILE", "http://HOST:PORT, or a step log (CSV)"]
-    out: Annotated[Path | None, "FILE.json", "write the profile"] = None
-    name: Annotated[str | None, "NAME", "of the profile; default: the file's"] = None
-    kv_tokens: Annotated[int | None, "T", "KV tokens the engine holds; default: what its /metrics "
-        "say"] = None  # fmt: skip
-    like: Annotated[str | None, "P", "a profile of a model with the same routed experts; without "
-        "it the model is dense"] = None  # fmt: skip
+    source: Annotated[str, Place(), "URL|FILE", "engine at http://HOST:PORT, or a step log (CSV)"]
+    out: Annotated[Path | None, "FILE.json", "file that gets the profile"] = None
+    name: Annotated[str | None, "NAME", "name of the profile; default: the file's"] = None
+    kv_tokens: Annotated[int | None, "T", "KV tokens that the engine holds; default: as its "
+        "/metrics say"] = None  # fmt: skip
+    like: Annotated[str | None, "P", "profile of a model with the same routed experts; default: "
+        "the model is dense"] = None  # fmt: skip
     live: Annotated[LiveEngine, Group("of a live engine")]
 
 

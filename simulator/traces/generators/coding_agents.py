@@ -81,47 +81,68 @@ class CodingAgentsKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens are compacted: give the context length that your workers have.
     """
 
-    preset: Annotated[Preset, Meta(description="file or heavy")] = "heavy"
-    sessions: Annotated[Count, Meta(description="people, with a main agent each")] = 60
-    rate: Annotated[Rate, Meta(description="sessions begun per second")] = 0.05
-    burst: Annotated[Count, Meta(description="of them begin at once, at the start")] = 1
+    preset: Annotated[Preset, Meta(description="shape of the sessions: file or heavy")] = "heavy"
+    sessions: Annotated[
+        Count, Meta(description="number of people; each person has one main agent")
+    ] = 60
+    rate: Annotated[Rate, Meta(description="sessions that begin per second")] = 0.05
+    burst: Annotated[Count, Meta(description="sessions that begin together at the start")] = 1
     limit: Annotated[int, Meta(ge=50_000, le=MAX_LIMIT, description="longest prompt, tokens")] = (
         900_000
     )
-    turns: Annotated[Size | None, Meta(description="of a main agent")] = None
-    growth: Annotated[Size, Meta(description="tokens that a turn adds, its answer among them")] = (
-        Size(632, "*", 1.3)
+    turns: Annotated[Size | None, Meta(description="turns of a main agent")] = None
+    growth: Annotated[Size, Meta(description="tokens that a turn adds, answer included")] = Size(
+        632, "*", 1.3
     )
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(317, "*", 1.31)
     reset: Annotated[
-        Ratio, Meta(description="share of turns that begin anew; more where prompts are long")
+        Ratio,
+        Meta(description="share of turns that begin a new context; long prompts raise the share"),
     ] = 0.004
     spawn: Annotated[Ratio | None, Meta(description="share of turns that start sub-agents")] = None
-    wait: Annotated[Ratio, Meta(description="share of these that wait for all of them")] = 0.8
-    agent_turns: Annotated[Size, Meta(description="of a sub-agent")] = Size(5, "*", 1.0)
-    agent_growth: Annotated[Size, Meta(description="tokens that a turn of theirs adds")] = Size(
-        2537, "*", 1.3
+    wait: Annotated[
+        Ratio, Meta(description="share of those turns that wait for all their sub-agents")
+    ] = 0.8
+    agent_turns: Annotated[Size, Meta(description="turns of a sub-agent")] = Size(5, "*", 1.0)
+    agent_growth: Annotated[Size, Meta(description="tokens that a turn of a sub-agent adds")] = (
+        Size(2537, "*", 1.3)
     )
     side: Annotated[
         Ratio, Meta(description="share of turns with a side request, for a title or a summary")
     ] = 0.015
-    side_prompt: Annotated[Size, Meta(description="tokens of its prompt, shared with nobody")] = (
-        Size(1000, "..", 5000)
+    side_prompt: Annotated[
+        Size, Meta(description="prompt tokens of a side request; no other request shares them")
+    ] = Size(1000, "..", 5000)
+    side_output: Annotated[Size, Meta(description="tokens of the answer to a side request")] = Size(
+        10, "..", 100
     )
-    side_output: Annotated[Size, Meta(description="tokens of its answer")] = Size(10, "..", 100)
-    versions: Annotated[Few, Meta(description="of the client, Zipf")] = 3
-    projects: Annotated[Few, Meta(description="that people work on, Zipf")] = 50
-    exponent: Annotated[float, Meta(ge=0, le=10, description="Zipf's, of both")] = 1.2
+    versions: Annotated[
+        Few, Meta(description="client versions; their shares follow Zipf's law")
+    ] = 3
+    projects: Annotated[Few, Meta(description="projects; their shares follow Zipf's law")] = 50
+    exponent: Annotated[
+        float, Meta(ge=0, le=10, description="Zipf exponent of versions and projects")
+    ] = 1.2
     tools: Annotated[
-        int, Meta(ge=1, le=30_000, description="tokens of tools and system prompt of a version")
+        int,
+        Meta(
+            ge=1,
+            le=30_000,
+            description="tokens of the tools and the system prompt of a client version",
+        ),
     ] = 15_000
-    project: Annotated[int, Meta(ge=0, le=10_000, description="tokens about a project")] = 7_000
+    project: Annotated[int, Meta(ge=0, le=10_000, description="tokens that describe a project")] = (
+        7_000
+    )
     agent_tools: Annotated[
-        int, Meta(ge=1, le=30_000, description="tokens of a version's sub-agents' own tools")
+        int,
+        Meta(ge=1, le=30_000, description="tokens of the tools that a version's sub-agents have"),
     ] = 8_700
-    gap_s: Annotated[Seconds, Meta(description="longer pauses are cut")] = 3_600.0
+    gap_s: Annotated[
+        Seconds, Meta(description="longest pause between turns; longer pauses are cut to it")
+    ] = 3_600.0
     token_ms: Annotated[
-        Seconds, Meta(description="open loop: what an answer is taken to last, per token")
+        Seconds, Meta(description="assumed time per token of an answer in open loop")
     ] = 20.0
 
 

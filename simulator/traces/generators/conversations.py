@@ -37,8 +37,8 @@ from simulator.traces.options import MAX_SIGMA, Size
 from simulator.traces.timing import NS
 
 Case = Literal["chat", "code", "deep_research", "reasoning", "rag"]
-Sessions = Annotated[Count, Meta(description="conversations")]
-Begun = Annotated[Rate, Meta(description="conversations begun per second")]
+Sessions = Annotated[Count, Meta(description="number of conversations")]
+Begun = Annotated[Rate, Meta(description="conversations that begin per second")]
 Tenants = Annotated[int, Meta(ge=1, le=100_000)]
 Sigma = Annotated[float, Meta(ge=0, le=MAX_SIGMA)]
 Exponent = Annotated[float, Meta(ge=0, le=10)]
@@ -49,28 +49,37 @@ class TalkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sessions: Sessions = 1000
     rate: Begun = 1.0
-    burst: Annotated[Count, Meta(description="of them begin at once, at the start")] = 1
-    system: Annotated[Size | None, Meta(description="tokens that all share")] = None
-    context: Annotated[Size | None, Meta(description="tokens of the conversation's own")] = None
+    burst: Annotated[Count, Meta(description="conversations that begin together at the start")] = 1
+    system: Annotated[Size | None, Meta(description="tokens that all conversations share")] = None
+    context: Annotated[Size | None, Meta(description="tokens that one conversation alone has")] = (
+        None
+    )
     turns: Annotated[Size | None, Meta(description="turns of a conversation")] = None
-    question: Annotated[Size | None, Meta(description="tokens per turn")] = None
+    question: Annotated[Size | None, Meta(description="tokens of the question in each turn")] = None
     output: Annotated[Size | None, Meta(description="tokens of an answer")] = None
     think_s: Annotated[
-        Seconds | None, Meta(description="mean pause between turns, exponential")
+        Seconds | None, Meta(description="mean of the exponential pauses between turns")
     ] = None
     think_sigma: Annotated[
-        Sigma | None, Meta(description="pauses log-normal instead, of the median think_s")
+        Sigma | None, Meta(description="sigma of log-normal pauses, whose median is think_s")
     ] = None
-    pause_s: Annotated[Seconds | None, Meta(description="on top of every pause")] = None
-    tenants: Annotated[Tenants | None, Meta(description="each has its system prompt")] = None
+    pause_s: Annotated[Seconds | None, Meta(description="time added to every pause")] = None
+    tenants: Annotated[
+        Tenants | None, Meta(description="tenants; each tenant has a system prompt of its own")
+    ] = None
     exponent: Annotated[
-        Exponent | None, Meta(description="Zipf's, of the tenants' shares; 0: all alike")
+        Exponent | None, Meta(description="Zipf exponent of the tenants' shares; 0: equal shares")
     ] = None
     token_ms: Annotated[
-        Seconds, Meta(description="open loop: what an answer is taken to last, per token")
+        Seconds, Meta(description="assumed time per token of an answer in open loop")
     ] = 20.0
     max_prompt: Annotated[
-        int, Meta(ge=1, le=MAX_PROMPT_TOKENS, description="a conversation ends before it")
+        int,
+        Meta(
+            ge=1,
+            le=MAX_PROMPT_TOKENS,
+            description="longest prompt, tokens; a conversation ends before it",
+        ),
     ] = 1_000_000
 
 
@@ -82,7 +91,9 @@ class SessionKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
     reasoning 250 + 0, 1, 1,000/8,000; rag 500 + 0, 1, 15,000/500.
     """
 
-    case: Annotated[Case, Meta(description="chat, code, deep_research, reasoning or rag")] = "chat"
+    case: Annotated[
+        Case, Meta(description="kind of conversation: chat, code, deep_research, reasoning or rag")
+    ] = "chat"
 
 
 class AgenticKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):

@@ -43,47 +43,61 @@ from simulator.traces.timing import NS
 class SglangKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`generated-shared-prefix` of SGLang's bench_serving (2024), with its defaults."""
 
-    groups: Annotated[Count, Meta(description="system prompts")] = 64
+    groups: Annotated[Count, Meta(description="number of system prompts")] = 64
     prompts: Annotated[Count, Meta(description="prompts of each group")] = 16
-    system: Annotated[Size, Meta(description="tokens a group shares")] = Size(2048)
-    question: Annotated[Size, Meta(description="tokens of its own, per turn")] = Size(128)
+    system: Annotated[Size, Meta(description="tokens of the system prompt that a group shares")] = (
+        Size(2048)
+    )
+    question: Annotated[Size, Meta(description="tokens of the question in each turn")] = Size(128)
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(256)
     range_ratio: Annotated[
-        Ratio, Meta(description="fixed sizes become uniform from this share of them up; 1: fixed")
+        Ratio,
+        Meta(description="sizes vary uniformly between this share and the whole; 1: fixed"),
     ] = 1.0
     turns: Annotated[Count, Meta(description="turns of each prompt's conversation")] = 1
     gap_s: Annotated[
-        Seconds, Meta(description="turn to turn in open loop; in closed loop the answer, at once")
+        Seconds,
+        Meta(description="time between turns in open loop; closed loop has no pause"),
     ] = 10.0
-    ordered: Annotated[bool, Meta(description="group after group instead of shuffled")] = False
-    rate: Annotated[Rate, Meta(description="conversations per second; inf: all at once")] = math.inf
-    burstiness: Annotated[Shape, Meta(description="gamma shape of gaps: 1 Poisson, inf even")] = 1.0
+    ordered: Annotated[
+        bool, Meta(description="send the groups one after another, not shuffled")
+    ] = False
+    rate: Annotated[
+        Rate, Meta(description="conversations that begin per second; inf: all at once")
+    ] = math.inf
+    burstiness: Annotated[
+        Shape, Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even")
+    ] = 1.0
 
 
 class VllmKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`prefix_repetition` of vLLM's benchmark (2025), with its defaults."""
 
-    prefix: Annotated[Size, Meta(description="tokens a prefix has")] = Size(256)
-    suffix: Annotated[Size, Meta(description="tokens of its own")] = Size(256)
-    prefixes: Annotated[Count, Meta(description="number of prefixes, with equal shares")] = 10
+    prefix: Annotated[Size, Meta(description="tokens of a prefix")] = Size(256)
+    suffix: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(256)
+    prefixes: Annotated[Count, Meta(description="number of prefixes; all have equal shares")] = 10
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(128)
-    requests: Annotated[Requests, Meta(description="in all; what prefixes do not divide falls")] = (
-        1000
-    )
+    requests: Annotated[
+        Requests, Meta(description="number of requests, rounded down to a multiple of prefixes")
+    ] = 1000
     rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = math.inf
-    burstiness: Annotated[Shape, Meta(description="gamma shape of gaps: 1 Poisson, inf even")] = 1.0
+    burstiness: Annotated[
+        Shape, Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even")
+    ] = 1.0
 
 
 class SharedKeys(VllmKeys, frozen=True, forbid_unknown_fields=True):
     """One system prompt before every request: where affinity alone makes a hot spot."""
 
-    prefix: Annotated[Size, Meta(description="tokens a prefix has")] = Size(6016)
-    suffix: Annotated[Size, Meta(description="tokens of its own")] = Size(700, "*", 0.6)
-    prefixes: Annotated[Count, Meta(description="number of prefixes, with equal shares")] = 1
-    output: Annotated[Size, Meta(description="tokens of an answer")] = Size(170, "*", 0.6)
-    requests: Annotated[Requests, Meta(description="in all; what prefixes do not divide falls")] = (
-        4000
+    prefix: Annotated[Size, Meta(description="tokens of a prefix")] = Size(6016)
+    suffix: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(
+        700, "*", 0.6
     )
+    prefixes: Annotated[Count, Meta(description="number of prefixes; all have equal shares")] = 1
+    output: Annotated[Size, Meta(description="tokens of an answer")] = Size(170, "*", 0.6)
+    requests: Annotated[
+        Requests, Meta(description="number of requests, rounded down to a multiple of prefixes")
+    ] = 4000
     rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = 50.0
 
 
@@ -193,21 +207,32 @@ def _origin(keys: msgspec.Struct) -> str:
 class InferencePerfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`shared_prefix` of inference-perf, with its defaults but for the stages, which are asked."""
 
-    groups: Annotated[Count, Meta(description="system prompts")] = 10
+    groups: Annotated[Count, Meta(description="number of system prompts")] = 10
     prompts: Annotated[Count, Meta(description="prompts of each group")] = 10
-    system: Annotated[Size, Meta(description="tokens a group shares")] = Size(100)
-    question: Annotated[Size, Meta(description="tokens of its own, per turn")] = Size(50)
+    system: Annotated[Size, Meta(description="tokens of the system prompt that a group shares")] = (
+        Size(100)
+    )
+    question: Annotated[Size, Meta(description="tokens of the question in each turn")] = Size(50)
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(50)
     multi_turn: Annotated[
-        bool, Meta(description="a prompt that comes again is its conversation's next turn")
+        bool, Meta(description="a repeated prompt is the next turn of its conversation")
     ] = False
     max_prompt: Annotated[
-        int, Meta(ge=1, le=MAX_PROMPT_TOKENS, description="then a conversation begins anew")
+        int,
+        Meta(
+            ge=1,
+            le=MAX_PROMPT_TOKENS,
+            description="longest prompt, tokens; a longer conversation begins anew",
+        ),
     ] = 131_072
-    stages: Annotated[str, Meta(description="rate:seconds,rate:seconds")] = "1:60"
-    warm_ups: Annotated[int, Meta(ge=0, description="stages at the start not to report")] = 0
-    pause_s: Annotated[Seconds, Meta(description="between stages")] = 1.0
-    arrivals: Annotated[Arrivals, Meta(description="poisson or even")] = "poisson"
+    stages: Annotated[str, Meta(description="load stages: rate:seconds,rate:seconds")] = "1:60"
+    warm_ups: Annotated[
+        int, Meta(ge=0, description="first stages, which the report leaves out")
+    ] = 0
+    pause_s: Annotated[Seconds, Meta(description="pause between stages")] = 1.0
+    arrivals: Annotated[Arrivals, Meta(description="how requests arrive: poisson or even")] = (
+        "poisson"
+    )
 
 
 class LlmdKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -217,11 +242,13 @@ class LlmdKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     that is long enough stands for that, so that no stage inherits the queue of the one before.
     """
 
-    case: Annotated[Literal["150x5", "83x3"], Meta(description="which report: 73 % or 37 %")] = (
-        "150x5"
-    )
-    stages: Annotated[str, Meta(description="instead of the report's: rate:seconds,...")] = ""
-    pause_s: Annotated[Seconds, Meta(description="between stages")] = 300.0
+    case: Annotated[
+        Literal["150x5", "83x3"], Meta(description="which report: 150x5 (73 %) or 83x3 (37 %)")
+    ] = "150x5"
+    stages: Annotated[
+        str, Meta(description="stages in place of the report's: rate:seconds,...")
+    ] = ""
+    pause_s: Annotated[Seconds, Meta(description="pause between stages")] = 300.0
 
 
 LLMD_150X5 = InferencePerfKeys(

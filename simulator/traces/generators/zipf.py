@@ -43,18 +43,29 @@ OWN_FROM = 1 << 40  # parts of the requests' own; those of prefixes lie below
 class ZipfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests below paths of prefixes, drawn level by level; the popular ones come and go."""
 
-    requests: Annotated[Requests, Meta(description="in all")] = 10_000
+    requests: Annotated[Requests, Meta(description="number of requests")] = 10_000
     rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = 10.0
-    burstiness: Annotated[Shape, Meta(description="gamma shape of gaps: 1 Poisson, inf even")] = 1.0
-    groups: Annotated[Count, Meta(description="prefixes of the first level")] = 100
-    exponent: Annotated[float, Meta(ge=0, le=10, description="Zipf's; 0: all alike")] = 1.0
-    levels: Annotated[int, Meta(ge=1, le=MAX_LEVELS, description="prefixes nested so deep")] = 1
-    children: Annotated[Count, Meta(description="prefixes below each one, Zipf too")] = 10
-    system: Annotated[int, Meta(ge=1, le=1 << 20, description="tokens of each level")] = 2048
-    question: Annotated[Size, Meta(description="tokens of its own")] = Size(256)
+    burstiness: Annotated[
+        Shape, Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even")
+    ] = 1.0
+    groups: Annotated[Count, Meta(description="number of prefixes of the first level")] = 100
+    exponent: Annotated[
+        float,
+        Meta(ge=0, le=10, description="Zipf exponent of the prefixes' shares; 0: equal shares"),
+    ] = 1.0
+    levels: Annotated[
+        int, Meta(ge=1, le=MAX_LEVELS, description="number of levels of nested prefixes")
+    ] = 1
+    children: Annotated[
+        Count, Meta(description="prefixes below each prefix, also with Zipf shares")
+    ] = 10
+    system: Annotated[int, Meta(ge=1, le=1 << 20, description="tokens of each level's prefix")] = (
+        2048
+    )
+    question: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(256)
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(256)
     lifetime_s: Annotated[
-        Seconds, Meta(description="mean life of a first-level prefix and all below; 0: for ever")
+        Seconds, Meta(description="mean life of a first-level prefix with all below it; 0: endless")
     ] = 0.0
 
 
