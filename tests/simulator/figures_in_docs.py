@@ -217,13 +217,19 @@ def sample(policy: str, closed_loop: bool = False) -> ReplayRow:
 
 def open_and_closed() -> str:
     rows = sample("hybrid"), sample("hybrid", closed_loop=True)
-    return f"{ms(rows[0].ttft_ms.mean)} ms open and {ms(rows[1].ttft_ms.mean)} ms closed"
+    return (
+        f"{ms(rows[0].ttft_ms.mean)} ms in an open loop and {ms(rows[1].ttft_ms.mean)} ms in a "
+        "closed loop"
+    )
 
 
 def overloaded() -> str:
     row = sample("kv_prefix")
     assert max(row.requests_per_worker) == row.requests
-    return f"{row.requests} requests to one worker of eight, TTFT {secs(row.ttft_ms.mean, 0)}"
+    return (
+        f"{row.requests} requests to one worker of eight, and the TTFT is "
+        f"{secs(row.ttft_ms.mean, 0)}"
+    )
 
 
 def demo_table() -> str:
@@ -246,7 +252,7 @@ Sentence = tuple[str, str, str, Callable[[], str]]
 SENTENCES: tuple[Sentence, ...] = (
     ("README.md", r"have their first token within ", r" with warmroute\.", tail),
     ("README.md", r"by cache alone \(`kv_prefix`\) \| ", r" \|", hot_spot),
-    ("README.md", r"\| the same, `warmset` \(the default\) \| ", r" \|", cured),
+    ("README.md", r"system prompt, by `warmset` \(the default\) \| ", r" \|", cured),
     (
         "README.md", r"\| two minutes of conversations, `round_robin` → `warmset` \| ", r" \|",
         lambda: change("conversation", "round_robin", "warmset"),
@@ -255,11 +261,11 @@ SENTENCES: tuple[Sentence, ...] = (
         "README.md", r"do not fit into the caches, `hybrid` → `warmset` \| ", r" \|",
         lambda: change("agents", "hybrid", "warmset"),
     ),
-    ("docs/simulator.md", r"on the bundled sample it sends all\s", r"\.", overloaded),
+    ("docs/simulator.md", r"on the bundled sample `kv_prefix`\ssends all\s", r"\.", overloaded),
     ("docs/simulator.md", r"sample under `hybrid` has a mean TTFT of\s", r";", open_and_closed),
     (
         "docs/demo.md",
-        r"November 2026, on virtual time:\n\n[^\n]*\n\|---[^\n]*\n", r"\n(?=Live, on 2)",
+        r"November 2026 on virtual time:\n\n[^\n]*\n\|---[^\n]*\n", r"\n(?=The next table)",
         demo_table,
     ),
 )  # fmt: skip
