@@ -9,9 +9,9 @@ from rich.text import Text
 
 from simulator.replay.run import ReplayProgress
 from simulator.report.board import Board, span
-from simulator.report.figures import Aggregate, Figure, aggregate, by_policy, counted
+from simulator.report.figures import Aggregate, Figure, aggregate, by_policy, counted, marks
 from simulator.report.page import MARK
-from simulator.report.replay_page import replay_table, stage_tables, versus_table
+from simulator.report.replay_page import MORE, replay_table, stage_tables, versus_table
 from simulator.report.row import ReplayRow
 from simulator.traces.job import JobStream
 
@@ -41,11 +41,13 @@ def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
     table, shown = replay_table(rows)
     several = any(len(policy.seeds) > 1 for policy in policies)
     parts: list[RenderableType] = [_heading(rows, policies), Text(), *table.in_terminal(width)]
-    beside = versus_table(rows)
+    beside, cells, wide = versus_table(rows), table.cells, ""
     if beside is not None:
         title, compared, wide = beside
         parts += [Text(title, style="bold"), *compared.in_terminal(width)]
-        parts += [Text(f"{wide}\n")] if wide else []
+        cells += compared.cells
+    legend = [line for line in (marks(cells, MORE), wide) if line]
+    parts += [Text("\n".join([*legend, ""]))] if legend else []
     for name, stages in stage_tables(rows):
         parts += [Text(f"by stage: {name}", style="bold"), *stages.in_terminal(width)]
     return Group(*parts, *_legend(shown, bool(table.best), several), *_losses(rows))

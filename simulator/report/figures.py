@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from simulator.report.page import Table
+from simulator.report.page import NOISE, NOT_RESOLVED, WIDE, Table
 from simulator.report.row import ReplayRow
 
 NOTHING = "–"
@@ -185,11 +185,45 @@ def figure(name: str) -> Figure:
     raise KeyError(f"{name!r} is no figure; there are {', '.join(f.name for f in FIGURES)}")
 
 
+# What is wider says nothing and is not printed: a ratio or a time whose interval cannot tell half
+# from double, and a share that may be any in a range of fifty points.
+WIDEST_FACTOR = 4.0  # upper end by lower end
+WIDEST_SHARE = 0.5  # upper end minus lower end
+
+
 def told(one: Figure, value: Interval | None) -> str:
     """A mean and, of several seeds, what stands after ±."""
     if value is None:
         return NOTHING
-    return one.show(value.mean) + (f" ±{one.show(value.half)}" if value.half else "")
+    mean = one.show(value.mean)
+    if not value.half:
+        return mean
+    return f"{mean} ±{one.show(value.half)}" if mean_resolved(one, value) else f"{mean} {WIDE}"
+
+
+def mean_resolved(one: Figure, value: Interval) -> bool:
+    """Whether the interval of a mean is narrow enough to say something."""
+    if value.low is None or value.high is None:
+        return True
+    if one.show is percent:
+        return value.high - value.low <= WIDEST_SHARE
+    return value.high <= WIDEST_FACTOR * value.low
+
+
+def marks(cells: Iterable[str], more: str) -> str:
+    """What the marks that stand in `cells` mean; `more`: how to ask for more seeds."""
+    text = "\n".join(cells)
+    said = (
+        f"{NOISE} within noise: the 95 % interval includes no difference." if NOISE in text else ""
+    )
+    wide = [mark for mark in (NOT_RESOLVED, WIDE) if mark in text]
+    if not wide:
+        return said
+    return (
+        f"{said} {', '.join(wide)}: too few seeds; the interval's upper end is more than "
+        f"{WIDEST_FACTOR:g} times the lower one, or {100 * WIDEST_SHARE:g} points above it. More "
+        f"seeds narrow it: {more}."
+    ).strip()
 
 
 def figure_table(
@@ -438,7 +472,6 @@ def student_t(freedom: int) -> float:
 
 
 RESOLVED = 0.03  # width of an interval: of a ratio's own mean, or of all requests
-UNRESOLVED = "~"  # stands behind wider ones
 MAX_SEEDS = 1_000_000  # that anybody is told of
 
 
@@ -466,12 +499,17 @@ def more_seeds(found: Ratio | Interval | None) -> int | None:
 
 
 def ratio_told(found: Ratio | None) -> str:
-    """A ratio, its interval, and the mark of one that is too wide."""
+    """A ratio and its interval, marked where that includes 1."""
     if found is None:
         return NOTHING
-    if found.low is None or found.high is None:
-        return f"{found.mean:.2f}"
-    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]{_mark(found)}"
+    mean, low, high = found.mean, found.low, found.high
+    if low is None or high is None:
+        return f"{mean:.2f}"
+    if not low <= 1 <= high or low == high:
+        return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+    if high > WIDEST_FACTOR * low:
+        return f"{mean:.2f} {NOT_RESOLVED}"
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}] {NOISE}"
 
 
 def points_told(found: Interval | None) -> str:
@@ -480,8 +518,12 @@ def points_told(found: Interval | None) -> str:
         return NOTHING
     if found.low is None or found.high is None:
         return f"{100 * found.mean:+.1f}"
-    low, high = 100 * found.low, 100 * found.high
-    return f"{100 * found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{_mark(found)}"
+    mean, low, high = 100 * found.mean, 100 * found.low, 100 * found.high
+    if not low <= 0 <= high or low == high:
+        return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    if high - low > 100 * WIDEST_SHARE:
+        return f"{mean:+.1f} {NOT_RESOLVED}"
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] {NOISE}"
 
 
 def beside_told(found: Ratio | Interval | None) -> str:
@@ -489,15 +531,11 @@ def beside_told(found: Ratio | Interval | None) -> str:
     return points_told(found) if isinstance(found, Interval) else ratio_told(found)
 
 
-def _mark(found: Ratio | Interval) -> str:
-    return f" {UNRESOLVED}" if more_seeds(found) else ""
-
-
 MOST_NAMED = 6
 
 
-def unresolved(named: Mapping[str, Ratio | Interval | None]) -> str:
-    """What `~` means and how many seeds would take it away; "" where it stands nowhere."""
+def seeds_wanted(named: Mapping[str, Ratio | Interval | None]) -> str:
+    """About how many seeds would narrow intervals to `RESOLVED`; "" where all are as narrow."""
     more = {name: count for name, found in named.items() if (count := more_seeds(found))}
     if not more:
         return ""
@@ -505,10 +543,7 @@ def unresolved(named: Mapping[str, Ratio | Interval | None]) -> str:
     told = [f"{name} {_about(more[name])}" for name in ranked[:MOST_NAMED]]
     if len(ranked) > MOST_NAMED:
         told.append(f"the {len(ranked) - MOST_NAMED} others fewer")
-    return (
-        f"{UNRESOLVED} not resolved to {100 * RESOLVED:g} %: the interval is wider. About so many "
-        f"more seeds would do: {', '.join(told)}"
-    )
+    return f"More seeds that narrow an interval to {100 * RESOLVED:g} %: about {', '.join(told)}."
 
 
 # By label: mean TTFT over that of the rule that it stands beside, and the difference of the shares
@@ -517,7 +552,7 @@ Beside = Mapping[str, tuple[Ratio | None, Interval | None]]
 
 
 def beside_table(versus: str, found: Beside) -> tuple[str, Table, str] | None:
-    """Rules beside one of them: heading, table, and what is unresolved in it.
+    """Rules beside one of them: heading, table, and how many more seeds it wants.
 
     None where there is nothing to compare, or one seed only.
     """
@@ -527,11 +562,11 @@ def beside_table(versus: str, found: Beside) -> tuple[str, Table, str] | None:
     cells = [(label, ratio_told(ttft), points_told(good)) for label, (ttft, good) in found.items()]
     head = (f"beside {versus}", "TTFT ratio", "good, points")
     title = f"the same {seeds} seeds, paired with {versus}; 95 % intervals"
-    return title, Table(head, cells), unresolved(named_parts(found))
+    return title, Table(head, cells), seeds_wanted(named_parts(found))
 
 
 def named_parts(found: Beside) -> dict[str, Ratio | Interval | None]:
-    """What `unresolved` calls each of them."""
+    """What `seeds_wanted` calls each of them."""
     return {
         f"{label} {name}": part
         for label, parts in found.items()

@@ -17,6 +17,8 @@ from simulator import DATA
 from simulator.report.plots import for_page
 
 MARK = "*"  # of the best cells, beside the colour, for terminals and eyes without
+# Of cells whose interval tells no difference, or nothing; `figures.marks` says it in words.
+NOISE, NOT_RESOLVED, WIDE = "~", "not resolved", "±?"
 GAP = 1  # the divider between two cells in a terminal
 
 
@@ -108,6 +110,11 @@ class Table:
             "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
         ]
 
+    @property
+    def cells(self) -> list[str]:
+        """All of them, row by row."""
+        return [cell for row in self.rows for cell in row]
+
     def _text(self, row: int, column: int, marked: bool) -> Text:
         cell = self.rows[row][column]
         if (row, column) in self.best:
@@ -153,6 +160,7 @@ class Page:
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["base64"] = _encoded
+    environment.tests["doubtful"] = lambda cell: cell.endswith((NOISE, NOT_RESOLVED))
     return environment.from_string((DATA / "report.html").read_text())
 
 

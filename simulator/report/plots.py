@@ -296,7 +296,7 @@ def dots_plot(seeds: Mapping[str, tuple[Sequence[float], float]], xlabel: str, l
     height = 0.8 + LINE_IN * max(len(seeds), 1)
     canvas, axes = _canvas(5.6, height, left_in=2.24)
     for place, (values, mean) in enumerate(seeds.values()):
-        axes.scatter(values, [place] * len(values), s=14, alpha=0.55, color="#0072B2", lw=0)
+        axes.scatter(values, [place] * len(values), s=14, alpha=0.75, color=BUSY, lw=0)
         axes.scatter([mean], [place], s=70, marker="|", color=INK, lw=1.4)
     if limit:
         axes.axvline(limit, color=WARNING, lw=0.9, ls=(0, (4, 2)))

@@ -20,13 +20,14 @@ from simulator.report.figures import (
     labels,
     lead,
     leaders,
+    marks,
     means,
     ms,
     paired,
     percent,
     whole,
 )
-from simulator.report.page import Card, Claim, Key, Page, Picture, Section, Table
+from simulator.report.page import NOISE, Card, Claim, Key, Page, Picture, Section, Table
 from simulator.report.plots import (
     Line,
     busy_scale,
@@ -55,6 +56,7 @@ NAMES = {
     "load_skew_busy": "busiest worker over the mean",
 }
 ONE_SEED = "One seed only: what chance does to these figures is not known; replay several seeds."
+MORE = "--resamples N replays N draws of a trace, --seed N one more seed"
 SMALL = 0.01  # of a figure: told as a cost only where the seeds agree on it
 
 
@@ -79,9 +81,10 @@ def leads_told(rows: Sequence[ReplayRow]) -> list[Claim]:
     """For each headline figure who leads by how much, and whether that is beyond chance."""
     groups = by_policy(rows)
     leads = [found for name in HEADLINES if (found := lead(figure(name), groups))]
-    return [
-        Claim(_lead_line(found), bool(found.sure), "✓" if found.sure else "~") for found in leads
-    ]
+    return [Claim(_lead_line(found), bool(found.sure), _SIGNS[found.sure]) for found in leads]
+
+
+_SIGNS = {True: "✓", False: NOISE, None: "·"}
 
 
 def _chosen(groups: Groups) -> Lead | None:
@@ -96,9 +99,10 @@ def _headline(chosen: Lead, rows: Sequence[ReplayRow]) -> str:
     by = f"by {_name(one)}"
     if one.name == "goodput.share":
         by += f" (TTFT {limits.ttft_ms:g} ms, TPOT {limits.tpot_ms:g} ms)"
+    noise = ", within noise" if chosen.sure is False else ""
     return (
         f"{chosen.winner} is best {by}: {one.said(chosen.value)} against "
-        f"{one.said(chosen.other)} with {chosen.second}{_surely(chosen)}."
+        f"{one.said(chosen.other)} with {chosen.second}{noise}{_surely(chosen)}."
     )
 
 
@@ -140,13 +144,11 @@ def _apart(found: Lead) -> str:
 
 
 def _surely(found: Lead) -> str:
-    if found.sure is None:
+    if not found.sure:
         return ""
     if found.spreads is None:
         return ", the same lead with every seed"
-    if found.sure:
-        return f", {found.spreads:.1f} times what the seeds are apart"
-    return ", which is within what the seeds are apart: chance may turn it around"
+    return f", {found.spreads:.1f} times what the seeds are apart"
 
 
 def _losses(groups: Groups) -> list[str]:
@@ -215,7 +217,10 @@ def render_page(
         sections.append(_splits(drawn))
     all_notes = [*notes, *told, _seeds_drawn(drawn)]
     shown = [section for section in sections if section]
-    return Page(title, verdict(rows), leads_told(rows), shown, all_notes).html()
+    claims = leads_told(rows)
+    cells = [cell for part in shown for table in part.tables for cell in table.cells]
+    legend = marks([*cells, *(claim.sign for claim in claims)], MORE)
+    return Page(title, verdict(rows), claims, shown, all_notes, marks=legend).html()
 
 
 def _first_of_each(rows: Sequence[ReplayRow], views: Sequence[RunView]) -> Views:
@@ -246,7 +251,7 @@ def replay_table(
 
 
 def versus_table(rows: Sequence[ReplayRow]) -> tuple[str, Table, str] | None:
-    """Each policy beside the first, seed by seed: heading, table, and what is unresolved in it.
+    """Each policy beside the first, seed by seed: heading, table, and how many more seeds it wants.
 
     None where there is nothing to compare, or one seed only.
     """

@@ -18,6 +18,7 @@ from simulator.report.figures import (
     Ratio,
     fine,
     interval,
+    marks,
     percent,
     points_told,
     ratio_told,
@@ -176,8 +177,10 @@ def told(advice: Advice, width: int) -> Iterator[object]:
     if advice.tried:
         yield ""
         yield from _tried_table(advice.tried).in_terminal(width)
-    for number, finding in enumerate(advice.findings, 1):
-        yield from _finding(number, finding)
+    lines = [line for n, one in enumerate(advice.findings, 1) for line in _finding(n, one)]
+    yield from lines
+    if legend := marks([*lines, *map(check_told, advice.checks)], "--draws N"):
+        yield legend
     if not advice.findings:
         yield "Change nothing: nothing that was tried is clearly better."
     elif len(advice.findings) > 1:
@@ -216,20 +219,18 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
     yield f"{number}. {change.kind}: {change.title}{finding.why}"
     yield (
         f"   mean TTFT x {ratio_told(forecast.ttft)}; of one more recording such as this x "
-        f"{_plain(forecast.next_ttft)}; good answers {points_told(forecast.good)} points"
+        f"{_plain(forecast.next_ttft)}; good answers, points: {points_told(forecast.good)}"
     )
     if forecast.task is not None:
         yield (
-            f"   mean task x {ratio_told(forecast.task)}; Jain's index "
-            f"{points_told(forecast.fairness)} points"
+            f"   mean task x {ratio_told(forecast.task)}; Jain's index, points: "
+            f"{points_told(forecast.fairness)}"
         )
     yield f"   do: {change.do}"
 
 
 def _plain(ratio: Interval) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.mean:.2f}"
-    return f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return ratio_told(Ratio(ratio.mean, ratio.low, ratio.high, ratio.seeds))
 
 
 def check_told(check: Check) -> str:

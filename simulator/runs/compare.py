@@ -15,14 +15,14 @@ from policies.near import did_you_mean
 from simulator.replay.setup import Setup
 from simulator.report.figures import (
     NOTHING,
-    UNRESOLVED,
     Ratio,
     fine,
+    marks,
     named_parts,
     percent,
     points_told,
     ratio_told,
-    unresolved,
+    seeds_wanted,
     whole,
 )
 from simulator.report.page import Page, Picture, Section, Table
@@ -46,6 +46,7 @@ from simulator.runs.scenes import (
 from simulator.runs.task import SweepError
 
 Cell = Callable[[RuleFigures], str]
+MORE = "seeds in the sweep file, or study --resamples N"
 
 
 def in_s(value_ms: float | None) -> str:
@@ -129,14 +130,14 @@ def print_scenes(
     for scene in scenes:
         console.print(Text(_heading(scene), style="bold"))
         console.print(*_table(scene).in_terminal(console.width))
-        if wide := _unresolved(scene):
-            console.print(f"{wide}\n", markup=False, highlight=False)
+        if wanted := _wanted(scene):
+            console.print(f"{wanted}\n", markup=False, highlight=False)
     for steps in ladders:
         console.print(Text(f"{steps.name}: takes so many {steps.load_unit}", style="bold"))
         for found in steps.rules:
             console.print(f"  {found.policy:<32} {taken(found)}", markup=False, highlight=False)
         console.print()
-    for line in terms():
+    for line in (*terms(), _marks(scenes, rivals)):
         console.print(Text(line, style="dim"))
 
 
@@ -151,11 +152,11 @@ def as_markdown(
             lines += [*table.in_markdown(), ""]
     for scene in scenes:
         lines += [f"**{_heading(scene)}**", "", *_table(scene).in_markdown(), ""]
-        lines += [wide, ""] if (wide := _unresolved(scene)) else []
+        lines += [wanted, ""] if (wanted := _wanted(scene)) else []
     for steps in ladders:
         lines += [f"**{steps.name}: saturation, {steps.load_unit}**", ""]
         lines += [*_saturations(steps).in_markdown(), ""]
-    return "\n".join([*lines, *terms()]) + "\n"
+    return "\n".join([*lines, *terms(), _marks(scenes, rivals)]) + "\n"
 
 
 def _table(
@@ -202,10 +203,16 @@ def _rivalries_in(title: str, found: Sequence[Rivalry], of: Beside) -> Table:
     return Table(("workload", title, "best other", "ratio"), rows)
 
 
-def _unresolved(scene: SceneFigures) -> str:
+def _wanted(scene: SceneFigures) -> str:
     """How many seeds the comparison lacks."""
     found = {rule.policy: (rule.ratios["ttft_mean"], rule.good_difference) for rule in scene.rules}
-    return unresolved(named_parts(found))
+    return seeds_wanted(named_parts(found))
+
+
+def _marks(scenes: Sequence[SceneFigures], rivals: Sequence[Rivalry]) -> str:
+    """What marks in the tables mean."""
+    tables = [*_beside(rivals), *map(_table, scenes)]
+    return marks([cell for table in tables for cell in table.cells], MORE)
 
 
 def _saturations(found: SceneLadder) -> Table:
@@ -229,7 +236,7 @@ def terms() -> Iterator[str]:
     yield (
         f"collapsed: seeds with a mean TTFT above {COLLAPSE:g} x the best seed of the best rule, "
         "or 1 % of requests lost. Ratios: geometric mean of paired seeds against the base; good, "
-        f"points: mean difference to it; 95 % intervals, {UNRESOLVED} where wider than 3 %."
+        "points: mean difference to it; with 95 % intervals."
     )
     yield (
         "Best other: of all other rules, by that figure; chosen on every second seed and judged on "
@@ -265,7 +272,8 @@ def render_page(
     sections += [_scene(scene, drawn=n < MAX_PICTURES) for n, scene in enumerate(scenes)]
     sections += [_ladder(found, by_name) for found in ladders]
     sections.append(Section("Failed runs", lines=failed))
-    return Page(title, (), (), [one for one in sections if one], list(terms())).html()
+    shown = [one for one in sections if one]
+    return Page(title, (), (), shown, list(terms()), marks=_marks(scenes, rivals)).html()
 
 
 def _scene(scene: SceneFigures, *, drawn: bool) -> Section:
@@ -283,7 +291,7 @@ def _scene(scene: SceneFigures, *, drawn: bool) -> Section:
         caption = "Each dot a seed, bars their means; dashed: above it a seed is collapsed."
         xlabel, limit_s = "mean time to first token of a seed, s", (scene.collapse_ms or 0.0) / 1000
         pictures.append(Picture(dots_plot(seeds, xlabel, limit_s), alt, caption))
-    text = f"{scene.workload}, {scene.load:g} {scene.load_unit}. {_unresolved(scene)}"
+    text = f"{scene.workload}, {scene.load:g} {scene.load_unit}. {_wanted(scene)}"
     rest = _table(scene, [one for one in COLUMNS if one[0] in FOLDED], "Answers to their end")
     tables = [_table(scene, [one for one in COLUMNS if one[0] not in FOLDED]), rest]
     return Section(scene.name, text, pictures=pictures, tables=tables)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from simulator.replay.setup import Setup
 from simulator.report.figures import NOTHING, Interval, figure, interval, percent, seconds
+from simulator.report.page import NOISE
 from simulator.report.row import ReplayRow
 from simulator.runs.points import PER_GPU, fleet_gpus, points_of
 from simulator.runs.runs import RunResults
@@ -629,6 +630,7 @@ def verdict(plan: FleetPlan) -> str:
     best, level = rows[plan.best], _level_with_best(plan)
     others = [row for row in plan.rows if row.policy not in level]
     told = ", ".join(f"{row.policy} {_amount(plan, row)}{_beside(plan, row)}" for row in others)
+    told += f" ({NOISE} equal to {plan.best} within noise)" if f" {NOISE}" in told else ""
     equal = ", which are equal within noise" if len(level) > 1 else ""
     if plan.request.find == "workers":
         head = f"Take {' or '.join(level)}{equal}, on" if equal else f"Take {plan.best} on"
@@ -650,7 +652,7 @@ def _beside(plan: FleetPlan, row: PlanRow) -> str:
     """What its amount does not say."""
     best = next(one for one in plan.rows if one.policy == plan.best)
     if any(tie.policy == row.policy for tie in plan.ties):
-        return f" (equal to {plan.best} within noise)"
+        return f" {NOISE}"
     if row.answer == best.answer:
         return f" with less room ({percent(row.used)} of a limit used, not {percent(best.used)})"
     return ""

@@ -20,18 +20,19 @@ from policies.load import name_of
 from simulator.replay.setup import Setup
 from simulator.report.figures import TTFT as MEAN_TTFT
 from simulator.report.figures import (
-    UNRESOLVED,
     Figure,
     Interval,
     Ratio,
     beside_told,
     figure,
     figure_table,
+    marks,
+    mean_resolved,
     more_seeds,
     paired,
     paired_ratio,
+    seeds_wanted,
     told,
-    unresolved,
 )
 from simulator.report.page import Page, Picture, Section, Table
 from simulator.report.plots import Band, Line, front_plot, line_plot
@@ -61,6 +62,7 @@ TARGETS = (
     figure("hit_rate_tokens"), PER_GPU,
 )  # fmt: skip
 MAX_TABLES = 12
+MORE = "seeds in the sweep file, each another draw of a trace with resample: true"
 
 
 def by_scene(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -118,8 +120,8 @@ def _best_table(title: str, points: Sequence[Point]) -> RichTable:
             paired[one.title] = beside(one, *ranked) if len(ranked) > 1 else None
             cells += [""] * (4 - len(cells))
             table.add_row(one.title, *cells, _beside_told(paired[one.title]))
-    wide = unresolved(paired)
-    table.caption = f"{wide}\n" if wide else None
+    wanted = seeds_wanted(paired)
+    table.caption = f"{wanted}\n" if wanted else None
     return table
 
 
@@ -128,7 +130,7 @@ def _beside_told(found: Ratio | Interval | None) -> str:
     if found is None:
         return ""
     said = beside_told(found)
-    return said.replace(" [", " points [", 1) if isinstance(found, Interval) else said
+    return said.replace(" ", " points ", 1) if isinstance(found, Interval) else said
 
 
 def _rich_table(title: str) -> RichTable:
@@ -338,7 +340,10 @@ def render_page(
     left_out = len(worlds) - MAX_SCENES
     more = [f"{left_out} more worlds are in the tables only."] if left_out > 0 else []
     shown = [section for section in sections if section]
-    return Page(title, story(outcomes, points), (), shown, [*more, *notes]).html()
+    cells = [cell for part in shown for table in part.tables for cell in table.cells]
+    cells += [said for part in shown for one in part.pictures for _, said in one.items]
+    told = story(outcomes, points)
+    return Page(title, told, (), shown, [*more, *notes], marks=marks(cells, MORE)).html()
 
 
 def story(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> list[str]:
@@ -465,12 +470,13 @@ def _load(shown: LoadPicture) -> Picture:
     )
     caption = f"{TTFT.title} against {shown.xlabel}"
     caption += f", {shown.title}" if shown.title else ""
-    caption += ". Shaded: 95 % interval over seeds."
+    caption += ". Shaded: 95 % interval over seeds, where it is resolved."
     caption += f" {shown.left_out} slower lines are left out." if shown.left_out else ""
     lines, bands = dict[str, Line](), dict[str, Band]()
     for name, curve in shown.curves.items():
         means = [found.mean / 1000 for _, found in curve]
-        half = [(found.half or 0.0) / 1000 for _, found in curve]
+        known = (found.half if mean_resolved(TTFT, found) else None for _, found in curve)
+        half = [(one or 0.0) / 1000 for one in known]
         lines[name] = ([load for load, _ in curve], means)
         # An interval may reach below 0, which a logarithmic axis has not.
         low = [max(mean - part, mean / 100) for mean, part in zip(means, half, strict=True)]
@@ -493,7 +499,7 @@ def _bests(points: Sequence[Point]) -> Section:
         "Best by each figure",
         "Among choices that served at least 99 % of requests, where there is one. Means over seeds "
         "± 95 % interval; times in ms. Beside the next best: geometric mean of ratios, or mean "
-        f"difference of shares, of paired seeds; {UNRESOLVED}: the interval is wider than 3 %."
+        "difference of shares, of paired seeds, with its 95 % interval."
         f"{f' {more} more are in the CSV.' if more > 0 else ''}",
         tables=[Table(head, rows, words=True)] if rows else [],
     )
@@ -548,12 +554,17 @@ def run_sweep(
     results = options.results or file.with_name(file.name + RESULTS_SUFFIX)
     outcomes = sweep(setups, replace(options, results=results), console, evaluate)
     points = points_of(outcomes)
-    console.print(*best_tables(points))
+    tables = best_tables(points)
+    console.print(*tables)
     left_out = len(by_scene(points)) - MAX_TABLES
     if left_out > 0:
         console.print(f"{left_out} more loads and worlds are in --csv, --json and --html")
     if points:
-        console.print(front_table(points))
+        tables.append(front_table(points))
+        console.print(tables[-1])
+    cells = (str(cell) for table in tables for part in table.columns for cell in part.cells)
+    if legend := marks(cells, MORE):
+        console.print(legend, markup=False, highlight=False)
     if csv is not None:
         csv.write_text(as_csv(outcomes))
     if json is not None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from simulator.report.figures import (
     FIGURES,
     RESOLVED,
-    UNRESOLVED,
     Aggregate,
     Interval,
     Ratio,
@@ -24,13 +23,15 @@ from simulator.report.figures import (
     figure,
     interval,
     labels,
+    marks,
     more_seeds,
     paired,
     points_told,
     ratio_of_pairs,
     ratio_told,
+    seeds_wanted,
     student_t,
-    unresolved,
+    told,
 )
 from simulator.report.files import Report, encode, write_json
 from simulator.report.row import ReplayRow, SessionsRow, StageRow, TurnsRow, Waits, summarize
@@ -209,18 +210,37 @@ def test_what_is_narrow_is_resolved_and_one_seed_cannot_tell() -> None:
     assert more_seeds(widest), "no overflow"
 
 
-def test_what_is_unresolved_is_marked_and_counted() -> None:
-    narrow, wide = ratio_of_pairs([(100.0, 100.1)] * 3), ratio_of_pairs([(1.0, 1.1), (1.2, 1.1)])
-    assert wide is not None
-    assert ratio_told(narrow) == "1.00 [1.00, 1.00]"
-    assert ratio_told(wide).endswith(f"] {UNRESOLVED}")
+def test_noise_is_marked_and_an_interval_that_says_nothing_is_not_printed() -> None:
+    pairs = [(1.0, 1.1), (1.2, 1.1)]
+    assert ratio_told(ratio_of_pairs([(100.0, 100.1)] * 3)) == "1.00 [1.00, 1.00]"
+    assert ratio_told(ratio_of_pairs([*pairs, (1.0, 1.0)])) == "1.00 [0.80, 1.25] ~"
+    assert ratio_told(ratio_of_pairs(pairs)) == "1.00 not resolved"
+    clear = ratio_of_pairs([(10.0, 1.0), (30.0, 1.0), (8.0, 1.0)])
+    assert ratio_told(clear).startswith("13.39 [2.3"), "however wide, it leaves out 1"
     assert ratio_told(None) == points_told(None) == "–"
     assert points_told(interval_of([0.1])) == "+10.0"
     assert points_told(interval_of([-0.022, -0.02])) == "-2.1 [-3.4, -0.8]"
-    assert points_told(interval_of([0.1, -0.1])).endswith(UNRESOLVED)
-    assert unresolved({"a TTFT": narrow, "b TTFT": None}) == ""
-    told = unresolved({"a TTFT": narrow, "b TTFT": wide})
-    assert re.search(r"would do: b TTFT [\d,]+$", told)
+    assert points_told(interval_of([0.01, -0.01, 0.0])) == "+0.0 [-2.5, +2.5] ~"
+    assert points_told(interval_of([0.1, -0.1])) == "+0.0 not resolved"
+    assert told(figure("ttft_ms.mean"), interval_of([200.0, 210.0])) == "205 ±63.5"
+    assert told(figure("ttft_ms.mean"), interval_of([100.0, 300.0])) == "200 ±?"
+    assert told(figure("hit_rate_tokens"), interval_of([0.5, 0.52, 0.54])) == "52.0% ±5.0%"
+    assert told(figure("hit_rate_tokens"), interval_of([0.4, 0.6])) == "50.0% ±?"
+
+
+def test_marks_are_explained_where_they_stand() -> None:
+    assert marks(["1.00 [0.99, 0.99]", "5 ±1"], "more") == ""
+    assert marks(["1.00 [0.80, 1.25] ~"], "more").startswith("~ within noise: ")
+    said = marks(["1.00 not resolved", "200 ±?", "210 ±?"], "--resamples N")
+    assert said.startswith("not resolved, ±?: too few seeds; ")
+    assert said.endswith("narrow it: --resamples N.")
+
+
+def test_the_seeds_that_are_wanted_are_counted() -> None:
+    narrow, wide = ratio_of_pairs([(100.0, 100.1)] * 3), ratio_of_pairs([(1.0, 1.1), (1.2, 1.1)])
+    assert seeds_wanted({"a TTFT": narrow, "b TTFT": None}) == ""
+    said = seeds_wanted({"a TTFT": narrow, "b TTFT": wide})
+    assert re.search(r"to 3 %: about b TTFT [\d,]+\.$", said)
 
 
 def test_ratios_of_times_are_paired_by_seed() -> None:
