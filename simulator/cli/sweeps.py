@@ -34,6 +34,7 @@ examples:
   warmroute-sim compare sweep.yaml.results.jsonl --base hybrid
   warmroute-sim compare build/study/*.results.jsonl --base lmetric --html study.html
 """
+BASE = "rule that the other rules are compared with"
 
 
 class Sweep(Struct, kw_only=True):
@@ -98,7 +99,7 @@ class Compare(Struct, kw_only=True):
     results: Annotated[
         tuple[Path, ...], Place("+"), "RESULTS", "files of results that `sweep` has written"
     ]
-    base: Annotated[str, "RULE", "rule that the other rules are compared with"]
+    base: Annotated[str, "RULE", BASE]
     policy: Annotated[
         tuple[str, ...], "RULE", "rule to show beside the base; repeat; default: all"
     ] = ()
@@ -123,8 +124,7 @@ class Study(Struct):
     """The options of `study`."""
 
     full: Annotated[bool, Either("pass"), "run more seeds, loads, memory sizes and traces; "
-        "default: "
-        "the whole catalogue of rules on three seeds"] = False  # fmt: skip
+        "default: the whole catalogue of rules on three seeds"] = False  # fmt: skip
     table: Annotated[bool, Either("pass"), "run every workload at 60 to 105 % of saturation with "
         "the leading published rules, each seed another draw of the traces; results go to the "
         "folder table of --out; for --base warmset"] = False  # fmt: skip
@@ -137,7 +137,7 @@ class Study(Struct):
     ] = None  # fmt: skip
     traces: Annotated[Path | None, "FOLDER", "folder of the trace files"] = None
     out: Annotated[Path, "FOLDER", "folder for results and tables"] = Path("build/study")
-    base: Annotated[str, "RULE", "rule that the other rules are compared with"] = "lmetric"
+    base: Annotated[str, "RULE", BASE] = "lmetric"
     jobs: Annotated[int | None, "number of processes; default: one a core"] = None
 
 
