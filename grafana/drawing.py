@@ -84,13 +84,13 @@ def stat(
     )
 
 
-# Its value exists where the rules are loaded, for without them nothing fires, and all would look
-# well.
+# This query has a value only if Prometheus has loaded our recording rules. Without the rules no
+# alert can fire, and a count of 0 alerts would wrongly look healthy.
 _RULES_RUN = "0 * sum(job:warmroute_good_answers:rate5m)"
 
 
 def firing_alerts(matchers: str = 'alertname=~"Warmroute.*"') -> tuple[Panel, Panel]:
-    """How many alerts fire, of each severity."""
+    """Two panels that count the alerts which fire now: critical ones, and warnings."""
     return (
         stat(
             "Critical alerts",

@@ -26,7 +26,7 @@ READY = f"sum({selected('warmroute_worker_state', _IS_READY)})"
 # Divided by the workers that are ready, not by those that answered: a worker that was never
 # chosen has no series, and the worst hot spot would look perfectly even.
 BUSIEST_TO_MEAN = f"max({REPLIES_BY_WORKER}) / (sum({REPLIES_BY_WORKER}) / {READY})"
-# What the alert on hot spots compares. Idle: 0 / 0, which is nothing.
+# The alert on hot spots compares this ratio. An idle pool gives 0 / 0, so the panel shows no value.
 BUSIEST_NOW = (
     f"sum(instance:warmroute_worker_requests:max5m{{{ROUTER}}}) "
     f"/ sum(instance:warmroute_worker_requests:mean5m{{{ROUTER}}})"

@@ -52,7 +52,7 @@ SAMPLING_COPIES = 4  # of the logits that filters and draws work on
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """How steps are run; None means only on a GPU.
+    """The ways to run steps; None turns a way on if the device is a GPU.
 
     `overlap`: one step is scheduled while another computes, and stages compute different steps at a
     time. `cuda_graphs`: decode steps are padded to fixed sizes and replayed. `kernel_costs`: the

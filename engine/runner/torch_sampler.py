@@ -105,7 +105,7 @@ class _Counts:
 
     @property
     def times(self) -> npt.NDArray[np.int64]:
-        """How often each token occurs in the output, int64[size]."""
+        """The number of times that each token occurs in the output, int64[size]."""
         return self._times[: self.size]
 
     def catch_up(self, length: int, latest: Callable[[], Mapping[int, int]]) -> None:

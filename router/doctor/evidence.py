@@ -149,7 +149,7 @@ class ModelEvidence:
 
     @property
     def batches(self) -> bool:
-        """Whether Triton's dynamic batcher may join requests of this model."""
+        """True if Triton's dynamic batcher may join requests of this model."""
         return self.config.dynamic_batching is not None and self.config.max_batch_size > 1
 
 
@@ -203,7 +203,7 @@ class ServerEvidence:
 
     @property
     def loaded(self) -> bool:
-        """Whether the server had any load."""
+        """True if the server had any request or active engine during the watch."""
         busy = any(m.requests or m.failed or m.pending > 0 for m in self.models.values())
         return busy or any(engine.moving and engine.active > 0 for engine in self.engines)
 

@@ -1,7 +1,8 @@
-"""What is wrong now, for people: each problem's worker, its reason, how long it lasts, and where
-docs/operations.md says what to do.
+"""The present problems for an operator: each problem's worker, reason, duration, and heading in
+docs/operations.md.
 
-Draining, leaving, sleeping and busy workers are not wrong: an operator wants them so, or it passes.
+Draining, leaving, sleeping and busy workers are no problems: an operator wants the first three, and
+a busy worker recovers by itself.
 """
 
 from __future__ import annotations
@@ -67,22 +68,22 @@ _CONFIDENT = 0.9  # below it, answers find less than KV events promise
 _WANTED = frozenset({"draining", "shutting_down"})  # refusals that an operator asked for
 _FULL = FULL_CODES | {"worker_wait_full"}
 _WHY = {
-    "router_full": "as many requests as may are under way",
-    "hold_queue_full": "as many requests as may wait already",
-    "hold_timeout": "no worker could take them in time",
-    "displaced": "more important requests took their places",
-    "worker_wait_full": "as many as may wait for a first worker",
-    "no_worker_available": "no worker of the model is there",
-    "worker_error": "every worker that was tried failed",
-    "retry_budget_exhausted": "a worker failed, and too many requests are being tried again",
-    "deadline_exceeded": "their deadline passed",
+    "router_full": "the router has as many open requests as limits.inflight_requests allows",
+    "hold_queue_full": "as many requests wait as limits.hold_requests allows",
+    "hold_timeout": "no worker could take them within limits.hold_s",
+    "displaced": "more important requests took their places in the queue",
+    "worker_wait_full": "as many requests wait for a first worker as waiting.requests allows",
+    "no_worker_available": "the pool has no ready worker of the model",
+    "worker_error": "each worker that the router tried failed",
+    "retry_budget_exhausted": "a worker failed, and the retry budget is used up",
+    "deadline_exceeded": "the requests' deadlines passed",
 }
 
 Key = tuple[str, str | int]  # kind; worker id, or what it is about
 
 
 class Problems:
-    """All that is wrong, and since when. Looks once a second. Lifetime: process."""
+    """All present problems with their beginnings, found again once a second. Lifetime: process."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Problems:
         self._why: dict[Key, str] = {}  # of those that are no worker's
 
     def look(self, now_s: float) -> None:
-        """Find what is wrong now; what was wrong at the last look keeps its beginning."""
+        """Find the present problems; a problem of the last look keeps its beginning."""
         self._why = dict(self._of_router(now_s))
         found: list[Key] = [*self._why, *self._of_workers()]
         self._since = {key: self._since.get(key, now_s) for key in found}
@@ -159,7 +160,7 @@ class Problems:
         return told
 
     def _of_router(self, now_s: float) -> Iterator[tuple[Key, str]]:
-        """What is wrong with the router, or with all workers together."""
+        """The problems of the router itself, and of all workers together, each with its reason."""
         if reasons := self._not_ready():
             yield ("unready", ""), "; ".join(reasons)
         for model in sorted(self._core.health.silences.panics):
@@ -193,7 +194,7 @@ class Problems:
         return self._reasons
 
     def _of_minute(self, now_s: float) -> Iterator[tuple[Key, str]]:
-        """What the counters of the last minute tell."""
+        """The problems that counters show by their growth in the last minute."""
         totals = self._totals()
         self._minute.append((now_s, totals))
         while self._minute[0][0] < now_s - _MINUTE_S:
@@ -212,7 +213,7 @@ class Problems:
             yield ("failing", ""), f"{failed} of {tried} attempts in the last minute"
 
     def _totals(self) -> Counter[str]:
-        """What only grows; refusals as `KIND:CODE`."""
+        """The present values of the counters; a refusal's key is `KIND:CODE`."""
         counters, totals = self._core.counters, Counter[str]()
         for code, count in counters.rejections.items():
             if code in _FULL:
@@ -228,7 +229,7 @@ class Problems:
         return totals
 
     def _of_workers(self) -> Iterator[Key]:
-        """What is wrong with each worker."""
+        """The problems of single workers."""
         members, workers = self._fleet.members, self._core.workers
         doubted = set(np.flatnonzero(self._core.columns.hit_confidence < _CONFIDENT).tolist())
         well = [worker for worker in workers if worker.is_in]
@@ -277,7 +278,7 @@ def _counted(requests: int) -> str:
 
 
 def _state_kind(member: Member, worker: Worker | None) -> str | None:
-    """What is wrong with a worker that is not in; None: somebody wants it so."""
+    """The problem of a worker that takes no requests; None if an operator wants this state."""
     if worker is None:
         return "unrecognized" if member.trouble else None
     state = worker.shown_state
@@ -289,7 +290,7 @@ def _state_kind(member: Member, worker: Worker | None) -> str | None:
 
 
 def _events_kind(worker: Worker, doubted: bool) -> str | None:
-    """What is wrong with what is known of the worker's cache; None: nothing."""
+    """The problem of the router's knowledge of this worker's cache; None if there is no problem."""
     kv = worker.kv
     if kv.guessed is not None:
         return "events_useless"

@@ -52,7 +52,7 @@ FULL_CODES = frozenset({"router_full", "hold_queue_full", "hold_timeout", "displ
 
 
 class _Counts(NamedTuple):
-    """What only grows. Lifetime: until the next second."""
+    """The counters at one instant. Lifetime: until the next second."""
 
     at_s: float
     dispatched: int

@@ -158,7 +158,7 @@ def test_registers_and_spills(source: str) -> None:
 
 @cache
 def disassembled(path: Path, gpu: str) -> str:
-    """What the GPU is told to do, as text."""
+    """The machine code (SASS) of a built library for one GPU architecture, as text."""
     tools = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
     if not (tools / "cuobjdump").is_file():
         pytest.skip("nvidia-cuda-cuobjdump is not installed")
