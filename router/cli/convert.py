@@ -489,7 +489,8 @@ def _policy(draft: _Draft, given: _Given) -> None:
         "it has an effect only with power_of_two",
     )
     if rule is None:
-        draft.notes.append((flag, "there is no such rule here; the default is warmset"))
+        near = did_you_mean(theirs or "", RULES)
+        draft.notes.append((flag, f"there is no such rule here{near}; the default is warmset"))
     elif theirs is not None:
         draft.put("policy", rule, flag, "follows caches and load" if rule == AFFINITY else "")
         if theirs.startswith("disaggregated_prefill"):

@@ -192,6 +192,12 @@ def test_no_secret_is_printed(capsys: pytest.CaptureFixture[str]):
     assert secret not in convert(leaking).text + convert(leaking).summary()
 
 
+def test_an_unknown_rule_gets_the_nearest_one():
+    for given, near in (("cache_awre", " (did you mean cache_aware?)"), ("zzzz", "")):
+        text = convert(f"{PROGRAMS['sglang-router']} {URLS} --policy {given}").text
+        assert f"--policy: there is no such rule here{near}; the default is warmset" in text
+
+
 def test_an_unknown_flag_gets_the_nearest_one():
     told = convert(f"smg launch {URLS} --polcy random").summary()
     assert "--polcy: smg 1.13.0 (October 2026) has no such flag (did you mean --policy?)" in told
