@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.traces.formats import read_jobs
-from simulator.traces.job import NO_IDS, ErrorLog, Job
+from simulator.traces.job import MAX_WRONG_SHARE, MIN_LINES_JUDGED, NO_IDS, ErrorLog, Job
 from simulator.traces.session_file import SessionOptions, starts_ns
 from simulator.traces.spec import WorkloadSpec
 from simulator.traces.timing import spread
@@ -126,15 +127,34 @@ def test_late_lines_are_put_in_order_or_told(ats: list[int], slack: int, most: i
         with pytest.raises(TraceError, match="holds no requests"):
             list(read_jobs(lines, parse, errors, slack))
         return
-    assert [job.at_ns for job in read_jobs(lines, parse, errors, slack)] == sorted(fit)
+    in_order, refusal = _read(read_jobs(lines, parse, errors, slack))
     assert errors.total == len(ats) - len(fit)
+    assert ("too many for a result" in refusal) == (errors.total > MAX_WRONG_LINES)
+    # A refusal comes at the end of the source, so it only takes lines that still wait.
+    assert in_order == sorted(fit)[: len(in_order)]
+    assert refusal or len(in_order) == len(fit)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("simulator.traces.formats.MAX_HELD_JOBS", most)
-        few, told = [], ErrorLog("log")
-        for job in read_jobs(lines, parse, told, slack):
-            few.append(job.at_ns)
+        few_errors = ErrorLog("log")
+        few, refusal = _read(read_jobs(lines, parse, few_errors, slack))
     assert few == sorted(few)
-    assert len(few) + told.total == len(ats)
+    assert ("too many for a result" in refusal) == (few_errors.total > MAX_WRONG_LINES)
+    assert refusal or len(few) + few_errors.total == len(ats)
+
+
+# Ten lines of a source with fewer than a thousand lines may be wrong.
+MAX_WRONG_LINES = MAX_WRONG_SHARE * MIN_LINES_JUDGED
+
+
+def _read(jobs: Iterator[Job]) -> tuple[list[int], str]:
+    """Return the arrivals of `jobs`, and the error that ended the reading ("" for none)."""
+    arrivals = []
+    try:
+        for job in jobs:
+            arrivals.append(job.at_ns)
+    except TraceError as error:
+        return arrivals, str(error)
+    return arrivals, ""
 
 
 def test_sessions_start_uniformly_or_at_a_rate() -> None:
