@@ -282,11 +282,11 @@ async def run_scenario(
                 )
                 await run_load(workload, target, note, settings.speed)
                 sampling.cancel()
-        except ExceptionGroup as failures:
+            found = await leftovers(stack, session)
+            after = await fetch_workers(session, stack.urls)
+        except (ExceptionGroup, ScrapeError) as failure:
             stack.check()  # a program that died says more than the request that missed it
-            raise failures.exceptions[0] from failures
-        found = await leftovers(stack, session)
-        after = await fetch_workers(session, stack.urls)
+            raise getattr(failure, "exceptions", (failure,))[0] from failure
     named = [_named(outcome, names) for outcome in outcomes]
     workers = tuple(names.values())
     row = summarize(settings.policy, workload.name, named, workers, before, after, settings.speed)

@@ -22,7 +22,7 @@ from tests.simulator.made_up import shared_prompt
 from tests.told_decision import decision_in
 
 TIMEOUT_S = 60.0
-HELPERS = re.compile(rb"multiprocessing|tests[./]forks")
+PROGRAM = re.compile(rb"\0-m\0(engine|router)\0")  # in the command line of a program of ours
 
 
 @pytest.fixture(autouse=True)
@@ -68,15 +68,14 @@ async def test_a_worker_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> 
 
 
 def children() -> list[int]:
-    """Running workers and routers that this process started, oldest first.
+    """Return the process ids of workers and routers that this process started, oldest first.
 
-    Helpers of Python's multiprocessing and of tests/forks, which other tests leave, are none.
-    A helper that has ended and that nobody waited for has no command line.
+    Other tests may leave helper processes in this process; they are not counted. A program that has
+    ended and that nobody waited for has no command line.
     """
     pid = os.getpid()
     found = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    lines = {one: command_line(one) for one in found}
-    return [one for one, line in lines.items() if line and not HELPERS.search(line)]
+    return [one for one in found if PROGRAM.search(command_line(one))]
 
 
 def command_line(pid: int) -> bytes:
@@ -135,10 +134,10 @@ async def test_the_stack_prints_a_request_that_works_and_stays(tmp_path: Path) -
             line = await process.stdout.readline()
             assert line, text
             text += line.decode()
-        line = re.search(r"^curl .*$", text, re.MULTILINE)
-        assert line is not None, text
-        assert len(line[0]) < 300, "it pastes well"
-        hits = [await expected_hit_tokens(line[0]) for _ in range(2)]
+        curl = re.search(r"^curl .*$", text, re.MULTILINE)
+        assert curl is not None, text
+        assert len(curl[0]) < 300, "it pastes well"
+        hits = [await expected_hit_tokens(curl[0]) for _ in range(2)]
         assert hits[0] == 0
         assert hits[1] >= 8 * 16, "the second one finds its blocks"
         process.send_signal(signal.SIGINT)
