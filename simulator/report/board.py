@@ -1,4 +1,4 @@
-"""How far things are, in the terminal: a bar for each, or a line now and then."""
+"""Progress in the terminal: a bar for each replay or sweep, or a printed line every so often."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ REFRESHES_PER_S = 2
 
 
 class Board:
-    """Bars by name; lines instead where the console is no terminal. Lifetime: process.
+    """Shows the progress of named jobs as bars, or as printed lines if the console is no terminal.
 
-    It may be told as often as one likes: it looks at the clock and draws now and then.
+    Callers may report progress as often as they like: the board looks at the clock and draws only
+    now and then. Lifetime: process.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,26 +45,31 @@ class Board:
             self._progress.stop()
 
     def start(self, name: str) -> None:
-        """What goes by `name` begins now."""
+        """Start the clock of the job `name`; it shows nothing for its first `QUIET_S` seconds."""
         self._began_s[name] = self._clock()
         self._next_s[name] = self._began_s[name] + QUIET_S
 
     def end(self, name: str) -> None:
-        """It is over: its bar goes."""
+        """Remove the bar of the job `name`, which has ended."""
         if name in self._bars:
             self._progress.remove_task(self._bars.pop(name))
 
     def passed_s(self, name: str) -> float:
-        """Seconds since its start."""
+        """Return the seconds since the job `name` started."""
         return self._clock() - self._began_s[name]
 
     def count(self, name: str, done: int, total: int | None, more: str = "") -> None:
-        """So many are done, of as many as are known to come."""
+        """Show that `done` items of the job are done, out of `total`; None: the total is
+        unknown.
+        """
         of = f" of {total:,}" if total else ""
         self.show(name, done / total if total else None, f"{done:,}{of}{more}")
 
     def show(self, name: str, share: float | None, told: str) -> None:
-        """So much of it is done, None: nobody knows; `told` says more."""
+        """Show that `share` (0 to 1) of the job is done, with the text `told` after the bar.
+
+        A `share` of None means that nobody knows how much is left.
+        """
         if name not in self._began_s:
             self.start(name)
         now_s = self._clock()
@@ -84,7 +90,7 @@ class Board:
 
 
 def span(seconds: float) -> str:
-    """A span of time: "42 s", "3:07 min", "2:00:15 h"."""
+    """Return a span of time as text: "42 s", "3:07 min", "2:00:15 h"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

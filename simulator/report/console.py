@@ -1,4 +1,4 @@
-"""Replay results in the terminal: how far one is, and tables that fit it."""
+"""Replay results in the terminal: the progress of a replay, and tables that fit the width."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ NS_PER_S = 1_000_000_000
 
 
 def show_replay(board: Board, name: str, reached: ReplayProgress) -> None:
-    """How far a replay is, its pace so far, and the virtual time that it has reached.
+    """Show how far a replay is, its requests per second so far, and the virtual time it has
+    reached.
 
-    A source read to its end, which a small file is at once, does not say how far the replay is.
+    If the source has been read to its end (a small file is read at once), the share that was read
+    does not say how far the replay is; then the number of requests is shown instead.
     """
     share = reached.ended / reached.total if reached.total else reached.fraction
     known = share if reached.total or 0 < share < 1 else None
@@ -33,9 +35,9 @@ def show_replay(board: Board, name: str, reached: ReplayProgress) -> None:
 
 
 def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
-    """Everything about `rows` for a terminal of `width` columns: tables, then the legend.
+    """Return all tables of `rows`, then the legend, for a terminal of `width` columns.
 
-    As many figures as fit stand in the first table, the others in further ones below.
+    The first table has as many figures as fit; further tables below have the others.
     """
     policies = aggregate(rows)
     table, shown = replay_table(rows)
@@ -75,7 +77,11 @@ def _legend(shown: Sequence[Figure], marked: bool, several: bool) -> list[Text]:
 
 
 def _losses(rows: Sequence[ReplayRow]) -> list[Text]:
-    """What makes other figures look better than they are, or the workload smaller."""
+    """Return warnings about refused requests and about wrong lines of the trace.
+
+    Both matter to a reader: refusals make other figures look better than they are, and wrong lines
+    make the workload smaller.
+    """
     lines = []
     for label, own in by_policy(rows).items():
         codes: dict[str, int] = {}
@@ -102,7 +108,9 @@ REMEDIES = {
 
 
 def most_unserved(rows: Sequence[ReplayRow]) -> list[str]:
-    """A line for each replay that completed less than half of its requests, or none at all."""
+    """Return one line for each replay that completed less than half of its requests, or none at
+    all.
+    """
     lines = []
     for label, own in by_policy(rows).items():
         for row in own:

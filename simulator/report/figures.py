@@ -19,34 +19,34 @@ SHORT_MS = 100.0
 
 
 def whole(value: float | None) -> str:
-    """A count or milliseconds without decimals."""
+    """Format a count or milliseconds without decimals."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def percent(value: float | None) -> str:
-    """A share in percent."""
+    """Format a share (0 to 1) in percent."""
     return NOTHING if value is None else f"{value:.1%}"
 
 
 def ratio(value: float | None) -> str:
-    """A ratio with two decimals."""
+    """Format a ratio with two decimals."""
     return NOTHING if value is None else f"{value:.2f}"
 
 
 def fine(value: float | None) -> str:
-    """A ratio with three decimals."""
+    """Format a ratio with three decimals."""
     return NOTHING if value is None else f"{value:.3f}"
 
 
 def seconds(value_ms: float | None) -> str:
-    """Milliseconds as seconds, but for those too short to tell apart that way."""
+    """Format milliseconds as seconds; values too short to tell apart that way stay milliseconds."""
     if value_ms is None:
         return NOTHING
     return f"{value_ms:.0f} ms" if value_ms < SHORT_MS else f"{value_ms / 1000:.2f} s"
 
 
 def counted(count: int, what: str) -> str:
-    """As in `1 request` and `2,000 requests`."""
+    """Return a count with its noun, as in `1 request` and `2,000 requests`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -57,7 +57,11 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Lifetime: process."""
+    """One figure of a report: where its value is in a row, its title, and which direction is
+    better.
+
+    Lifetime: process.
+    """
 
     name: str  # its place in the JSON report: "ttft_ms.p90"
     title: str
@@ -68,18 +72,18 @@ class Figure:
     only: str = ""  # place of a flag: rows where it is not set do not show the figure
 
     def of(self, row: Any) -> float | None:
-        """Its value in a row of results; None where nothing was measured."""
+        """Return the figure's value in a row of results, or None if it was not measured."""
         if self.only and not _found(row, self.only):
             return None
         value: float | None = _found(row, self.name)
         return value
 
     def lead(self, value: float, other: float) -> float:
-        """By how much `value` is better than `other`; below 0 where it is worse."""
+        """Return by how much `value` is better than `other`; below 0 if it is worse."""
         return other - value if self.better == "lower" else value - other
 
     def said(self, value: float | None) -> str:
-        """The value with its unit, for a sentence."""
+        """Return the value with its unit, for a sentence."""
         return f"{self.show(value)} {self.unit}".rstrip()
 
 
@@ -90,7 +94,9 @@ def _found(row: Any, name: str) -> Any:
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds; with a decimal where a whole number would hide the difference."""
+    """Format milliseconds; small values get a decimal, because whole numbers would hide
+    differences.
+    """
     return whole(value) if value is None or value >= FINE_MS else f"{value:.1f}"
 
 
@@ -178,7 +184,9 @@ TASK, FAIRNESS = "tasks.time_ms.mean", "tasks.fairness"  # of workloads with gro
 
 
 def figure(name: str) -> Figure:
-    """The figure of that name; `KeyError` lists the valid ones."""
+    """Return the figure called `name`. Raises `KeyError`, which lists the valid names, if there is
+    none.
+    """
     for one in FIGURES:
         if one.name == name:
             return one
@@ -192,7 +200,7 @@ WIDEST_SHARE = 0.5  # upper end minus lower end
 
 
 def told(one: Figure, value: Interval | None) -> str:
-    """A mean and, of several seeds, what stands after ±."""
+    """Return a mean as text, with half of its 95 % interval after ± if there are several seeds."""
     if value is None:
         return NOTHING
     mean = one.show(value.mean)
@@ -202,7 +210,7 @@ def told(one: Figure, value: Interval | None) -> str:
 
 
 def mean_resolved(one: Figure, value: Interval) -> bool:
-    """Whether the interval of a mean is narrow enough to say something."""
+    """Return True if the interval of a mean is narrow enough for the mean to be meaningful."""
     if value.low is None or value.high is None:
         return True
     if one.show is percent:
@@ -211,7 +219,10 @@ def mean_resolved(one: Figure, value: Interval) -> bool:
 
 
 def marks(cells: Iterable[str], more: str) -> str:
-    """What the marks that stand in `cells` mean; `more`: how to ask for more seeds."""
+    """Return the explanation of the marks (such as `~`) that occur in `cells`; "" if none occurs.
+
+    `more` says how a reader can ask for more seeds.
+    """
     text = "\n".join(cells)
     said = (
         f"{NOISE} within noise: the 95 % interval includes no difference." if NOISE in text else ""
@@ -234,7 +245,10 @@ def figure_table(
     head: str = "policy",
     summary: str = "",
 ) -> Table:
-    """A line for each label of `rows`; `best`: name of a figure -> label to mark."""
+    """Return a table with one line for each label of `rows` and one column for each figure.
+
+    `best` maps the name of a figure to the label whose cell is marked.
+    """
     marks = best or {}
     return Table(
         (head, *(one.title for one in figures)),
@@ -251,7 +265,7 @@ def figure_table(
 
 
 def live_table(rows: Mapping[str, Any], strong: Collection[str] = ()) -> tuple[Table, list[Figure]]:
-    """The table of live runs by label, and the figures it has: those that were measured."""
+    """Return the table of live runs by label, and the figures that were measured in any of them."""
     figures = [one for one in LIVE_FIGURES if any(one.of(row) is not None for row in rows.values())]
     measured = {
         label: {
@@ -264,8 +278,9 @@ def live_table(rows: Mapping[str, Any], strong: Collection[str] = ()) -> tuple[T
 
 
 def labels(rows: Sequence[ReplayRow]) -> list[str]:
-    """How each row's policy is called among them: its name, and the parameters that tell it from
-    others of that name."""
+    """Return the label of each row's policy: its name and the parameters that tell it from others
+    of that name.
+    """
     return [_label(row, [other for other in rows if other.policy == row.policy]) for row in rows]
 
 
@@ -311,16 +326,19 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def half(self) -> float | None:
-        """Half of the interval's width: what stands after ±."""
+        """Half of the interval's width, the number after ± in a table; None for a single seed."""
         return None if self.high is None else self.high - self.mean
 
     def excludes_zero(self) -> bool:
-        """Whether the seeds agree on the sign: False as long as there is one seed only."""
+        """Return True if the interval does not include 0; False for a single seed."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One policy over its seeds. Keys are names of `figures.FIGURES`; null: never measured."""
+    """The figures of one policy over all its seeds, keyed by the names in `figures.FIGURES`.
+
+    A null value means that the figure was never measured.
+    """
 
     label: str  # the policy, with the parameters that tell it from others of its name
     policy: str
@@ -334,9 +352,9 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def aggregate(rows: Sequence[ReplayRow]) -> tuple[Aggregate, ...]:
-    """One for each policy and its parameters, in the order of their first rows.
+    """Return one `Aggregate` for each policy with its parameters, in the order of their first rows.
 
-    `ValueError` where a policy has two rows of one seed.
+    Raises `ValueError` if a policy has two rows of one seed.
     """
     groups = by_policy(rows)
     first = next(iter(groups.values()), [])
@@ -372,9 +390,9 @@ def _aggregate(
 
 
 def by_policy(rows: Sequence[ReplayRow]) -> dict[str, list[ReplayRow]]:
-    """Label of a policy -> its rows, in the order of their first rows.
+    """Return the rows of each policy by its label, in the order of their first rows.
 
-    `ValueError` where a policy has two rows of one seed.
+    Raises `ValueError` if a policy has two rows of one seed.
     """
     groups: dict[str, list[ReplayRow]] = {}
     for row, label in zip(rows, labels(rows), strict=True):
@@ -386,21 +404,26 @@ def by_policy(rows: Sequence[ReplayRow]) -> dict[str, list[ReplayRow]]:
 
 
 def values(figure: Figure, rows: Sequence[ReplayRow]) -> list[float]:
-    """The figure in each row that has it."""
+    """Return the value of the figure in each row that has one."""
     return [value for value in map(figure.of, rows) if value is not None]
 
 
 def paired(
     figure: Figure, rows: Sequence[ReplayRow], others: Sequence[ReplayRow]
 ) -> Interval | None:
-    """Mean and interval of `rows` minus `others`, seed by seed; None without a common seed."""
+    """Return mean and interval of the figure in `rows` minus `others`, paired by seed.
+
+    Returns None if the two have no seed in common.
+    """
     there = {row.seed: figure.of(row) for row in others}
     pairs = [(figure.of(row), there.get(row.seed)) for row in rows]
     return interval([a - b for a, b in pairs if a is not None and b is not None])
 
 
 def interval(sample: Sequence[float]) -> Interval | None:
-    """Mean and 95 % interval (Student's t) of independent values; None where there are none."""
+    """Return mean and 95 % interval (Student's t) of independent values, or None if there
+    are none.
+    """
     count = len(sample)
     if not count:
         return None
@@ -415,7 +438,10 @@ def interval(sample: Sequence[float]) -> Interval | None:
 
 
 class Ratio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Geometric mean over paired seeds; `low` and `high`, its 95 % interval, are null for one."""
+    """The geometric mean of ratios over paired seeds, with its 95 % interval.
+
+    `low` and `high` are null for a single seed.
+    """
 
     mean: float
     low: float | None
@@ -428,9 +454,9 @@ def paired_ratio(
     rows: Sequence[ReplayRow],
     others: Sequence[ReplayRow],
 ) -> Ratio | None:
-    """Mean and interval of `rows` over `others`, seed by seed; None without a common seed.
+    """Return geometric mean and interval of `rows` divided by `others`, paired by seed.
 
-    Seeds where one of them has nothing above 0 are left out.
+    Seeds where one of the two values is not above 0 are left out. Returns None if no seed is left.
     """
     there = {row.seed: of(row) for row in others}
     pairs = [(of(row), there.get(row.seed)) for row in sorted(rows, key=lambda row: row.seed)]
@@ -438,7 +464,7 @@ def paired_ratio(
 
 
 def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Of (own, other), both above 0; None where there is no such pair."""
+    """Return the ratio over pairs (own value, other value), all above 0, or None without a pair."""
     logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
     if not logs:
         return None
@@ -450,15 +476,19 @@ def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
 
 
 def _factor(logarithm: float) -> float:
-    """Six digits; an interval of two seeds may be wider than floats reach."""
+    """Return the ratio for a logarithm, rounded to six digits.
+
+    The interval of two seeds may be wider than floats reach.
+    """
     return float(f"{math.exp(min(max(logarithm, -700.0), 700.0)):.6g}")
 
 
 def student_t(freedom: int) -> float:
-    """97.5 % quantile of Student's t with `freedom` >= 1 degrees of freedom, to five digits.
+    """Return the 97.5 % quantile of Student's t with `freedom` >= 1 degrees of freedom, to five
+    digits.
 
-    Beyond the table by the expansion around the normal quantile of Abramowitz and Stegun,
-    "Handbook of Mathematical Functions" (1964), 26.7.5.
+    Values beyond the table come from the expansion around the normal quantile in Abramowitz and
+    Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
     """
     if freedom <= len(STUDENT_T):
         return STUDENT_T[freedom - 1]
@@ -476,10 +506,11 @@ MAX_SEEDS = 1_000_000  # that anybody is told of
 
 
 def more_seeds(found: Ratio | Interval | None) -> int | None:
-    """About how many more seeds narrow the interval to `RESOLVED`; 0: it is as narrow already.
+    """Return about how many more seeds would narrow the interval to `RESOLVED`.
 
-    None where one seed cannot tell. From the spread between the seeds so far: the width falls with
-    the root of their number, and Student's t with it.
+    0 means that it is narrow enough already; None means that there is only one seed, which cannot
+    tell. The estimate uses the spread between the seeds so far: the width falls with the root of
+    their number, and with Student's t.
     """
     if found is None or found.low is None or found.high is None:
         return None
@@ -499,7 +530,7 @@ def more_seeds(found: Ratio | Interval | None) -> int | None:
 
 
 def ratio_told(found: Ratio | None) -> str:
-    """A ratio and its interval, marked where that includes 1."""
+    """Return a ratio and its interval as text, marked as noise if the interval includes 1."""
     if found is None:
         return NOTHING
     mean, low, high = found.mean, found.low, found.high
@@ -513,7 +544,10 @@ def ratio_told(found: Ratio | None) -> str:
 
 
 def points_told(found: Interval | None) -> str:
-    """A difference of shares in points of a hundred, told as ratios are."""
+    """Return a difference of shares and its interval as text, in percentage points.
+
+    It is marked as noise if the interval includes 0.
+    """
     if found is None:
         return NOTHING
     if found.low is None or found.high is None:
@@ -527,7 +561,7 @@ def points_told(found: Interval | None) -> str:
 
 
 def beside_told(found: Ratio | Interval | None) -> str:
-    """Either of them."""
+    """Return a ratio or a difference of shares as text, whichever `found` is."""
     return points_told(found) if isinstance(found, Interval) else ratio_told(found)
 
 
@@ -535,7 +569,10 @@ MOST_NAMED = 6
 
 
 def seeds_wanted(named: Mapping[str, Ratio | Interval | None]) -> str:
-    """About how many seeds would narrow intervals to `RESOLVED`; "" where all are as narrow."""
+    """Return a sentence on how many more seeds would narrow the named intervals to `RESOLVED`.
+
+    Returns "" if no interval needs more seeds.
+    """
     more = {name: count for name, found in named.items() if (count := more_seeds(found))}
     if not more:
         return ""
@@ -552,9 +589,9 @@ Beside = Mapping[str, tuple[Ratio | None, Interval | None]]
 
 
 def beside_table(versus: str, found: Beside) -> tuple[str, Table, str] | None:
-    """Rules beside one of them: heading, table, and how many more seeds it wants.
+    """Return heading, table and wanted seeds of a comparison of policies with the policy `versus`.
 
-    None where there is nothing to compare, or one seed only.
+    Returns None if there is nothing to compare, or only one seed.
     """
     seeds = max((part.seeds for parts in found.values() for part in parts if part), default=0)
     if seeds < 2:
@@ -566,7 +603,7 @@ def beside_table(versus: str, found: Beside) -> tuple[str, Table, str] | None:
 
 
 def named_parts(found: Beside) -> dict[str, Ratio | Interval | None]:
-    """What `seeds_wanted` calls each of them."""
+    """Return the intervals of a comparison under the names that `seeds_wanted` prints."""
     return {
         f"{label} {name}": part
         for label, parts in found.items()
@@ -575,7 +612,7 @@ def named_parts(found: Beside) -> dict[str, Ratio | Interval | None]:
 
 
 def _about(count: int) -> str:
-    """Two digits: it is an estimate."""
+    """Return a count rounded to two digits, because it is an estimate."""
     return f"{float(f'{count:.2g}'):,.0f}"
 
 
@@ -584,7 +621,7 @@ Groups = Mapping[str, Sequence[ReplayRow]]  # `aggregate.by_policy`
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The best policy by one figure and the next one. Lifetime: process."""
+    """The best policy by one figure and the next best one. Lifetime: process."""
 
     figure: Figure
     winner: str
@@ -595,20 +632,24 @@ class Lead:
 
     @property
     def sure(self) -> bool | None:
-        """Whether it is more than the seeds' spread; None where one seed cannot tell."""
+        """True if the lead is larger than the noise between seeds; None if there is only
+        one seed.
+        """
         if self.difference is None or self.difference.low is None:
             return None
         return self.difference.excludes_zero()
 
     @property
     def spreads(self) -> float | None:
-        """The lead as a multiple of half its 95 % interval; None where that is nothing."""
+        """The lead as a multiple of half its 95 % interval; None if that interval is missing or 0
+        wide.
+        """
         half = self.difference.half if self.difference else None
         return abs(self.difference.mean) / half if self.difference and half else None
 
 
 def means(figure: Figure, groups: Groups) -> dict[str, float]:
-    """Label -> mean over its seeds, the best first, of those that have the figure."""
+    """Return the mean over seeds of each label that has the figure, the best label first."""
     told = {label: values(figure, rows) for label, rows in groups.items()}
     found = {label: statistics.fmean(sample) for label, sample in told.items() if sample}
     ordered = sorted(found, key=found.__getitem__, reverse=figure.better == "higher")
@@ -616,7 +657,10 @@ def means(figure: Figure, groups: Groups) -> dict[str, float]:
 
 
 def lead(figure: Figure, groups: Groups) -> Lead | None:
-    """Who leads by `figure`; None where fewer than two have it or the best two are equal."""
+    """Return the policy that leads by `figure` and the next one.
+
+    Returns None if fewer than two policies have the figure, or if the best two are equal.
+    """
     ranked = list(means(figure, groups).items())
     if len(ranked) < 2 or ranked[0][1] == ranked[1][1]:
         return None
@@ -626,9 +670,10 @@ def lead(figure: Figure, groups: Groups) -> Lead | None:
 
 
 def leaders(shown: Sequence[Figure], groups: Groups) -> dict[str, str]:
-    """Name of a figure -> label of the policy to mark: ahead by more than the seeds' spread.
+    """Return, for each figure that has a clear winner, the label of the policy to mark.
 
-    With a single seed, which has no spread, whoever is ahead at all.
+    A winner leads by more than the noise between seeds. With a single seed, which has no noise, any
+    lead counts.
     """
     leads = [found for one in shown if (found := lead(one, groups)) is not None]
     return {found.figure.name: found.winner for found in leads if found.sure is not False}

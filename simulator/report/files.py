@@ -24,7 +24,10 @@ VERSION: Literal[1] = 1
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file, as docs/reference/reports.md has it. `version` grows when a field changes."""
+    """The whole JSON report of replays, as docs/reference/reports.md describes it.
+
+    `version` grows when a field changes.
+    """
 
     format: Literal["warmroute-replay"]
     version: Literal[1]
@@ -34,24 +37,28 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(rows: Sequence[ReplayRow], about: Mapping[str, Any]) -> bytes:
-    """The file's bytes: the same rows and the same `about` give the same."""
+    """Return the bytes of the JSON report; equal `rows` and `about` give equal bytes."""
     report = Report(FORMAT, VERSION, dict(about), tuple(rows), aggregate(rows))
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
 def write_json(path: Path, rows: Sequence[ReplayRow], about: Mapping[str, Any]) -> None:
-    """Writes the report; `about` is for whatever else msgspec can encode: set-up, version."""
+    """Write the JSON report to `path`.
+
+    `about` holds whatever else is worth keeping and msgspec can encode, such as set-up and version.
+    """
     path.write_bytes(encode(rows, about))
 
 
 def predicted_ttft_ms(
     workers: Sequence[Station], chain: Hashes, prompt_tokens: int, now_ns: int
 ) -> list[float]:
-    """Predicted time to the first token at each worker, ms; `inf` where it takes no requests.
+    """Return the predicted time to first token at each worker in ms; `inf` if it takes no requests.
 
-    Prefill left in its queue and the prompt's own uncached tokens, at the worker's rate for full
-    chunks, plus one decode step beside which they run. `chain` covers at least the prompt's full
-    blocks. `now_ns` is the replay's time: the request's `dispatched_ns` in `on_dispatch`.
+    The prediction is the prefill left in the worker's queue plus the prompt's own uncached tokens,
+    at the worker's rate for full chunks, plus one decode step that runs in the same batch. `chain`
+    covers at least the prompt's full blocks. `now_ns` is the replay's time: the request's
+    `dispatched_ns` in `on_dispatch`.
     """
     return [_predicted_ms(station, chain, prompt_tokens, now_ns) for station in workers]
 
@@ -81,7 +88,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class _Sent(NamedTuple):
-    """A request under way: cells that were known at its dispatch. Lifetime: request."""
+    """A request under way: the CSV cells that were known at its dispatch. Lifetime: request."""
 
     session: str
     of: tuple[str, str]  # its group and its parent
@@ -93,18 +100,20 @@ _NEVER_SENT = _Sent("", ("", ""), ("",) * (CANDIDATES + 2), None)
 
 
 class RequestsCsv:
-    """Watches a replay and writes to `stream`, which was opened with `newline=""`.
+    """Watches a replay and writes one CSV line for each request to `stream`.
 
-    Lines come as requests end, `serial` counts arrivals: sort by it where order matters. Only
-    requests under way are kept. Cells: `chosen`, `second` and `third` are `worker:cost:hit
-    tokens` as the router saw them at the last dispatch, cost in the policy's own unit;
-    `best_worker` has by its engine's true state the lowest predicted TTFT, and `loss_ms` is how
-    much longer the chosen worker's is (`simulator.report.files`). `sent_ms`: from arrival to
-    the last dispatch. Regrets are against `second`, the runner-up
-    (`router.core.contract.actions`). Terms and columns are `name=value;...` as the policy gave and
-    saw them. Missing values are empty.
+    `stream` must have been opened with `newline=""`. Lines are written as requests end; `serial`
+    counts arrivals, so sort by it if order matters. Only requests under way are kept in memory.
+
+    Cells: `chosen`, `second` and `third` are `worker:cost:hit tokens` as the router saw them at the
+    last dispatch, with the cost in the policy's own unit. `best_worker` is the worker with the
+    lowest predicted TTFT by its engine's true state, and `loss_ms` is how much longer the chosen
+    worker's is (`simulator.report.files`). `sent_ms` is the time from arrival to the last dispatch.
+    Regrets are against `second`, the runner-up (`router.core.contract.actions`). Terms and columns
+    are `name=value;...` as the policy gave and saw them. Missing values are empty.
+
     `hindsight=False` leaves out `best_worker` and `loss_ms`, which cost a look at every worker per
-    request. Requests beyond the first `most_lines` to end are not written. Lifetime: replay.
+    request. After `most_lines` lines, further requests are not written. Lifetime: replay.
     """
 
     reads_details = True
@@ -119,13 +128,13 @@ class RequestsCsv:
         self._under_way: dict[int, _Sent] = {}  # by row
 
     def on_start(self, book: Book) -> None:
-        """Takes the table to read from."""
+        """Keep the replay's table of requests, from which the cells are read."""
         self._book = book
 
     def on_dispatch(
         self, row: int, job: Job, chain: Hashes, decision: Decision, workers: Sequence[Station]
     ) -> None:
-        """Keeps why the request goes where it goes, until it ends or is sent anew."""
+        """Keep the reasons for this dispatch until the request ends or is dispatched again."""
         cells = [f"{c.worker_id}:{c.cost:.6g}:{c.hit_tokens}" for c in decision.candidates]
         cells = (cells + [""] * CANDIDATES)[:CANDIDATES]
         if self._hindsight:
@@ -142,10 +151,10 @@ class RequestsCsv:
         )
 
     def on_sample(self, now_ns: int, workers: Sequence[Station]) -> None:
-        """Samples are of no request."""
+        """Do nothing: a sample of the workers concerns no single request."""
 
     def on_end(self, row: int) -> None:
-        """Writes the line."""
+        """Write the CSV line of a request that has ended."""
         book = self._book
         sent = self._under_way.pop(row, _NEVER_SENT)
         if self._lines_left is not None:
@@ -178,7 +187,7 @@ class RequestsCsv:
 
 
 def _reasons(decision: Decision | None, book: Book, row: int) -> list[object]:
-    """The last ten cells."""
+    """Return the last ten cells of a line: policy, reason, regrets, terms and columns."""
     if decision is None:
         return [""] * 10
     sent_ns, first_ns = book.dispatched_ns[row], book.first_token_ns[row]
@@ -202,14 +211,16 @@ def _reasons(decision: Decision | None, book: Book, row: int) -> list[object]:
 
 
 def _pairs(values: Mapping[str, float]) -> str:
-    """`name=value;...`; what nobody knows is left out."""
+    """Return `name=value;...`, without the values that are NaN (unknown)."""
     known = ((name, value) for name, value in values.items() if not math.isnan(value))
     return _text(";".join(f"{name}={value:.6g}" for name, value in known))
 
 
 def _loss(times_ms: Sequence[float], chosen: int) -> list[str]:
-    """The best worker and how much longer the chosen one takes; the chosen one where it is as
-    good as any."""
+    """Return the best worker and how much longer the chosen worker takes, ms.
+
+    If the chosen worker is as good as the best one, it is returned itself.
+    """
     best_ms = min(times_ms)
     best = chosen if times_ms[chosen] == best_ms else times_ms.index(best_ms)
     lost_ms = 0.0 if best == chosen else times_ms[chosen] - best_ms
@@ -225,5 +236,8 @@ def _unless_never(value: int) -> int | str:
 
 
 def _text(text: str) -> str:
-    """A name from a trace that no spreadsheet takes for a formula (OWASP, "CSV Injection")."""
+    """Return a name from a trace so that no spreadsheet takes it for a formula.
+
+    Source: OWASP, "CSV Injection".
+    """
     return f"'{text}" if text.startswith(FORMULA_STARTS) else text

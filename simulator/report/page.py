@@ -1,4 +1,4 @@
-"""A report as data, and as one HTML page that needs nothing else and is readable on a phone."""
+"""A report as data, and as one self-contained HTML page that is readable on a phone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAP = 1  # the divider between two cells in a terminal
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing that should be seen, with the figures that say whether it was."""
+    """One statement that the report should confirm, with its figures and whether it holds."""
 
     text: str
     holds: bool
@@ -37,7 +37,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Lifetime: report."""
+    """An SVG picture with its alternative text, caption and list. Lifetime: report."""
 
     svg: str
     alt: str
@@ -47,7 +47,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One policy beside others. Lifetime: report."""
+    """The pictures of one policy, shown in a row with the cards of others. Lifetime: report."""
 
     title: str
     text: str
@@ -56,7 +56,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The picture that a page opens with: cards in a row, a sentence below. Lifetime: report."""
+    """The top of a page: a row of cards with a sentence below. Lifetime: report."""
 
     cards: Sequence[Card]
     caption: str
@@ -64,7 +64,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What colours mean. Lifetime: report."""
+    """The legend of a section: the meaning of its colours. Lifetime: report."""
 
     swatches: Sequence[tuple[str, str]] = ()  # name, colour
     scales: Sequence[tuple[str, str]] = ()  # the words at both ends
@@ -73,7 +73,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Figures: the first column names the rows. Lifetime: report."""
+    """A table of figures whose first column names the rows. Lifetime: report."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -83,7 +83,9 @@ class Table:
     summary: str = ""  # on a page: folded under this line
 
     def in_terminal(self, width: int) -> list[RenderableType]:
-        """As many tables as `width` columns need, an empty line after each."""
+        """Return the table split into as many tables as `width` columns need, each with a blank
+        line after it.
+        """
         marked = bool(self.best)
         names = [row[0] for row in self.rows]
         columns = [
@@ -103,7 +105,7 @@ class Table:
         return shown
 
     def in_markdown(self) -> list[str]:
-        """Its lines; the names are code."""
+        """Return the table's lines in Markdown, with the names of the rows as code."""
         rows = [[f"`{name}`", *cells] for name, *cells in self.rows]
         lines = [self.head, ["---"] * len(self.head), *rows]
         return [
@@ -112,7 +114,7 @@ class Table:
 
     @property
     def cells(self) -> list[str]:
-        """All of them, row by row."""
+        """All cells of the table, row by row."""
         return [cell for row in self.rows for cell in row]
 
     def _text(self, row: int, column: int, marked: bool) -> Text:
@@ -124,7 +126,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands under one heading, in the order of the fields. Lifetime: report."""
+    """The parts of a page under one heading, shown in the order of the fields. Lifetime: report."""
 
     title: str
     text: str = ""
@@ -141,7 +143,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Lifetime: report."""
+    """A whole report: its title, story, claims, sections and notes. Lifetime: report."""
 
     title: str
     story: Sequence[str]  # the answer, in sentences
@@ -152,7 +154,7 @@ class Page:
     marks: str = ""  # what a sign or a figure in brackets of the claims means
 
     def html(self) -> str:
-        """The file's text; the same page gives the same."""
+        """Return the page as HTML text; equal pages give equal text."""
         return _template().render(page=self, css=(DATA / "page.css").read_text()) + "\n"
 
 
@@ -171,7 +173,9 @@ def _encoded(svg: str) -> str:
 def _parts(
     columns: Sequence[tuple[str, list[Text]]], room: int
 ) -> list[list[tuple[str, list[Text]]]]:
-    """The columns, cut where the next one would not fit; one at least in each part."""
+    """Return the columns in groups that each fit into `room` characters, at least one in each
+    group.
+    """
     parts: list[list[tuple[str, list[Text]]]] = []
     left = -1
     for title, cells in columns:

@@ -1,8 +1,8 @@
 """The pictures of all reports, as SVG text.
 
-Colours are those of Okabe and Ito (2008), which stay apart for colour-blind readers; lines differ
-in dash as well. Pictures are small: a page lays them side by side or one below the other.
-They have no background; `for_page` gives them a dark page's ink as well.
+The colours are from Okabe and Ito (2008), because colour-blind readers can tell them apart; lines
+differ in dash as well. Pictures are small: a page lays them side by side or one below the other.
+They have no background; `for_page` adds colours for a dark page.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def drawn(draw: Callable[Arguments, str]) -> Callable[Arguments, str]:
-    """A picture, or where matplotlib is not installed a line that says so."""
+    """Make a drawing function return a line of text instead if matplotlib is not installed."""
 
     @wraps(draw)
     def picture(*args: Arguments.args, **kwargs: Arguments.kwargs) -> str:
@@ -114,9 +114,9 @@ def line_plot(
     limit: float | None = None,
     width_in: float = WIDE_IN,
 ) -> str:
-    """A line for each label; `points` are marked, `limit` is a value of y that is ruled across.
+    """Draw a line for each label; `points` are marked, `limit` is a horizontal line at that y.
 
-    `whole_x`: x counts something, so that there is nothing to label between two numbers.
+    With `whole_x`, x is a count, and nothing is labelled between two whole numbers.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -154,7 +154,7 @@ def line_plot(
 
 
 def curve_plot(curves: Mapping[str, Floats], xlabel: str) -> str:
-    """Cumulative distributions of a time: `curves` are its quantiles in ms, evenly spaced."""
+    """Draw cumulative distributions of a time: `curves` are its quantiles in ms, evenly spaced."""
     nothing = np.full(1, np.nan)
     lines: dict[str, Line] = {
         label: (values / 1000 if len(values) else nothing, np.linspace(0, 100, max(len(values), 1)))
@@ -164,7 +164,7 @@ def curve_plot(curves: Mapping[str, Floats], xlabel: str) -> str:
 
 
 def copies_plot(hot: Sequence[HotPrefix], samples: Samples, workers: int, until_s: float) -> str:
-    """On how many workers each of the hottest prefixes was over time."""
+    """Draw how many workers held each of the hottest prefixes over time."""
     times = samples.time_ns / 1e9
     lines: dict[str, Line] = {}
     for prefix in hot[:MOST_PREFIXES]:
@@ -179,7 +179,10 @@ def copies_plot(hot: Sequence[HotPrefix], samples: Samples, workers: int, until_
 
 @drawn
 def share_plot(counts: npt.NDArray[np.int64], edges: Floats) -> str:
-    """Stacked shares of requests per worker, `counts` [workers, stretches between `edges`]."""
+    """Draw the stacked shares of requests per worker over time.
+
+    `counts` has the shape [workers, intervals between `edges`].
+    """
     shares = 100.0 * counts / np.maximum(counts.sum(axis=0), 1)
     canvas, axes = _canvas(NARROW_IN, 1.8)
     bottom = np.zeros(len(edges) - 1)
@@ -195,7 +198,9 @@ def share_plot(counts: npt.NDArray[np.int64], edges: Floats) -> str:
 
 @drawn
 def bars_plot(values: Sequence[int], top: int, policy: str, ylabel: str) -> str:
-    """A bar for each worker with its value above, in a policy's colour, on a scale to `top`."""
+    """Draw a bar for each worker with its value above, in the policy's colour, on a scale
+    to `top`.
+    """
     from matplotlib.ticker import MaxNLocator
 
     canvas, axes = _canvas(WIDE_IN, 2.4, left_in=0.62)
@@ -210,7 +215,9 @@ def bars_plot(values: Sequence[int], top: int, policy: str, ylabel: str) -> str:
 
 @drawn
 def worker_map(samples: Samples, values: Any, top: float, until_s: float, log: bool = False) -> str:
-    """`values` [samples, workers] as one line of cells a worker, coloured from 0 to `top`."""
+    """Draw `values` [samples, workers] as one line of cells for each worker, coloured from 0 to
+    `top`.
+    """
     grid = on_grid(samples.time_ns, values, GRID_COLUMNS)
     workers = grid.shape[0]
     height = 1.75 if workers <= 16 else min(3.2, 1.2 + workers / 80)
@@ -230,7 +237,7 @@ def worker_map(samples: Samples, values: Any, top: float, until_s: float, log: b
 def split_plot(
     parts: Mapping[str, Sequence[float]], names: Sequence[str], xlabel: str, tokens: bool = False
 ) -> str:
-    """One bar a policy, of the parts in `names`."""
+    """Draw one stacked bar for each policy, made of the parts in `names`."""
     from matplotlib.ticker import MaxNLocator
 
     labels = list(parts)
@@ -264,7 +271,10 @@ def front_plot(
     percent: bool,
     log: bool,
 ) -> str:
-    """Points (x, y, whether it is a rival of others) by group; those of the front are joined."""
+    """Draw points by group, and join the points of the front.
+
+    Each point is (x, y, whether it is a rival of others).
+    """
     rows = math.ceil(len(groups) / 2)
     drawn = styles(list(groups))
     canvas, axes = _canvas(WIDE_IN, 3.0 + LINE_IN * rows, legend_rows=rows, left_in=0.72)
@@ -292,7 +302,10 @@ def front_plot(
 
 @drawn
 def dots_plot(seeds: Mapping[str, tuple[Sequence[float], float]], xlabel: str, limit: float) -> str:
-    """A row of dots for each label, one a seed, and a bar at their mean; `limit` 0: none."""
+    """Draw a row of dots for each label, one per seed, with a bar at their mean.
+
+    A `limit` other than 0 is drawn as a vertical line.
+    """
     height = 0.8 + LINE_IN * max(len(seeds), 1)
     canvas, axes = _canvas(5.6, height, left_in=2.24)
     for place, (values, mean) in enumerate(seeds.values()):
@@ -310,9 +323,10 @@ def dots_plot(seeds: Mapping[str, tuple[Sequence[float], float]], xlabel: str, l
 
 @drawn
 def errors_plot(points: Mapping[str, tuple[Floats, Floats]], tolerance: float) -> str:
-    """A panel for each kind of step: its seconds by a table, and how far a model is off.
+    """Draw a panel for each kind of step: its seconds by a table, and the error of a model of it.
 
-    `points`: float64[rows] of seconds, and of model / table - 1. The band is `tolerance`.
+    `points` has for each kind float64[rows] of seconds, and of model / table - 1. The band shows
+    `tolerance`.
     """
     from matplotlib.figure import Figure
 
@@ -333,7 +347,7 @@ def errors_plot(points: Mapping[str, tuple[Floats, Floats]], tolerance: float) -
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """Colour and dash of each policy: its own where it has one, else the next that is free."""
+    """Return colour and dash of each policy: its own if it has one, else the next free one."""
     known = [name for name in labels if name in POLICY_STYLES]
     chosen: dict[str, Style] = {name: POLICY_STYLES[name] for name in known}
     taken = [colour for colour, _ in chosen.values()]
@@ -346,9 +360,9 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
 
 
 def log_steps(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, ... from the last at or below `low` to the first at or above `high`, above 0.
+    """Return the steps 1, 2, 5, 10, ... that enclose `low` and `high`, both above 0.
 
-    Two at least, so that a logarithmic axis between them says how far apart its places are.
+    There are at least two steps, so that a logarithmic axis between them has a scale.
     """
     exponents = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     steps = [float(f"{digit}e{exponent}") for exponent in exponents for digit in (1, 2, 5)]
@@ -358,19 +372,21 @@ def log_steps(low: float, high: float) -> list[float]:
 
 
 def log_labels(steps: Sequence[float]) -> list[float]:
-    """The `steps` to label: all of them on a short axis, powers of ten on a long one."""
+    """Return the `steps` to label: all of them on a short axis, powers of ten on a long one."""
     if len(steps) <= MAX_LABELS:
         return list(steps)
     return [step for step in steps if math.log10(step).is_integer()]
 
 
 def busy_scale() -> tuple[str, str]:
-    """Colours of `worker_map` at 0 and at its top, as #rrggbbaa, for a page's legend."""
+    """Return the colours of `worker_map` at 0 and at its top, as #rrggbbaa, for a page's legend."""
     return f"{BUSY}{round(255 * FAINTEST):02x}", f"{BUSY}ff"
 
 
 def for_page(svg: str) -> str:
-    """The picture with ink for a dark page in it, which a browser takes where it shows one."""
+    """Return the picture with added colours that a browser uses if it shows the page in
+    dark mode.
+    """
     names = {colour: f"var(--c{number})" for number, colour in enumerate(DARK)}
     light = ";".join(f"--c{number}:{colour}" for number, colour in enumerate(DARK))
     dark = ";".join(f"--c{number}:{colour}" for number, colour in enumerate(DARK.values()))
@@ -380,7 +396,7 @@ def for_page(svg: str) -> str:
 
 
 def _log_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
-    """A logarithmic axis around the `values`, all above 0."""
+    """Give the axes a logarithmic scale around the `values`, which are all above 0."""
     from matplotlib.ticker import NullFormatter
 
     if not len(values):
@@ -395,18 +411,18 @@ def _log_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> 
 
 
 def _enlarged(grid: Floats) -> Floats:
-    """Cells repeated until there are pixels enough to be widened without a blur."""
+    """Return the grid with its cells repeated, so that a browser can widen it without a blur."""
     down, across = (max(1, math.ceil(SMOOTH_PX / side)) for side in grid.shape)
     return grid.repeat(down, axis=0).repeat(across, axis=1)
 
 
 def _worker_step(workers: int) -> int:
-    """Every so many workers one has its number on an axis."""
+    """Return n such that every n-th worker has its number on an axis."""
     return next(n for n in LABEL_STEPS if workers <= MAX_LABELS * n or n == LABEL_STEPS[-1])
 
 
 def _shades(grid: Floats) -> Floats:
-    """Red, green, blue and opacity of cells from 0 to 1."""
+    """Return red, green, blue and opacity of cells whose values are from 0 to 1."""
     from matplotlib.colors import to_rgb
 
     shades = np.empty((*grid.shape, 4))
@@ -418,7 +434,7 @@ def _shades(grid: Floats) -> Floats:
 def _canvas(
     width_in: float, height_in: float, legend_rows: int = 0, left_in: float = 0.55
 ) -> tuple[Canvas, Axes]:
-    """An empty picture; its margins are in inches, so that pictures in a column are in line."""
+    """Return an empty picture; its margins are in inches, so that pictures in a column line up."""
     from matplotlib.figure import Figure
 
     canvas = Figure(figsize=(width_in, height_in))
@@ -442,7 +458,7 @@ def _legend(canvas: Canvas, columns: int, handlelength: float = 3.0) -> None:
 
 
 def _as_svg(canvas: Canvas) -> str:
-    """The picture as text; the same figure gives the same text."""
+    """Return the picture as SVG text; the same figure gives the same text."""
     buffer = io.StringIO()
     # Without a date the same rows draw the same picture.
     canvas.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

@@ -1,4 +1,4 @@
-"""Replays as a page: the answer in words, then figures, then pictures."""
+"""Replays as an HTML page: the answer in words, then figures, then pictures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SMALL = 0.01  # of a figure: told as a cost only where the seeds agree on it
 
 
 def verdict(rows: Sequence[ReplayRow]) -> list[str]:
-    """Sentences for the top of a report, the answer first."""
+    """Return the sentences for the top of a report, the answer first."""
     groups = by_policy(rows)
     if not rows:
         return ["Nothing was replayed."]
@@ -78,7 +78,9 @@ def verdict(rows: Sequence[ReplayRow]) -> list[str]:
 
 
 def leads_told(rows: Sequence[ReplayRow]) -> list[Claim]:
-    """For each headline figure who leads by how much, and whether that is beyond chance."""
+    """Return, for each headline figure, which policy leads, by how much, and whether by more than
+    noise.
+    """
     groups = by_policy(rows)
     leads = [found for name in HEADLINES if (found := lead(figure(name), groups))]
     return [Claim(_lead_line(found), bool(found.sure), _SIGNS[found.sure]) for found in leads]
@@ -88,7 +90,9 @@ _SIGNS = {True: "✓", False: NOISE, None: "·"}
 
 
 def _chosen(groups: Groups) -> Lead | None:
-    """The first figure with a leader beyond chance; else the first with any."""
+    """Return the first figure with a leader beyond noise, else the first with any leader, else
+    None.
+    """
     leads = [found for name in CHOOSING if (found := lead(figure(name), groups))]
     return next((found for found in leads if found.sure), leads[0] if leads else None)
 
@@ -107,7 +111,7 @@ def _headline(chosen: Lead, rows: Sequence[ReplayRow]) -> str:
 
 
 def _costs(winner: str, groups: Groups) -> list[str]:
-    """By which figures another policy is better than the winner, and by how much."""
+    """Return a sentence on the figures by which another policy is better than the winner."""
     costs = []
     for name in HEADLINES:
         one = figure(name)
@@ -136,7 +140,9 @@ def _lead_line(found: Lead) -> str:
 
 
 def _apart(found: Lead) -> str:
-    """How far apart two values are, in percent of the second one; shares say it themselves."""
+    """Return the difference of two values in percent of the second one; "" for figures that are
+    shares.
+    """
     if found.figure.show is percent or not found.other:
         return ""
     change = found.value / found.other - 1
@@ -152,7 +158,9 @@ def _surely(found: Lead) -> str:
 
 
 def _losses(groups: Groups) -> list[str]:
-    """Policies whose times leave out requests that got no answer."""
+    """Return a line on the policies that left requests without an answer; their times leave those
+    out.
+    """
     told = []
     for label, rows in groups.items():
         asked = sum(row.requests for row in rows)
@@ -204,10 +212,11 @@ def render_page(
     notes: Sequence[str] = (),
     title: str = "Replay",
 ) -> str:
-    """The whole page.
+    """Return the whole HTML page.
 
-    `rows`: all seeds of all policies, for the words and the tables. `views`: what is drawn; of
-    several views of one policy the first. `notes`: how it was done, a paragraph each.
+    `rows` has all seeds of all policies, for the words and the tables. `views` are drawn; of
+    several views of one policy only the first. `notes` say how the replays were done, a paragraph
+    each.
     """
     drawn = _first_of_each(rows, views)
     told = dict.fromkeys(note for view in drawn.values() for note in view.notes)
@@ -224,7 +233,9 @@ def render_page(
 
 
 def _first_of_each(rows: Sequence[ReplayRow], views: Sequence[RunView]) -> Views:
-    """Label -> its first view; labels as in the tables, whatever is drawn."""
+    """Return the first view of each policy by its label; the labels are the same as in
+    the tables.
+    """
     known = [*rows, *(view.row for view in views)]
     found: dict[str, RunView] = {}
     for label, view in zip(labels(known)[len(rows) :], views, strict=True):
@@ -242,7 +253,9 @@ def _seeds_drawn(views: Views) -> str:
 def replay_table(
     rows: Sequence[ReplayRow], figures: Sequence[Figure] = FIGURES, summary: str = ""
 ) -> tuple[Table, list[Figure]]:
-    """Means and intervals per policy, the best marked, and the figures that were measured."""
+    """Return means and intervals per policy, the best marked, and the figures that were
+    measured.
+    """
     policies = aggregate(rows)
     shown = [one for one in figures if any(policy.figures[one.name] for policy in policies)]
     marks = leaders(shown, by_policy(rows))
@@ -251,9 +264,10 @@ def replay_table(
 
 
 def versus_table(rows: Sequence[ReplayRow]) -> tuple[str, Table, str] | None:
-    """Each policy beside the first, seed by seed: heading, table, and how many more seeds it wants.
+    """Return heading, table and wanted seeds of a comparison of each policy with the first one.
 
-    None where there is nothing to compare, or one seed only.
+    Policies are compared seed by seed. Returns None if there is nothing to compare, or only one
+    seed.
     """
     policies = [one for one in aggregate(rows) if one.versus is not None]
     found = {one.label: (one.ratios[TTFT], one.differences[GOOD]) for one in policies}
@@ -261,7 +275,10 @@ def versus_table(rows: Sequence[ReplayRow]) -> tuple[str, Table, str] | None:
 
 
 def stage_tables(rows: Sequence[ReplayRow]) -> list[tuple[str, Table]]:
-    """A table of each figure of a ladder, a column a rate; [] where no workload had stages."""
+    """Return one table for each figure of a load ladder, with a column for each rate.
+
+    Returns [] if no workload had stages.
+    """
     groups = _stage_groups(rows)
     offered = rates(groups)
     if not offered:
@@ -280,7 +297,9 @@ def _stage_groups(rows: Sequence[ReplayRow]) -> Mapping[str, list[tuple[StageRow
 
 
 def _figures(rows: Sequence[ReplayRow]) -> Section:
-    """Means and intervals per policy, what the columns mean, and each seed on request."""
+    """Return the section with means and intervals per policy, the legend, and folded rows of each
+    seed.
+    """
     table, shown = replay_table(rows, [one for one in FIGURES if one.name not in TAILS])
     tails, folded = replay_table(
         rows, [one for one in FIGURES if one.name in TAILS], "The slow ends of the other times"
@@ -315,7 +334,7 @@ def _figures(rows: Sequence[ReplayRow]) -> Section:
 
 
 def _stages(rows: Sequence[ReplayRow]) -> Section:
-    """TTFT and output against the rate; empty without stages."""
+    """Return the section with TTFT and output against the rate; it is empty without stages."""
     groups = _stage_groups(rows)
     offered = rates(groups)
     pictures = []
@@ -336,7 +355,10 @@ def _stages(rows: Sequence[ReplayRow]) -> Section:
 
 
 def ladder_plot(offered: Sequence[float], ladder: Ladders, ylabel: str, log: bool) -> str:
-    """Lines of a figure over rates, one a policy; `log`: the figure's axis."""
+    """Draw a figure over the rates of a ladder, one line for each policy.
+
+    With `log`, the figure's axis is logarithmic.
+    """
     lines: dict[str, Line] = {
         label: (offered, [nan if value is None else value for value in values])
         for label, values in ladder.items()
@@ -382,7 +404,9 @@ def _over_time(views: Views) -> Section:
 
 
 def _workers(views: Views) -> Section:
-    """A map of busy time and one of requests for each policy, on the same scales."""
+    """Return the section with two maps per policy, one of busy time and one of requests, on the
+    same scales.
+    """
     title = "Load of each worker"
     if not any(len(view.samples.time_ns) for view in views.values()):
         return Section(title)

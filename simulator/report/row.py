@@ -1,4 +1,4 @@
-"""One replay as one row of figures, and the hash by which two replays are known to be the same."""
+"""One replay as one row of figures, and the hash that tells whether two replays are the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PERCENTS = (50, 90, 95, 99)
 
 
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Mean and quantiles of a time, ms, three decimals; null where nothing was measured."""
+    """Mean and quantiles of a time in ms, three decimals; null if nothing was measured."""
 
     mean: float | None
     p50: float | None
@@ -37,7 +37,7 @@ NO_SPREAD = Spread(None, None, None, None, None, None)
 
 
 def spread(times_ns: I64) -> Spread:
-    """Mean and quantiles of `times_ns` (any order), in milliseconds."""
+    """Return mean and quantiles of `times_ns` (any order), in milliseconds."""
     count = len(times_ns)
     if not count:
         return NO_SPREAD
@@ -48,10 +48,10 @@ def spread(times_ns: I64) -> Spread:
 
 
 def quantile(ordered: I64, percent: int) -> tuple[int, int]:
-    """The `percent` quantile (0..100) of sorted, non-empty integers as an exact fraction.
+    """Return the `percent` quantile (0..100) of sorted, non-empty integers as an exact fraction.
 
-    Linear between the two neighbours of position percent / 100 * (n - 1): definition 7 of Hyndman
-    and Fan, "Sample Quantiles in Statistical Packages" (1996), numpy's default.
+    It is linear between the two neighbours of position percent / 100 * (n - 1): definition 7 of
+    Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996), numpy's default.
     """
     place, rest = divmod(percent * (len(ordered) - 1), 100)
     low = int(ordered[place])
@@ -60,12 +60,12 @@ def quantile(ordered: I64, percent: int) -> tuple[int, int]:
 
 
 def total(column: npt.NDArray[np.signedinteger[Any]]) -> int:
-    """The exact sum, however wide the column's integers are."""
+    """Return the exact sum, however wide the column's integers are."""
     return int(column.sum(dtype=np.int64))
 
 
 def ratio(part: int, whole: int, digits: int) -> float | None:
-    """`part / whole` to so many decimals; None where there is no whole."""
+    """Return `part / whole` rounded to `digits` decimals, or None if `whole` is 0."""
     return round(part / whole, digits) if whole > 0 else None
 
 
@@ -78,7 +78,10 @@ NS_PER_HOUR = 3_600 * 1_000_000_000
 
 
 class Waits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From the arrival at the router to the first dispatch, or to the refusal of who had none."""
+    """Waiting times in the router: from the arrival to the first dispatch.
+
+    For a request that was never dispatched, the wait ends at its refusal.
+    """
 
     held: int = 0  # requests that waited at all
     mean_ms: float | None = None  # of the held ones; null: none was
@@ -86,7 +89,7 @@ class Waits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TurnsRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The requests of one kind."""
+    """The figures of one kind of requests, such as those that begin a session."""
 
     requests: int = 0
     completed: int = 0
@@ -95,7 +98,7 @@ class TurnsRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionsRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whole sessions; a request without one is one of its own."""
+    """The figures of whole sessions; a request without a session counts as a session of its own."""
 
     begun: int = 0
     completed: int = 0  # every request of theirs was
@@ -103,9 +106,11 @@ class SessionsRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TasksRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tasks: each group of sessions, a main agent's with its sub-agents' and side requests.
+    """The figures of tasks: a task is a main agent's session with its sub-agents' and side
+    requests.
 
-    A session without group is a task of its own, and so is a request without session.
+    A task is one group of sessions. A session without a group is a task of its own, and so is a
+    request without a session.
     """
 
     begun: int = 0
@@ -122,7 +127,7 @@ NO_WAITS = Waits()
 
 
 def new_ones(table: RequestTable) -> Bools:
-    """Which requests begin a session: bool[requests]."""
+    """Return bool[requests]: True for each request that begins a session."""
     new: Bools = table.session == NEVER
     _, first = np.unique(table.session, return_index=True)
     new[first] = True
@@ -130,7 +135,7 @@ def new_ones(table: RequestTable) -> Bools:
 
 
 def turns_row(table: RequestTable, chosen: Bools) -> TurnsRow:
-    """The figures of the `chosen` requests."""
+    """Return the figures of the `chosen` requests."""
     done = chosen & (table.verdict == Verdict.COMPLETED)
     return TurnsRow(
         int(np.count_nonzero(chosen)),
@@ -141,7 +146,7 @@ def turns_row(table: RequestTable, chosen: Bools) -> TurnsRow:
 
 
 def waits(held_ns: I64) -> Waits:
-    """Of `held_ns`, each 0 or above."""
+    """Return how many of `held_ns` (each 0 or above) are above 0, with their mean and maximum."""
     held = held_ns[held_ns > 0]
     if not len(held):
         return NO_WAITS
@@ -154,7 +159,7 @@ def waits(held_ns: I64) -> Waits:
 
 
 def sessions_row(result: ReplayResult) -> SessionsRow:
-    """How many sessions began and how many were answered to their end."""
+    """Return how many sessions began and in how many every request was completed."""
     table = result.table
     failed = table.verdict != Verdict.COMPLETED
     named = table.session != NEVER
@@ -192,7 +197,7 @@ def tasks_row(table: RequestTable) -> TasksRow:
 
 
 def _task_numbers(table: RequestTable) -> I64:
-    """A number, 0 or above, for each request: equal for those of one task."""
+    """Return int64[requests]: a number (0 or above) that is equal for the requests of one task."""
     numbers = np.arange(len(table), dtype=np.int64)
     sessions, groups = table.session.astype(np.int64), table.group.astype(np.int64)
     numbers = np.where(sessions != NEVER, len(table) + sessions, numbers)
@@ -201,11 +206,12 @@ def _task_numbers(table: RequestTable) -> I64:
 
 
 def jain_index(shares: Sequence[float]) -> float | None:
-    """Jain's fairness index, (sum of x)^2 / (n * sum of x^2), five decimals; None of nothing.
+    """Return Jain's fairness index, (sum of x)^2 / (n * sum of x^2), or None if all shares are 0.
 
-    1: all have the same; 1 / n: one of n has all (Jain, Chiu and Hawe, "A Quantitative Measure of
-    Fairness and Discrimination for Resource Allocation in Shared Computer Systems", DEC-TR-301,
-    1984, which takes any metric of what a user gets, response times among them).
+    The index has five decimals. 1 means that all have the same; 1 / n means that one of n has all
+    (Jain, Chiu and Hawe, "A Quantitative Measure of Fairness and Discrimination for Resource
+    Allocation in Shared Computer Systems", DEC-TR-301, 1984, which allows any metric of what a user
+    gets, including response times).
     """
     squares = math.fsum(share * share for share in shares)
     return round(math.fsum(shares) ** 2 / (len(shares) * squares), 5) if squares else None
@@ -215,7 +221,7 @@ NS_PER_S = 1_000_000_000
 
 
 class StageRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stage of one replay. Null: nothing was measured."""
+    """The figures of one stage of one replay; null means that nothing was measured."""
 
     rate_per_s: float  # as planned
     requests: int  # that arrived in it
@@ -227,7 +233,7 @@ class StageRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class StageFigure:
-    """What a ladder is shown by. Lifetime: process."""
+    """A figure that tables and plots of a load ladder show. Lifetime: process."""
 
     name: str
     of: Callable[[StageRow], float | None]
@@ -240,7 +246,7 @@ Ladders = dict[str, list[float | None]]
 
 
 def summarize_stages(result: ReplayResult) -> tuple[StageRow, ...]:
-    """One row for each stage with requests; () for a workload that has no stages."""
+    """Return one row for each stage with requests; () for a workload that has no stages."""
     table = result.table
     starts = np.array([stage.start_ns for stage in result.stages], dtype=np.int64)
     # What a closed loop sets free between two stages still belongs to the one before.
@@ -254,13 +260,15 @@ def summarize_stages(result: ReplayResult) -> tuple[StageRow, ...]:
 
 
 def rates(groups: Groups) -> list[float]:
-    """The planned rates of the longest ladder."""
+    """Return the planned rates, requests per second, of the longest ladder."""
     known = [stages for seeds in groups.values() for stages in seeds]
     return [stage.rate_per_s for stage in max(known, key=len, default=())]
 
 
 def ladders(groups: Groups, of: Callable[[StageRow], float | None]) -> Ladders:
-    """Label -> a figure at each of `rates`, the mean over its seeds; None where none has it."""
+    """Return, by label, the mean over seeds of a figure at each of `rates`; None if no
+    seed has it.
+    """
     steps = range(len(rates(groups)))
 
     def at(number: int, seeds: Sequence[tuple[StageRow, ...]]) -> float | None:
@@ -294,7 +302,9 @@ MEASURED = ("wall_s", "requests_per_wall_s", "report_hash")
 
 
 class GoodputShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The limits, and the share of all requests that were completed within both, 0..1."""
+    """The two goodput limits, and the share (0..1) of all requests that were completed
+    within both.
+    """
 
     ttft_ms: float
     tpot_ms: float
@@ -302,10 +312,11 @@ class GoodputShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplayRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One policy with one seed, as it stands in the JSON report. Null: nothing was measured.
+    """The figures of one policy with one seed, as the JSON report has them.
 
-    Times are of completed requests, on virtual time as the client saw them. Lists per worker are
-    in the order of `workers`. Counters are integers, ratios have a fixed number of decimals.
+    Null means that nothing was measured. Times are of completed requests, on virtual time as the
+    client saw them. Lists per worker are in the order of `workers`. Counters are integers, ratios
+    have a fixed number of decimals.
     """
 
     policy: str
@@ -352,7 +363,7 @@ class ReplayRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def summarize(result: ReplayResult) -> ReplayRow:
-    """The row of one replay."""
+    """Return the row of figures of one replay."""
     table, workers = result.table, result.workers
     verdicts = [int(np.count_nonzero(table.verdict == verdict)) for verdict in Verdict]
     done = table.verdict == Verdict.COMPLETED
@@ -407,9 +418,10 @@ def summarize(result: ReplayResult) -> ReplayRow:
 
 
 def tpots_ns(table: RequestTable) -> I64:
-    """Time per output token after the first of each completed answer of two tokens or more, ns.
+    """Return the time per output token after the first, for completed answers of two tokens or
+    more.
 
-    Rounded down to the nanosecond.
+    Times are in ns, rounded down to the nanosecond.
     """
     told = (table.verdict == Verdict.COMPLETED) & (table.output_tokens >= 2)
     spent: I64 = (table.finish_ns - table.first_token_ns)[told]
@@ -418,7 +430,10 @@ def tpots_ns(table: RequestTable) -> I64:
 
 
 def _hit_rates(table: RequestTable, block_size: int) -> tuple[float | None, ...]:
-    """Hit rate by tokens, by blocks, the mean of the requests' own; mean error of the router's."""
+    """Return three hit rates and the mean error of the router's expected hit tokens.
+
+    The hit rates are by tokens, by blocks, and the mean of the requests' own rates.
+    """
     # A request that was turned away may have been admitted by a worker that then died: what it
     # found there served nobody.
     admitted = (table.verdict != Verdict.REJECTED) & (table.hit_tokens != NEVER)
@@ -436,8 +451,10 @@ def _hit_rates(table: RequestTable, block_size: int) -> tuple[float | None, ...]
 
 
 def _host_hit_rate(result: ReplayResult) -> float | None:
-    """Share of admitted prompt tokens that workers loaded from host memory; of `hit_rate_tokens`,
-    but for workers that died."""
+    """Return the share of admitted prompt tokens that workers loaded from host memory.
+
+    It is part of `hit_rate_tokens`, except for workers that died.
+    """
     loaded = sum(one.host_hit_tokens for one in result.workers)
     asked = sum(one.query_tokens for one in result.workers)
     return ratio(loaded, asked, 5) if loaded else None
@@ -462,7 +479,10 @@ def _skew(loads: Sequence[int]) -> float | None:
 
 
 def _hash(row: ReplayRow, table: RequestTable) -> str:
-    """Hex digits over the row without what was measured, and the table's columns as int64."""
+    """Return hex digits of a hash over the row and the table's columns as int64.
+
+    Figures in `MEASURED`, such as wall time, are left out of the row.
+    """
     figures = msgspec.to_builtins(row)
     for name in MEASURED:
         del figures[name]

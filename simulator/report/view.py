@@ -1,4 +1,4 @@
-"""What a page draws of one replay, of bounded size whatever was replayed."""
+"""The data that a page draws of one replay; its size is bounded, however long the replay was."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ SAME_SHARE = 0.9  # a longer prefix with this share of a shorter one's requests 
 
 
 class Counter:
-    """One prefix. Lifetime: replay, or until another one takes its place."""
+    """Counts the requests that begin with one prefix.
+
+    Lifetime: replay, or until another prefix takes its place.
+    """
 
     __slots__ = ("copies", "count", "depth", "missed", "witnesses")
 
@@ -37,11 +40,11 @@ class Counter:
 
     @property
     def requests(self) -> int:
-        """That began with it, for certain."""
+        """The number of requests that began with the prefix for certain: a lower bound."""
         return self.count - self.missed
 
     def length(self) -> int:
-        """Blocks that all its witnesses have in common."""
+        """Return how many blocks all witnesses of the prefix have in common."""
         first = self.witnesses[0]
         length = len(first)
         for chain in self.witnesses[1:]:
@@ -52,7 +55,7 @@ class Counter:
 
 
 class HotPrefixes:
-    """Watches a replay. Lifetime: replay."""
+    """Watches a replay and finds the prefixes that most requests begin with. Lifetime: replay."""
 
     def __init__(self, counters: int = COUNTERS, followed: int = FOLLOWED) -> None:
         self._room = counters
@@ -63,19 +66,19 @@ class HotPrefixes:
         self._heap: list[tuple[int, int]] = []
 
     def on_start(self, book: Book) -> None:
-        """Takes the table to read from."""
+        """Keep the replay's table of requests, from which counts are read."""
         self._book = book
 
     def on_dispatch(
         self, row: int, job: Job, chain: Hashes, decision: Decision, workers: Sequence[Station]
     ) -> None:
-        """Counts the request's prefixes, the first time it is sent."""
+        """Count the request's prefixes the first time it is dispatched."""
         if self._book.attempts[row] > 1:
             return
         self.count(chain[: self._book.prompt_blocks[row]])
 
     def count(self, chain: Hashes) -> None:
-        """One more request, with these full blocks of its prompt."""
+        """Count one more request, whose prompt has these full blocks."""
         self._requests += 1
         counters, blocks, depth = self._counters, len(chain), 1
         while depth <= blocks:
@@ -93,7 +96,7 @@ class HotPrefixes:
             depth *= 2
 
     def on_sample(self, now_ns: int, workers: Sequence[Station]) -> None:
-        """Counts the copies of those that are hottest by now."""
+        """Count on how many workers each of the currently hottest prefixes is cached."""
         for counter in self._hottest(self._followed):
             prefix = counter.witnesses[0][: counter.depth]
             counter.copies[now_ns] = sum(
@@ -101,12 +104,13 @@ class HotPrefixes:
             )
 
     def on_end(self, row: int) -> None:
-        """A prefix does not care how a request ends."""
+        """Do nothing: counts of prefixes do not depend on how a request ends."""
 
     def found(self, sampled_ns: I64, most: int = 5) -> tuple[HotPrefix, ...]:
-        """The hottest prefixes, those first that caching saves most blocks for.
+        """Return the hottest prefixes, ordered by how many blocks caching saves for them.
 
-        `sampled_ns`: times of the result's samples; copies are `NEVER` where one was not followed.
+        `sampled_ns` are the times of the result's samples; copies are `NEVER` at samples where the
+        prefix was not followed.
         """
         return tuple(
             HotPrefix(
@@ -118,7 +122,11 @@ class HotPrefixes:
         )
 
     def _hottest(self, most: int) -> list[Counter]:
-        """Of prefixes that contain each other and have about the same requests, the longest."""
+        """Return at most `most` hot prefixes.
+
+        Of prefixes that contain each other and have about the same requests, only the longest is
+        kept.
+        """
         least = max(2, self._requests // HOT_SHARE)
         known = self._counters.items()
         shared = ((c.requests * c.depth, key) for key, c in known if c.requests >= least)
@@ -135,7 +143,9 @@ class HotPrefixes:
         return [counter for key, counter in ranked.items() if key not in covered][:most]
 
     def _enter(self, key: int, depth: int, chain: Hashes) -> None:
-        """A counter for a prefix that has none: a new one, or the smallest there is."""
+        """Add a counter for a new prefix; if all counters are taken, it replaces the
+        smallest one.
+        """
         heap, counters = self._heap, self._counters
         if len(counters) < self._room:
             heappush(heap, (1, key))
@@ -159,7 +169,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Mean of completed requests, ms: how long each was where."""
+    """The mean time that completed requests spent in the router, in prefill and in decode, ms."""
 
     router_ms: float  # from the arrival to the dispatch that was answered
     prefill_ms: float  # then to the first token: network, queue, prefill
@@ -168,7 +178,7 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class TokenSplit:
-    """Prompt tokens of admitted requests on all workers."""
+    """Prompt tokens of admitted requests on all workers: cached, computed, and computed again."""
 
     cached: int
     computed: int
@@ -177,7 +187,7 @@ class TokenSplit:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """Lifetime: process."""
+    """The curves, samples and hot prefixes that a page draws of one replay. Lifetime: process."""
 
     row: ReplayRow
     ttft_ms: Floats  # quantiles at evenly spaced shares from 0 to 1; empty where none was measured
@@ -191,7 +201,7 @@ class RunView:
 
 
 def view(result: ReplayResult) -> RunView:
-    """The view of one result; keeps nothing of its table."""
+    """Return the view of one result, which keeps nothing of the result's table of requests."""
     table = result.table
     done = table.verdict == Verdict.COMPLETED
     arrival, sent = table.arrival_ns[done], table.dispatched_ns[done]
@@ -217,9 +227,9 @@ def view(result: ReplayResult) -> RunView:
 
 
 def hit_rates(samples: Samples, windows: int) -> tuple[Floats, Floats]:
-    """(seconds, hit rate 0..1) of all workers over at most so many stretches of time.
+    """Return (seconds, hit rate 0..1) of all workers over at most `windows` intervals of time.
 
-    A stretch in which nothing was admitted is NaN.
+    The rate of an interval in which nothing was admitted is NaN.
     """
     count = len(samples.time_ns)
     edges = np.unique(np.linspace(0, count, min(windows, count) + 1).round().astype(np.int64))
@@ -234,8 +244,11 @@ def hit_rates(samples: Samples, windows: int) -> tuple[Floats, Floats]:
 
 
 def on_grid(time_ns: I64, rows: npt.NDArray[np.generic], columns: int) -> Floats:
-    """`[samples, workers]` at any times as `[workers, columns]` of equal stretches from 0 to the
-    last sample: the sample that a stretch's middle falls into."""
+    """Return `[samples, workers]` at any times as `[workers, columns]` of equal intervals.
+
+    The intervals run from 0 to the last sample; each has the value of the sample that its middle
+    falls into.
+    """
     if not len(time_ns):
         return np.zeros((rows.shape[1], 0))
     columns = min(columns, len(time_ns))
