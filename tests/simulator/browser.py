@@ -1,4 +1,6 @@
-"""A real browser lays pages out for a desk and a phone; one start of it shows several views."""
+"""A real browser that lays out pages for a desk and a phone; one start of it shows
+several views.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ VIEW = '<iframe name="%d" src="%s" style="width:%dpx;height:900px;border:0"></if
 
 
 def seen(folder: Path, *views: tuple[str, int]) -> list[dict[str, Any]]:
-    """The layout of each view, as measured; a view is a page and its width in pixels."""
+    """Return the measured layout of each view; a view is a page and its width in pixels."""
     frames = []
     for number, (page, width) in enumerate(views):
         (folder / f"view{number}.html").write_text(page.replace("</body>", LOOK))

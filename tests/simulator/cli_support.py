@@ -1,4 +1,4 @@
-"""`warmroute-sim` in this process, and a small file of every trace format to give to it."""
+"""Helpers that run `warmroute-sim` in this process and write a small file of every trace format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FLEET = ("--workers", "2", "--profile", "llama-3.1-8b-h100")
 
 
 class Said(NamedTuple):
-    """What a run ended with and wrote."""
+    """The exit status of a command line, and what it wrote to stdout and stderr."""
 
     status: int
     out: str
@@ -43,7 +43,7 @@ Run = Callable[..., Said]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command line; whatever is no text of it is written out."""
+    """Return a function that runs a command line; arguments that are not text are converted."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def called(*arguments: object) -> Said:
@@ -58,7 +58,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def mooncake(number: int, **more: Any) -> dict[str, Any]:
-    """Requests of 1,300 tokens, two blocks of them one of three families', 50 ms apart."""
+    """Return request `number`: 1,300 tokens, 50 ms after the one before. Two of its blocks belong
+    to one of three families.
+    """
     family = 10 * (number % 3)
     line = {"timestamp": 50 * number, "input_length": 1300, "output_length": 20}
     return line | {"hash_ids": [family, family + 1, 1000 + number]} | more
@@ -96,7 +98,7 @@ def _span(number: int) -> dict[str, Any]:
 
 
 def lines_of(name: str) -> list[str | dict[str, Any]]:
-    """Some two dozen requests in a format."""
+    """Return some two dozen requests in the named format."""
     count = range(REQUESTS)
     stamps = [f"2023-11-16 18:15:{10 + number:02}.0000000" for number in count]
     made: dict[str, list[str | dict[str, Any]]] = {
@@ -119,11 +121,11 @@ FORMATS = (
 
 
 def trace(folder: Path, name: str = "mooncake", packed: str = "plain") -> Path:
-    """A file of a format; its name says nothing."""
+    """Write a file of a format and return its path; the file's name does not show the format."""
     return Path(write(folder, *lines_of(name), packed=packed).source)
 
 
 def report(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON report."""
+    """Return the rows of a JSON report."""
     rows: list[dict[str, Any]] = json.loads(path.read_text())["results"]
     return rows

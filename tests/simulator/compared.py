@@ -1,4 +1,4 @@
-"""Rows of runs that a comparison reads, written as a sweep writes them."""
+"""Made-up results of runs for tests of comparisons, written to a file as a sweep writes them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from tests.simulator.synthetic import evaluate
 def row_of(
     asked: Setup, ttft_ms: float, good: float = 1.0, lost: int = 0, *, grouped: bool = False
 ) -> ReplayRow:
-    """A row whose mean time to first token is known.
-
-    Later turns' p99 is three times as long, and a task a hundred times. `grouped`: the workload has
+    """Return a row whose mean time to first token is `ttft_ms`. The p99 of later turns is three
+    times as long, and a task takes a hundred times as long. `grouped` says that the workload has
     groups.
     """
     row = evaluate(asked)
@@ -37,7 +36,7 @@ def row_of(
 
 
 def written(path: Path, runs: list[tuple[Setup, ReplayRow | None]]) -> Path:
-    """A file of results that holds `runs`."""
+    """Write a file of results that holds `runs`; return its path."""
     keys = Keys()
     with Store(path) as store:
         for asked, row in runs:

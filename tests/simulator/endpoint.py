@@ -1,4 +1,4 @@
-"""A small OpenAI-shaped server on a real socket, for tests of the load generator."""
+"""A small server with OpenAI's API on a real socket, for tests of the load generator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ Behaviour = Callable[[int], str]
 
 
 class Endpoint:
-    """Answers completions by `behaviour(n)` for the n-th request. Lifetime: test.
-
-    ok: the whole stream; busy: 429; down: 503; bad: 400; cut: closes in the middle of the stream;
-    short: ends cleanly without the end mark; silent: never answers; error: an error event.
+    """Answers the n-th completion request in the way that `behaviour(n)` names. ok: the whole
+    stream; busy: 429; down: 503; bad: 400; cut: closes in the middle of the stream; short: ends
+    cleanly without the end mark; silent: never answers; error: an error event. Lifetime: test.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Endpoint:
 
 @asynccontextmanager
 async def serve(endpoint: Endpoint) -> AsyncIterator[Endpoint]:
-    """Runs `endpoint` on a port that the system picks."""
+    """Run `endpoint` on a port that the system picks."""
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/v1/completions", endpoint.completions)
     app.router.add_get("/v1/models", endpoint.models)
@@ -96,7 +95,7 @@ async def serve(endpoint: Endpoint) -> AsyncIterator[Endpoint]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns when `condition` holds; raises TimeoutError when it does not in time."""
+    """Wait until `condition` holds; raise TimeoutError if it does not hold in time."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             if condition():

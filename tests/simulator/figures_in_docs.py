@@ -1,17 +1,18 @@
-"""Figures in README and docs that a command gives in seconds, put there by running it.
+"""Writes figures into README and docs by running the commands that produce them in seconds.
 
     python -m tests.simulator.figures_in_docs [--check] [FILE]...        (make figures: all of them)
 
-A block of output is made anew where a comment stands before it:
+A block of output is written anew if a comment of this form precedes it:
 
     <!-- output: 1 2, 113 columns, until batch, of `warmroute-sim sweep sweep.yaml` -->
 
-The numbers are paragraphs of what the command prints (empty lines part them). Columns: as wide as
-that, 160 otherwise. Until: without the lines from the first that begins so. Of: the command, where
-the block does not show it after a `$`. A block after `<!-- file: NAME -->` is a file that commands
-of the same document read. `requests.jsonl` is the log of a live run, which is made once and kept
-(a minute; remove build/figures to make it again). What else is made is in `SENTENCES`. `--check`
-writes nothing and ends with 1 where something differs.
+The numbers choose paragraphs of the command's output (empty lines separate paragraphs). "columns"
+is the width of the terminal, 160 by default. "until" leaves out the lines from the first one that
+begins with the given word. "of" names the command, for blocks that do not show it after a `$`. A
+block after `<!-- file: NAME -->` is a file that commands of the same document read.
+`requests.jsonl` is the log of a live run, which is made once, in a minute, and kept; remove
+build/figures to make it again. `SENTENCES` lists the sentences that are written as well. `--check`
+writes nothing and ends with 1 if something differs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ if __name__ == "__main__":
 
 
 class FigureError(Exception):
-    """A block that cannot be made. The text says which and why."""
+    """Raised if a block cannot be made; the text says which block and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,12 @@ class Block:
 
     @property
     def reads_log(self) -> bool:
-        """Whether a live run must have been logged before."""
+        """Whether the block's command reads the log of the live run."""
         return LOG in self.command
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The marked blocks of a document."""
+    """Yield the marked blocks of a document."""
     for found in MARK.finditer(text):
         body = found["body"]
         shown = "" if found["command"] else _shown(body)
@@ -99,13 +100,17 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def _shown(body: str) -> str:
-    """The command line at the start of a block, and what it goes on with after each backslash."""
+    """Return the command line at the start of a block, with the lines that continue it after a
+    backslash. The result is "" if the block shows no command.
+    """
     found = re.match(r"\$ (?:.*\\\n)*.*\n", body)
     return found[0] if found else ""
 
 
 def printed(block: Block, folder: Path) -> str:
-    """The parts of what the command prints in `folder`. Raises `FigureError` where it fails."""
+    """Run the block's command in `folder`; return the parts of its output that the block shows.
+    Raises `FigureError` if the command fails.
+    """
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(block.columns), *block.command],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -117,7 +122,9 @@ def printed(block: Block, folder: Path) -> str:
 
 
 def shown_of(block: Block, output: str) -> str:
-    """The part of an output that a block shows. Raises `FigureError` if the output lacks it."""
+    """Return the part of `output` that the block shows. Raises `FigureError` if the output lacks
+    it.
+    """
     lines = [line.rstrip() for line in output.splitlines()]
     paragraphs = re.split(r"\n{2,}", "\n".join(lines).strip("\n"))
     if max(block.parts) > len(paragraphs):
@@ -132,7 +139,7 @@ def shown_of(block: Block, output: str) -> str:
 
 
 def prepared(text: str) -> Path:
-    """A folder in which a document's commands find what they read."""
+    """Return a folder that holds the files which the commands of a document read."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     if not (SCRATCH / "simulator").exists():
         (SCRATCH / "simulator").symlink_to(ROOT / "simulator")
@@ -143,7 +150,7 @@ def prepared(text: str) -> Path:
 
 
 def record() -> None:
-    """Logs the live run that docs/simulator.md begins with, unless its log is there."""
+    """Log the live run with which docs/simulator.md begins, unless the log exists."""
     if (SCRATCH / LOG).exists():
         return
     print("recording a minute of live traffic", flush=True)
@@ -158,7 +165,7 @@ def record() -> None:
 
 @cache
 def demo() -> dict[tuple[str, str], ResultRow]:
-    """The rows of the demo's part on virtual time, by workload and policy."""
+    """Return the rows of the demo on virtual time, by workload and policy."""
     return {
         (act.name, policy): as_run(replay(act.setup(policy)), act).row
         for act in acts()
@@ -179,7 +186,9 @@ def secs(value_ms: float | None, digits: int = 1) -> str:
 
 
 def change(workload: str, before: str, after: str) -> str:
-    """Hit rate and mean TTFT of two policies on one of the demo's workloads."""
+    """Return a phrase with hit rate and mean TTFT of two policies on one of the demo's
+    workloads.
+    """
     one, two = demo()[workload, before], demo()[workload, after]
     return (
         f"tokens from cache {share(one.hit_rate_tokens)} → {share(two.hit_rate_tokens)}, mean TTFT "
@@ -209,7 +218,7 @@ def tail() -> str:
 
 @cache
 def sample(policy: str, closed_loop: bool = False) -> ReplayRow:
-    """A replay of the bundled sample as `warmroute-sim replay` does it unless told otherwise."""
+    """Replay the bundled sample with the defaults of `warmroute-sim replay`."""
     pool = (WorkerGroup(WORKERS, PROFILE),)
     setup = Setup(WorkloadSpec(str(SAMPLE_PATH)), policy, pool, closed_loop=closed_loop)
     return summarize(replay(setup))
@@ -233,7 +242,7 @@ def overloaded() -> str:
 
 
 def demo_table() -> str:
-    """docs/demo.md, What it showed, on virtual time."""
+    """Return the table of docs/demo.md, "What it showed", as it is on virtual time."""
     lines, before = [], ""
     for (workload, policy), row in demo().items():
         name = policy if policy not in ("hybrid", "warmset") else f"**{policy}**"
@@ -272,7 +281,9 @@ SENTENCES: tuple[Sentence, ...] = (
 
 
 def made(name: str, text: str, chosen: Callable[[Block], bool] | None = None) -> str:
-    """The document `text` with its figures as they are today; with `chosen`, those blocks only."""
+    """Return the document `text` with today's figures; `chosen` limits this to the blocks for which
+    it is true.
+    """
     for document, before, after, make in SENTENCES:
         if document == name and chosen is None:
             found = re.search(f"({before})(.*?)({after})", text, re.DOTALL)
@@ -287,7 +298,7 @@ def made(name: str, text: str, chosen: Callable[[Block], bool] | None = None) ->
 
 
 def documents() -> list[str]:
-    """Names of the documents that have something to make."""
+    """Return the names of the documents that contain generated figures."""
     names = {document for document, *_ in SENTENCES}
     for path in ROOT.glob("docs/**/*.md"):
         if MARK.search(path.read_text()):
@@ -296,7 +307,7 @@ def documents() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes, or checks, the figures of the documents named, or of all."""
+    """Write, or check, the figures of the named documents, or of all documents."""
     parser = argparse.ArgumentParser(description="Makes the figures in README and docs anew.")
     parser.add_argument("files", nargs="*", metavar="FILE", help="default: all that have any")
     parser.add_argument("--check", action="store_true", help="write nothing; 1: something differs")

@@ -1,7 +1,8 @@
-"""Prints the step times that fits to made-up measurements predict, as JSON: a list for each set.
+"""A program that fits made-up measurements and prints the step times that each fit predicts, as
+JSON.
 
-Its sets are those of `test_calibrate`, with noise and with little to tell the constants apart.
-Started as a program, once for each way of computing.
+It prints one list for each set. The sets are those of `test_calibrate`: some have noise, and some
+hardly tell the constants apart. Tests start it once for each way in which a processor computes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PLAIN = "llama-3.1-8b-h100"
 
 
 def data_sets() -> Iterator[tuple[str, list[Observation]]]:
-    """Each with its name."""
+    """Yield each set of measurements with its name."""
     for name in REPRESENTATIVE:
         yield name, observed(profile(name).step_time, noise=0.0)
     for name in (PLAIN, "deepseek-r1-gb200-ep8"):
@@ -36,7 +37,9 @@ def data_sets() -> Iterator[tuple[str, list[Observation]]]:
 
 
 def main() -> None:
-    """Steps like those measured, and others: constants that nothing measured count there."""
+    """Print the predictions for the measured steps and for others, where constants count that no
+    measurement shows.
+    """
     draw = random.Random(4)
     others = [random_load(draw) for _ in range(200)]
     predicted = {}

@@ -1,9 +1,11 @@
-"""The report hashes of replays that touch whatever could make two machines differ: a program.
+"""A program that prints the report hashes of replays with everything that could differ between
+machines.
 
     python -m tests.simulator.hashed FAULTS [REQUESTS]
 
-Prints one JSON object: what was replayed -> its hash, and the versions of Python and numpy. FAULTS
-is a file to write; REQUESTS is how many of each workload (default 300).
+It prints one JSON object: the hash of each replay by the replay's name, and the versions of Python
+and numpy. FAULTS is a file that the program writes; REQUESTS is the number of requests of each
+workload (default 300).
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ GENERATORS = ("gen:zipf", "gen:sessions", "gen:inference_perf", "gen:sglang", "g
 
 
 def setups(faults: Path, requests: int) -> dict[str, Setup]:
-    """Every policy, every generator, late and lost news, faults, a queue at the router."""
+    """Return set-ups with every policy, every generator, late and lost events, faults, and a queue
+    at the router.
+    """
 
     def asked(policy: str, source: str = str(SAMPLE), speed: float = 6.0, **more: object) -> Setup:
         pool = (
@@ -58,7 +62,7 @@ def setups(faults: Path, requests: int) -> dict[str, Setup]:
 
 
 def main(faults: str, requests: str = "300") -> None:
-    """Print the hashes."""
+    """Print the report hashes of all replays as JSON."""
     Path(faults).write_text(FAULTS, encoding="utf-8")
     hashes = {
         name: summarize(replay(setup)).report_hash

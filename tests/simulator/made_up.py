@@ -1,4 +1,4 @@
-"""Made-up outcomes and runs for tests of what is computed and drawn from them."""
+"""Made-up outcomes and runs, for tests of the figures and pictures that are made from them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WORKERS = tuple(f"worker {number}" for number in range(8))
 def shared_prompt(
     requests: int, system: int, question: int, output: int, rate: float, shape: str = "1"
 ) -> Workload:
-    """Requests for one popular prompt; `shape` inf: evenly spaced."""
+    """Return a workload of requests for one popular prompt; `shape` "inf" spaces them evenly."""
     source = SHARED.format(requests, system, question, output, rate, shape)
     return opened(WorkloadSpec(source), "shared_prompt", source, seed=1)
 
 
 def outcome(serial: int = 0, **values: Any) -> Outcome:
-    """A completed outcome with the given fields."""
+    """Return a completed outcome with the given fields."""
     fields: dict[str, Any] = {
         "serial": serial,
         "scheduled_s": serial / 60,
@@ -45,7 +45,7 @@ def outcome(serial: int = 0, **values: Any) -> Outcome:
 
 
 def counters(**values: float) -> WorkerCounters:
-    """Counters that are zero but for `values`."""
+    """Return a worker's counters, all zero except `values`."""
     fields = dict.fromkeys(WorkerCounters.__dataclass_fields__, 0.0)
     return WorkerCounters(**{**fields, **values})
 
@@ -60,9 +60,8 @@ def run(
     seed: int = 1,
     turns: int | None = None,
 ) -> RunResult:
-    """A run of `policy` whose requests went where `place` says and waited `wait_ms`.
-
-    With `turns`, every so many of them are the turns of a session.
+    """Return a run of `policy`: `place` chooses the worker of each request, and `wait_ms` its wait.
+    With `turns`, every `turns` requests in a row are the turns of one session.
     """
     random = Random(seed)
     outcomes = []
@@ -104,7 +103,7 @@ def run(
 
 
 def demo_runs() -> list[RunResult]:
-    """Runs that look like the demo's."""
+    """Return runs that look like the demo's."""
     return [
         run("round_robin"),
         run("kv_prefix", place=lambda *_: 3, wait_ms=lambda serial, _: serial * 60.0),

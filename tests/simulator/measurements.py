@@ -1,4 +1,4 @@
-"""Made-up measurements of steps, from which a fit finds its constants."""
+"""Made-up measurements of steps, from which a fit recovers the constants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def observed(step_time: StepTime, noise: float, steps: int = 1500) -> list[Obser
 
 
 def stalled(step_time: StepTime) -> list[Observation]:
-    """With noise; one step in fifty takes 20 times as long."""
+    """Return measurements with noise, in which one step in fifty takes 20 times as long."""
     draw = random.Random(2)
     return [
         row._replace(seconds=row.seconds * (20 if draw.random() < 0.02 else 1))

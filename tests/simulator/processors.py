@@ -1,4 +1,6 @@
-"""The ways a processor computes sums: OpenBLAS's kernels, and numpy without its vector code."""
+"""The ways in which a processor can compute sums: OpenBLAS's kernels, and numpy without vector
+code.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ WAYS = (*KERNELS, NO_AVX512, NO_VECTORS)
 
 
 def environment(way: str) -> dict[str, str] | str:
-    """Variables that make a process compute in this way, or the reason why no process here can."""
+    """Return the environment variables that make a process compute in this way, or the reason why
+    this processor cannot.
+    """
     if way in KERNELS:
         missing = sorted(KERNELS[way] - _processor_flags())
         if missing:
@@ -44,7 +48,9 @@ def environment(way: str) -> dict[str, str] | str:
 
 
 def numpy_features() -> list[str]:
-    """Names of the processor's vector units for which numpy picks other code at run time."""
+    """Return the names of the processor's vector units for which numpy picks other code at run
+    time.
+    """
     script = (
         "import json, numpy._core._multiarray_umath as m;"
         "print(json.dumps([f for f in m.__cpu_dispatch__ if m.__cpu_features__.get(f)]))"

@@ -1,4 +1,4 @@
-"""Hand-made replay results for tests of what is computed and drawn from them."""
+"""Replay results made by hand, for tests of the figures and pictures that are made from them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REQUEST = {
 
 
 def table(rows: Sequence[dict[str, Any]]) -> RequestTable:
-    """A table of `rows`, each the fields of `REQUEST` that differ."""
+    """Return a table of requests; each of `rows` has the fields that differ from `REQUEST`."""
     full = [{**REQUEST, **row} for row in rows]
 
     def times(name: str) -> np.ndarray[Any, Any]:
@@ -75,19 +75,21 @@ def table(rows: Sequence[dict[str, Any]]) -> RequestTable:
 
 
 def rejected(**fields: Any) -> dict[str, Any]:
-    """A request that no worker took."""
+    """Return the fields of a request that no worker took."""
     nothing = {"first": None, "finish": None, "output": 0, "expected": 0, "hit": NEVER}
     return {**nothing, "worker": NEVER, "attempts": 0, "verdict": Verdict.REJECTED, **fields}
 
 
 def totals(name: str = "w0", **fields: Any) -> WorkerTotals:
-    """A worker's totals, zero but for `fields`."""
+    """Return a worker's totals, all zero except `fields`."""
     zero = dict.fromkeys(WorkerTotals.__dataclass_fields__, 0)
     return WorkerTotals(**{**zero, **fields, "name": name})  # type: ignore[arg-type]
 
 
 def samples(workers: int = 1, count: int = 0, seed: int = 0) -> Samples:
-    """`count` samples a second apart of `workers` that are busier the higher their number."""
+    """Return `count` samples, one second apart, of workers that are busier the higher
+    their number.
+    """
     random = Random(seed)
     shape = (count, workers)
     cells = [[random.random() for _ in range(workers)] for _ in range(count)]
@@ -105,7 +107,7 @@ def samples(workers: int = 1, count: int = 0, seed: int = 0) -> Samples:
 
 
 def setup(policy: str = "hybrid", seed: int = 0, workers: int = 1, **fields: Any) -> Setup:
-    """A set-up; nothing of it is run."""
+    """Return a set-up for a result that is made by hand; no test runs it."""
     return Setup(
         workload=WorkloadSpec("made_up.jsonl"),
         policy=policy,
@@ -117,7 +119,7 @@ def setup(policy: str = "hybrid", seed: int = 0, workers: int = 1, **fields: Any
 
 
 def result(rows: Sequence[dict[str, Any]] = ({},), **fields: Any) -> ReplayResult:
-    """The result of a replay of `rows` on one worker for ten seconds."""
+    """Return the result of a replay of `rows` on one worker, in ten seconds."""
     given: dict[str, Any] = {
         "setup": setup(),
         "policy": "hybrid",
@@ -145,8 +147,9 @@ def busy_result(
     wait_ms: float = 120.0,
     hits: float = 0.6,
 ) -> ReplayResult:
-    """A result that looks like one: random times and hits, samples, hot prefixes, all kinds of
-    verdicts."""
+    """Return a result that looks like a real one: random times and hits, samples, hot prefixes, all
+    kinds of verdicts.
+    """
     random = Random(f"{policy} {seed}")
     rows: list[dict[str, Any]] = []
     for serial in range(requests):

@@ -1,4 +1,4 @@
-"""Small workloads for tests of the replay: jobs made on the spot, a pool of a few workers."""
+"""Small workloads for tests of the replay: jobs made by code, and a pool of a few workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROFILE = "llama-3.1-8b-h100"
 
 
 def job(at_ms: float, prompt: int, output: int, trunk: int = 0, own: int = 0, **more: Any) -> Job:
-    """`trunk` (0..63) names the first half of the prompt, `own` the rest."""
+    """Return a job; `trunk` (0..63) decides the first half of its prompt, and `own` the rest."""
     blocks = prompt // BLOCK
     half = blocks // 2
     ids = np.arange(blocks, dtype=np.uint64) + np.uint64(
@@ -30,29 +30,29 @@ def job(at_ms: float, prompt: int, output: int, trunk: int = 0, own: int = 0, **
 
 
 def steady(count: int, every_ms: float, prompt: int = 640, output: int = 20) -> list[Job]:
-    """Requests at even distances; four trunks take turns."""
+    """Return requests at equal intervals; four trunks take turns."""
     return [job(n * every_ms, prompt, output, trunk=n % 4, own=n + 10) for n in range(count)]
 
 
 def stream_of(jobs: Sequence[Job], block_tokens: int = BLOCK) -> JobStream:
-    """Jobs as a source."""
+    """Return `jobs` as the stream that a replay reads."""
     return JobStream(
         "test", block_tokens, iter(jobs), len(jobs), ErrorLog("test"), "made up", lambda: 1.0
     )
 
 
 def pool(count: int = 2, **more: Any) -> WorkerGroup:
-    """Workers alike."""
+    """Return a group of `count` equal workers."""
     return WorkerGroup(count, PROFILE, **more)
 
 
 def setup_of(policy: str = "round_robin", *groups: WorkerGroup, **more: Any) -> Setup:
-    """A set-up whose workload is given by hand."""
+    """Return a set-up for a workload that the test passes to the replay itself."""
     return Setup(WorkloadSpec("by hand"), policy, groups or (pool(),), **more)
 
 
 def at_most_two(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """A policy that gives nobody a third request: it is held."""
+    """A policy that gives no worker a third request, so that the request is held."""
     costs: Floats = np.where(fleet.requests < 2, fleet.requests.astype(np.float64), np.inf)
     return costs
 

@@ -1,4 +1,4 @@
-"""Makes the small conversation sample that ships with the project."""
+"""Makes the small sample of conversations that ships with the project."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class _Session:
 def conversation_sample(
     seconds: float = 300.0, sessions_per_s: float = 1.05, seed: int = 1
 ) -> Iterator[dict[str, object]]:
-    """Yields rows of the trace schema in order of arrival, timestamps in ms below `seconds`.
-
-    About `3 * sessions_per_s` requests arrive a second. Same arguments, same rows.
+    """Yield rows of the trace schema in order of arrival, with timestamps in ms below `seconds`.
+    About `3 * sessions_per_s` requests arrive per second. The same arguments give the same rows.
     """
     random = Random(seed)
     due: list[tuple[float, int, _Session]] = []
@@ -72,7 +71,7 @@ def conversation_sample(
 
 
 def write_sample(path: Path, rows: Iterator[dict[str, object]]) -> int:
-    """Writes rows as gzip JSON lines, byte for byte the same each time; returns their number."""
+    """Write rows as gzip JSON lines, the same bytes each time; return the number of rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     # No name and no time in the gzip head: the same rows make the same file.

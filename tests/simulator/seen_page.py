@@ -1,4 +1,4 @@
-"""A page as a reader of HTML sees it."""
+"""A reader of HTML that collects what a page shows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Replays that take no time: rows from a formula, and functions that misbehave as a run may.
 
-They are sent to other processes by their names, so they are functions of this module.
+Other processes receive them by name, so they are functions of this module.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ FACTORS = {"round_robin": 1.0, "hybrid": 1.6, "least_requests": 1.2}
 
 
 def setup(policy: str = "hybrid", seed: int = 0, workers: int = 4, rate: float = 10.0) -> Setup:
-    """A set-up whose workload no file holds."""
+    """Return a set-up whose workload exists in no file."""
     workload = WorkloadSpec("gen:none", rate_per_s=rate)
     return Setup(workload, policy, (WorkerGroup(workers, PROFILE),), seed=seed)
 
 
 def evaluate(setup: Setup) -> ReplayRow:
-    """Times grow without bound as the rate nears what the fleet takes, which the policy decides."""
+    """Return a row whose times grow without bound as the rate nears the fleet's limit, which
+    depends on the policy.
+    """
     name = setup.policy.partition("?")[0]
     workers = sum(group.count for group in setup.groups)
     limit = workers * RATE_PER_WORKER * FACTORS.get(name, 1.0)
@@ -58,12 +60,14 @@ def _times(mean: float) -> Spread:
 
 
 def marks() -> Path:
-    """Where functions of several processes leave marks for each other."""
+    """Return the folder in which functions of several processes leave marks for each other."""
     return Path(os.environ["SWEEP_MARKS"])
 
 
 def killed_once(setup: Setup) -> ReplayRow:
-    """Of seed 1 the first try is killed from outside its own code, as by the kernel."""
+    """Kill the own process with SIGKILL on the first try of seed 1, as the kernel would; later
+    tries succeed.
+    """
     mark = marks() / f"killed-{setup.seed}"
     if setup.seed == 1 and not mark.exists():
         mark.touch()
@@ -72,7 +76,7 @@ def killed_once(setup: Setup) -> ReplayRow:
 
 
 def killed_always(setup: Setup) -> ReplayRow:
-    """Of seed 1 every try is killed; each leaves a mark."""
+    """Leave a mark and kill the own process on every try of seed 1."""
     if setup.seed == 1:
         (marks() / f"try-{os.getpid()}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -80,7 +84,7 @@ def killed_always(setup: Setup) -> ReplayRow:
 
 
 def raises(setup: Setup) -> ReplayRow:
-    """Seed 1 cannot run; each try leaves a mark."""
+    """Leave a mark and raise ValueError on every try of seed 1."""
     if setup.seed == 1:
         (marks() / f"try-{len(list(marks().iterdir()))}").touch()
         raise ValueError("a prompt of 9,000 tokens fits no worker")
@@ -88,7 +92,9 @@ def raises(setup: Setup) -> ReplayRow:
 
 
 def stays(setup: Setup) -> ReplayRow:
-    """Seed 0 is done at once, the others never; each leaves its process id."""
+    """Return at once for seed 0; for other seeds leave the process id as a mark and never
+    return.
+    """
     if setup.seed:
         (marks() / f"pid-{os.getpid()}").touch()
         signal.pause()
@@ -96,6 +102,6 @@ def stays(setup: Setup) -> ReplayRow:
 
 
 def counted(setup: Setup) -> ReplayRow:
-    """Leaves a mark for each run."""
+    """Leave a mark for each run."""
     (marks() / f"run-{setup.policy}-{setup.seed}-{os.getpid()}-{os.urandom(4).hex()}").touch()
     return evaluate(setup)

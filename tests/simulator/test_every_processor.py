@@ -1,4 +1,6 @@
-"""Numbers are the same on every processor: fits and replays, in each way this one can compute."""
+"""Tests that fits and replays give the same numbers on every processor, in each way that this one
+can compute.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ CLOSE = 1e-6  # of predicted step times, relative
     params=[way if way in IN_CI else pytest.param(way, marks=pytest.mark.full) for way in WAYS],
 )
 def way(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Variables for processes that compute in one way, each way in turn."""
+    """Return the variables of a process that computes in one way; the fixture goes through all
+    ways.
+    """
     found = environment(request.param)
     if isinstance(found, str):
         pytest.skip(found)
@@ -37,7 +41,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def told(command: list[str], settings: dict[str, str]) -> str:
-    """The output of `python -m command` under these variables."""
+    """Return the output of `python -m command` with these environment variables."""
     done = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, check=False,
@@ -53,12 +57,12 @@ def fitted(settings: dict[str, str]) -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module")
 def usual_fits() -> dict[str, list[float]]:
-    """As this processor computes by itself."""
+    """Return the fits in the way that this processor computes by default."""
     return fitted({})
 
 
 def replayed(folder: Path, settings: dict[str, str]) -> list[str]:
-    """The lines of a replay's file of results, without those of the time that it took."""
+    """Return the lines of a replay's file of results, without those on the time that it took."""
     file = folder / "results.json"
     arguments = ["--policy", "warmset", "--policy", "hybrid", "--workers", "4", "--requests", "100"]
     told(["simulator", "replay", str(SAMPLE), *arguments, "--json", str(file)], settings)

@@ -1,4 +1,4 @@
-"""Figures in README and docs are what their commands give today."""
+"""Tests that the figures in README and docs are those that their commands give today."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_what_is_there_is_what_is_made(name: str) -> None:
 
 
 def takes_a_second(block: Block) -> bool:
-    """Of replays that with faults, and no bound, which is many replays."""
+    """Return whether a block comes from `hits` or from a replay with faults, which take about a
+    second.
+    """
     return block.command[0] == "hits" or "--faults" in block.command
 
 
@@ -73,7 +75,9 @@ def test_blocks_that_take_seconds_are_what_is_made(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("place", [p for p in SENTENCES if p[0] == "docs/simulator.md"])
 def test_sentences_on_whole_replays_are_what_is_made(place: Sentence) -> None:
-    """CI makes those of the README and of docs/demo.md, with their blocks."""
+    """Sentences with figures of whole replays are up to date. CI makes those of the README and of
+    docs/demo.md with their blocks.
+    """
     name, before, after, make = place
     assert re.search(f"{before}{re.escape(make())}{after}", text_of(name)), AGAIN
 

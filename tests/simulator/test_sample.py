@@ -1,4 +1,6 @@
-"""The conversation sample that ships: made by its command, and shaped as a conversation is."""
+"""Tests of the conversation sample that ships: its command makes it, and it has the shape of
+conversations.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ ACCESS = {
 
 
 def span(at_s: float, **told: Any) -> dict[str, Any]:
-    """A call to a model; `told` are attributes of `gen_ai`, dots written as two underlines."""
+    """Return the span of a call to a model; `told` are attributes of `gen_ai`, with dots written as
+    two underlines.
+    """
     told = {"operation__name": "chat", "request__model": "m"} | told
     return {
         "traceId": "5b8efff798038103d269b633813fc60c",
@@ -89,7 +91,7 @@ def _otlp(value: Any) -> dict[str, Any]:
 
 
 def export(*spans: dict[str, Any]) -> dict[str, Any]:
-    """A line of a collector's file exporter."""
+    """Return a line as a collector's file exporter writes it."""
     scope = {"scope": {"name": "app"}, "spans": list(spans)}
     return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [scope]}]}
 
@@ -105,7 +107,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 def write(folder: Path, *lines: str | dict[str, Any], packed: str = "plain") -> WorkloadSpec:
-    """A trace whose name says nothing about what it is."""
+    """Write a trace whose file name does not show its format; return its spec."""
     text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
     path = folder / "trace"
     path.write_bytes(PACKED[packed](text.encode()))

@@ -1,4 +1,6 @@
-"""Replays of drawn requests by native and by plain workers, which must give one result."""
+"""Replays of drawn requests with native and with plain Python workers, which must give the same
+result.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from tests.simulator.replays import job, run
 
 
 def requests_up_to(longest: int) -> st.SearchStrategy[list[tuple[int, int, int, int]]]:
-    """Pauses before each request in ms, tokens of its prompt, the longest of which is given, and of
-    its answer, and which trunk it has.
+    """Draw requests as (pause before it in ms, prompt tokens, answer tokens, trunk); `longest` is
+    the longest prompt.
     """
     return st.lists(
         st.tuples(

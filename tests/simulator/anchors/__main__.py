@@ -1,11 +1,12 @@
-"""Published results beside our replays of them: `python -m tests.simulator.anchors`.
+"""Replays published results and compares its figures with theirs.
 
     python -m tests.simulator.anchors [--check] [NAME]...
 
-Replays every anchor in full, some minutes on one core, and rewrites their tables in
-docs/notes/anchors.md. With names only these are replayed, printed and not written. `--check`
-writes nothing. Ends with 1 where rules rank otherwise than published, where a ratio is not near
-and no record says why, or, with `--check`, where the page has other figures.
+Without names, the command replays every anchor (a published result with its settings) in full,
+which takes some minutes on one core, and rewrites the tables of anchors in docs/notes/anchors.md.
+With names, it replays and prints only these anchors and leaves the page as it is. `--check` writes
+nothing. The exit status is 1 if rules rank otherwise than published, if a ratio is not near the
+published one and no record says why, or, with `--check`, if the page has other figures.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.simulator.anchors.record import Anchor, Measured, near
 
 
 def say(anchor: Anchor, found: Measured, cpu_s: float) -> None:
-    """One anchor as it was found, on the terminal."""
+    """Print the order and the figures that the replay of one anchor gave."""
     print(f"{anchor.name}: {'order as published' if found.ordered else 'ANOTHER ORDER'}, "
           f"{cpu_s:.0f} s", flush=True)  # fmt: skip
     for compared, ours in zip(anchor.compared, found.values, strict=True):
@@ -31,7 +32,9 @@ def say(anchor: Anchor, found: Measured, cpu_s: float) -> None:
 
 
 def measured(anchors: Sequence[Anchor]) -> Findings:
-    """All of them in full, one after the other."""
+    """Return what the replay of each of `anchors` in full found; the anchors run one after the
+    other.
+    """
     findings = []
     for anchor in anchors:
         began_s = time.process_time()
@@ -42,7 +45,7 @@ def measured(anchors: Sequence[Anchor]) -> Findings:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the anchors; see the module."""
+    """Run the command that the module's docstring describes; return its exit status."""
     parser = argparse.ArgumentParser(description="Published results beside replays of them.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all, and the page")
     parser.add_argument("--check", action="store_true", help="write nothing; 1: the page differs")

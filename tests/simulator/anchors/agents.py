@@ -1,4 +1,4 @@
-"""Conversations in a closed loop: as many at a time, the next turn when the answer is there."""
+"""Published results on agents whose next turn begins once the answer is there (a closed loop)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ NEMOTRON = Hardware(
 
 
 def pool_of(workers: int) -> Pool:
-    """Workers of the source, with the KV room of its other reports."""
+    """Return `workers` workers like the source's, with the KV capacity of llm-d's other reports."""
     return Pool(workers, QWEN_10.profile, KV_TOKENS)
 
 
 def code(full: bool) -> Measured:
-    """Long private contexts: input tokens of both rules where the source saw their knees."""
+    """Compare the input tokens per second of two rules on long contexts that no session shares.
+    Each rule runs with the number of sessions at which the source saw its throughput bend.
+    """
     part = 1 if full else 5
     shape = "gen:sessions?system=0&context=3000..100000&turns=5*0.6&question=1500&output=800"
     shape += "&think_s=0&max_prompt=120000"
@@ -36,7 +38,9 @@ def code(full: bool) -> Measured:
 
 
 def reasoning(full: bool) -> Measured:
-    """Short prompts and long answers: affinity must cost nothing."""
+    """Compare the output of two rules on short prompts with long answers, where affinity must cost
+    nothing.
+    """
     part = 1 if full else 10
 
     def output_rate(policy: str, slots: int) -> float:
@@ -52,7 +56,9 @@ def reasoning(full: bool) -> Measured:
 
 
 def rollouts(full: bool) -> Measured:
-    """All sessions at once: a hash of the session against cache and load, by the time of all."""
+    """Compare a hash of the session with a rule that knows cache and load; all sessions start at
+    once. The figure is the time that all of them take.
+    """
     source = "gen:agentic?sessions=610&burst=610&system=0&context=8000*0.6&question=1000*0.8"
     source += "&output=300*0.8&think_s=0&pause_s=0&max_prompt=120000"
     source += "&turns=10*0.51" if full else "&turns=2"

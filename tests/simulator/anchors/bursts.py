@@ -1,4 +1,6 @@
-"""Shared prompts: SGLang's burst, and agents of one system prompt whose requests never overlap."""
+"""Published results on shared prompts: SGLang's burst, and agents that share one system prompt and
+whose requests never overlap.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ A100 = Hardware("8 x A100-80, Llama-3.1-8B", "llama-3.1-8b-a100")
 
 
 def burst(full: bool) -> Measured:
-    """64 x 16 prompts at once, by turns and by SGLang's rule."""
+    """Replay 64 x 16 prompts that arrive at once under round robin and under SGLang's rule."""
     del full  # a second is short enough
     blind, aware = (
         row("gen:sglang", policy, Pool(8, A100.profile))
@@ -25,7 +27,9 @@ def burst(full: bool) -> Measured:
 
 
 def alone(full: bool) -> Measured:
-    """One request at a time: where load says nothing, who has the common prompt gets all."""
+    """Replay one request at a time. The load says nothing then, so the worker that holds the common
+    prompt gets all requests.
+    """
     del full  # a second is short enough
     source = "gen:agentic?sessions=28&burst=28&turns=16&think_s=0&pause_s=0"
     pool = Pool(2, KIMI.profile)

@@ -1,4 +1,4 @@
-"""All anchors, in the order of the page."""
+"""The list of all anchors, in the order in which docs/notes/anchors.md shows them."""
 
 from __future__ import annotations
 

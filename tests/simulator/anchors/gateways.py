@@ -1,4 +1,6 @@
-"""Several routers in front of one pool: what each of them knows of the others' requests."""
+"""Published results on several routers before one pool, which know more or less of each other's
+requests.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SESSIONS = "gen:sessions?system=500&context=3500*0.6&question=200&output=150&thi
 
 @cache
 def stays(replicas: int, share: bool, events: bool, full: bool) -> float:
-    """The share of second turns that go to the worker of the first."""
+    """Return the share of second turns that go to the worker of the session's first turn."""
     source = f"{SESSIONS}&sessions={2400 if full else 240}&rate={300 if full else 75}"
     world = World(replicas=replicas, replicas_share=share, events=events)
     pool = Pool(120 if full else 30, MOCK.profile)
@@ -31,7 +33,9 @@ def stays(replicas: int, share: bool, events: bool, full: bool) -> float:
 
 
 def gateways(full: bool) -> Measured:
-    """Second turns that stay, of routers that share all, only hear the workers, or know nothing."""
+    """Measure how many second turns stay on their worker if the routers share everything, if they
+    only hear the workers' events, or if they know nothing of each other.
+    """
     alone_2, alone_8 = stays(2, False, False, full), stays(8, False, False, full)
     heard_8, shared_8 = stays(8, False, True, full), stays(8, True, True, full)
     ordered = shared_8 >= heard_8 > alone_8 and alone_2 > alone_8

@@ -1,4 +1,6 @@
-"""What was published on Mooncake's traces of Kimi: hits of caches, and two rules on real GPUs."""
+"""Published results on Mooncake's traces of Kimi: the hit rates of caches, and two rules on real
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ PART = 2000  # requests of a shortened replay
 
 
 def hit_rates(rules: tuple[str, ...], full: bool) -> list[float]:
-    """Tokens found by ten caches of 3 M tokens under each rule, then by the ideal: both traces."""
+    """Return the hit rates (tokens) of ten caches of 3 M tokens under each of `rules`, for both
+    traces one after the other.
+    """
     found = []
     for path in (CONVERSATION, TOOLS):
         spec = WorkloadSpec(str(path), requests=None if full else PART)
@@ -35,7 +39,9 @@ def hit_rates(rules: tuple[str, ...], full: bool) -> list[float]:
 
 
 def caches(full: bool) -> Measured:
-    """The cache ratio that a trace allows, and one pool against caches of their own."""
+    """Measure the best hit rate that each trace allows, and compare one cache for the pool with a
+    cache for each worker.
+    """
     chat, chat_pool, chat_own, tools, tools_pool, tools_own = hit_rates(
         ("ideal", "pooled_lru", "greedy"), full
     )
@@ -45,7 +51,9 @@ def caches(full: bool) -> Measured:
 
 
 def two_rules(full: bool) -> Measured:
-    """Round robin against Dynamo's rule on the tool-and-agent trace, at 0.8 of its speed."""
+    """Compare round robin with Dynamo's rule on the tool-and-agent trace, played at 0.8 of its
+    speed.
+    """
     profile = PROFILES[QWEN_FP8.profile]
     pool = Pool(8, profile.name, 2 * profile.kv_capacity_tokens)  # of FP8, the profile's are BF16
     blind, aware = (
@@ -60,7 +68,9 @@ def two_rules(full: bool) -> Measured:
 
 
 def reuse(full: bool) -> Measured:
-    """What is found in caches, of a million tokens each, by turns and by Dynamo's rule."""
+    """Compare the hit rates of round robin and of Dynamo's rule, with caches of a million tokens a
+    worker.
+    """
     pool = Pool(8, MINIMAX.profile, 1_000_000)
     blind, aware = (
         row(str(TOOLS), policy, pool, block_size=None, requests=None if full else PART)

@@ -1,4 +1,4 @@
-"""llm-d's ladders: groups of prompts behind shared system prompts, at rising rates."""
+"""llm-d's ladders: groups of prompts with shared system prompts, sent at rising rates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HALF = SHAPE.format(75, "7.5:50,10:20,20:20")
 
 @cache
 def ladder(policy: str, full: bool, seed: int = 0) -> dict[float, StageRow]:
-    """The stages of the 150 x 5 ladder by the rate for eight workers."""
+    """Return the stages of the 150 x 5 ladder by their rate, which counts for eight workers."""
     pool = Pool(8 if full else 4, QWEN.profile, KV_TOKENS)
     found = stages(row(LADDER if full else HALF, policy, pool, seed=seed))
     return found if full else {2 * rate: stage for rate, stage in found.items()}
@@ -35,7 +35,7 @@ def output(stage: StageRow) -> float:
 
 
 def first_s(stage: StageRow) -> float:
-    """Nine of ten first tokens come within it."""
+    """Return the 90th percentile of the time to first token, in seconds."""
     return number(stage.ttft_ms.p90) / 1000
 
 
@@ -46,7 +46,9 @@ def exact_2025(full: bool) -> Measured:
 
 
 def against_service(policy: str, full: bool, seeds: int = 1) -> Measured:
-    """Means over the stages, and the highest output, each as a mean over the seeds."""
+    """Compare `policy` with round robin: the mean output over the stages and the highest output.
+    Each figure is a mean over the seeds.
+    """
     blind = ladder("round_robin", full)
     exact = [ladder(policy, full, seed) for seed in range(seeds)]
     mean, most = (
@@ -58,7 +60,9 @@ def against_service(policy: str, full: bool, seeds: int = 1) -> Measured:
 
 
 def large(full: bool) -> Measured:
-    """The 83 x 3 ladder; shortened, its first groups at the rates of a fleet of two."""
+    """Replay the 83 x 3 ladder; the short form has its first groups, at the rates of a fleet of two
+    workers.
+    """
     if full:
         pool, source, top = Pool(4, LLAMA.profile, 461_376), "gen:llmd?case=83x3", 20.0
     else:
@@ -71,7 +75,7 @@ def large(full: bool) -> Measured:
 
 
 def small_experts(full: bool) -> Measured:
-    """The 150 x 5 ladder with shorter questions and answers, on workers of one GPU."""
+    """Replay the 150 x 5 ladder with shorter questions and answers, on workers of one GPU each."""
     rates = "15:50,3:20,10:20,20:38,30:25,40:38,49:30,60:25" if full else "3.75:50,10:20"
     source = f"gen:inference_perf?groups={150 if full else 38}&prompts=5&system=6000&question=500"
     source += f"&output=500&warm_ups=1&pause_s=300&stages={rates}"

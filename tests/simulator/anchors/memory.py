@@ -1,4 +1,6 @@
-"""llm-d's KV offloading: more shared prompts than the GPUs hold, with and without host memory."""
+"""llm-d's results on KV offloading: more shared prompts than the GPUs hold, with and without host
+memory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ HOST_TOKENS = 819_200  # 200 GiB of a server, at 262,144 bytes a token
 
 
 def tiers(full: bool) -> Measured:
-    """The HBM of eight servers alone, and with the memory of their hosts; shortened, of two."""
+    """Compare eight servers that hold KV in HBM alone with the same servers plus host memory. The
+    short form has two servers.
+    """
     part = 1 if full else 4
     count, groups = 8 // part, 250 // part
     rates = (10, 20, 40) if full else (20,)
@@ -32,14 +36,18 @@ def tiers(full: bool) -> Measured:
 
 
 def figures(found: ReplayResult) -> tuple[float, float, float]:
-    """Tokens per second of prompts and answers, mean TTFT, mean time to the last token."""
+    """Return tokens per second (prompts and answers), the mean TTFT in ms and the mean time to the
+    last token in ms.
+    """
     summary = summarize(found)
     tokens = per_second(found, "prompt_tokens") + per_second(found, "output_tokens")
     return tokens, number(summary.ttft_ms.mean), number(summary.e2e_ms.mean)
 
 
 def offload(full: bool) -> Measured:
-    """45 requests at a time: shared prompts that the GPUs do not hold, and some that they do."""
+    """Run 45 requests at a time, with shared prompts that exceed the GPUs' memory and with some
+    that fit.
+    """
     part = 1 if full else 4
 
     def ratios(system: int) -> list[float]:

@@ -1,4 +1,6 @@
-"""The part of docs/notes/anchors.md that is made of anchors: results, settings, reasons."""
+"""The part of docs/notes/anchors.md that is made from the anchors: results, settings and
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ Findings = Sequence[tuple[Anchor, Measured]]
 
 
 class PageError(ValueError):
-    """The page has no place for what is made. The text says what is missing."""
+    """Raised if the page has no place for the generated part; the text says what is missing."""
 
 
 def made(findings: Findings) -> str:
-    """All that stands between the two comments."""
+    """Return the Markdown that belongs between the two comments of the page."""
     parts = (results(findings), settings(findings), "\n".join(remarks(findings)))
     return "\n\n".join(part for part in parts if part)
 
 
 def results(findings: Findings) -> str:
-    """What was published and what is found here, a row for each ratio."""
+    """Return a table of the published figures and of ours, with a row for each ratio."""
     lines = ["| anchor | order | compared | published | here | within 25 % |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     for anchor, found in findings:
@@ -40,7 +42,9 @@ def results(findings: Findings) -> str:
 
 
 def settings(findings: Findings) -> str:
-    """Where each is from, and what stands for what."""
+    """Return a table that names each anchor's source, its workers with our profile, its workload
+    and its rules.
+    """
     lines = ["| anchor | source | workers; profile | workload | rules, and their order |",
              "|---|---|---|---|---|"]  # fmt: skip
     for one, _ in findings:
@@ -53,7 +57,9 @@ def settings(findings: Findings) -> str:
 
 
 def remarks(findings: Findings) -> Iterator[str]:
-    """Why a figure is not near, and what a source leaves out."""
+    """Yield, for each anchor, why a figure is not near the published one and what the source leaves
+    out.
+    """
     for anchor, found in findings:
         reasons = dict.fromkeys(
             compared.why for compared, ours in zip(anchor.compared, found.values, strict=True)
@@ -65,7 +71,7 @@ def remarks(findings: Findings) -> Iterator[str]:
 
 
 def unexplained(anchor: Anchor, found: Measured) -> list[Compared]:
-    """Figures that are not near, of which no record says why."""
+    """Return the figures that are not near the published ones and for which no record says why."""
     return [
         compared for compared, ours in zip(anchor.compared, found.values, strict=True)
         if ours is not None and not near(ours, compared.published) and not compared.why
@@ -73,12 +79,14 @@ def unexplained(anchor: Anchor, found: Measured) -> list[Compared]:
 
 
 def figure(value: float) -> str:
-    """Two decimals, or one from ten on."""
+    """Return `value` with two decimals, or with one from ten on."""
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def replaced(page: str, body: str) -> str:
-    """`page` with `body` between the two comments. Raises `PageError` where they are not."""
+    """Return `page` with `body` between the two comments. Raises `PageError` if the comments are
+    missing.
+    """
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

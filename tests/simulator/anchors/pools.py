@@ -1,4 +1,4 @@
-"""Prefill and decode on workers of their own, against workers that do both."""
+"""A published result on pools that split prefill and decode, compared with workers that do both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ USER = 50.0  # tokens per second of one answer
 
 
 def gain(prompt: int, answer: int, points: int) -> float:
-    """Output of split pools over that of workers of 8 GPUs that do both, at equal speed."""
+    """Return the output per GPU of split pools divided by that of workers of 8 GPUs that do both,
+    at equal speed for a user.
+    """
     wide, narrow = tuple(map(Shape.of, WIDTHS)), (Shape.of(GB200.profile),)
     shapes = Shapes(wide, wide, narrow)
     split, alike = pareto(
@@ -30,7 +32,7 @@ def gain(prompt: int, answer: int, points: int) -> float:
 
 
 def gains(full: bool) -> Measured:
-    """Of both cases of the blog."""
+    """Compute the gain in both cases that the blog measured."""
     points = 48 if full else 16
     found = gain(4400, 1200, points), gain(4096, 1024, points)
     return Measured(min(found) > 1, found)

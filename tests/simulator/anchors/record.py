@@ -1,4 +1,6 @@
-"""What one anchor is: a published result, its settings, and what our replay of it is held to."""
+"""The record of one anchor: a published result, its settings, and how near our replay must come to
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ class Hardware:
 
     @property
     def profile(self) -> str:
-        """The name of the profile that is used today."""
+        """The name of the profile in use: the right one if it exists, else the nearest."""
         return self.right if self.right in PROFILES or not self.nearest else self.nearest
 
     @property
     def told(self) -> str:
-        """Both in a few words."""
+        """The profile in Markdown, with the one it replaces if it is only the nearest."""
         if self.profile == self.right:
             return f"`{self.right}`"
         return f"`{self.nearest}`, in place of `{self.right}`"
@@ -35,7 +37,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of a source, which is a ratio of two rules, or a share."""
+    """One published figure: a ratio of two rules, or a share."""
 
     what: str
     published: float
@@ -45,7 +47,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run of an anchor found."""
+    """The result of one run of an anchor."""
 
     ordered: bool  # the rules rank as published
     values: tuple[float | None, ...]  # ours, one for each that is compared; None: not in this form
@@ -53,7 +55,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A published result with its settings. `measure(True)` replays all of it, else a part."""
+    """A published result with its settings. `measure(True)` replays all of it, `measure(False)` a
+    part.
+    """
 
     name: str  # one word, for the command line
     source: str  # who, what, year
@@ -68,10 +72,10 @@ class Anchor:
 
     @property
     def missing(self) -> list[str]:
-        """Names of needed files that are not here."""
+        """The names of the files that the anchor needs and that are not here."""
         return [path.name for path in self.needs if not path.exists()]
 
 
 def near(ours: float, published: float, share: float = NEAR) -> bool:
-    """Whether `ours` lies within `share` of the published value."""
+    """Return whether `ours` lies within `share` (relative) of the published value."""
     return abs(ours - published) <= share * published

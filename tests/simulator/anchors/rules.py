@@ -1,4 +1,4 @@
-"""A rule that a source measured and that has no twin among ours."""
+"""A routing rule that a source measured and that our built-in policies do not include."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class TierScorers:
-    """llm-d's scorers of its guide to CPU offloading, 2026: queue, KV, GPU prefix, CPU prefix.
-
-    Each counts the same. What the GPU holds counts twice, for host memory there holds a copy of
-    it; its fifth scorer, which spreads prompts that nobody holds, is left out.
+    """llm-d's scorers from its guide to CPU offloading (2026): queue, KV, GPU prefix and CPU
+    prefix. All four have the same weight. A prefix on the GPU counts twice, because host memory
+    there holds a copy of it. The guide's fifth scorer, which spreads prompts that no worker holds,
+    is left out.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

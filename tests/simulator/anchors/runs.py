@@ -1,4 +1,4 @@
-"""Replays that anchors share: the pool, the workload and the world as a source has them."""
+"""Replays that several anchors share, with the pool, the workload and the world of a source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ PLAIN = World()
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Workers that are alike, without our engine's wait for prompts that others compute."""
+    """Workers that are all alike, without our engine's wait for prompts that other requests
+    compute.
+    """
 
     count: int
     profile: str
@@ -28,7 +30,7 @@ class Pool:
 
     @property
     def group(self) -> WorkerGroup:
-        """As a replay takes it."""
+        """The pool in the form that a replay takes."""
         group = WorkerGroup(
             self.count, self.profile, self.kv_tokens, self.speed, prefix_wait_tokens=0
         )
@@ -51,7 +53,7 @@ def result(
     closed_loop: bool = False,
     world: World = PLAIN,
 ) -> tuple[ReplayRow, ReplayResult]:
-    """The row of a replay under `policy`, and what it was made of."""
+    """Replay `source` under `policy`; return the row of the report and the whole result."""
     spec = WorkloadSpec(source, requests=requests, speed=speed, spread_s=spread_s)
     setup = Setup(
         spec, policy, (pool.group,), block_size, seed, closed_loop=closed_loop, world=world
@@ -61,17 +63,17 @@ def result(
 
 
 def row(source: str, policy: str, pool: Pool, **options: object) -> ReplayRow:
-    """The row of that replay."""
+    """Return only the row of the replay that `result` runs."""
     return result(source, policy, pool, **options)[0]  # type: ignore[arg-type]
 
 
 def stages(found: ReplayRow) -> dict[float, StageRow]:
-    """The stages of a ladder by their rate; every request of them was answered."""
+    """Return the stages of a ladder by their rate; assert that every request was answered."""
     assert all(stage.completed == stage.requests for stage in found.stages)
     return {stage.rate_per_s: stage for stage in found.stages}
 
 
 def number(value: float | None) -> float:
-    """A figure that is always there in a replay that answered something."""
+    """Return `value`, which is never None in a replay that answered a request."""
     assert value is not None
     return value

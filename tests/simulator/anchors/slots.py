@@ -1,4 +1,6 @@
-"""A closed loop of so many at a time: whoever has its answer makes room for the next."""
+"""A closed loop with a fixed number of conversations at a time: each one that ends makes room for
+the next.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.simulator.anchors.runs import Pool
 
 
 def in_slots(stream: JobStream, slots: int) -> JobStream:
-    """`stream` with `slots` conversations at a time: each slot's follow one another."""
+    """Return `stream` with `slots` conversations at a time; those of one slot follow one
+    another.
+    """
     talks: dict[str | int, list[Job]] = {}
     for serial, job in enumerate(stream.jobs):
         talks.setdefault(serial if job.session is None else job.session, []).append(job)
@@ -37,14 +41,16 @@ def in_slots(stream: JobStream, slots: int) -> JobStream:
 
 @cache
 def held(source: str, policy: str, pool: Pool, slots: int) -> ReplayResult:
-    """A closed loop of `slots` conversations of `source` at a time."""
+    """Replay `source` in a closed loop of `slots` conversations at a time."""
     spec = WorkloadSpec(source)
     setup = Setup(spec, policy, (pool.group,), 16, closed_loop=True)
     return replay(setup, stream=in_slots(open_jobs(spec, 0), slots))
 
 
 def per_second(found: ReplayResult, column: str) -> float:
-    """Tokens of the requests that end in the middle half of the run, over its time."""
+    """Return the tokens per second (`column` says which) of the requests that end in the middle
+    half of the run.
+    """
     table = found.table
     start, end = (int(found.simulated_ns * share) for share in (0.25, 0.75))
     first = int(table.arrival_ns.min())

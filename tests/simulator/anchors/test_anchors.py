@@ -1,6 +1,7 @@
-"""Published results, replayed in a shortened form: rules rank as published, ratios are in a band.
+"""Tests of the anchors in a short form: rules rank as published, and ratios lie within a band.
 
-In full: `python -m tests.simulator.anchors`, which makes the tables of docs/notes/anchors.md.
+The full form is `python -m tests.simulator.anchors`, which makes the tables of
+docs/notes/anchors.md.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def test_the_page_has_all_anchors_with_their_sources() -> None:
 
 
 def one(why: str) -> Anchor:
-    """An anchor that finds twice as much as was published."""
+    """Return an anchor whose replay finds twice the published figure."""
     hardware = Hardware("2 x H100", "no-such-profile", "qwen3-32b-h100-tp2")
     ratio = Compared("output, a / b", 1.5, why)
     return Anchor("made-up", "nobody, 2026", hardware, "none", "a = a", "a before b", (ratio,),

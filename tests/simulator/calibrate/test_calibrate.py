@@ -1,4 +1,6 @@
-"""Calibration: step logs read or refused, constants recovered, a live engine measured."""
+"""Tests of calibration: step logs are read or refused, constants are recovered, a live engine is
+measured.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_noise_and_stalls_do_not_carry_the_fit_away() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-r1-gb200-ep8", "deepseek-r1-gb200-ep16"])
 def test_rows_in_another_order_give_the_same_step_times(name: str) -> None:
-    """Their sums round otherwise, as they do on another processor; the valley is the same."""
+    """A fit to shuffled rows predicts the same step times. Shuffled sums round otherwise, as they
+    do on another processor.
+    """
     rows = observed(profile(name).step_time, noise=0.03, steps=300)
     expected = fit(rows).step_time
     for seed in range(3):
@@ -79,7 +83,9 @@ def test_a_faster_clock_gives_constants_in_its_own_unit() -> None:
 
 
 def test_equal_explanations_share_evenly() -> None:
-    """All batches are of one size: what a step takes anyway is the overhead's or the weights'."""
+    """Batches of one size cannot tell the overhead from the weights, so the fit gives each of them
+    half of the constant time.
+    """
     loads = [ComputedLoad(0, 0, 8, 8 * context) for context in range(100, 4000, 100)]
     found = fit([Observation((load,), 0.010 + 1e-7 * load.decode_ctx_tokens) for load in loads])
     step_time = found.step_time
@@ -172,7 +178,9 @@ def test_a_wrong_profile_file_is_refused(tmp_path: Path, text: str, says: str) -
 
 @pytest.mark.alone
 async def test_a_live_engine_is_measured(tmp_path: Path) -> None:
-    """Few measurements, in real time: the prefill rate comes out, and the step log agrees."""
+    """A few measurements of a live engine in real time give its prefill rate, and its step log
+    agrees.
+    """
     name = "llama-3.1-8b-h100"
     log = tmp_path / "steps.csv"
     course = Course((256, 1024, 2048, 4096), 2, ((1, 128), (4, 512), (8, 1024)), 80)

@@ -1,4 +1,6 @@
-"""Two worlds side by side: figures and placements by hand, and the words for what differs."""
+"""Tests of the comparison of a replay with a live run: figures, placements, and the text on
+differences.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def placed(serial: int, worker: int, cached: int, **fields: Any) -> Outcome:
 
 
 def test_placements_by_hand() -> None:
-    """Worker 0 of the replay is worker 1 of the live run, and the other way round."""
+    """Placements are compared by hand; worker 0 of the replay is worker 1 of the live run, and the
+    reverse.
+    """
     live = [
         placed(0, 1, 80, ttft_ms=103.0),  # alike
         placed(1, 0, 0, ttft_ms=100.5),  # alike

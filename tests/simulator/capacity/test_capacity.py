@@ -1,4 +1,6 @@
-"""Capacities by arithmetic, against a table that was computed elsewhere and against themselves."""
+"""Tests of capacities by arithmetic: against a table that other code computed, and among
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ LOAD = 0.8  # of the workers that prefill, in the table
 def ratio_and_gain(
     p: Shape, d: Shape, both: list[Shape], mix: Mix, targets: WaitTargets
 ) -> tuple[float, float]:
-    """n_P / n_D, and requests per GPU over those of the best workers that do both."""
+    """Return n_P / n_D, and the requests per GPU of the split pool over those of the best workers
+    that do both.
+    """
     prefilling = prefill(p, mix, targets, FREE, load=LOAD).requests_per_s
     decoding = decode(d, mix, targets, FREE).requests_per_s
     halves = 1.0 / (p.gpus / prefilling + d.gpus / decoding)
@@ -79,7 +83,7 @@ def test_the_reference_table() -> None:
 
 
 def largest(fits: Callable[[float], bool], top: float) -> float:
-    """The largest number up to `top` that fits, where smaller ones fit, too."""
+    """Return the largest number up to `top` that fits; every smaller number must fit, too."""
     low, high = 0.0, top
     if fits(top):
         return top
@@ -92,7 +96,7 @@ def largest(fits: Callable[[float], bool], top: float) -> float:
 def plain_rates(
     shape: Shape, tokens: tuple[int, int, int], tpot_s: float, every_step: bool
 ) -> tuple[float, float, float]:
-    """Requests per second that a worker prefills, decodes, and does both of."""
+    """Return the requests per second that a worker can prefill, can decode, and can do both of."""
     prompt, uncached, output = tokens
     step, context = shape.step_time, prompt + output / 2
     most = 0.95 * shape.kv_tokens / context
@@ -143,7 +147,7 @@ def test_rates_are_those_of_plain_loops(
 
 
 class Load:
-    """A step, as `StepTime.seconds` reads it."""
+    """The load of one step, with the attributes that `StepTime.seconds` reads."""
 
     def __init__(self, prefill: int, chunks: int, decodes: int, context: int) -> None:
         self.prefill_tokens, self.prefill_seqs = prefill, chunks
@@ -347,7 +351,9 @@ def test_numbers_around_a_match_are_tried_for_as_long_as_they_are_better() -> No
     "workload", ["translation", pytest.param("long in, short out", marks=pytest.mark.full)]
 )
 def test_the_arithmetic_is_close_to_what_replays_find_best(workload: str) -> None:
-    """Eight workers: a small part of tests/bench/rate_match.py."""
+    """The computed number of prefill workers is within one of the best that replays find. Eight
+    workers run a small part of tests/bench/rate_match.py.
+    """
     found = outcome(workload, QWEN, 8, 200, "always")
     assert found is not None
     assert abs(found.computed - found.best(found.computed)) <= 1

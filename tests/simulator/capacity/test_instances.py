@@ -1,4 +1,4 @@
-"""Plans of instances beside arrivals that are simulated request by request, and beside formulas."""
+"""Tests of plans for instances, against simulations of single requests and against formulas."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES = 10
 
 @dataclass
 class Found:
-    """What the simulation of events saw. Lifetime: test."""
+    """The figures that the simulation of single events gave. Lifetime: test."""
 
     ends: np.ndarray  # of each request
     latencies: np.ndarray
@@ -54,7 +54,9 @@ class Found:
 def events(
     arrivals: Sequence[float], seconds: Sequence[float], instances: int, delay: float = 0.0
 ) -> Found:
-    """Every arrival, end and timer is an event of its own; all at one time precede a decision."""
+    """Simulate every arrival, end and timer as an event; events at the same time precede a
+    decision.
+    """
     largest = len(seconds) - 1
     agenda = [(at, ARRIVAL, number, 0.0) for number, at in enumerate(arrivals)]
     heapq.heapify(agenda)
@@ -107,8 +109,10 @@ def test_batches_are_those_of_a_simulation_of_events(
 
 
 def chain(rate: float, seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Mean batch, utilisation and mean latency of one instance, by the queue that is left at the
-    end of an execution: exact for Poisson arrivals."""
+    """Return mean batch, utilisation and mean latency of one instance, computed from the Markov
+    chain of the queue that is left at the end of an execution. The result is exact for Poisson
+    arrivals.
+    """
     largest, room = len(seconds) - 1, 400
     step = np.zeros((room, room))
     for q in range(room):
@@ -141,7 +145,9 @@ def test_one_instance_is_as_the_chain_of_its_queue_says(rate: float) -> None:
 @pytest.mark.parametrize("instances", [2, 4, 8])
 @pytest.mark.parametrize("load", [0.6, 0.85])
 def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load: float) -> None:
-    """W = (1 + 0) / 2 x Erlang C / (n mu - l): executions are all alike."""
+    """Without batches the wait is that of Allen and Cunneen: W = (1 + 0) / 2 x Erlang C / (n mu -
+    l). The 0 is there because all executions take the same time.
+    """
     service = 0.02
     offered = load * instances
     terms = [offered**k / math.factorial(k) for k in range(instances)]
@@ -153,7 +159,9 @@ def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load:
 
 
 def test_many_instances_are_watched_for_long_enough() -> None:
-    """Each executes often: their beginning, when all are free, is not what is told."""
+    """The simulation of many instances runs until each has executed often, so that the beginning,
+    when all are free, does not show in the figures.
+    """
     seconds = given(0.010, 0.002, 8).seconds
     few, many = (row(ArrivingLoad(0.9 * n * 8 / 0.026), seconds, n) for n in (40, 1000))
     assert many.batch == pytest.approx(few.batch, rel=0.05)
@@ -161,7 +169,9 @@ def test_many_instances_are_watched_for_long_enough() -> None:
 
 
 def measured(base: float, each: float, sizes: Sequence[int], seed: int, top: int) -> Batches:
-    """A measurement of a hidden a + c b: means of some noisy executions."""
+    """Return a fit to measurements of a hidden execution time a + c b; each measurement is a mean
+    of noisy executions.
+    """
     draw = np.random.default_rng(seed)
     seen = [
         BatchSize(b, 50, float(np.mean((base + each * b) * (1 + 0.1 * draw.standard_normal(50)))))
@@ -171,7 +181,9 @@ def measured(base: float, each: float, sizes: Sequence[int], seed: int, top: int
 
 
 def hidden(seed: int) -> tuple[float, float, int, int, float]:
-    """a, c, the largest batch, instances and a rate that they take."""
+    """Draw a hidden model: a, c, the largest batch, the number of instances, and a rate that they
+    can serve.
+    """
     draw = np.random.default_rng(seed)
     base, each = draw.uniform(0.002, 0.04), draw.uniform(0.0005, 0.006)
     top, instances = int(draw.integers(4, 17)), int(draw.integers(1, 7))

@@ -1,4 +1,4 @@
-"""`rate-match` and `pareto`: what they print and write, and what they refuse."""
+"""Tests of `rate-match` and `pareto`: what they print and write, and what they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a replay ends before its end: signals, closed pipes; no process is ever left behind."""
+"""Tests of replays that end early: after signals and closed pipes, no process is left behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ async def finish(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
 
 
 def in_session(leader: int) -> dict[int, str]:
-    """Processes of a session that live, with the signals each one catches."""
+    """Return the live processes of a session by their id, with the signals that each one
+    catches.
+    """
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -63,7 +65,7 @@ def caught(signals: str, number: int) -> bool:
 
 @contextmanager
 def nobody_left(leader: int) -> Iterator[None]:
-    """Whatever a failed test left is ended here, after it has been said."""
+    """Assert that no process of the session is left; kill the ones that a failed test left."""
     try:
         yield
         assert in_session(leader) == {}
@@ -124,7 +126,9 @@ async def test_a_process_that_is_killed_is_told_of() -> None:
 
 
 def replaying(leader: int) -> list[int]:
-    """The processes that replay: those started by the leader but Python's tracker."""
+    """Return the ids of the processes that replay: the leader's children except Python's resource
+    tracker.
+    """
     found = []
     for process_id in in_session(leader):
         try:

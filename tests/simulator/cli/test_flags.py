@@ -1,4 +1,4 @@
-"""Flags that follow from Structs."""
+"""Tests of the flags of a command line that are derived from Structs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.cli.flags import Either, Group, Place, Whole, add_flags, given_fl
 
 
 class Pool(Struct):
-    """A section."""
+    """A section of options inside a command's options."""
 
     workers: Annotated[int | None, "how many"] = None
     wait_ms: Annotated[float, "at most"] = 2.5
@@ -21,7 +21,7 @@ class Pool(Struct):
 
 
 class Asked(Struct, kw_only=True):
-    """A command's options."""
+    """The options of a made-up command."""
 
     trace: Annotated[str, Place(), "TRACE", "a file"]
     seed: Annotated[Whole, "of draws"] = 0

@@ -1,4 +1,4 @@
-"""`warmroute-sim instances`: what it prints and writes, and what it refuses."""
+"""Tests of `warmroute-sim instances`: what it prints and writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINE = ("--base-s", 0.010, "--per-request-s", 0.002)
 
 
 def measured(folder: Path, name: str = "measured.json", **changes: Any) -> Path:
-    """A file as `warmroute doctor --probe --measure` writes it."""
+    """Write a file as `warmroute doctor --probe --measure` does; return its path."""
     path = folder / name
     told = {"model": "resnet", "max_batch_size": 8, "instances": 1, "sizes": SIZES}
     path.write_text(json.dumps(told | changes))
@@ -155,7 +155,7 @@ def test_wrong_usage_says_what_to_do(run: Run, more: tuple[object, ...], told: s
 
 
 def test_the_page_on_triton_shows_what_is_printed(run: Run) -> None:
-    """Word for word, but for the legend that it leaves out."""
+    """The page on Triton shows the command's output word for word, without the legend."""
     page = PAGE.read_text().split("## How many instances?")[1]
     command, _, told = page.split("```\n")[1].partition("\n")
     said = run(*shlex.split(command.removeprefix("$ warmroute-sim ")))

@@ -1,4 +1,6 @@
-"""`warmroute-sim profiles`: the list, a comparison with a table of one's own, wrong usage."""
+"""Tests of `warmroute-sim profiles`: the list, a comparison with the user's own table,
+wrong usage.
+"""
 
 from __future__ import annotations
 

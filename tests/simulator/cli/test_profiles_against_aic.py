@@ -1,4 +1,4 @@
-"""`warmroute-sim profiles --against-aic` before the real tables of `aiconfigurator-core`."""
+"""Tests of `warmroute-sim profiles --against-aic` with the real tables of `aiconfigurator-core`."""
 
 from __future__ import annotations
 

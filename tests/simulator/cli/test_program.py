@@ -1,4 +1,4 @@
-"""`warmroute-sim` as a user meets it: a process, its exit status, what it says."""
+"""Tests of `warmroute-sim` as a process: its exit status and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`warmroute-sim replay` on good input: every format, every report, one process or several."""
+"""Tests of `warmroute-sim replay` on good input: every format, every report, one process or
+several.
+"""
 
 from __future__ import annotations
 

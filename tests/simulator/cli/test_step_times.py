@@ -1,4 +1,6 @@
-"""`profile`: from a config.json to a file that replays take, or to words of what is wrong."""
+"""Tests of `profile`: it makes a file that replays take from a config.json, or says what
+is wrong.
+"""
 
 from __future__ import annotations
 

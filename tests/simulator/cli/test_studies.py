@@ -1,4 +1,6 @@
-"""`plan`, `sweep`, `hits`, `bound`, `sources`, `check-facts`: good runs, and what they write."""
+"""Tests of `plan`, `sweep`, `hits`, `bound`, `sources` and `check-facts`: good runs and what they
+write.
+"""
 
 from __future__ import annotations
 

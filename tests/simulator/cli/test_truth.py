@@ -1,4 +1,4 @@
-"""A real engine's step log becomes a profile, which replays and engines take by its name."""
+"""Tests of profiles made from a real engine's step log: replays and engines take them by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROFILE = "llama-3.1-8b-h100"
 
 
 async def log_steps(folder: Path) -> Path:
-    """Puts some load on a timed engine; the log of its steps."""
+    """Send some load to a timed engine; return the path of its step log."""
     log = folder / "steps.csv"
     async with Programs(folder / "logs") as programs, aiohttp.ClientSession() as http:
         arguments = ["--port", "0", "--timed", PROFILE, "--model-name", "m", "--speed", "2"]
@@ -43,7 +43,9 @@ async def log_steps(folder: Path) -> Path:
 
 
 def timed_exactly(log: Path) -> None:
-    """Gives each step of the log the profile's time: a busy machine sleeps too long."""
+    """Replace the duration of each step in the log by the profile's. A busy machine sleeps too
+    long.
+    """
     step_time = profile(PROFILE).step_time
     with log.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -56,7 +58,7 @@ def timed_exactly(log: Path) -> None:
 
 
 async def start_with(profile: Path, folder: Path) -> str:
-    """What an engine that is timed by `profile` says it holds."""
+    """Return the KV capacity in tokens that an engine timed by `profile` reports."""
     async with Programs(folder) as programs:
         engine = await programs.start("worker", "engine", ["--port", "0", "--timed", str(profile)])
         return engine.facts["kv_tokens"]
@@ -103,7 +105,9 @@ def test_a_bad_profile_is_refused_by_all(run: Run, tmp_path: Path) -> None:
 
 @contextmanager
 def live_engine(folder: Path) -> Iterator[str]:
-    """The URL of a quick one, while a command runs in the main thread."""
+    """Yield the URL of a quick engine that runs in a thread while a command runs in the main
+    thread.
+    """
     loop, programs = asyncio.new_event_loop(), Programs(folder)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

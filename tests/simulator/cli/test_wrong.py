@@ -1,4 +1,6 @@
-"""`warmroute-sim` on wrong input: status 2, and words that say what, where and what would do."""
+"""Tests of `warmroute-sim` on wrong input: status 2, and text that says what is wrong, where, and
+what would work.
+"""
 
 from __future__ import annotations
 

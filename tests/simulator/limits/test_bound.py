@@ -1,4 +1,4 @@
-"""The parts of the bounds against slow, plain twins that try everything."""
+"""Tests of the parts of the bounds, against slow and plain versions that try everything."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ IDS = st.lists(st.integers(0, 5), min_size=0, max_size=3, unique=True)
 def best_by_trying(
     requests: Sequence[Sequence[int]], reusable: Sequence[int], capacity: int
 ) -> int:
-    """Every content a cache could keep after every request."""
+    """Return the most blocks that a cache could find, by trying every content that it could keep
+    after each request.
+    """
     best: dict[frozenset[int], int] = {frozenset(): 0}
     for ids, usable in zip(requests, reusable, strict=True):
         after: dict[frozenset[int], int] = {}
@@ -69,7 +71,7 @@ PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), max_size=3
 
 
 def named(paths: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Ids that name whole prefixes of the paths."""
+    """Return the paths as ids, each of which names a whole prefix."""
     names: dict[tuple[int, ...], int] = {}
     return [
         [names.setdefault(tuple(path[: n + 1]), len(names) + 1) for n in range(len(path))]
@@ -106,7 +108,9 @@ def split(tasks: list[tuple[int, int]]) -> tuple[list[float], list[float]]:
 
 
 def best_flow(releases: list[float], works: list[float], now: int = 0) -> float:
-    """Least sum of flows when every unit of time is given to any request that is there."""
+    """Return the least sum of flow times over all ways to give each unit of time to a request that
+    is there.
+    """
     left = [n for n, work in enumerate(works) if work > 0]
     if not left:
         return 0.0

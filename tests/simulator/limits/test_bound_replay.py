@@ -1,4 +1,6 @@
-"""No replay beats a bound: any policy, any seed, small memories that preempt, mixed fleets."""
+"""Tests that no replay beats a bound: any policy and seed, small memories that preempt, mixed
+fleets.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NAMES = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def workload(seed: int, count: int, rate_per_s: float) -> list[Job]:
-    """Prompts out of a few trees, some ending on a block, some continued by a known answer."""
+    """Return requests whose prompts come from a few trees; some end on a block, and some continue a
+    known answer.
+    """
     random = Random(seed)
     jobs: list[Job] = []
     at_ns = 0
@@ -82,7 +86,9 @@ def check(result: ReplayResult, bounds: Bounds) -> None:
 
 
 def check_each(result: ReplayResult, known: Known, kinds: list[Machine], network_ns: int) -> None:
-    """Every request takes its own floor, not only their mean."""
+    """Assert that every single request, and not only the mean, takes at least the time of its
+    bound.
+    """
     table = result.table
     for row, job, shared in zip(known.rows, known.jobs, known.shared_tokens, strict=True):
         able = [kind for kind in kinds if kind.takes(job.prompt_tokens)]

@@ -1,4 +1,4 @@
-"""Policies beside the bounds: decisions replayed, fixed homes, losses, tables."""
+"""Tests of the report on policies and bounds: replayed decisions, fixed homes, losses, tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ASIDE = World(report_lag_ms=200.0, event_lag_ms=20.0)
 
 
 def burst(count: int, seed: int = 0, every_ms: float = 5.0) -> list[Job]:
-    """Prompts under three trunks, closer together than two workers can serve them."""
+    """Return prompts under three trunks that arrive faster than two workers can serve them."""
     random = Random(seed)
     jobs = []
     for n in range(count):

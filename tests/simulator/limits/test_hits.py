@@ -1,4 +1,6 @@
-"""Hit rates of routing rules: by hand, against a slow plain twin, and the traces' own tables."""
+"""Tests of the hit rates of routing rules: by hand, against a slow and plain twin, and against
+published tables.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ def test_holders_say_what_every_cache_says(
 
 
 class ListCache:
-    """The definition, as slow as it reads: most recent first."""
+    """The definition of an LRU cache as a list, most recent block first; it is slow."""
 
     def __init__(self, capacity: int | None) -> None:
         self.ids: list[int] = []
@@ -142,7 +144,9 @@ def test_a_cache_is_least_recently_used(chains: list[list[int]], capacity: int |
 
 
 def printed(value: float, digits: int) -> Decimal:
-    """As the published tables were rounded: to one digit more first, halves up both times."""
+    """Round as the authors of the published tables did: first to one digit more, halves up both
+    times.
+    """
     once = Decimal(value).quantize(Decimal(1).scaleb(-digits - 1), ROUND_HALF_UP)
     return once.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
 
@@ -197,7 +201,9 @@ def check_row(row: HitRow, cell: str) -> None:
 
 
 def check_tables(name: str, every: int = 1) -> None:
-    """The three published tables of the trace, to the printed digit: one cell of so many."""
+    """Assert that hit rates equal the trace's three published tables to the printed digit; `every`
+    n checks one cell of n.
+    """
     jobs = trace_jobs(name)
     (ideal,) = hits(jobs, block_tokens=512, workers=1, kv_tokens=None, rules=["ideal"])
     rates = (ideal.hit_rate_blocks, ideal.hit_rate_tokens, ideal.hit_rate_requests)
@@ -214,7 +220,7 @@ def check_tables(name: str, every: int = 1) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_part_of_the_published_tables(name: str) -> None:
-    """Small, middling and large caches of one worker, and one pool with every rule, or two."""
+    """A third of the published cells, with small and large caches, holds to the printed digit."""
     check_tables(name, every=3)
 
 

@@ -1,4 +1,6 @@
-"""The demo: what it compares, that a busy machine does less and says so, and that it ends."""
+"""Tests of the demo: what it compares, that it does less on a busy machine and says so, and that it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ async def test_a_missing_trace_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Runs are made up, live and on virtual time."""
+    """Replace live and simulated runs by made-up ones; return the list of the live runs that were
+    asked for.
+    """
     seen: Calls = []
 
     async def made_up(
@@ -88,7 +92,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No page, whose pictures take long: the first test of a whole demo makes one."""
+    """Make no page, because its pictures take long. The first test of a whole demo makes one."""
     monkeypatch.setattr(demo, "render_page", lambda *_, **__: "")
 
 

@@ -1,4 +1,4 @@
-"""The load generator against a real server: open and closed loop, verdicts, disconnects."""
+"""Tests of the load generator with a real server: open and closed loop, verdicts, disconnects."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ async def test_closed_loop_keeps_its_concurrency() -> None:
 
 
 def talks(ends_s: float, pause_s: float = 0.05) -> Workload:
-    """Three sessions of four turns and one request without any; two of them begin at once."""
+    """Return three sessions of four turns and one request without a session; two sessions begin at
+    once.
+    """
 
     def job(session: str | None, at_s: float, think_s: float | None) -> Job:
         think_ns = None if think_s is None else round(think_s * NS)

@@ -1,4 +1,4 @@
-"""The arithmetic of results rows, and what the claims make of them."""
+"""Tests of the arithmetic of result rows, and of the claims that follow from them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ def test_claims_fail_where_the_figures_do() -> None:
 
 
 def test_the_price_of_waiting_is_the_figure_that_grew_most() -> None:
-    """The mean of first turns may stay as it was while the longest waits grow."""
+    """The price of waiting is the figure that grew most, because the mean of first turns may stay
+    while the longest waits grow.
+    """
     full, kept = (run(policy, "agents", turns=8).row for policy in ("hybrid", "warmset"))
     full = msgspec.structs.replace(
         full,

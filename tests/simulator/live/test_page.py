@@ -1,4 +1,4 @@
-"""The page: every row is on it, it needs nothing else, and what is drawn is named."""
+"""Tests of the page: it shows every row, needs no other file, and names what its pictures show."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_page_holds_every_row_and_stands_alone() -> None:
 
 
 def live_page(workers: list[str | None]) -> tuple[str, Seen]:
-    """The page of a load whose replies named `workers`, one reply each, and no counters."""
+    """Return the page of a load whose replies named `workers`, one reply each, without counters."""
     outcomes = tuple(outcome(serial, worker=name) for serial, name in enumerate(workers))
     row = summarize("live", "shared_prompts", outcomes)
     run = RunResult(row, outcomes, pool_samples([], 1.0), row.workers, ())
@@ -97,7 +97,9 @@ def test_labels_are_round() -> None:
 
 
 def test_the_same_runs_give_the_same_page() -> None:
-    """Runs of turns, whose page has all kinds of pictures."""
+    """The same runs give the same page; these runs have turns, so that their page has every kind of
+    picture.
+    """
     first, second = demo_runs()[7:8], demo_runs()[7:8]
     assert render_page(first, [], [], []) == render_page(second, [], [], [])
 
@@ -131,7 +133,7 @@ def test_waits_are_means_by_arrival_in_model_time() -> None:
 
 
 def made_of(outcomes: tuple[Outcome, ...], speed: float = 1.0) -> RunResult:
-    """A run of these outcomes, without counters."""
+    """Return a run of these outcomes, without counters."""
     row = summarize("hybrid", "agents", outcomes, ["worker 0"], speed=speed)
     return RunResult(row, outcomes, pool_samples([], speed), row.workers, ())
 

@@ -1,4 +1,4 @@
-"""The report as a real browser shows it, on a desk and on a phone."""
+"""Tests of the report in a real browser, on a desk and on a phone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from tests.simulator.synthetic import setup
 
 
 def demo_page(folder: Path) -> str:
-    """Live runs of three workloads, one of them of turns."""
+    """Return the page of live runs of three workloads, one of which has turns."""
     return render_page(demo_runs()[3:8], [], [], ["made up"], "a test")
 
 
 def comparison(folder: Path) -> str:
-    """Rules of long names, with times of many seconds and wide intervals."""
+    """Return the page of a comparison of rules with long names, times of many seconds and wide
+    intervals.
+    """
     names = ("hybrid?load_factor=0.5|bounded_load?epsilon=0.25", "warmset?gate=1000", "lmetric")
     asked = [setup(name, seed) for name in names for seed in range(3)]
     rows = [

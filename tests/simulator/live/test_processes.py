@@ -1,4 +1,4 @@
-"""The launcher: ready lines, failures with their log, and that nothing is left behind."""
+"""Tests of the launcher: ready lines, failures that show their log, and no process left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Module = Callable[[str], str]
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
-    """Makes a module of a source that the launcher can start; gives its name."""
+    """Return a function that writes a module which the launcher can start, and returns its name."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def write(source: str) -> str:

@@ -1,4 +1,4 @@
-"""Prompts are the same tokens every time, and share exactly what their ids share."""
+"""Tests of prompts: they are the same tokens every time and share exactly what their ids share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDS = st.lists(st.integers(0, (1 << 63) - 1), min_size=1, max_size=6)
 
 
 def test_tokens_are_pinned() -> None:
-    """A change of these numbers would make every recorded run incomparable."""
+    """The tokens of a prompt never change: a change would make every recorded run incomparable."""
     assert prompt_tokens([0, 1], 4, 0, block_tokens=2).tolist() == [4535, 9465, 3110, 2053]
 
 

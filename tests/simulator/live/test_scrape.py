@@ -1,4 +1,4 @@
-"""Counters are read from real pages of metrics and over real HTTP."""
+"""Tests of reading counters, from real pages of metrics and over real HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real programs: one small run against them, and the stack that stays until Ctrl-C."""
+"""Tests of the real programs: one small run with them, and the stack that runs until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRAM = re.compile(rb"\0-m\0(engine|router)\0")  # in the command line of a pr
 
 @pytest.fixture(autouse=True)
 def children_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run starts is this process's own child, as for users."""
+    """Start the programs of a run as children of this process, as they are for users."""
     monkeypatch.setattr(processes, "launch", really_start)
 
 
@@ -79,7 +79,7 @@ def children() -> list[int]:
 
 
 def command_line(pid: int) -> bytes:
-    """Of a process; empty when it is gone."""
+    """Return the command line of a process, or b"" if the process is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -100,7 +100,9 @@ async def test_a_stack_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 async def expected_hit_tokens(line: str) -> int:
-    """Sends what a shell makes of a curl line; gives what the router expected of it."""
+    """Send the request of a curl line as a shell parses it; return the hit tokens that the router
+    expected.
+    """
     shell = await asyncio.create_subprocess_exec(
         *("sh", "-c", f"""curl() {{ printf '%s\\n' "$@"; }}; {line}"""),
         stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The stream meter counts and times tokens however the bytes are split."""
+"""Tests of the stream meter: it counts and times tokens however the bytes are split."""
 
 from __future__ import annotations
 

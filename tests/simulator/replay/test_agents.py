@@ -1,4 +1,4 @@
-"""Sub-agents in a closed loop: when they start, and who waits for them."""
+"""Tests of sub-agents in a closed loop: when they start, and which requests wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ MS = 1_000_000
 
 
 def played(jobs: list[Job], lasts_ns: dict[int, int]) -> list[tuple[int, int, Job]]:
-    """(arrival, end, job) of a closed loop whose requests last `lasts_ns`, by their place."""
+    """Play a closed loop whose requests last `lasts_ns`; return (arrival, end, job) in order of
+    `jobs`.
+    """
     loop, place = ClosedLoop(iter(jobs)), {id(one): number for number, one in enumerate(jobs)}
     assert loop.total == len(jobs)
     due: list[tuple[int, int, TimedTurn]] = []
@@ -44,7 +46,9 @@ def played(jobs: list[Job], lasts_ns: dict[int, int]) -> list[tuple[int, int, Jo
 
 
 def family() -> list[Job]:
-    """A main agent of three turns; the first starts two sub-agents, for which the second waits."""
+    """Return a main agent of three turns. The first turn starts two sub-agents, for which the
+    second waits.
+    """
 
     def agent(name: str, at_ms: float) -> Job:
         return job(at_ms, 320, 20, session=name, group="a", parent="a", think_ns=3 * MS)
@@ -118,7 +122,9 @@ def test_clients_can_send_a_key_for_the_group_or_nothing() -> None:
 @settings(max_examples=examples(100), deadline=None)
 @given(seed=st.integers(0, 1 << 32), count=st.integers(1, 8), most=st.integers(1, 4))
 def test_every_request_comes_once_and_when_it_may(seed: int, count: int, most: int) -> None:
-    """Random families, with parents that are missing or later, and names that nobody has."""
+    """In random families every request comes once, at its time. Some parents are missing or later,
+    and some names belong to no session.
+    """
     random = Random(seed)
     names = [f"s{number}" for number in range(count)]
     jobs: list[Job] = []
@@ -143,7 +149,7 @@ def test_every_request_comes_once_and_when_it_may(seed: int, count: int, most: i
 
 
 def opener(first: Job, turns: dict[str | None, list[Job]]) -> Job | None:
-    """The turn that starts a session."""
+    """Return the turn that starts the session of `first`, or None if it starts by itself."""
     order, name = list(turns), first.group if first.side else first.parent
     if name not in turns or order.index(name) >= order.index(first.session):
         return None
@@ -152,7 +158,7 @@ def opener(first: Job, turns: dict[str | None, list[Job]]) -> Job | None:
 
 
 def expected_ns(one: Job, turns: dict[str | None, list[Job]], ends_ns: dict[int, int]) -> int:
-    """When a request comes, given when all others end."""
+    """Return the time at which a request must come, given the ends of all others."""
     own = turns[one.session]
     number = next(number for number, each in enumerate(own) if each is one)
     before = own[number - 1] if number else opener(one, turns)

@@ -1,4 +1,6 @@
-"""A policy that fails ends its replay, loudly and by name: no fallback makes its figures."""
+"""Tests of a policy that fails: its replay ends with an error that names it, and no fallback
+produces figures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pools whose workers cache windows and states beside full attention: what routers know of them."""
+"""Tests of pools whose workers cache sliding windows and states besides full attention, and of what
+routers know of these caches.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def hybrid(
 
 
 def test_a_shared_beginning_is_found_by_the_third_request() -> None:
-    """As vLLM was seen to do it; a router that follows the groups knows."""
+    """Workers find a shared beginning from the third request on, as vLLM does, and a router that
+    follows the groups expects it.
+    """
     jobs = [job(2_000 * n, 1_600 + 160 * n, 2, trunk=1, session=f"s{n}") for n in range(1)]
     jobs += [job(2_000 * n, 1_200, 2, trunk=1, session=f"s{n}") for n in range(1, 5)]
     result = run(jobs, hybrid())
@@ -36,7 +40,7 @@ def test_a_shared_beginning_is_found_by_the_third_request() -> None:
 
 
 def test_without_groups_nothing_changes() -> None:
-    """Not even the hash of a set-up or of a report."""
+    """An empty `cache_groups` changes nothing, not even the hash of a set-up or of a report."""
     jobs = [job(0, 600, 3, trunk=1), job(50, 600, 3, trunk=1)]
     plain = setup_of("hybrid", pool(2))
     told = msgspec.structs.replace(plain, groups=(pool(2, cache_groups=""),))
@@ -46,7 +50,9 @@ def test_without_groups_nothing_changes() -> None:
 
 @pytest.mark.parametrize("groups", GROUPS)
 def test_requests_alone_find_what_is_expected(groups: str) -> None:
-    """Small caches that evict, prompts cut and continued, and batches of events that got lost."""
+    """Requests that run alone hit what the router expected. The caches are small and evict, prompts
+    are cut and continued, and batches of events get lost.
+    """
     draw = np.random.default_rng(5)
     jobs = [
         job(3_000 * n, int(draw.integers(1, 1_500)), 20, trunk=int(draw.integers(3)))

@@ -1,4 +1,6 @@
-"""The same set-up gives the same hash: in any process, on any processor, with any numpy."""
+"""Tests that the same set-up gives the same hash in any process, on any processor and with any
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def hashed(folder: Path, requests: int = REQUESTS, **settings: str) -> dict[str, Any]:
-    """What `tests.simulator.hashed` prints in a fresh process with such an environment."""
+    """Return the output of `tests.simulator.hashed` in a fresh process with these environment
+    variables.
+    """
     command = [sys.executable, "-m", "tests.simulator.hashed", str(folder / "faults.yaml")]
     variables = {**os.environ, "PYTHONHASHSEED": "0", **settings}
     done = subprocess.run(
@@ -41,7 +45,7 @@ def hashed(folder: Path, requests: int = REQUESTS, **settings: str) -> dict[str,
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The first process's, to compare others with."""
+    """Return the hashes of the first process, with which those of others are compared."""
     return hashed(tmp_path_factory.mktemp("first"))
 
 
@@ -60,7 +64,9 @@ def test_processors_without_vector_units_agree(first: dict[str, Any], tmp_path: 
 
 
 def without_vectors() -> dict[str, str]:
-    """The environment of such a process; skips where numpy has nothing to switch off."""
+    """Return the environment of a process without numpy's vector code; skip the test if numpy has
+    none.
+    """
     found = environment(NO_VECTORS)
     if isinstance(found, str):
         pytest.skip(found)
@@ -68,7 +74,7 @@ def without_vectors() -> dict[str, str]:
 
 
 def oldest_numpy() -> str:
-    """The lowest version that the package says it runs with, as pip names it."""
+    """Return the lowest version of numpy that the package allows, as pip names it."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         dependencies = tomllib.load(file)["project"]["dependencies"]
     lowest = re.match(r"numpy>=([0-9.]+)", next(d for d in dependencies if d.startswith("numpy")))
@@ -78,7 +84,9 @@ def oldest_numpy() -> str:
 
 @pytest.fixture
 def old_numpy(tmp_path: Path) -> tuple[str, Path]:
-    """(version, folder) of the oldest numpy that is allowed; skips where pip cannot have it."""
+    """Return (version, folder) of the oldest numpy that is allowed; skip the test if pip cannot
+    install it.
+    """
     version, folder = oldest_numpy(), tmp_path / "numpy"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--target", str(folder), f"numpy=={version}"]
@@ -99,7 +107,7 @@ def test_the_oldest_numpy_agrees(old_numpy: tuple[str, Path], tmp_path: Path) ->
 
 
 def replayed(path: Path, source: Path, jobs: int, *more: str) -> dict[tuple[str, int], str]:
-    """Hashes by policy and seed, of one call of the command."""
+    """Run the command once; return the hashes by policy and seed."""
     policies = [word for policy in ("hybrid", "kv_load", "random") for word in ("--policy", policy)]
     seeds = ["--seed", "0", "--seed", "5"]
     pool = ["--workers", "4", "--kv-tokens", "100k", *more]

@@ -1,4 +1,4 @@
-"""Every fault has its visible effect, and none loses a request."""
+"""Tests of faults: each has its visible effect, and none loses a request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Faulty = Callable[..., ReplayResult]
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> Faulty:
-    """`faulty(jobs, [fault, ...], setup)`: a replay with that timeline."""
+    """Return a function that replays jobs under a set-up with a timeline of faults."""
 
     def faulty(jobs: list[Job], faults: list[dict[str, Any]], setup: Setup) -> ReplayResult:
         path = tmp_path / "faults.yaml"
@@ -34,7 +34,7 @@ def faulty(tmp_path: Path) -> Faulty:
 
 
 def sent(result: ReplayResult, worker: int, after_s: float = 0.0) -> int:
-    """Requests whose last dispatch went to a worker after a time."""
+    """Return the number of requests whose last dispatch went to `worker` after `after_s`."""
     table = result.table
     late = table.dispatched_ns > after_s * S
     return int(np.count_nonzero((table.worker == worker) & late))

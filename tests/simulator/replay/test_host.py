@@ -1,4 +1,6 @@
-"""Pools whose workers keep evicted KV in host memory: what a load takes, who knows of it."""
+"""Tests of pools whose workers keep evicted KV in host memory: the time of a load, and what routers
+know of it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NETWORK_MS = 0.5
 
 
 def hosted(policy: str = "hybrid", count: int = 1, **more: Any) -> Setup:
-    """Workers that hold 6,400 tokens each, and ten times as much in host memory."""
+    """Return a set-up whose workers hold 6,400 tokens each, and ten times as many in host
+    memory.
+    """
     world = more.pop("world", World())
     group = {"kv_tokens": 6_400, "host_kv_tokens": 64_000} | more
     return setup_of(policy, pool(count, **group), world=world)
@@ -45,7 +49,7 @@ def test_a_prompt_from_host_memory_takes_its_load_and_the_rest_of_its_prefill() 
 
 
 def test_without_host_memory_nothing_changes() -> None:
-    """Not even the hash of a set-up or of a report."""
+    """A host memory of 0 tokens changes nothing, not even the hash of a set-up or of a report."""
     jobs = [job(0, 600, 3, trunk=1), job(50, 600, 3, trunk=1)]
     plain = setup_of("hybrid", pool(2))
     told = msgspec.structs.replace(plain, groups=(pool(2, host_kv_tokens=0),))
@@ -54,7 +58,9 @@ def test_without_host_memory_nothing_changes() -> None:
 
 
 def alternating(count: int) -> list[Any]:
-    """So many turns each of eight sessions by turns, 2,000 tokens and more."""
+    """Return `count` turns of each of eight sessions in alternation, with prompts of 2,000 tokens
+    and more.
+    """
     return [
         job(400 * n, 2_000 + 160 * (n // 8), 2, trunk=n % 8, session=f"s{n % 8}")
         for n in range(8 * count)

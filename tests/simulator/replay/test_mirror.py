@@ -1,4 +1,6 @@
-"""Replays without events at tight KV: what the router expects is what the workers find."""
+"""Tests of replays without events on workers short of KV: the hits that the router expects are
+those that the workers find.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.simulator.replays import job, pool, run, setup_of
 
 
 def visits(seed: int, count: int = 700) -> list[Job]:
-    """Forty trunks, the first ones hotter, whose next visit may find its trunk evicted."""
+    """Return requests over forty trunks, the first of which are hotter; a trunk may be evicted
+    before its next visit.
+    """
     rng = random.Random(seed)
     jobs = []
     for number in range(count):

@@ -1,4 +1,6 @@
-"""Whatever happens to the workers, every request has one end, and the same one every time."""
+"""Tests that every request ends once, and the same way each time, whatever happens to the
+workers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ HORIZON_S = 8.0
 
 @st.composite
 def faults(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """A timeline of any faults, on workers that exist from the start."""
+    """Draw a timeline of any faults on workers that exist from the start."""
     items = []
     for kind in draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=8)):
         item: dict[str, Any] = {"do": kind, "at_s": draw(st.floats(0.0, HORIZON_S))}
@@ -59,7 +61,9 @@ REQUESTS = st.lists(
 
 
 def jobs_of(requests: list[dict[str, Any]]) -> list[Job]:
-    """A workload of a few sessions, trunks and sizes; some prompts fit nowhere, the first does."""
+    """Return a workload of few sessions, trunks and sizes. Some prompts fit no worker; the first
+    prompt fits.
+    """
     at_ms, made = 0.0, [job(0.0, 200, 30)]
     for request in requests:
         at_ms += request["pause_ms"]
@@ -97,7 +101,7 @@ def replayed(made: list[Job], setup: Setup, timeline: list[dict[str, Any]]) -> R
 
 
 def digest(result: ReplayResult) -> bytes:
-    """The whole table, bit for bit."""
+    """Return the whole table of requests as bytes."""
     columns = (getattr(result.table, name) for name in result.table.__slots__)
     return b"".join(column.tobytes() for column in columns)
 

@@ -1,4 +1,4 @@
-"""The replay loop: times worked out by hand, order, conservation, refusals, determinism."""
+"""Tests of the replay loop: times computed by hand, order, conservation, refusals, determinism."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulator.replays import PROFILE, job, pool, run, setup_of, steady
 
 
 def same(one: ReplayResult, other: ReplayResult) -> bool:
-    """Equal tables, bit for bit."""
+    """Return whether two results have equal tables, bit for bit."""
     return all(
         np.array_equal(getattr(one.table, f.name), getattr(other.table, f.name))
         for f in fields(one.table)

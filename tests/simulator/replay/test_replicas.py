@@ -1,4 +1,6 @@
-"""Several routers before one pool: what sharing is worth; nothing is lost between them."""
+"""Tests of several routers before one pool: the gain of sharing, and that no request is lost
+between them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pools with roles: what a split request takes, shared links, leases, faults of each leg."""
+"""Tests of pools with roles: the time of a split request, shared links, leases, faults in
+each leg.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_a_split_request_takes_both_legs_the_transfer_and_a_step() -> None:
 
 
 def test_transfers_share_the_link_of_the_worker_that_they_have_in_common() -> None:
-    """Two prompts, from two workers to one: each takes twice as long once both move."""
+    """Two prompts move from two workers to one, and each transfer takes twice as long while both
+    move.
+    """
     prompt, gbps = 6400, 10.0
     world = World(link_gbps=gbps)
     one = run([job(0, prompt, 5)], split_setup(2, 1, world=world))
@@ -133,7 +137,7 @@ LEGS = {
 
 
 def killed(which: str, number: int, tmp_path: Path) -> ReplayResult:
-    """A request's leg whose worker dies, and others around it."""
+    """Replay split requests while a worker dies during the leg that `which` names."""
     worker, at_ms = LEGS[which]
     path = tmp_path / "faults.yaml"
     path.write_text(
@@ -194,7 +198,7 @@ def test_whatever_befalls_workers_no_request_or_block_is_lost(
     seed: int,
     kv_tokens: int,
 ) -> None:
-    """Every request has one end and nothing stays charged or held: a run checks that itself."""
+    """Every request ends once, and nothing stays charged or held; the replay checks that itself."""
     path = tmp_path_factory.mktemp("faults") / "faults.yaml"
     items = []
     for do, worker, at_s in timeline:

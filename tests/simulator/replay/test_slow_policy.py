@@ -1,4 +1,6 @@
-"""A policy that is slower than a router bears is told of; the figures are the same."""
+"""Tests of a policy that is too slow for a router: the report says so, and the figures stay the
+same.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ SAMPLE = Path(__file__).parents[3] / "simulator" / "data" / "conversation_sample
 
 
 def takes(seconds: float) -> Callable[[], float]:
-    """A clock by which each call of a policy takes so long."""
+    """Return a clock by which each call of a policy takes `seconds`."""
     ticks = count()
     return lambda: next(ticks) * seconds
 
 
 def waits(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """A policy that asks somebody far away."""
+    """A policy that takes 6 ms, like one that asks a distant service."""
     time.sleep(0.006)
     costs: Floats = fleet.requests.astype(float)
     return costs

@@ -1,6 +1,7 @@
-"""Shapes of published results, on shortened workloads (docs/notes/validation.md has the full ones).
+"""Tests that shortened workloads show the shape of published results; docs/notes/validation.md has
+the full ones.
 
-Bars are wide: they hold what a published figure says of a rule, not its digits.
+The bounds are wide: they hold what a published figure says about a rule, not its digits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def row(
     spread_s: float = 0.0,
     workers: int = 8,
 ) -> ReplayRow:
-    """The result of a replay under `policy`, with seed 0."""
+    """Replay `source` under `policy` with seed 0; return the row of the report."""
     group = WorkerGroup(workers, profile, kv_tokens, prefix_wait_tokens=prefix_wait_tokens)
     spec = WorkloadSpec(source, requests=requests, spread_s=spread_s)
     return summarize(replay(Setup(spec, policy, (group,), block_size=block_size)))
@@ -52,7 +53,9 @@ LADDER_KV = 307_328
 
 
 def ladder(policy: str) -> dict[str, list[float]]:
-    """TTFT p90 in s and output tokens/s at 15 (warm), 20 and 40 requests/s for eight workers."""
+    """Return the p90 of TTFT in s and the output tokens per second at 15 (warm), 20 and 40 requests
+    per second, as for eight workers.
+    """
     stages = row(LADDER, policy, kv_tokens=LADDER_KV, workers=8 // PARTS).stages[1:]
     assert [stage.rate_per_s * PARTS for stage in stages] == [15.0, 20.0, 40.0]
     assert all(stage.completed == stage.requests for stage in stages)
@@ -95,7 +98,9 @@ def test_a_burst_under_affinity_finds_what_was_published() -> None:
 
 
 def test_a_burst_under_round_robin_finds_what_arithmetic_allows() -> None:
-    """With room for everything: each worker computes each of its groups once."""
+    """With room for everything, each worker computes each group that it meets once, so the hit rate
+    follows from arithmetic.
+    """
     groups, prompts, workers = 64, 16, 8
     computed = groups * (1 - (1 - 1 / workers) ** prompts)  # groups a worker meets at least once
     share = (1 - computed / (groups * prompts / workers)) * 2048 / 2176
@@ -114,7 +119,9 @@ def test_a_burst_on_workers_short_of_cache_gives_the_published_pair() -> None:
 
 
 def test_siblings_that_are_computed_together_find_nothing() -> None:
-    """In order, a group's prompts reach a worker side by side: both are in one step."""
+    """In order, a group's prompts reach one worker together. Both are in one step, so neither finds
+    the other's blocks.
+    """
     assert hits("round_robin", source="gen:sglang?ordered=true") < 0.15
 
 
@@ -123,7 +130,9 @@ def test_siblings_that_are_computed_together_find_nothing() -> None:
 
 @pytest.mark.skipif(not CONVERSATION.exists(), reason="the Mooncake conversation is not here")
 def test_greedy_prefix_affinity_sends_a_whole_trace_to_one_worker() -> None:
-    """Every request has the same first block, so whoever answers the first gets all."""
+    """All requests have the same first block, so the worker that answers the first request gets all
+    others.
+    """
     found = row(str(CONVERSATION), "kv_prefix", block_size=None, requests=600)
     assert found.load_skew_requests == 8.0
     even = row(str(CONVERSATION), "round_robin", block_size=None, requests=600)
@@ -146,7 +155,9 @@ def test_without_prefixes_affinity_costs_nothing() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not SURROGATE.exists(), reason="the tool-and-agent surrogate is not here")
 def test_the_surrogate_reuses_what_was_published_of_the_original() -> None:
-    """DynoSim's anchors, and the direction that AKS measured, at 1 M tokens of KV a worker."""
+    """The hit rates are DynoSim's published ones, and times improve as AKS measured, with 1 M
+    tokens of KV a worker.
+    """
     options = {"kv_tokens": 1_000_000, "block_size": None, "spread_s": 3.0}
     blind, aware = (row(str(SURROGATE), p, **options) for p in ("round_robin", "hybrid"))
     assert blind.hit_rate_tokens is not None

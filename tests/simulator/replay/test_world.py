@@ -1,4 +1,6 @@
-"""Closed loop, stale and lost news, refusals of workers, observers, bounds of the set-up."""
+"""Tests of the simulated world: closed loop, stale and lost events, workers that refuse, observers,
+limits of the set-up.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,16 @@ def test_open_loop_does_not_wait() -> None:
 
 
 def bursty(count: int) -> list[Job]:
-    """More distinct prompts than the caches hold, in bursts."""
+    """Return requests in bursts, with more distinct prompts than the caches hold."""
     return [
         job((n // 4) * 1000.0 + n % 4, 960, 10, trunk=n * n % 37, own=n + 40) for n in range(count)
     ]
 
 
 def hit_error(world: World) -> float:
-    """Mean tokens between what the router expected and what the worker found."""
+    """Return the mean difference in tokens between the hits that the router expected and those that
+    the worker found.
+    """
     setup = setup_of("kv_prefix", pool(2, kv_tokens=6000), world=world)
     table = run(bursty(400), setup).table
     assert (table.verdict == Verdict.COMPLETED).all()
@@ -117,7 +121,7 @@ def test_the_routers_patience_and_room_are_set() -> None:
 
 
 def seen_sessions(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Sends requests without a session to worker 0, the others to worker 1."""
+    """A policy that sends requests without a session to worker 0 and all others to worker 1."""
     costs: Floats = (fleet.worker_id == (request.session is None)).astype(np.float64)
     return costs
 
@@ -151,7 +155,7 @@ def test_a_full_queue_sends_the_request_elsewhere_and_is_no_illness() -> None:
 
 
 class Watcher:
-    """Checks what observers are told."""
+    """An observer that checks every call it receives from the replay."""
 
     def __init__(self) -> None:
         self.book = Book()

@@ -1,4 +1,6 @@
-"""Wrapped policies in the simulator: how long one waits, and what weight follows the load."""
+"""Tests of wrapped policies in the simulator: how long a request waits, and which weight follows
+the load.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ TRUNKS = "gen:zipf?requests=400&groups=12&system=4096&question=512&output=60"
 
 
 def of(policy: str, rate: float, seed: int = 1, source: str = TRUNKS):
-    """Eight workers and prompts that share 4,096 tokens, `rate` of them per second."""
+    """Replay `rate` requests per second on eight workers; all prompts share 4,096 tokens."""
     workers = WorkerGroup(8, "qwen3-32b-h100-tp2", kv_tokens=400_000)
     world = World(tick_ms=TICK_MS)
     spec = WorkloadSpec(f"{source}&rate={rate}")

@@ -1,4 +1,6 @@
-"""Seeds summed up against hand-computed intervals, and the JSON report as a file."""
+"""Tests of sums over seeds, against intervals computed by hand, and of the JSON report as
+a file.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from tests.simulator.replayed import busy_result, rejected, result, setup
 
 
 def row_of(policy: str, seed: int, ttft_ms: float, **params: float) -> ReplayRow:
-    """The row of one request with this time to first token."""
+    """Return the row of a replay of one request with this time to first token."""
     rows = [{"first": ttft_ms, "finish": ttft_ms + 400}]
     return summarize(result(rows, policy=policy, params=params, setup=setup(policy, seed)))
 
@@ -63,7 +65,9 @@ def test_mean_and_interval_by_hand() -> None:
 
 @pytest.mark.parametrize("freedom", [1, 2, 5, 30, 31, 60, 500])
 def test_student_t_leaves_five_percent_outside(freedom: int) -> None:
-    """Simpson's rule over the density of Student's t, on the angle whose tangent is t / sqrt n."""
+    """The t-values leave five percent outside. The test integrates the density of Student's t by
+    Simpson's rule, over the angle whose tangent is t / sqrt n.
+    """
     end = math.atan(student_t(freedom) / math.sqrt(freedom))
     steps = 2_000
     width = end / steps
@@ -187,7 +191,9 @@ def interval_of(values: list[float]) -> Interval:
 
 
 def test_the_number_of_seeds_that_resolve_is_what_it_takes() -> None:
-    """Against samples of the same spread: one seed fewer is too few, so many are enough."""
+    """For samples of the same spread, one seed fewer than the stated number is too few, and the
+    stated number is enough.
+    """
     for count in (2, 5, 40):
         sample = [0.05 * (-1) ** n for n in range(count)]
         more = more_seeds(interval_of(sample))

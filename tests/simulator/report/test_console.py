@@ -1,4 +1,4 @@
-"""The terminal's tables, at any width, and the progress of long replays."""
+"""Tests of the terminal's tables at any width, and of the progress of long replays."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_losses_are_said_and_nothing_measured_is_a_dash() -> None:
 
 
 class Clock:
-    """Lifetime: test."""
+    """A clock that a test sets. Lifetime: test."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

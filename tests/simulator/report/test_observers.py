@@ -1,4 +1,6 @@
-"""What watches a replay: the CSV of requests and the hot prefixes, on real replays."""
+"""Tests of the observers of a replay, on real replays: the CSV of requests, and the hot
+prefixes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.simulator.replays import job, pool, run, setup_of, steady
 
 
 def written(jobs: list[Any], hindsight: bool = True, **more: Any) -> tuple[Any, ReplayResult]:
-    """(lines by serial, result) of a replay that was watched."""
+    """Replay `jobs` with the CSV observer; return its lines by serial, and the result."""
     stream = StringIO(newline="")
     result = run(jobs, observers=[RequestsCsv(stream, hindsight)], **more)
     stream.seek(0)
@@ -166,7 +168,7 @@ def test_what_two_of_thousands_share_is_not_hot() -> None:
 
 
 def skewed(seed: int, requests: int, prefixes: int) -> list[Hashes]:
-    """Chains of one block, low numbers far more often than high ones."""
+    """Return chains of one block; low numbers are far more frequent than high ones."""
     random = Random(seed)
     picks = (int(prefixes * random.random() ** 3) for _ in range(requests))
     return [np.array([pick + 1], dtype=np.uint64) for pick in picks]
@@ -175,8 +177,10 @@ def skewed(seed: int, requests: int, prefixes: int) -> list[Hashes]:
 @given(st.integers(0, 10**6), st.integers(5, 60), st.integers(2, 100))
 @settings(max_examples=examples(50))
 def test_the_sketch_keeps_its_bounds(seed: int, counters: int, prefixes: int) -> None:
-    """Space-Saving's promise, against exact counts: no prefix of more than 1/m of all requests is
-    missing, no count is too low, none too high by more than that share."""
+    """The sketch keeps the bounds of Space-Saving, checked against exact counts: no prefix with
+    more than 1/m of all requests is missing, no count is too low, and none is too high by more than
+    that share.
+    """
     chains = skewed(seed, 400, prefixes)
     hot = HotPrefixes(counters=counters)
     for chain in chains:

@@ -1,4 +1,6 @@
-"""The page of a replay: words, tables and pictures, at the ends of what can be replayed."""
+"""Tests of the page of a replay: text, tables and pictures, for the smallest and largest
+replays.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +201,9 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
 
 
 def wide(workers: int) -> list[ReplayResult]:
-    """Rows as wide as they come: names with wrappers, times of minutes, intervals everywhere."""
+    """Return results whose rows are as wide as possible: names with wrappers, times of minutes,
+    intervals everywhere.
+    """
     return [
         busy_result(f"{policy}|bounded_load|progressive", seed, workers, wait_ms=240_000.0)
         for policy, _, _ in POLICIES

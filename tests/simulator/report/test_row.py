@@ -1,4 +1,4 @@
-"""The figures of a replay against ones worked out by hand, and its hash."""
+"""Tests of the figures of a replay, against figures computed by hand, and of its hash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = (
 
 
 def three_and_a_loss() -> list[dict[str, Any]]:
-    """Two answers, one of a single token, one turned away, one lost."""
+    """Return four requests: two answered (one with a single token), one rejected, one failed."""
     return [
         {"first": 100.0, "finish": 500.0, "output": 5, "prompt": 160, "hit": 80},
         {"first": 200.0, "finish": 200.0, "output": 1, "prompt": 40, "hit": 32, "expected": 0},

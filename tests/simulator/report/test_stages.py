@@ -1,4 +1,4 @@
-"""Ladders of loads: the figures of each stage by hand, and what people see of them."""
+"""Tests of ladders of loads: the figures of each stage by hand, and their tables and pictures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ STAGES = (
 
 
 def laddered(first: float = 100.0, policy: str = "hybrid", seed: int = 0) -> ReplayResult:
-    """Two requests that warm up, three in the second stage, two in the third, none after."""
+    """Return a result with two warm-up requests, three in the second stage, two in the third, and
+    none after it.
+    """
     rows = [
         {"arrival": 0.0, "first": 9_000.0, "finish": 9_500.0},
         {"arrival": 1_999.0},

@@ -1,4 +1,6 @@
-"""New sessions, continuations, waits and whole sessions, against figures worked out by hand."""
+"""Tests of new sessions, later turns, waits and whole sessions, against figures computed
+by hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs with a mistake in them, logs without, and advice on them."""
+"""Request logs with and without a planted mistake, and the advice on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Case:
     kind: str = ""  # of the mistake
 
     def setup(self, seed: int) -> Setup:
-        """As it runs."""
+        """Return the case as the set-up of a replay."""
         group = WorkerGroup(
             self.count,
             PROFILE,
@@ -65,7 +65,7 @@ def advise(
     targets: Targets | None = None,
     jobs: int | None = None,
 ) -> Advice:
-    """Advice on a log that `setup` wrote."""
+    """Return the advice on a log that `setup` wrote."""
     work = WorkloadSpec(str(log), format="requests", resample=True)
     asked = Asked(
         base=msgspec.structs.replace(setup, workload=work),
@@ -80,14 +80,16 @@ def advise(
 
 
 def advice_on(case: Case, folder: Path, seed: int = 1, **more: object) -> Advice:
-    """Lets the case run, and asks what to change."""
+    """Replay the case, write its log, and return the advice on it."""
     log = folder / f"{case.name}.jsonl"
     log_of(case.setup(seed), log)
     return advise(log, case.setup(seed), **more)  # type: ignore[arg-type]
 
 
 def held(case: Case, advice: Advice, folder: Path, seed: int) -> Advice:
-    """Makes the first change, lets other traffic of the kind run, and checks the forecast."""
+    """Make the first change of the advice, replay other traffic of the same kind, and check the
+    forecast.
+    """
     first, recorded = advice.findings[0], advice.recorded
     kept = ForecastLine(
         *(advice.log, recorded.first_s, recorded.last_s, advice.running),

@@ -1,4 +1,4 @@
-"""A replay as the router's own request log: what it would have written, line by line."""
+"""The request log that a router would have written during a replay, line by line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RequestLogger:
-    """Watches a replay and writes a line as each request ends. Lifetime: replay."""
+    """Watches a replay and writes a line when a request ends. Lifetime: replay."""
 
     def __init__(self, file: BinaryIO, setup: Setup, started_s: float) -> None:
         self._file, self._setup, self._started_s = file, setup, started_s
@@ -108,6 +108,6 @@ class RequestLogger:
 
 
 def log_of(setup: Setup, path: Path, started_s: float = STARTED_S) -> ReplayResult:
-    """Replays and writes the log to `path`."""
+    """Replay the set-up, and write the request log to `path`."""
     with path.open("wb") as file:
         return replay(setup, observers=[RequestLogger(file, setup, started_s)])

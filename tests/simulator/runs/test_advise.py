@@ -1,4 +1,6 @@
-"""Advice: what is tried and clear, what is refused, what became of it; planted mistakes."""
+"""Tests of advice: which changes are tried and clear, which logs are refused, whether forecasts
+came true, and planted mistakes.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_roles_move_one_worker_or_go() -> None:
 
 
 def test_of_several_policies_the_last_one_ran_and_its_requests_were_measured() -> None:
-    """Routers that reload write a header each time, and one that writes for another begins anew."""
+    """The last policy in a log counts, and only its requests are measured. A router writes a header
+    whenever it reloads; a header with another policy starts a new count.
+    """
 
     def line(ttft_ms: float, cached: int) -> dict[str, Any]:
         told = {"ttft_ms": ttft_ms, "cached_tokens": cached, "worker_prompt_tokens": 40}
@@ -156,7 +160,9 @@ def test_a_specification_is_shown_without_defaults() -> None:
 
 
 def test_turns_tell_what_answers_added_to_the_cache(tmp_path: Path) -> None:
-    """A replay of a log is the replay that wrote it, to the hit."""
+    """A replay of a log has the hit rate of the replay that wrote it, because turns tell what
+    answers added to the cache.
+    """
     log = tmp_path / "log.jsonl"
     setup = CHAT.setup(3)
     wrote = summarize(log_of(setup, log))
@@ -183,7 +189,9 @@ def test_turns_give_partial_blocks_the_names_of_later_turns() -> None:
 def test_turns_are_found_in_a_log_of_which_only_a_part_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two sessions by turns; every turn adds two blocks, the second one of them by its answer."""
+    """Turns are found with a short look-ahead. Two sessions alternate; every turn adds two blocks,
+    the second of which comes from its answer.
+    """
     jobs = [
         Job(turn, 24 + 32 * turn, 16, np.arange(1 + 2 * turn, dtype=np.uint64) + 100, session=name)
         for turn in range(12)
@@ -315,7 +323,9 @@ def test_a_mistake_is_found_and_its_forecast_held_against_what_happened(tmp_path
 def test_the_command_keeps_its_forecast_and_the_next_log_is_held_against_it(
     run: Run, tmp_path: Path, log: Path
 ) -> None:
-    """From the log alone: pool, policy, block size. Nothing is to be changed."""
+    """The command reads pool, policy and block size from the log alone; on this log it advises no
+    change.
+    """
     out = tmp_path / "advice.json"
     state = tmp_path / "state"
     said = run("advise", log, *POOL, "--draws", 6, "--json", out, "--state", state)

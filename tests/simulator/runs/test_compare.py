@@ -1,4 +1,6 @@
-"""Rules side by side: ratios by hand, collapsed seeds, saturation, what is read, shown, refused."""
+"""Tests of comparisons of rules: ratios by hand, collapsed seeds, saturation, and what is read,
+shown and refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: the border is found, luck is told apart, and the reasons are said."""
+"""Tests of plans: the smallest pool is found, luck is recognised, and the reasons are stated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ POLICIES = ("round_robin", "hybrid", "least_requests")
 
 
 def found(will_do: Callable[[int], bool], start: int, low: int, high: int) -> tuple[Found, int]:
-    """What a search finds when asked of `will_do`, and how many numbers it asked about."""
+    """Run a search whose tries are answered by `will_do`; return its result and the number of
+    tries.
+    """
     asking = search(start, low, high)
     asked = 0
     try:
@@ -122,7 +124,7 @@ def planned(asked: PlanRequest, results: Path | None = None) -> FleetPlan:
 
 
 def smallest(policy: str, asked: PlanRequest) -> int:
-    """The answer by trying one after the other."""
+    """Return the smallest number of workers that will do, by trying one number after the other."""
     for workers in range(1, 65):
         setups = [
             synthetic.setup(policy, seed, workers, asked.base.workload.rate_per_s or 0.0)
@@ -217,7 +219,7 @@ TIMES = st.lists(st.floats(300.0, 700.0), min_size=3, max_size=3)
 
 
 class Told:
-    """Runs that are known beforehand: TTFTs of two policies by seed."""
+    """Gives runs whose TTFTs are known beforehand, for two policies and by seed."""
 
     def __init__(self, mine: list[float], theirs: list[float]) -> None:
         self._ms = {"hybrid": mine, "least_requests": theirs}

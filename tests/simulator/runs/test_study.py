@@ -1,4 +1,6 @@
-"""The study's list and sweep files: all of them can be run, small ones are, the rest is refused."""
+"""Tests of the study's list and sweep files: all can be run, small ones are run, and bad ones are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ TRACES = (
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
-    """A folder with files of the traces' names; nothing reads them."""
+    """Return a folder with empty files of the traces' names; no test reads them."""
     for name in TRACES:
         (tmp_path / name).touch()
     return tmp_path

@@ -1,4 +1,4 @@
-"""Sweeps on a real Dask scheduler with workers of its own processes, on loopback."""
+"""Tests of sweeps on a real Dask scheduler, whose workers are processes on loopback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ distributed = pytest.importorskip("distributed", reason="the extra dask is not i
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
-    """A cluster leaves variables behind that are meant for its workers alone."""
+    """Restore the environment after a test, because a cluster leaves variables that are meant for
+    its workers alone.
+    """
     before = dict(os.environ)
     yield
     os.environ.clear()

@@ -1,4 +1,6 @@
-"""Which source files make a policy: a changed one makes another run of a sweep."""
+"""Tests of the source files that make up a policy: a change in one of them makes another run of a
+sweep.
+"""
 
 from __future__ import annotations
 

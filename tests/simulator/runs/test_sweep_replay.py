@@ -1,4 +1,4 @@
-"""Sweeps and plans of real replays, small ones."""
+"""Tests of sweeps and plans with real, small replays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUESTS = 150
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Requests of twelve prefixes, in the Mooncake form."""
+    """Write a trace in the Mooncake format whose requests have twelve prefixes; return its path."""
     random = Random(1)
     path = tmp_path / "trace.jsonl"
     lines = []

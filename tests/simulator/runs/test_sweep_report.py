@@ -1,4 +1,6 @@
-"""What a sweep shows: points over seeds, fronts against an oracle, tables, a page in a browser."""
+"""Tests of a sweep's report: points over seeds, fronts against an oracle, tables, a page in a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def swept() -> list[RunOutcome]:
 
 
 def made_up(x: float, y: float, lost: float = 0.0) -> Point:
-    """A point of two figures."""
+    """Return a point with two figures and a share of lost requests."""
     known = {PER_USER.name: x, PER_GPU.name: y, LOST.name: lost}
     figures = {
         one.name: Interval(known[one.name], None, None, 1) if one.name in known else None
@@ -196,7 +198,9 @@ def test_numbers_of_a_crowded_front_do_not_cover_each_other() -> None:
 
 
 def test_choices_are_paired_by_seed() -> None:
-    """By hand from the rows, whatever order the seeds came in."""
+    """Choices are compared seed by seed, whatever the order of the seeds. The expected values are
+    computed from the rows by hand.
+    """
     runs = [outcome("hybrid", seed) for seed in (1, 2, 3)]
     runs += [outcome("round_robin", seed) for seed in (3, 4, 2, 1)]
     ours, other = points_of(runs)

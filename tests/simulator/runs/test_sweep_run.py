@@ -1,4 +1,6 @@
-"""Sweeps in processes: every run ends once, whatever happens to the processes and the file."""
+"""Tests of sweeps in processes: every run ends once, whatever happens to the processes and the
+file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sweep files: what they stand for, and that wrong ones say where and what would be right."""
+"""Tests of sweep files: which runs they describe, and the text on wrong ones, which says where and
+what is allowed.
+"""
 
 from __future__ import annotations
 

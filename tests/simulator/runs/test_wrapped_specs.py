@@ -1,4 +1,4 @@
-"""Wrapped policies wherever the simulator names policies: sweep files, labels, help."""
+"""Tests of wrapped policies wherever the simulator names policies: sweep files, labels, help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""config.json files of well-known models, written anew: only the fields that say a shape."""
+"""The config.json of well-known models, written for these tests with only the fields that describe
+a shape.
+"""
 
 from __future__ import annotations
 
@@ -241,12 +243,12 @@ CONFIGS: Mapping[str, Config] = {
 
 
 def written(folder: Path, config: object) -> Path:
-    """A config.json of `config` in `folder`."""
+    """Write `config` as a config.json in `folder`; return its path."""
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     return path
 
 
 def shape_of(folder: Path, name: str) -> ModelShape:
-    """The shape of one of `CONFIGS`."""
+    """Return the shape of the named model of `CONFIGS`."""
     return read_shape(written(folder, CONFIGS[name]))

@@ -2,10 +2,10 @@
 
     python -m tests.simulator.step_times.fit_shares [GPU...]
 
-Besides prints errors, once of these shares, once of each model by shares that were fitted to the
-other models alone: what to expect of a model that was not compared.
-Least squares of the logarithms of times, with a soft loss: no single odd row of a table counts for
-much. A share that no row of a GPU depends on stays as it is.
+It also prints errors: those of the fitted shares, and those of each model under shares that were
+fitted to the other models alone. The latter tell what to expect of a model that no table covers.
+The fit minimises least squares of the logarithms of times with a soft loss, so that no single odd
+row counts for much. A share that no row of a GPU depends on stays as it is.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ LITTLE = 1e-9  # of a change of a time, if a share is a tenth larger
 
 
 def numbers_of(shares: Shares) -> dict[str, float]:
-    """All that is fitted, by name."""
+    """Return all fitted numbers by name."""
     found = {name: getattr(shares, name) for name in PLAIN}
     found |= {f"gemm {kind}": value for kind, value in shares.gemm.items()}
     return found | {f"experts {kind}": value for kind, value in shares.experts.items()}
 
 
 def shares_of(numbers: dict[str, float], start: Shares) -> Shares:
-    """The reverse of `numbers_of`."""
+    """Return shares with these numbers, as the reverse of `numbers_of`; the rest is from
+    `start`.
+    """
     return replace(
         start,
         **{name: numbers[name] for name in PLAIN},
@@ -55,7 +57,7 @@ def shares_of(numbers: dict[str, float], start: Shares) -> Shares:
 
 
 def fitted(gpu: Gpu, cases: Sequence[Case]) -> Gpu:
-    """`gpu` with the shares that fit `cases` best."""
+    """Return `gpu` with the shares that fit `cases` best."""
     first = numbers_of(gpu.shares)
 
     def residuals(numbers: dict[str, float]) -> np.ndarray:
@@ -91,7 +93,7 @@ def fitted(gpu: Gpu, cases: Sequence[Case]) -> Gpu:
 
 
 def unseen(gpu: Gpu, cases: Sequence[Case]) -> Errors:
-    """Errors of each model by shares that are fitted without it."""
+    """Return the errors of each model under shares that are fitted to the other models."""
     found: Errors = {}
     for model in sorted({case.model for case in cases}):
         others = fitted(gpu, [case for case in cases if case.model != model])
@@ -102,7 +104,7 @@ def unseen(gpu: Gpu, cases: Sequence[Case]) -> Errors:
 
 
 def main(names: Sequence[str]) -> None:
-    """Prints shares and errors of each GPU."""
+    """Print the shares and errors of each GPU."""
     every = read_cases()
     for name in names or tuple(GPUS):
         cases = [case for case in every if case.gpu == name]

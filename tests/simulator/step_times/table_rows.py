@@ -1,6 +1,7 @@
-"""Times that tables of measured kernels give, beside those of derived profiles.
+"""Times from tables of measured kernels, for comparison with derived profiles.
 
-table_rows.csv has those that shares are fitted to, unseen_rows.csv those of other models.
+table_rows.csv holds the times to which shares are fitted; unseen_rows.csv holds those of other
+models.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ UNSEEN = Path(__file__).with_name("unseen_rows.csv")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A prefill of one request, or a step of decodes, and the seconds that the tables give it."""
+    """One row of a table: a prefill of one request or a step of decodes, and its measured
+    seconds.
+    """
 
     prefill: bool
     left: int  # new tokens; requests
@@ -35,7 +38,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model on one deployment."""
+    """One model on one deployment, with its rows."""
 
     name: str
     model: str
@@ -47,18 +50,18 @@ class Case:
     loads: tuple[Load, ...]
 
     def step_time(self, gpu: Gpu) -> StepTime:
-        """What is derived for it."""
+        """Return the step time that is derived for this model and deployment."""
         on = Deployment(gpu, self.gpus, self.whole_experts, self.kv_fp8)
         return step_time(self.shape, on)
 
     def errors(self, gpu: Gpu) -> list[float]:
-        """Of each load, as a share of what the tables say."""
+        """Return the relative error of the derived time for each load."""
         derived = self.step_time(gpu)
         return [seconds_of(derived, load) / load.seconds - 1 for load in self.loads]
 
 
 def seconds_of(step_time: StepTime, load: Load) -> float:
-    """What `step_time` says of a load, without CPU time."""
+    """Return the seconds that `step_time` predicts for a load, without CPU time."""
     window_s = step_time.seq_s - StepTime(0, 0, 0, 0).seq_s
     kernels = step_time.kernels
     if load.prefill:
@@ -67,7 +70,7 @@ def seconds_of(step_time: StepTime, load: Load) -> float:
 
 
 def read_cases(path: Path = ROWS) -> list[Case]:
-    """All of a file."""
+    """Return all cases of a file."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     with TemporaryDirectory() as folder:
         return [_case(Path(folder), row) for row in csv.DictReader(lines)]
@@ -101,7 +104,7 @@ Errors = dict[str, list[float]]  # in percent, without sign, by the model's kind
 
 
 def errors_by_kind(cases: Iterable[Case], gpu: Gpu) -> Errors:
-    """Errors of the cases on a GPU."""
+    """Return the absolute errors in percent of the cases of a GPU, by kind of model."""
     found: Errors = {}
     for case in cases:
         if case.gpu == gpu.name:
@@ -111,5 +114,5 @@ def errors_by_kind(cases: Iterable[Case], gpu: Gpu) -> Errors:
 
 
 def summary(errors: list[float]) -> tuple[float, float, float]:
-    """Median, 90th percentile and worst."""
+    """Return the median, the 90th percentile and the largest of `errors`."""
     return median(errors), quantiles(errors, n=10)[-1], max(errors)

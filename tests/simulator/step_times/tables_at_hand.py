@@ -1,4 +1,4 @@
-"""The rows of kernel tables that are kept in `tests/data/kernel_tables`."""
+"""The rows of kernel tables that `tests/data/kernel_tables` holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows_by_profile() -> dict[str, list[TableRow]]:
 
 
 def unpacked(folder: Path) -> Path:
-    """The rows as a CSV file in `folder`."""
+    """Unpack the rows to a CSV file in `folder`; return its path."""
     path = folder / "rows.csv"
     path.write_bytes(gzip.decompress(PACKED.read_bytes()))
     return path

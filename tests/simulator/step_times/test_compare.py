@@ -1,4 +1,6 @@
-"""Every profile beside its kernel table, row by row; fits that hold beyond what they saw; files."""
+"""Tests of every profile against its kernel table row by row, of fits beyond the rows they saw, and
+of files.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_rows_that_a_fit_did_not_see_are_within_twelve_percent(name: str, seed: 
 
 
 def test_agents_long_prefixes_cost_what_the_table_says() -> None:
-    """8,192 tokens behind 122,880: the rows that profiles from data sheets had 40 % too dear."""
+    """A prefill of 8,192 tokens behind 122,880 costs what the table says. Profiles from data sheets
+    were 40 % too slow there.
+    """
     name = "qwen3-32b-h100-tp2"
     row = next(r for r in rows_by_profile()[name] if r[:2] == (8192, 122_880))
     assert row.seconds == pytest.approx(2.105, rel=0.001)

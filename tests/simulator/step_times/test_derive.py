@@ -1,4 +1,4 @@
-"""Profiles derived of a shape: capacity, what grows with what, and what cannot run."""
+"""Tests of profiles derived from a model's shape: capacity, how times grow, and what cannot run."""
 
 from __future__ import annotations
 

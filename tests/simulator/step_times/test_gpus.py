@@ -1,4 +1,6 @@
-"""Derived step times beside tables of measured kernels: no error is above what the command says."""
+"""Tests of derived step times against tables of measured kernels: no error exceeds what the command
+states.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_no_model_is_far_off() -> None:
 
 
 def test_models_that_nothing_was_fitted_to_are_near_as_well() -> None:
-    """Among them models with layers of linear attention and of Mamba, and heads of 256."""
+    """Models without any fitted row are near as well, among them models with linear attention, with
+    Mamba layers, and with heads of 256.
+    """
     unseen = read_cases(UNSEEN)
     assert not {case.model for case in unseen} & {case.model for case in cases()}
     errors = [100 * abs(one) for case in unseen for one in case.errors(GPUS[case.gpu])]

@@ -1,4 +1,6 @@
-"""docs/recipes.md: its memory figures are what `profile` prints, its lines are configurations."""
+"""Tests of docs/recipes.md: its memory figures are what `profile` prints, and its lines are valid
+configurations.
+"""
 
 from __future__ import annotations
 

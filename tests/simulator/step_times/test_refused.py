@@ -1,4 +1,6 @@
-"""What cannot be read is refused by its file and its field; nothing else is ever raised."""
+"""Tests of model files that cannot be read: the error names the file and the field, and no other
+error is raised.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""config.json files of known models have as many parameters as published, by kind of layer."""
+"""Tests of the parameter counts that the config.json of known models gives, by kind of layer,
+against published ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every trace format: what is read, what is said about what cannot be read, real files' figures."""
+"""Tests of every trace format: what is read, the errors for what cannot be read, and the figures of
+real files.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_the_request_log_is_put_in_order_of_arrival(tmp_path: Path) -> None:
 
 
 def test_what_the_router_writes_is_read(tmp_path: Path) -> None:
-    """The log's own Structs, encoded as the router does."""
+    """The reader takes the lines of the router's request log, made from its own Structs and encoded
+    as the router does.
+    """
     line = RequestLine(
         at=1_700_000_000.123456,
         model="m",

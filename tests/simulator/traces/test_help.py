@@ -1,4 +1,4 @@
-"""What is said about sources is what there is."""
+"""Tests that the help on trace sources names exactly the sources that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files that are nearly chats: what is said, and that the command said makes a trace of them."""
+"""Tests of files that are nearly chats: the error, and that the command it suggests makes a trace
+of them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ CHAT = {"model": "m", "messages": NAMED[:3]}
 
 
 def error_of(folder: Path, text: str) -> tuple[Path, str]:
-    """A file with this text, and what is said of it."""
+    """Write a file with this text; return its path and the error on reading it."""
     path = folder / "asked"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TraceError, match="its first lines are of no known format; ") as caught:
@@ -36,7 +38,7 @@ def error_of(folder: Path, text: str) -> tuple[Path, str]:
 
 
 def made(path: Path, said: str) -> list[Job]:
-    """The requests of the file that the error's command writes."""
+    """Run the command that the error suggests; return the requests of the file that it writes."""
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed (Debian package: jq)")
     (command,) = re.findall(r"`(jq -c '.*' FILE)", said)

@@ -1,4 +1,6 @@
-"""A trace in several files: a folder's parts, or those of a pattern, read as one."""
+"""Tests of traces in several files: the parts in a folder, or those that match a pattern, are read
+as one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def at(offset_s: float, **more: Any) -> dict[str, Any]:
 
 
 def recording(folder: Path) -> WorkloadSpec:
-    """Three parts, of which the third began before the second's last line ended."""
+    """Return a trace of three parts, of which the third began before the last line of the
+    second.
+    """
     part(folder, "requests-1.jsonl.gz", SALTED, at(0), at(10))
     part(folder, "requests-2.jsonl.gz", SALTED, at(20), at(40))
     part(folder, "requests-3.jsonl", SALTED, at(30), at(50))
@@ -61,7 +65,9 @@ def test_progress_goes_from_none_to_all(tmp_path: Path) -> None:
 
 
 def test_a_part_that_is_there_twice_is_read_packed(tmp_path: Path) -> None:
-    """As where a router ended between packing it and removing what it had packed."""
+    """If a part exists packed and unpacked, the packed one is read. Both exist if a router ended
+    after packing and before removing the original.
+    """
     spec = recording(tmp_path)
     part(tmp_path, "requests-2.jsonl", SALTED, at(20), at(40))
     assert len(read(spec)) == 6

@@ -1,4 +1,6 @@
-"""Other draws of a recorded trace: what a session keeps, what a copy shares, what is refused."""
+"""Tests of random draws from a recorded trace: what a session keeps, what a copy shares, what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 def by_talk(jobs: Iterable[Job]) -> list[list[Job]]:
-    """The jobs that share a block behind the trunk."""
+    """Return the jobs in groups that share the block behind the trunk."""
     found: dict[int, list[Job]] = defaultdict(list)
     for job in jobs:
         found[job.ids.item(len(TRUNK))].append(job)
@@ -76,7 +78,9 @@ def by_talk(jobs: Iterable[Job]) -> list[list[Job]]:
 
 
 def shape(turns: Sequence[Job]) -> tuple[tuple[int, ...], ...]:
-    """What no draw may change."""
+    """Return the features of a session that no draw may change: times, sizes and pauses of its
+    turns.
+    """
     start_ns = turns[0].at_ns
     return tuple(
         (
@@ -116,7 +120,9 @@ def test_a_draw_has_as_many_sessions_and_each_is_as_recorded(
 def test_copies_share_what_all_share_and_nothing_else(
     talks: list[Talk], seed: int, *, named: bool, size: int
 ) -> None:
-    """Through the hashes that an engine's cache has, whatever its block size."""
+    """Copies share the common trunk and nothing else. The test compares the hashes of an engine's
+    cache, for several block sizes.
+    """
     chainer = Chainer(BLOCK, size)
     trunk = len(TRUNK) * BLOCK // size
     drawn = list(Draw(recorded(talks, named=named), seed).jobs())
@@ -147,7 +153,9 @@ def test_the_same_seed_is_the_same_draw(talks: list[Talk], seed: int) -> None:
 
 
 def test_other_seeds_are_other_draws_of_about_as_many_requests() -> None:
-    """Of 400 sessions with 1 to 4 turns: sums over draws come out at what was recorded."""
+    """Draws with other seeds differ, and the mean number of requests over the draws is the recorded
+    one. The trace has 400 sessions of 1 to 4 turns.
+    """
     talks = [Talk(10**6 * n, (10**5,) * (n % 4), 1) for n in range(400)]
     jobs = recorded(talks, named=True)
     draws = [list(Draw(jobs, seed).jobs()) for seed in range(30)]
@@ -175,7 +183,9 @@ def test_starts_move_by_no_more_than_said() -> None:
 
 
 def test_sub_agents_come_with_their_parent(tmp_path: Path) -> None:
-    """They share its prefix, so drawn alone they would hit what another copy computed."""
+    """Sub-agents are drawn together with their parent. They share its prefix, so drawn alone they
+    would hit what another copy computed.
+    """
     lines = []
     for number in range(FORK):
         first = 100 * number
@@ -278,7 +288,9 @@ def test_what_cannot_be_drawn_from_is_refused(
 
 
 def test_a_named_session_stays_whole_whatever_its_prompts_share() -> None:
-    """Its context may be rewritten between two turns, or it may fork in many ways."""
+    """A named session stays whole, although its context may be rewritten between two turns or fork
+    in many ways.
+    """
     jobs = [
         Job(10 * turn + n, BLOCK, 1, chain(OWN * n + turn), session=f"s{n}")
         for turn in range(3)

@@ -1,4 +1,6 @@
-"""Traces that hold text: chats and spans as names of blocks, with no text left anywhere."""
+"""Tests of traces that hold text: chats and spans become names of blocks, and no text is left
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def notes(spec: WorkloadSpec) -> list[str]:
 
 
 def shared(one: Job, other: Job) -> int:
-    """Blocks that two prompts have in common at their beginning."""
+    """Return the number of equal blocks with which two prompts begin."""
     pairs = zip(ids(one), ids(other), strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one.ids), len(other.ids)))
 
@@ -192,7 +194,9 @@ def test_prompts_share_what_they_begin_with_and_turns_are_found(
     order: Any,
     tokenized: bool,
 ) -> None:
-    """Every turn is in the session of the turn before it, and shares all of its full blocks."""
+    """Every turn is in the session of the turn before it, and shares all full blocks of
+    that turn.
+    """
     folder = tmp_path_factory.getbasetemp()
     requests: list[list[tuple[int, list[dict[str, Any]]]]] = []
     for number, talk in enumerate(talks):
@@ -225,7 +229,9 @@ def test_prompts_share_what_they_begin_with_and_turns_are_found(
 def test_different_texts_have_different_names(
     tmp_path_factory: pytest.TempPathFactory, one: str, other: str
 ) -> None:
-    """And equal ones the same; what comes later changes nothing of what was before."""
+    """Different texts get different names and equal texts the same ones; later text does not change
+    the names of earlier blocks.
+    """
     filler = "." * 64
     spec = write(
         tmp_path_factory.getbasetemp(),
@@ -277,7 +283,7 @@ def test_forgotten_prompts_begin_anew(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def text_files(folder: Path) -> Sequence[tuple[str, list[str | dict[str, Any]]]]:
-    """Lines with a secret wherever text may stand, right and wrong."""
+    """Return files of right and wrong lines that have a secret wherever text may occur."""
     said = [user(SECRET * 9), assistant(SECRET), user(SECRET)]
     wrong: list[Any] = [
         {"messages": SECRET},
@@ -305,7 +311,7 @@ def text_files(folder: Path) -> Sequence[tuple[str, list[str | dict[str, Any]]]]
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_no_text_is_left_anywhere(run: Run, tmp_path: Path, number: int) -> None:
-    """Neither in what is printed, right or wrong, nor in any report."""
+    """The secret appears neither in the output, right or wrong, nor in any report."""
     name, lines = text_files(tmp_path)[number]
     path = write(tmp_path, *lines).source
     out = tmp_path / "out"
@@ -397,7 +403,7 @@ def test_prompts_of_spans_are_named_like_those_of_chats(
 
 
 def test_spans_as_the_sdk_writes_them(tmp_path: Path) -> None:
-    """OpenTelemetry's own SDK and encoder, in OTLP's JSON."""
+    """Spans that OpenTelemetry's own SDK and encoder write in OTLP's JSON form are read."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.common")
     from google.protobuf.json_format import MessageToJson
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans

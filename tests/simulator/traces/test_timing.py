@@ -1,4 +1,4 @@
-"""Which part of a source is taken, and at what pace."""
+"""Tests of the part of a source that is taken, and of the pace at which it is played."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def test_bounds_of_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=examples(200), deadline=None)
 @given(ats=st.lists(st.integers(0, 60)), slack=st.integers(0, 20), most=st.integers(2, 9))
 def test_late_lines_are_put_in_order_or_told(ats: list[int], slack: int, most: int) -> None:
-    """Against a sort of those that are no more than `slack` older than the newest before."""
+    """Late lines are sorted or refused. The expected order is a sort of the lines that are no more
+    than `slack` older than the newest line before them.
+    """
     fit = [at for i, at in enumerate(ats) if at >= max(ats[: i + 1]) - slack]
     errors = ErrorLog("log")
     lines = [(number, str(at).encode()) for number, at in enumerate(ats, 1)]

@@ -1,4 +1,6 @@
-"""Weka's traces of coding agents: main agents, sub-agents, what waits for what."""
+"""Tests of Weka's traces of coding agents: main agents, sub-agents, and which request waits for
+which.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_a_family(tmp_path: Path) -> None:
 
 
 def test_ids_name_prefixes_within_one_trace(tmp_path: Path) -> None:
-    """Block 8 after 7 is another prefix than after 9; and other traces share nothing."""
+    """Block 8 after 7 is another prefix than block 8 after 9, and different traces share
+    nothing.
+    """
     jobs = read(
         write(
             tmp_path,

@@ -1,4 +1,6 @@
-"""Wrong lines and files that are no traces: what is said about them, and that nothing else is."""
+"""Tests of wrong lines and of files that are no traces: the error is clear, and nothing else is
+printed.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +200,7 @@ def test_files_that_are_no_traces(tmp_path: Path, content: bytes, said: str) -> 
 def test_packed_files_that_were_cut_say_so(
     tmp_path_factory: pytest.TempPathFactory, frames: list[int], data: st.DataObject
 ) -> None:
-    """A cut is found wherever it is, unless it leaves whole frames."""
+    """A cut in a packed file is found wherever it is, unless only whole frames are left."""
     path = tmp_path_factory.getbasetemp() / "cut"
     pack = data.draw(st.sampled_from([gzip.compress, zstandard.compress]))
     line = json.dumps(MOONCAKE).encode() + b"\n"

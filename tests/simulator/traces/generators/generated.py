@@ -1,4 +1,4 @@
-"""Generated workloads, opened and asked for what a cache could hit."""
+"""Generated workloads, and the share of their tokens that a cache could hit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def made(source: str, seed: int = 1, **more: object) -> list[Job]:
 
 
 def ideal_hit_share(jobs: Iterable[Job], block: int) -> float:
-    """Share of prompt tokens found in one cache without end."""
+    """Return the share of prompt tokens that one unbounded cache would hit."""
     seen: set[int] = set()
     hits = tokens = 0
     for job in jobs:

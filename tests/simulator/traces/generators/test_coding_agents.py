@@ -1,4 +1,6 @@
-"""Generated coding agents: the shapes that were asked for, layers, sub-agents, side requests."""
+"""Tests of generated coding agents: the shapes that were asked for, layers, sub-agents, side
+requests.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ NS = 1_000_000_000
 
 
 def main_agents(jobs: Iterable[Job]) -> dict[str, list[Job]]:
-    """The turns of each main agent."""
+    """Return the turns of each main agent by its session."""
     told = sessions(job for job in jobs if job.parent is None and not job.side)
     return {name: turns for name, turns in told if name is not None}
 
 
 def shared_blocks(one: Hashes, other: Hashes) -> int:
-    """How many blocks two prompts begin with alike."""
+    """Return the number of equal blocks with which two prompts begin."""
     length = min(len(one), len(other))
     differ = np.flatnonzero(one[:length] != other[:length])
     return int(differ[0]) if len(differ) else length

@@ -1,4 +1,6 @@
-"""Generated conversations: chats, agents, tenants' customers, one prompt before all requests."""
+"""Tests of generated conversations: chats, agents, customers of tenants, one prompt before all
+requests.
+"""
 
 from __future__ import annotations
 

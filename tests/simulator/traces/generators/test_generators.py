@@ -1,4 +1,6 @@
-"""Generated workloads: their shapes as worked out by hand, their chance, their keys."""
+"""Tests of generated workloads: their shapes against ones computed by hand, their randomness, their
+keys.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +249,9 @@ def test_a_size_is_read_or_refused(text: str) -> None:
 
 
 def test_a_million_requests_hold_nothing() -> None:
-    """What a stream of many requests holds is bounded by what lies ahead, not by what was."""
+    """The memory of a stream depends on the requests that lie ahead, not on those that
+    have passed.
+    """
     stream = opened("gen:zipf?requests=30000&groups=1000&system=160&question=32&rate=100")
     next(stream.jobs)
     tracemalloc.start()
