@@ -1,4 +1,4 @@
-"""Advice as data, in words and in a file: what to change, what it should give, what it gave."""
+"""Advice as data, in words and in a file: a change, its forecast gain, and what it later gained."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_STATE_BYTES = 16 << 20
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Something that can be changed, alone."""
+    """One change of the pool that can be made alone."""
 
     kind: Kind
     title: str
@@ -45,7 +45,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What a change should give, beside what ran: paired draws, 95 % intervals."""
+    """The expected effect of a change, compared with what ran: paired draws, 95 % intervals."""
 
     ttft: Ratio  # of mean TTFT, over such draws: what decides
     next_ttft: Interval  # what it should be in one more recording such as this
@@ -56,7 +56,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A change that is clearly better, or enough."""
+    """A recommended change: it is clearly better, or it is enough to keep the targets."""
 
     change: Change
     forecast: Forecast
@@ -64,7 +64,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """One candidate on the draws that choose: less than 0 is better than what ran."""
+    """The score of one candidate on the draws that choose; below 0 is better than what ran."""
 
     kind: Kind
     title: str
@@ -74,7 +74,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """An earlier forecast beside what then happened, on the later log's own requests."""
+    """An earlier forecast compared with what then happened to the later log's own requests."""
 
     kind: Kind
     title: str
@@ -86,7 +86,9 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def within(self) -> bool | None:
-        """Whether it lies in the forecast's interval; None: nothing to compare."""
+        """Whether what happened lies in the forecast's interval; None if there is nothing to
+        compare.
+        """
         low, high = self.forecast.low, self.forecast.high
         if self.happened is None or low is None or high is None:
             return None
@@ -94,7 +96,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer; `findings` come in the order in which they should be made."""
+    """The whole advice for one log; `findings` come in the order in which to make the changes."""
 
     format: Literal["warmroute-advice"] = FORMAT
     version: Literal[1] = VERSION
@@ -115,7 +117,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastLine(msgspec.Struct, frozen=True):
-    """A line of the file of forecasts."""
+    """One line of the file that keeps forecasts."""
 
     log: str
     first_s: float  # of the log that it was made from, unix seconds
@@ -126,11 +128,13 @@ class ForecastLine(msgspec.Struct, frozen=True):
 
 
 def another(sample: Sequence[float], least: float = -math.inf) -> Interval | None:
-    """The mean of `sample`, a value for each draw, and the interval of one more recording's value.
+    """Return the mean of `sample` (one value per draw) and an interval for one more recording's
+    value.
 
-    A draw differs from the recording that it was drawn from as that one differs from the next
-    (the bootstrap): their difference has twice the variance of a draw, and the mean itself is
-    known to a part in n. So Student's interval of the mean is wider by the root of 2 n + 1.
+    A draw differs from the recording that it was drawn from as that recording differs from the next
+    one (the bootstrap): their difference has twice the variance of a draw, and the mean itself is
+    known to a part in n. So the interval is Student's interval of the mean, wider by the root of 2
+    n + 1.
     """
     found = interval(sample)
     if found is None or found.high is None:
@@ -141,7 +145,7 @@ def another(sample: Sequence[float], least: float = -math.inf) -> Interval | Non
 
 
 def short(spec: str) -> str:
-    """A specification without the parameters that have their defaults."""
+    """Return the policy's specification without the parameters that have their default values."""
     try:
         return "|".join(_short(part, wraps=number > 0) for number, part in enumerate(_parts(spec)))
     except PolicyError:
@@ -161,7 +165,7 @@ def _short(part: str, *, wraps: bool) -> str:
 
 
 def told(advice: Advice, width: int) -> Iterator[object]:
-    """What is printed: lines and tables."""
+    """Yield the lines and tables to print for the advice."""
     recorded = advice.recorded
     workers = sum(group.count for group in advice.running.groups)
     took = span(max(recorded.last_s - recorded.first_s, 0.0))
@@ -203,7 +207,9 @@ def _fit(advice: Advice) -> str:
 
 
 def _tried_table(tried: Sequence[Tried]) -> Table:
-    """The best of each kind, among those that ran on all draws that choose or on the most."""
+    """Return a table with the best candidate of each kind, among those that ran on the
+    most draws.
+    """
     rows = []
     for kind in dict.fromkeys(one.kind for one in tried):
         own = [one for one in tried if one.kind == kind]
@@ -234,7 +240,7 @@ def _plain(ratio: Interval) -> str:
 
 
 def check_told(check: Check) -> str:
-    """A forecast and what came of it, in one line."""
+    """Return one line with a forecast and what came of it."""
     head = f"forecast of {check.kind} {check.title}: TTFT x {_plain(check.forecast)}"
     if check.happened is None:
         return f"{head}; nothing to hold it against: neither a measured nor a replayed TTFT"
@@ -248,7 +254,7 @@ def check_told(check: Check) -> str:
 
 
 def state_path(log: str) -> Path:
-    """Where forecasts of a log are kept: beside it, under a name that no trace has."""
+    """Return the path of the file of forecasts: beside the log, under a name that no trace has."""
     path = Path(log)
     if any(sign in log for sign in "*?["):
         path = path.parent
@@ -256,7 +262,10 @@ def state_path(log: str) -> Path:
 
 
 def read_kept(path: Path) -> list[ForecastLine]:
-    """Forecasts in the order in which they were made; [] without a file. Raises `SweepError`."""
+    """Return the kept forecasts in the order in which they were made; [] without a file.
+
+    Raises `SweepError` if the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_STATE_BYTES + 1)
@@ -278,7 +287,10 @@ def read_kept(path: Path) -> list[ForecastLine]:
 
 
 def keep(path: Path, advice: Advice) -> None:
-    """Adds the first finding's forecast; the same one again is kept once. Raises OSError."""
+    """Add the first finding's forecast to the file; an equal forecast is kept only once.
+
+    Raises OSError if the file cannot be written.
+    """
     if not advice.findings:
         return
     recorded, first = advice.recorded, advice.findings[0]
@@ -297,12 +309,12 @@ def keep(path: Path, advice: Advice) -> None:
 
 
 def _bare(setup: Setup) -> Setup:
-    """The pool alone: another log has other requests."""
+    """Return the set-up without its workload, because another log has other requests."""
     return msgspec.structs.replace(setup, workload=WorkloadSpec(""), seed=0)
 
 
 def same_pool(one: Setup, other: Setup) -> bool:
-    """Whether two set-ups are the same workers under the same policy."""
+    """Return True if two set-ups have the same workers under the same policy."""
     try:
         policies = load(one.policy).spec == load(other.policy).spec
     except PolicyError:

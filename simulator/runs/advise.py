@@ -1,9 +1,10 @@
-"""What to change: a log's draws under what ran and under candidates, half to choose, half to judge.
+"""Finds changes to recommend: replays draws of a log as it ran and under candidate changes.
 
-Every candidate differs from what ran in one thing. On half of the draws the best of each kind is
-chosen; only these are judged, on the other half, paired by seed with what ran, so that trying many
-does not make one of them look good by chance. How many workers is another question, for more are
-always faster: the least number that keeps the targets, with room to spare before any is given up.
+Every candidate differs from what ran in one thing. Half of the draws choose the best candidate of
+each kind. The other half judges only these, paired by seed with what ran, so that trying many
+candidates does not make one of them look good by chance. The number of workers is a separate
+question, because more workers are always faster: the answer is the least number that keeps the
+targets, with room to spare before any worker is given up.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ LEAST_REQUESTS, LEAST_SESSIONS, LEAST_S = 200, 20, 60.0
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What is to be advised on."""
+    """The question to the adviser: a log, what ran, and how much to try."""
 
     base: Setup  # what ran, on the log, with the block size written out
     recorded: Recorded
@@ -90,13 +91,15 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def candidates(base: Setup, more: Sequence[str] = ()) -> list[Change]:
-    """Everything that is tried, in a fixed order."""
+    """Return all changes to try, in a fixed order."""
     made = (_policies(base, more), _thresholds(base), _block_sizes(base), _roles(base))
     return [change for changes in made for change in changes]
 
 
 def _policies(base: Setup, more: Sequence[str]) -> Iterator[Change]:
-    """The table's, those asked for, and what ran with its parameters' defaults."""
+    """Yield a change to each other policy: the built-in ones, those in `more`, and the running one
+    with its default parameters.
+    """
     if sum(group.count for group in base.groups) == 1:
         return  # there is nothing to choose between
     running = load(base.policy).spec
@@ -111,7 +114,9 @@ def _policies(base: Setup, more: Sequence[str]) -> Iterator[Change]:
 
 
 def _thresholds(base: Setup) -> Iterator[Change]:
-    """Each threshold that there is, without it, lower and higher; some where there are none."""
+    """Yield changes of each threshold: lower, higher and removed, or some values if it is
+    not set.
+    """
     for name in ("max_requests", "max_queued_tokens", "max_kv_fraction"):
         given = sorted({v for g in base.groups if (v := getattr(g, name)) is not None})
         for value in _values(name, given):
@@ -162,7 +167,7 @@ def _block_sizes(base: Setup) -> Iterator[Change]:
 
 
 def _roles(base: Setup) -> Iterator[Change]:
-    """One worker from either role to the other, and all of them without roles."""
+    """Yield changes that move one worker from one role to the other, or drop all roles."""
     place = {group.role: number for number, group in enumerate(base.groups) if group.count}
     if not {"prefill", "decode"} <= place.keys():
         return
@@ -189,7 +194,7 @@ def _counts(groups: Sequence[WorkerGroup]) -> str:
 
 
 def check_asked(asked: Asked) -> None:
-    """Raises `SweepError` for a log or targets of which nothing can be said."""
+    """Raise `SweepError` for a log or targets that no advice can be given on."""
     recorded, problems = asked.recorded, []
     if recorded.cut:
         problems.append(
@@ -221,7 +226,9 @@ def check_asked(asked: Asked) -> None:
 
 
 def _check_reach(targets: Targets, base: Setup) -> None:
-    """Raises `SweepError` for targets that say nothing, contradict, or that no worker can keep."""
+    """Raise `SweepError` for targets that limit nothing, contradict, or are out of any worker's
+    reach.
+    """
     check_targets(targets)
     problems = []
     fastest_ms = 1e3 * min(profile(g.profile).step_time.decode_step_s(1, 1) for g in base.groups)
@@ -237,7 +244,7 @@ def _check_reach(targets: Targets, base: Setup) -> None:
 
 
 class _TimeOverError(SweepError):
-    """What was to be spent is spent."""
+    """Raised when the time budget is spent."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__([f"{seconds:g} s do not suffice; give more --budget"])
@@ -245,13 +252,15 @@ class _TimeOverError(SweepError):
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Rows of a set-up and of what ran, draw by draw. Lifetime: one advice."""
+    """The rows of a set-up and of what ran, paired by draw. Lifetime: one advice."""
 
     own: Sequence[ReplayRow]
     base: Sequence[ReplayRow]
 
     def forecast(self) -> Forecast | None:
-        """None where nothing came to compare."""
+        """Return the forecast of the set-up against what ran, or None if there is nothing to
+        compare.
+        """
         pairs = list(zip(self.own, self.base, strict=True))
         times = [(a.ttft_ms.mean, b.ttft_ms.mean) for a, b in pairs]
         points = [_good(a) - _good(b) for a, b in pairs]
@@ -265,7 +274,10 @@ class _Pairs:
         return Forecast(ttft, next_ttft, good, next_good, task, fairness)
 
     def score(self) -> float:
-        """Below 0: better than what ran. In logarithms of TTFT."""
+        """Return the mean logarithm of the TTFT ratio, less a bonus for more good answers.
+
+        Below 0 is better than what ran.
+        """
         return fmean(
             math.log(max(a.ttft_ms.mean or math.inf, 1e-6) / max(b.ttft_ms.mean or 1e-6, 1e-6))
             - POINT * (_good(a) - _good(b))
@@ -278,7 +290,10 @@ def _good(row: ReplayRow) -> float:
 
 
 def is_clear(forecast: Forecast) -> bool:
-    """Whether one figure is better beyond its interval, by enough, and the other not worse."""
+    """Return True if TTFT or good answers are clearly better and the other one is not worse.
+
+    Clearly better means beyond the interval and by at least `LEAST_GAIN` or `LEAST_POINTS`.
+    """
     ttft, good = forecast.ttft, forecast.good
     if ttft.low is None or ttft.high is None or good.low is None or good.high is None:
         return False
@@ -288,7 +303,7 @@ def is_clear(forecast: Forecast) -> bool:
 
 
 class Adviser:
-    """Replays and judges. Lifetime: one advice."""
+    """Replays the candidates and judges them. Lifetime: one advice."""
 
     def __init__(
         self, asked: Asked, runs: RunResults, clock_s: Callable[[], float] = time.monotonic
@@ -301,7 +316,7 @@ class Adviser:
         self._draws = asked.draws
 
     def advise(self) -> Advice:
-        """Raises `SweepError` for what cannot be advised on."""
+        """Return the advice. Raises `SweepError` if the log does not allow any."""
         asked = self._asked
         check_asked(asked)
         recorded = asked.recorded
@@ -357,7 +372,7 @@ class Adviser:
     def _all_rows(
         self, setups: Sequence[Setup], seeds: Sequence[int]
     ) -> list[list[ReplayRow] | str]:
-        """Rows of each set-up for all draws, or why it has none."""
+        """Return for each set-up its rows for all draws, or the error text of a run that failed."""
         if self._left_s() < 0:
             raise _TimeOverError(self._asked.seconds or 0.0)
         wave = [msgspec.structs.replace(one, seed=seed) for one in setups for seed in seeds]
@@ -374,7 +389,7 @@ class Adviser:
         return math.inf if given is None else self._began_s + given - self._clock_s()
 
     def _whole(self, setup: Setup) -> ReplayRow:
-        """The log's own requests, not drawn."""
+        """Return the row of a replay of the log's own requests, without resampling."""
         workload = msgspec.structs.replace(setup.workload, resample=msgspec.UNSET)
         return self._rows(msgspec.structs.replace(setup, workload=workload), [0])[0]
 
@@ -385,7 +400,10 @@ class Adviser:
         return [self._asked.seed + number for number in range(self._draws // 2, self._draws)]
 
     def _plan_draws(self) -> None:
-        """Fewer draws where the time is short; `SweepError` where it is too short for any."""
+        """Reduce the number of draws to the time budget.
+
+        Raises `SweepError` if it is too short for any.
+        """
         given = self._asked.seconds
         if given is None:
             return
@@ -414,7 +432,7 @@ class Adviser:
     # --- judgement ----------------------------------------------------------------------------
 
     def _check_fit(self, whole: ReplayRow) -> None:
-        """`SweepError` where the replay of what ran is unlike what was measured."""
+        """Raise `SweepError` if the replayed mean TTFT is unlike the one measured in the log."""
         measured_ms, replayed_ms = self._asked.recorded.ttft_ms, whole.ttft_ms.mean
         if measured_ms is None or self._asked.any_fit or len(self._asked.recorded.policies) > 1:
             return
@@ -429,7 +447,11 @@ class Adviser:
             )
 
     def _keeps(self, setup: Setup, rows: Sequence[ReplayRow]) -> bool | None:
-        """Whether the targets are kept, whatever end of the interval is taken; None: it depends."""
+        """Return True if the rows keep the targets at either end of the interval, False if at
+        neither.
+
+        Returns None if it depends on the end.
+        """
         runs = [(setup, row) for row in rows]
         if all(one.met for one in kept(self._targets, runs, "interval")):
             return True
@@ -445,7 +467,9 @@ class Adviser:
         return None
 
     def _chosen(self, changes: Sequence[Change]) -> list[Change]:
-        """The best of each kind on the draws that choose, where it is better at all."""
+        """Return the best change of each kind on the draws that choose, if it is better than what
+        ran.
+        """
         choosing = self._choosing()
         base = self._rows(self._asked.base, choosing)
         first, rest = choosing[:FIRST_DRAWS], choosing[FIRST_DRAWS:]
@@ -481,7 +505,7 @@ class Adviser:
     def _judged(
         self, chosen: Sequence[Change], base: Sequence[ReplayRow], keeps: bool | None
     ) -> list[Finding]:
-        """What is clear, in the order in which it should be done."""
+        """Return the changes that the judging draws confirm, in the order in which to make them."""
         judging = self._judging()
         found: list[tuple[float, Finding]] = []
         restores = False
@@ -503,7 +527,10 @@ class Adviser:
         return findings if findings or not keeps else self._fewer(base)
 
     def _more(self, base: Sequence[ReplayRow]) -> list[Finding]:
-        """The least number of workers that keeps the targets; nothing else does."""
+        """Return the finding with the least number of workers that keeps the targets, or [].
+
+        It is for a pool whose targets no other change keeps.
+        """
         count = self._asked.base.groups[0].count
         number = self._least(self._with(count + 1), max(4 * count, count + 8))
         if number is None or number <= count:
@@ -513,7 +540,10 @@ class Adviser:
         return self._count_finding(number, do, base, f", the least that keeps {self._told()}")
 
     def _fewer(self, base: Sequence[ReplayRow]) -> list[Finding]:
-        """The least number of workers that keeps the targets even under `ROOM` times the load."""
+        """Return the finding with the least number of workers that keeps the targets, or [].
+
+        They must keep them even under `ROOM` times the load.
+        """
         count = self._asked.base.groups[0].count
         if count == 1:
             return []
@@ -564,7 +594,10 @@ class Adviser:
     # --- what became of forecasts ---------------------------------------------------------------
 
     def _check(self, made: ForecastLine) -> Check | None:
-        """A forecast beside this log; None where this one is not later, or ran otherwise."""
+        """Compare an earlier forecast with this log.
+
+        Returns None if this log is not later than the forecast, or ran without the change.
+        """
         base, recorded = self._asked.base, self._asked.recorded
         if recorded.first_s < made.last_s or not same_pool(made.change.setup, base):
             return None

@@ -1,4 +1,4 @@
-"""`warmroute-sim compare`: a comparison as tables, as Markdown, as a page."""
+"""The `warmroute-sim compare` command: a comparison as tables, as Markdown and as a page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MORE = "seeds in the sweep file, or study --resamples N"
 
 
 def in_s(value_ms: float | None) -> str:
-    """Milliseconds as seconds of three digits."""
+    """Return milliseconds as seconds with three digits."""
     if value_ms is None:
         return NOTHING
     value = value_ms / 1000
@@ -119,7 +119,7 @@ def print_scenes(
     ladders: Sequence[SceneLadder],
     rivals: Sequence[Rivalry],
 ) -> None:
-    """The base beside the best others, each scene, the ladders, the terms.
+    """Print the base policy against the best others, each scene, the ladders and the terms.
 
     Tables that are too wide for the terminal are printed as several.
     """
@@ -144,7 +144,7 @@ def print_scenes(
 def as_markdown(
     scenes: Sequence[SceneFigures], ladders: Sequence[SceneLadder], rivals: Sequence[Rivalry]
 ) -> str:
-    """The same tables for a document, then the terms."""
+    """Return the same tables as Markdown for a document, then the terms."""
     lines: list[str] = []
     if rivals:
         lines += [f"**{BESIDE}**", ""]
@@ -193,7 +193,7 @@ def _rivalries(found: Sequence[Rivalry]) -> Table:
 
 
 def _rivalries_in(title: str, found: Sequence[Rivalry], of: Beside) -> Table:
-    """One figure, of the workloads that have it."""
+    """Return the table of one figure, with a row for each workload that has it."""
     rows = []
     for one in found:
         own_ms, rival_ms, rivals, ratio = of(one)
@@ -204,13 +204,13 @@ def _rivalries_in(title: str, found: Sequence[Rivalry], of: Beside) -> Table:
 
 
 def _wanted(scene: SceneFigures) -> str:
-    """How many seeds the comparison lacks."""
+    """Return a sentence on how many more seeds the comparison needs, or ""."""
     found = {rule.policy: (rule.ratios["ttft_mean"], rule.good_difference) for rule in scene.rules}
     return seeds_wanted(named_parts(found))
 
 
 def _marks(scenes: Sequence[SceneFigures], rivals: Sequence[Rivalry]) -> str:
-    """What marks in the tables mean."""
+    """Return the explanation of the marks in the tables."""
     tables = [*_beside(rivals), *map(_table, scenes)]
     return marks([cell for table in tables for cell in table.cells], MORE)
 
@@ -220,14 +220,14 @@ def _saturations(found: SceneLadder) -> Table:
 
 
 def taken(found: Saturation) -> str:
-    """The load at which a rule saturates."""
+    """Return the load at which a policy saturates, as text."""
     if found.beyond is not None:
         return f"{found.beyond:g} and more"
     return f"less than {found.below:g}" if found.load is None else f"{found.load:.3g}"
 
 
 def terms() -> Iterator[str]:
-    """What the words in the tables mean."""
+    """Yield the explanations of the words in the tables."""
     yield (
         "Times in s, TPOT in ms; TTFT counts from the arrival at the router. TTFT: mean over "
         "seeds, (median / worst seed). new, later: mean of requests that begin a session, of the "
@@ -266,7 +266,9 @@ def render_page(
     title: str,
     failed: Sequence[str] = (),
 ) -> str:
-    """The whole page: the best others; each scene's picture and table; the ladders, the terms."""
+    """Return the whole HTML page: the best others; each scene's picture and table; ladders and
+    terms.
+    """
     by_name = {scene.name: scene for scene in scenes}
     sections = [Section(BESIDE, tables=_beside(rivals))] if rivals else []
     sections += [_scene(scene, drawn=n < MAX_PICTURES) for n, scene in enumerate(scenes)]
@@ -327,7 +329,7 @@ VERSION: Literal[3] = 3
 
 
 class CompareReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole JSON file. `version` grows when a field changes."""
+    """The whole JSON file of a comparison. `version` grows when a field changes."""
 
     format: Literal["warmroute-compare"]
     version: Literal[3]
@@ -348,11 +350,11 @@ def run_compare(
     html: Path | None = None,
     markdown: Path | None = None,
 ) -> bool:
-    """Prints the tables and writes what is asked; whether every run had figures.
+    """Print the tables, write the files asked for, and return True if every run had figures.
 
-    `base`: a specification as it was run, or a name that one rule has; `policies`: these only, and
-    the base; empty: all. Raises `SweepError` for files that cannot be read, and for an unknown
-    rule.
+    `base` is a specification as it was run, or a name that only one policy has. `policies` limits
+    the comparison to these and the base; empty means all. Raises `SweepError` for files that cannot
+    be read, and for an unknown policy.
     """
     scenes = read_scenes(results)
     base = _chosen(base, scenes)
@@ -380,7 +382,7 @@ def run_compare(
 
 
 def ladders_of(scenes: Sequence[Scene], found: Sequence[SceneFigures]) -> list[SceneLadder]:
-    """Of the scenes that differ by their load alone, where there are two loads or more."""
+    """Return a ladder for each group of two or more scenes that differ only by their load."""
     by_name = {figures.name: figures for figures in found}
     groups: dict[tuple[str, str, Setup], list[SceneFigures]] = {}
     for scene in scenes:
@@ -398,7 +400,10 @@ def ladders_of(scenes: Sequence[Scene], found: Sequence[SceneFigures]) -> list[S
 
 
 def _chosen(asked: str, scenes: Sequence[Scene]) -> str:
-    """The specification that was run; `SweepError` where none or several answer to it."""
+    """Return the specification that was run under the name `asked`.
+
+    Raises `SweepError` if none or several match.
+    """
     run = list(dict.fromkeys(policy for scene in scenes for policy in scene.rows))
     if asked in run:
         return asked

@@ -1,4 +1,4 @@
-"""Where runs are executed: processes of this machine, or a Dask cluster."""
+"""Executors of runs: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ Answer = tuple[ReplayRow | None, str | None]
 
 
 class LocalProcesses:
-    """Spawned processes that run tasks. Lifetime: the `with` block, which leaves none behind."""
+    """Spawned processes that run tasks. Lifetime: the `with` block, which leaves no
+    process behind.
+    """
 
     def __init__(self, evaluate: Evaluate, jobs: int | None = None) -> None:
         self.jobs = jobs or cores()
@@ -47,8 +49,9 @@ class LocalProcesses:
         self._children.clear()
 
     def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
-        """The outcomes as they come. A run that raises has failed; one whose process dies is
-        tried once more.
+        """Yield the outcomes as the runs end.
+
+        A run that raises has failed; a run whose process dies is tried once more.
         """
         waiting = deque((task, 1) for task in tasks)
         while True:
@@ -70,7 +73,9 @@ class LocalProcesses:
                 yield outcome
 
     def _free(self, wanted: int) -> list[_Child]:
-        """At most `wanted` processes without a task; started where there are too few."""
+        """Return at most `wanted` processes without a task; new ones are started if there are too
+        few.
+        """
         free = [child for child in self._children if child.task is None][:wanted]
         while len(free) < wanted and len(self._children) < self.jobs:
             child = _Child(self._evaluate)
@@ -80,7 +85,7 @@ class LocalProcesses:
 
 
 class _Child:
-    """One process and the task it is at. Lifetime: process."""
+    """One child process and the task it works on. Lifetime: process."""
 
     def __init__(self, evaluate: Evaluate) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -104,7 +109,7 @@ class _Child:
         self._send(task.setup)
 
     def take(self) -> RunOutcome:
-        """What came of the task; neither row nor error: the process died."""
+        """Return the outcome of the task; it has neither row nor error if the process died."""
         assert self.task is not None
         task, self.task = self.task, None
         try:
@@ -114,14 +119,14 @@ class _Child:
         return RunOutcome(task, row, error, self._attempts)
 
     def end(self) -> None:
-        """Ends it, whatever it is at; a run leaves nothing behind."""
+        """Kill the process, whatever it works on, and free its resources."""
         self._process.kill()
         self._process.join()
         self._process.close()
         self.pipe.close()
 
     def how_it_ended(self) -> str:
-        """In words, of one whose pipe has closed; then nothing is left of it."""
+        """Return in words how a process ended whose pipe has closed, and free its resources."""
         self._process.join(LAST_BREATH_S)
         code = self._process.exitcode
         self.end()
@@ -136,7 +141,10 @@ class _Child:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed cannot end its children: they see it gone and end themselves."""
+    """Wait until the parent process has gone, then end this process.
+
+    A parent that was killed cannot end its children.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -144,7 +152,10 @@ def _end_with_parent() -> None:
 
 
 def work(pipe: connection.Connection) -> None:
-    """A child's life: a function, then set-ups, each answered by (row, None) or (None, error)."""
+    """Run a child process: receive a function, then set-ups, and answer each.
+
+    An answer is (row, None) or (None, error).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
     for name in ONE_THREAD:
@@ -159,7 +170,7 @@ def work(pipe: connection.Connection) -> None:
 
 
 def answer(evaluate: Evaluate, setup: Setup) -> Answer:
-    """The row, or in words why there is none."""
+    """Return the row of the set-up and None, or None and the error in words."""
     try:
         return evaluate(setup), None
     except Exception as error:  # noqa: BLE001 - told to the person; the other runs go on
@@ -167,7 +178,7 @@ def answer(evaluate: Evaluate, setup: Setup) -> Answer:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -186,10 +197,13 @@ AHEAD = 2  # runs handed out for each core, so that no core waits for the next
 
 
 class DaskCluster:
-    """A cluster by the address of its scheduler. Lifetime: the `with` block."""
+    """A Dask cluster, reached by the address of its scheduler. Lifetime: the `with` block."""
 
     def __init__(self, address: str, evaluate: Evaluate) -> None:
-        """Connects. Raises `SweepError` when nobody answers or no worker could run anything."""
+        """Connect to the scheduler.
+
+        Raises `SweepError` if nothing answers or no worker could run anything.
+        """
         try:
             distributed: Any = import_module("distributed")
         except ImportError as error:
@@ -214,7 +228,9 @@ class DaskCluster:
         self._client.close()
 
     def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
-        """The outcomes as they come; what is under way when nobody asks on is cancelled."""
+        """Yield the outcomes as the runs end; if the caller stops early, runs under way are
+        cancelled.
+        """
         waiting = iter(tasks)
         pending: dict[Any, Task] = {}
         ended = self._as_completed()

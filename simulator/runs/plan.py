@@ -1,4 +1,4 @@
-"""A plan: for each policy the smallest fleet, or the highest rate, that keeps the targets."""
+"""Searches, for each policy, the smallest fleet or the highest rate that keeps the targets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Rule = Literal["all", "interval"]
 
 
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits; None: any value will do. Shares are of all requests, 0..1."""
+    """The limits of a plan; None means no limit. Shares are of all requests, 0..1."""
 
     ttft_mean_ms: Annotated[float | None, "mean time to first token, at most"] = None
     ttft_p90_ms: Annotated[float | None, "its 90th percentile, at most"] = None
@@ -50,7 +50,7 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One of the targets. Lifetime: process."""
+    """One kind of target: its field, title and the figure that it limits. Lifetime: process."""
 
     field: str
     title: str
@@ -86,7 +86,7 @@ LIMITS = (
 
 
 def check_targets(targets: Targets) -> None:
-    """Raises `SweepError` for limits that say nothing or that nothing can keep."""
+    """Raise `SweepError` for targets that limit nothing, contradict, or have invalid values."""
     problems = []
     for limit in LIMITS:
         value = getattr(targets, limit.field)
@@ -110,7 +110,7 @@ def check_targets(targets: Targets) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One limit against what was measured. Lifetime: report."""
+    """One limit compared with what was measured. Lifetime: report."""
 
     limit: Limit
     bound: float
@@ -119,14 +119,14 @@ class Kept:
 
     @property
     def met(self) -> bool:
-        """Whether the value is within the bound; a figure that nobody has is not."""
+        """True if the value is within the bound; False if there is no value."""
         if self.value is None:
             return False
         return self.value >= self.bound if self.limit.at_least else self.value <= self.bound
 
     @property
     def reason(self) -> str:
-        """Value and bound, as in `TTFT p90: 2.31 s > 1.00 s (seed 3)`."""
+        """The value and the bound, as in `TTFT p90: 2.31 s > 1.00 s (seed 3)`."""
         show = self.limit.show
         if self.value is None:
             return f"{self.limit.title}: no request has one"
@@ -142,7 +142,7 @@ class Kept:
 
     @property
     def used(self) -> float:
-        """How much of the bound is used: 1 is all of it; less is better."""
+        """The share of the bound that is used: 1 is all of it; less is better."""
         if self.value is None:
             return float("inf")
         if self.limit.at_least:
@@ -151,7 +151,7 @@ class Kept:
 
 
 def kept(targets: Targets, runs: Sequence[tuple[Setup, ReplayRow]], rule: Rule) -> list[Kept]:
-    """Every limit that `targets` sets against the runs of all seeds."""
+    """Return every limit that `targets` sets, compared with the runs of all seeds."""
     return [
         _kept(limit, bound, runs, rule)
         for limit in LIMITS
@@ -174,7 +174,7 @@ def _kept(limit: Limit, bound: float, runs: Sequence[tuple[Setup, ReplayRow]], r
 
 
 def shown(targets: Targets) -> Iterator[str]:
-    """The targets in words."""
+    """Yield the targets in words."""
     for limit in LIMITS:
         bound = getattr(targets, limit.field)
         if bound is not None:
@@ -183,7 +183,7 @@ def shown(targets: Targets) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Found:
-    """Where the border is. Lifetime: one search."""
+    """The result of a search: the answer, and the numbers that were asked. Lifetime: one search."""
 
     at: int | None = None  # None: not even the highest will do
     asked: dict[int, bool] = field(default_factory=dict)
@@ -191,10 +191,10 @@ class Found:
 
 
 def search(start: int, low: int, high: int) -> Generator[int, bool, Found]:
-    """Yields numbers of [low, high] to be told whether each will do; returns what it found.
+    """Yield numbers of [low, high], receive whether each will do, and return what was found.
 
-    The answer and its upper neighbour do, its lower neighbour does not; each is asked once. Takes
-    about 2 log2 of the distance from `start` to the answer, and three more.
+    The answer and its upper neighbour will do, its lower neighbour will not; each is asked once.
+    The search takes about 2 log2 of the distance from `start` to the answer, and three more.
     """
     found = Found()
     floor, at = low, min(max(start, low), high)
@@ -218,7 +218,10 @@ def search(start: int, low: int, high: int) -> Generator[int, bool, Found]:
 
 
 def _border(at: int, low: int, high: int, found: Found) -> Generator[int, bool, int | None]:
-    """A number that will do above one that will not, or `low`; None where `high` will not do."""
+    """Search a number that will do directly above one that will not, or `low`.
+
+    Returns None if `high` will not do.
+    """
     step = 1
     if (yield from _ask(at, found)):
         good, bad = at, low - 1
@@ -260,10 +263,11 @@ DIGITS = 4
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
-    """The smallest fleet, or the highest rate, at which each policy keeps the targets.
+    """The question of a plan: the smallest fleet, or highest rate, at which each policy keeps
+    targets.
 
-    `base` gives the workload and the world; its fleet is where the search begins. A rate of the
-    workload is where the search for a rate begins.
+    `base` gives the workload and the rest of the set-up; the search starts at its fleet. A search
+    for a rate starts at the workload's rate, if it has one.
     """
 
     base: Setup
@@ -277,7 +281,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
 
 
 def check_request(request: PlanRequest) -> None:
-    """Raises `SweepError` with what is wrong, before anything runs."""
+    """Raise `SweepError` with all that is wrong with the request, before anything runs."""
     check_targets(request.targets)
     check_policies(list(request.policies))
     problems = []
@@ -299,7 +303,7 @@ def check_request(request: PlanRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Numbers of which a larger one is easier on the fleet. Lifetime: one plan."""
+    """The numbers that a plan searches; a larger one is easier on the fleet. Lifetime: one plan."""
 
     find: Literal["workers", "rate"]
     start: int
@@ -307,19 +311,19 @@ class Ladder:
     high: int
 
     def value(self, rung: int) -> float:
-        """Workers, or requests per second."""
+        """Return the number of workers, or the requests per second, at a rung."""
         if self.find == "workers":
             return rung
         return float(f"{RATE_STEP**-rung:.{DIGITS}g}")
 
     def named(self, rung: int) -> str:
-        """As in `7 workers` or `12.4 requests/s`."""
+        """Return the rung in words, as in `7 workers` or `12.4 requests/s`."""
         if self.find == "workers":
             return "1 worker" if rung == 1 else f"{rung} workers"
         return f"{self.value(rung):.3g} requests/s"
 
     def place(self, base: Setup, rung: int) -> Setup:
-        """The set-up at a rung."""
+        """Return the set-up with the workers or the rate of a rung."""
         if self.find == "workers":
             group = msgspec.structs.replace(base.groups[0], count=rung)
             return msgspec.structs.replace(base, groups=(group,))
@@ -328,7 +332,7 @@ class Ladder:
 
 
 def ladder_of(request: PlanRequest) -> Ladder:
-    """The ladder that a request is searched on."""
+    """Return the ladder that the plan of a request searches."""
     workers = sum(group.count for group in request.base.groups)
     if request.find == "workers":
         return Ladder("workers", min(workers, request.most_workers), 1, request.most_workers)
@@ -346,7 +350,7 @@ MIN_SIMULATED_S = 60.0
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One number that was tried, with all seeds."""
+    """One number of workers, or rate, that was tried with all seeds."""
 
     value: float  # workers, or requests per second
     met: bool
@@ -355,7 +359,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """What one policy needs or takes."""
+    """The answer for one policy: the workers it needs, or the rate it takes."""
 
     policy: str
     answer: float | None  # workers, or requests per second; null: nothing that was tried will do
@@ -367,7 +371,7 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 class Tie(msgspec.Struct, frozen=True):
-    """A policy that chance alone may have set behind the best one."""
+    """A policy that may be behind the best one by chance alone."""
 
     policy: str
     told: str  # how close the two are where both were tried
@@ -376,7 +380,7 @@ class Tie(msgspec.Struct, frozen=True):
 class FleetPlan(msgspec.Struct, frozen=True):
     """The answer to a request; `best` is the policy with the fewest GPUs, or the highest rate.
 
-    Of policies with the same answer it is the one that has more room; see `ties`.
+    Of policies with the same answer, the best one uses the smallest part of its limits; see `ties`.
     """
 
     request: PlanRequest
@@ -387,9 +391,9 @@ class FleetPlan(msgspec.Struct, frozen=True):
 
 
 def plan(request: PlanRequest, runs: RunResults) -> FleetPlan:
-    """Searches all policies side by side, so that their runs fill the processes.
+    """Search all policies side by side, so that their runs fill the processes.
 
-    Raises `SweepError` for a request that makes no sense, before anything runs.
+    Raises `SweepError` for an invalid request, before anything runs.
     """
     check_request(request)
     ladder = ladder_of(request)
@@ -411,7 +415,7 @@ def plan(request: PlanRequest, runs: RunResults) -> FleetPlan:
 
 
 class _PolicySearch:
-    """The search of one policy. Lifetime: one plan."""
+    """The search for the answer of one policy. Lifetime: one plan."""
 
     def __init__(self, policy: str, request: PlanRequest, ladder: Ladder) -> None:
         self.policy, self._request, self._ladder = policy, request, ladder
@@ -424,7 +428,7 @@ class _PolicySearch:
         self.rung: int | None = next(self._search)
 
     def wanted(self) -> list[Setup]:
-        """The set-ups to run next, one for each seed."""
+        """Return the set-ups to run next, one for each seed."""
         assert self.rung is not None
         placed = self._ladder.place(self._request.base, self.rung)
         return [
@@ -433,7 +437,7 @@ class _PolicySearch:
         ]
 
     def tell(self, outcomes: Sequence[RunOutcome]) -> None:
-        """What came of them."""
+        """Take the outcomes of the wanted set-ups, and move on to the next rung."""
         assert self.rung is not None
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         if errors:
@@ -450,16 +454,16 @@ class _PolicySearch:
 
     @property
     def at(self) -> int | None:
-        """Where the answer is; None: there is none."""
+        """The rung of the answer; None if there is none."""
         return self._found.at
 
     def give_up(self, why: str) -> None:
-        """Ends the search without an answer."""
+        """End the search without an answer, for the reason `why`."""
         self._notes.append(why)
         self.rung = None
 
     def row(self) -> PlanRow:
-        """What was found."""
+        """Return the row of this policy in the plan."""
         at, ladder = self._found.at, self._ladder
         trials = tuple(self._trials[rung] for rung in sorted(self._trials))
         if at is None:
@@ -518,7 +522,10 @@ class _PolicySearch:
 
 
 def _best(request: PlanRequest, rows: Sequence[PlanRow]) -> str | None:
-    """Fewest GPUs, or the highest rate; of equals the one that has more room."""
+    """Return the policy with the fewest GPUs, or with the highest rate.
+
+    Of policies with equal answers, it is the one that uses the smallest part of its limits.
+    """
     sign = 1 if request.find == "workers" else -1
     able = [
         (sign * row.answer, row.used, row.policy)
@@ -536,7 +543,9 @@ LEVEL, APART = 0.05, 0.25
 def _ties(
     request: PlanRequest, searches: Sequence[_PolicySearch], best: str | None
 ) -> Iterator[Tie]:
-    """The policies that are level with the best one at its answer, whatever theirs is."""
+    """Yield the policies that are level with the best one at its answer, whatever their
+    own answer.
+    """
     winner = next((each for each in searches if each.policy == best), None)
     if winner is None or winner.at is None:
         return
@@ -554,10 +563,11 @@ def _level(
     runs: Sequence[tuple[Setup, ReplayRow]],
     others: Sequence[tuple[Setup, ReplayRow]],
 ) -> str | None:
-    """What tells that two policies are level, with the same seeds on one fleet; None: they are not.
+    """Return the figures that show two policies to be level, or None if they are not.
 
-    The limits that decide, which are the tightest of each and those missed, differ by less than
-    the seeds do and by at most `APART` of them, or by at most `LEVEL`.
+    Both ran with the same seeds on one fleet. They are level if the deciding limits (the tightest
+    of each, and those missed) differ by less than the seeds do and by at most `APART` of the limit,
+    or by at most `LEVEL` of it.
     """
     told = []
     sides = [kept(targets, side, "all") for side in (runs, others)]
@@ -586,7 +596,7 @@ def _level(
 
 
 def _missing(named: str) -> str:
-    """The start of a reason: `7 workers miss`, `1 worker misses`."""
+    """Return the start of a reason: `7 workers miss`, `1 worker misses`."""
     return f"{named} {'misses' if named == '1 worker' else 'miss'}"
 
 
@@ -594,7 +604,7 @@ SHOWN = (figure("ttft_ms.p90"), figure("tpot_ms.mean"), figure("hit_rate_tokens"
 
 
 def plan_table(plan: FleetPlan) -> Table:
-    """A line for each policy, the best one marked."""
+    """Return a table with a line for each policy, the best one marked."""
     rate = plan.request.find == "rate"
     table = Table(
         title=f"Targets: {', '.join(shown(plan.request.targets))}",
@@ -613,7 +623,9 @@ def plan_table(plan: FleetPlan) -> Table:
 
 
 def plan_lines(plan: FleetPlan) -> Iterator[str]:
-    """What to do, then for each policy why not less and what to know, as rich markup."""
+    """Yield the recommendation, then for each policy why not less and what to know, as
+    rich markup.
+    """
     yield escape(verdict(plan))
     for tie in plan.ties:
         yield f"[bold]{escape(tie.policy)}[/] beside {escape(plan.best or '')} {escape(tie.told)}"
@@ -623,7 +635,7 @@ def plan_lines(plan: FleetPlan) -> Iterator[str]:
 
 
 def verdict(plan: FleetPlan) -> str:
-    """The answer in a sentence."""
+    """Return the answer of the plan in one sentence."""
     rows = {row.policy: row for row in plan.rows}
     if plan.best is None:
         return "No policy keeps the targets with anything that was tried."
@@ -642,14 +654,14 @@ def verdict(plan: FleetPlan) -> str:
 
 
 def _level_with_best(plan: FleetPlan) -> list[str]:
-    """The best policy, and those level with it that have the same answer."""
+    """Return the best policy, and the level ones that have the same answer."""
     answers = {row.policy: row.answer for row in plan.rows}
     ties = [tie.policy for tie in plan.ties if answers[tie.policy] == answers[plan.best or ""]]
     return [plan.best or "", *ties]
 
 
 def _beside(plan: FleetPlan, row: PlanRow) -> str:
-    """What its amount does not say."""
+    """Return the note after a policy's amount: a noise mark, or how much less room it leaves."""
     best = next(one for one in plan.rows if one.policy == plan.best)
     if any(tie.policy == row.policy for tie in plan.ties):
         return f" {NOISE}"
@@ -659,7 +671,7 @@ def _beside(plan: FleetPlan, row: PlanRow) -> str:
 
 
 def as_json(plan: FleetPlan) -> bytes:
-    """The plan as JSON, every trial in it."""
+    """Return the plan as JSON, including every trial."""
     return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
 
 

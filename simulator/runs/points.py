@@ -1,4 +1,4 @@
-"""Runs that differ only by seed as one point with intervals, and fronts of points."""
+"""Points: runs that differ only by seed, with intervals; and Pareto fronts of points."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from simulator.runs.task import RunOutcome
 
 
 def fleet_gpus(setup: Setup) -> int:
-    """GPUs of all workers of a set-up."""
+    """Return the number of GPUs of all workers of a set-up."""
     return sum(group.count * gpus_of(group.profile) for group in setup.groups)
 
 
 def per_one(value: float | None) -> str:
-    """Tokens per second of one GPU or user, which may be few enough for a decimal to matter."""
+    """Format tokens per second of one GPU or user; few tokens get a decimal."""
     return whole(value) if value is None or value >= 100 else f"{value:.1f}"
 
 
@@ -55,7 +55,7 @@ LOADS = ("rate_per_s", "speed")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One choice at one load in one world, over its seeds. Lifetime: report."""
+    """One policy and fleet at one load in one scene, over its seeds. Lifetime: report."""
 
     setup: Setup  # of its first seed
     varied: Mapping[str, Any]  # what tells it from other points, the policy not among it
@@ -64,43 +64,48 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Policy and whatever else is varied, in one line."""
+        """The policy and everything else that varies, in one line."""
         return _told(self.setup.policy, self.varied)
 
     @property
     def choice(self) -> str:
-        """Policy and fleet: what one can choose."""
+        """The policy and the fleet, which are what a reader can choose."""
         return _told(self.setup.policy, self.fleet)
 
     @property
     def fleet(self) -> dict[str, Any]:
-        """What is varied of the workers."""
+        """The varied settings of the workers."""
         return {k: v for k, v in self.varied.items() if not is_load(k) and not is_scenery(k)}
 
     @property
     def scene(self) -> str:
-        """What is varied of the world and is nobody's choice; "" where nothing is."""
+        """The varied settings that nobody can choose, such as the workload; "" if there
+        are none.
+        """
         return _told("", {k: v for k, v in self.varied.items() if is_scenery(k)})
 
     @property
     def load(self) -> str:
-        """What is varied of the rate or speed; "" where neither is."""
+        """The varied rate or speed; "" if neither varies."""
         return _told("", {k: v for k, v in self.varied.items() if is_load(k)})
 
     def mean(self, figure: str) -> float | None:
-        """The figure's mean over seeds."""
+        """Return the figure's mean over seeds, or None if it was not measured."""
         found = self.figures[figure]
         return None if found is None else found.mean
 
     @property
     def serves(self) -> bool:
-        """Whether it turned nearly nobody away."""
+        """True if at most `MAX_LOST_SHARE` of the requests were turned away or lost."""
         lost = self.mean(LOST.name)
         return lost is not None and lost <= MAX_LOST_SHARE
 
 
 def points_of(outcomes: Iterable[RunOutcome]) -> list[Point]:
-    """One point for all seeds of a set-up, in order of first runs; failed runs left out."""
+    """Return one point for all seeds of a set-up, in the order of first runs.
+
+    Failed runs are left out.
+    """
     groups: dict[Setup, list[RunOutcome]] = {}
     for outcome in outcomes:
         if outcome.row is not None:
@@ -124,7 +129,7 @@ def points_of(outcomes: Iterable[RunOutcome]) -> list[Point]:
 
 
 def measured(setup: Setup, row: ReplayRow) -> dict[str, float | None]:
-    """Every figure of one run by its name."""
+    """Return every figure of one run by its name."""
     found = {figure.name: figure.of(row) for figure in FIGURES}
     total, tpot_ms = row.output_tokens_per_s, row.tpot_ms.mean
     found[PER_GPU.name] = None if total is None else round(total / fleet_gpus(setup), 3)
@@ -135,7 +140,10 @@ def measured(setup: Setup, row: ReplayRow) -> dict[str, float | None]:
 
 
 def beside(one: Figure, point: Point, other: Point) -> Ratio | Interval | None:
-    """A choice beside another by a figure, paired by seed: a difference of shares, else a ratio."""
+    """Compare two points by a figure, paired by seed.
+
+    Returns a difference for shares, else a ratio; None without a common seed.
+    """
     there = {row.seed: measured(other.setup, row)[one.name] for row in other.rows}
     pairs = [
         (own, theirs)
@@ -149,14 +157,14 @@ def beside(one: Figure, point: Point, other: Point) -> Ratio | Interval | None:
 
 
 def varied_of(setups: Sequence[Setup]) -> list[str]:
-    """Names of what differs between the set-ups, policy and seed not among them."""
+    """Return the names of the settings that differ between the set-ups, except policy and seed."""
     flats = [flat_setup(setup) for setup in setups]
     names = dict.fromkeys(name for flat in flats for name in flat)
     return [name for name in names if len({msgspec.json.encode(f.get(name)) for f in flats}) > 1]
 
 
 def flat_setup(setup: Setup) -> dict[str, Any]:
-    """A set-up as axis name -> value, without policy and seed."""
+    """Return the set-up as a mapping from axis name to value, without policy and seed."""
     plain = msgspec.to_builtins(setup)
     groups = plain.pop("groups")
     del plain["policy"], plain["seed"]
@@ -178,17 +186,22 @@ def flat_setup(setup: Setup) -> dict[str, Any]:
 
 
 def is_load(name: str) -> bool:
-    """Whether an axis sets how much is asked of the fleet."""
+    """Return True if an axis sets how much load the fleet gets."""
     return name in LOADS
 
 
 def is_scenery(name: str) -> bool:
-    """Whether an axis sets the world around: points are compared within one."""
+    """Return True if an axis sets the scene, such as the workload; points are compared
+    within one.
+    """
     return name in ("closed_loop", "faults") or name.startswith(SCENERY)
 
 
 def best(points: Sequence[Point], figure: Figure) -> list[Point]:
-    """The points that have the figure, best first; those that turn requests away only if all do."""
+    """Return the points that have the figure, best first.
+
+    Points that turn requests away are left out unless all do.
+    """
     able = [point for point in points if point.serves] or list(points)
     known = [(point, point.mean(figure.name)) for point in able]
     ranked = [(value, point) for point, value in known if value is not None]
@@ -206,11 +219,11 @@ def _plain(value: Any) -> str:
 
 
 def front(points: Sequence[Point], first: Figure, second: Figure) -> list[Point]:
-    """The points not dominated in both figures, best in `first` first.
+    """Return the points not dominated in both figures, best in `first` first.
 
-    A point is dominated by one that is as good in both and better in one. Points that turn
-    requests away are left out unless all do, as are points without one of the figures. Of equal
-    points the earlier one stands for all.
+    A point is dominated by one that is as good in both and better in one. Points that turn requests
+    away are left out unless all do, as are points without one of the figures. Of equal points, only
+    the earliest is returned.
     """
     able = [point for point in points if point.serves] or list(points)
     signed = [
@@ -228,7 +241,7 @@ def front(points: Sequence[Point], first: Figure, second: Figure) -> list[Point]
 
 
 def _signed(figure: Figure, point: Point) -> float:
-    """The figure, turned so that less is better."""
+    """Return the point's figure with its sign turned so that less is better."""
     value = point.mean(figure.name)
     assert value is not None
     return value if figure.better == "lower" else -value

@@ -1,4 +1,4 @@
-"""Runs set-ups once each; what the file of results holds is taken from there."""
+"""Runs each set-up once; results that the file of results holds already are taken from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from simulator.runs.task import Evaluate, Keys, Runner, RunOutcome, Task
 
 
 def evaluate(setup: Setup) -> ReplayRow:
-    """The figures of one replay. Raises what the replay raises for a set-up that cannot run."""
+    """Return the figures of one replay.
+
+    Raises what the replay raises for a set-up that cannot run.
+    """
     # Imported where it runs: whoever only sends this function away does without the replay.
     from simulator.replay.run import replay
 
@@ -34,22 +37,22 @@ MAX_REQUEST_LINES = 2_000_000  # of all files together: some 2 GB
 
 
 class RequestFiles:
-    """Evaluates set-ups and writes every request of each to a file of its own. Lifetime: a sweep.
+    """Evaluates set-ups and writes the requests of each run to a file of its own.
 
-    It goes to other processes with the keys of what its sweep runs. A file has its name once it
-    is whole.
+    It is sent to other processes together with its sweep's keys. A file gets its final name once it
+    is whole. Lifetime: a sweep.
     """
 
     def __init__(self, folder: Path, keys: Keys, most_lines: int) -> None:
         self.folder, self.keys, self.most_lines = folder, keys, most_lines
 
     def path(self, task: Task) -> Path:
-        """Where the requests of a run are, as `warmset-seed1-0123456789abcdef0123.csv`."""
+        """Return the path of a run's requests, such as `warmset-seed1-0123456789abcdef0123.csv`."""
         policy = re.sub(r"[^A-Za-z0-9_.=-]+", "_", task.setup.policy)[:60]
         return self.folder / f"{policy}-seed{task.setup.seed}-{task.key}.csv"
 
     def __call__(self, setup: Setup) -> ReplayRow:
-        """The figures of one replay; raises what the replay raises."""
+        """Return the figures of one replay; raises what the replay raises."""
         from simulator.replay.run import replay
         from simulator.report.files import RequestsCsv
 
@@ -71,7 +74,7 @@ REQUESTS_PER_S = 3_000.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Where runs are done and kept. Lifetime: one sweep or plan."""
+    """Settings of where runs are done and where results are kept. Lifetime: one sweep or plan."""
 
     results: Path | None = None  # JSON lines; what it holds already is not run again
     jobs: int | None = None  # processes; None: one for each core
@@ -81,9 +84,10 @@ class RunOptions:
 
 
 class RunResults:
-    """Results by set-up. Lifetime: the `with` block, which leaves no process behind.
+    """Runs set-ups and keeps their results.
 
-    Entering raises `SweepError` for a file or a cluster that cannot be used.
+    Entering the `with` block raises `SweepError` for a file or a cluster that cannot be used.
+    Lifetime: the `with` block, which leaves no process behind.
     """
 
     def __init__(
@@ -126,9 +130,9 @@ class RunResults:
         self._block.close()
 
     def outcomes(self, setups: Sequence[Setup]) -> list[RunOutcome]:
-        """The outcome of each set-up, in their order; a failed run is an outcome as well.
+        """Return the outcome of each set-up, in their order; a failed run has an outcome as well.
 
-        Raises `SweepError` for files that set-ups name and nobody can read.
+        Raises `SweepError` for a file that a set-up names and that cannot be read.
         """
         tasks = [self._keys.task(setup) for setup in setups]
         missing = self.missing(tasks)
@@ -140,7 +144,7 @@ class RunResults:
         return [self._done[task.key] for task in tasks]
 
     def _note(self, outcome: RunOutcome) -> None:
-        """Counts a run, and says at once where one failed."""
+        """Count a run that ended, and print at once if it failed."""
         self._ended += 1
         if outcome.error is not None:
             setup = outcome.task.setup
@@ -149,7 +153,7 @@ class RunResults:
         self._board.count("runs", self._ended, self._expected)
 
     def missing(self, tasks: Sequence[Task]) -> list[Task]:
-        """The tasks that have no outcome yet, each once."""
+        """Return the tasks that have no outcome yet, each once."""
         for task in tasks:
             if self.files is not None and not self.files.path(task).exists():
                 continue
@@ -160,7 +164,7 @@ class RunResults:
         return list({task.key: task for task in tasks if task.key not in self._done}.values())
 
     def announce(self, setups: Sequence[Setup]) -> None:
-        """Says how many runs `setups` take, which are all there will be, and about how long."""
+        """Print how many runs `setups` take and about how long; no other runs follow."""
         tasks = [self._keys.task(setup) for setup in setups]
         missing = self.missing(tasks)
         self._expected = len(missing)
@@ -174,9 +178,10 @@ class RunResults:
 
 
 def estimate_s(tasks: Sequence[Task], done: Iterable[RunOutcome], jobs: int) -> float | None:
-    """About how long the `tasks` take; None where neither a run nor a set-up says how big one is.
+    """Return about how many seconds the `tasks` take.
 
-    From what runs that are done took, else from the requests that the set-ups ask for.
+    The estimate comes from the runs that are done, else from the number of requests of each set-up;
+    None if neither is known.
     """
     taken: list[float] = [outcome.row.wall_s for outcome in done if outcome.row is not None]
     if taken:
@@ -193,10 +198,10 @@ def sweep(
     console: Console,
     evaluate: Evaluate = evaluate,
 ) -> list[RunOutcome]:
-    """The outcome of each set-up, in their order; a failed run is an outcome as well.
+    """Run the set-ups and return their outcomes in order; a failed run has an outcome as well.
 
-    Says before it starts how many runs there are. Ctrl-C ends all processes; the file of results
-    keeps what is done. Raises `SweepError` before anything runs for files that cannot be used.
+    Prints the number of runs before it starts. Ctrl-C ends all processes; the file of results keeps
+    what is done. Raises `SweepError` before anything runs for files that cannot be used.
     """
     with RunResults(options, console, evaluate) as runs:
         runs.announce(setups)
@@ -207,7 +212,7 @@ def sweep(
 
 
 def _written(files: RequestFiles, outcomes: Sequence[RunOutcome]) -> str:
-    """Where the requests are, and which of them are left out."""
+    """Return a sentence on the files of requests, and on how many are cut at the limit."""
     sizes = [outcome.row.requests for outcome in outcomes if outcome.row is not None]
     cut = sum(size > files.most_lines for size in sizes)
     told = f"{files.folder}: a file of requests for each of {len(sizes)} runs"

@@ -1,4 +1,4 @@
-"""Results of sweeps in scenes where only the rule differs, and rules compared seed by seed."""
+"""Scenes: results of sweeps that differ only by policy and seed, compared seed by seed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RATE = re.compile(r"(?<=[?&])rate=[^&]*&?")
 
 @dataclass(frozen=True, slots=True)
 class SceneLoad:
-    """Scenes of equal `of` differ by their load alone. Lifetime: report."""
+    """The load of a scene; scenes with equal `of` differ only by their load. Lifetime: report."""
 
     of: Setup  # with everything that says how much taken out
     value: float
@@ -47,7 +47,10 @@ class SceneLoad:
 
 
 def load_of(setup: Setup) -> SceneLoad:
-    """Requests per second where that was asked, a generator's own rate, or the speed of a file."""
+    """Return the set-up's load with its unit.
+
+    It is the requested requests per second, else a generator's own rate, else the speed of a file.
+    """
     work = setup.workload
     value, unit = work.speed, "times as fast as recorded"
     rate = _own_rate(work)
@@ -66,7 +69,9 @@ def load_of(setup: Setup) -> SceneLoad:
 
 
 def _own_rate(work: WorkloadSpec) -> float | None:
-    """Of sessions or requests, as the generator or the format is told; None: as recorded."""
+    """Return the rate of sessions or requests that the generator or format has as an option, or
+    None.
+    """
     told: object = None
     try:
         if work.source.startswith(PREFIX):
@@ -88,7 +93,7 @@ SUFFIXES = (".jsonl", ".results", ".yaml", ".yml")
 
 @dataclass(slots=True)
 class Scene:
-    """One workload on one fleet in one world; policies and seeds differ. Lifetime: report."""
+    """The runs of one workload on one fleet; policies and seeds differ. Lifetime: report."""
 
     name: str
     file: str  # which results it is of, short
@@ -99,10 +104,10 @@ class Scene:
 
 
 def read_scenes(paths: Sequence[Path]) -> list[Scene]:
-    """The scenes of all files, in order of first runs.
+    """Return the scenes of all files, in the order of first runs.
 
-    A run that stands in a file twice (its policy was changed in between) counts as it is last.
-    Raises `SweepError` for a file that cannot be read, is none of results, or holds none.
+    If a file has a run twice (its policy was changed in between), the last one counts. Raises
+    `SweepError` for a file that cannot be read, is no file of results, or holds none.
     """
     names = short_names(paths)
     return [
@@ -113,7 +118,9 @@ def read_scenes(paths: Sequence[Path]) -> list[Scene]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """What each file is called in a report: without suffixes; in full where two would be alike."""
+    """Return the name of each file for a report: without suffixes, in full if two would
+    be alike.
+    """
     short = [_stem(path) for path in paths]
     return [n if short.count(n) == 1 else str(p) for n, p in zip(short, paths, strict=True)]
 
@@ -179,7 +186,10 @@ RATIOS: Mapping[str, Callable[[ReplayRow], float | None]] = {
 
 
 class RuleFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One rule over its seeds; means of the seeds' own figures. Null: nothing was measured."""
+    """The figures of one policy in a scene: means over the seeds' own figures.
+
+    Null means that nothing was measured.
+    """
 
     policy: str
     seeds: tuple[int, ...]
@@ -208,7 +218,7 @@ class RuleFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SceneFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One scene; rules in order of their mean time to first token."""
+    """The figures of one scene; policies are in order of their mean time to first token."""
 
     name: str
     workload: str
@@ -220,7 +230,7 @@ class SceneFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def compare_scene(scene: Scene, base: str) -> SceneFigures:
-    """The figures of all rules, with ratios to `base` where it was run."""
+    """Return the figures of all policies, with ratios to `base` if it was run."""
     line = collapse_line_ms(scene)
     there = scene.rows.get(base)
     rules = [_rule(policy, rows, there, line) for policy, rows in scene.rows.items()]
@@ -238,10 +248,10 @@ def compare_scene(scene: Scene, base: str) -> SceneFigures:
 
 
 class Rivalry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base beside the best of the other rules, which is another one for each figure.
+    """The base policy compared with the best of the other policies, chosen anew for each figure.
 
-    That rule is chosen on every second seed and judged on the rest, then the other way round: a
-    rule that is the best of many by luck on some draws has no luck on the others.
+    The best other policy is chosen on every second seed and judged on the rest, then the other way
+    round: a policy that is best by luck on some draws has no luck on the others.
     """
 
     scene: str
@@ -267,7 +277,10 @@ LEAST_SEEDS = 4  # two to choose on, two to judge on
 
 
 def rivalry(scene: Scene, base: str) -> Rivalry | None:
-    """None where there are too few seeds of the base, or no other rule has all of them."""
+    """Compare the base policy with the best other one in a scene.
+
+    Returns None if the base has too few seeds, or if no other policy has all of them.
+    """
     rows = scene.rows.get(base, {})
     seeds = sorted(rows)
     others = {
@@ -313,7 +326,9 @@ def _rivals(
     seeds: Sequence[int],
     of: Callable[[ReplayRow], float | None],
 ) -> tuple[list[ReplayRow], tuple[str, ...]]:
-    """Each seed's row of the rule with the least mean of `of` on the other half; those rules."""
+    """Return each seed's row of the policy with the least mean of `of` on the other half, and those
+    policies.
+    """
     chosen: dict[int, str] = {}
     for here, there in ((seeds[::2], seeds[1::2]), (seeds[1::2], seeds[::2])):
         means = {policy: _mean([rows[s] for s in there], of) for policy, rows in others.items()}
@@ -324,9 +339,11 @@ def _rivals(
 
 
 def collapse_line_ms(scene: Scene) -> float | None:
-    """`COLLAPSE` times the mean TTFT of the best seed of the rule with the lowest mean.
+    """Return the mean TTFT, in ms, above which a seed counts as collapsed; None if nothing was
+    measured.
 
-    Rules that lose requests are left out as long as there is another.
+    It is `COLLAPSE` times the mean TTFT of the best seed of the policy with the lowest mean.
+    Policies that lose requests are left out as long as there is another.
     """
     able = [rows for rows in scene.rows.values() if (lost(list(rows.values())) or 0.0) <= 0.01]
     means = [
@@ -338,7 +355,7 @@ def collapse_line_ms(scene: Scene) -> float | None:
 
 
 def lost(rows: Sequence[ReplayRow]) -> float | None:
-    """Share of all requests that were turned away or lost."""
+    """Return the share of all requests that were turned away or lost; None without requests."""
     requests = sum(row.requests for row in rows)
     return sum(row.rejected + row.failed for row in rows) / requests if requests else None
 
@@ -386,7 +403,10 @@ def _rule(
 
 
 def is_collapsed(row: ReplayRow, line_ms: float | None) -> bool:
-    """Above the line, or so many requests lost that the others' times say nothing."""
+    """Return True if the mean TTFT is above `line_ms`, or if more than `MAX_LOST_SHARE` was lost.
+
+    With so many requests lost, the times of the others say nothing.
+    """
     share, mean = lost([row]), row.ttft_ms.mean
     if share is not None and share > MAX_LOST_SHARE:
         return True
@@ -403,7 +423,11 @@ LEAST_GOOD = 0.9
 
 
 class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one rule. `load` null: it kept up with none of the loads, or (`beyond`) with all."""
+    """The load at which one policy saturates.
+
+    `load` is null if the policy kept up with none of the loads, or (`beyond` is set) with all of
+    them.
+    """
 
     policy: str
     load: float | None
@@ -412,7 +436,7 @@ class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SceneLadder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Scenes of ascending load, and what each rule takes; best first."""
+    """Scenes of ascending load, and the load that each policy takes, the best policy first."""
 
     name: str
     load_unit: str
@@ -422,7 +446,7 @@ class SceneLadder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ladder_of_scenes(name: str, scenes: Sequence[SceneFigures]) -> SceneLadder:
-    """The ladder of scenes that differ by their load alone, two at least."""
+    """Return the ladder of two or more scenes that differ only by their load."""
     ordered = sorted(scenes, key=lambda scene: scene.load)
     policies = dict.fromkeys(rule.policy for scene in ordered for rule in scene.rules)
     found = [_saturation(policy, ordered) for policy in policies]
@@ -437,7 +461,7 @@ def ladder_of_scenes(name: str, scenes: Sequence[SceneFigures]) -> SceneLadder:
 
 
 def keeps_up(rule: RuleFigures) -> bool:
-    """Whether the rule is on the good side of both limits."""
+    """Return True if the policy is on the good side of both limits."""
     if rule.ttft_mean_ms is None or rule.good is None:
         return False
     return rule.ttft_mean_ms <= MAX_TTFT_MS and rule.good >= LEAST_GOOD

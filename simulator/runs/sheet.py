@@ -1,4 +1,4 @@
-"""The sweep file: a base and what is varied around it; read, checked, turned into set-ups."""
+"""The sweep file: a base set-up and the axes varied around it; read, checked, made into set-ups."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OF_A_WORKLOAD = ("source", "format", "requests", "seconds", "spread_s")
 
 
 def axis_paths() -> dict[str, Path]:
-    """Every axis but `policies` and `seeds`, with the place in a set-up that it sets."""
+    """Return every axis except `policies` and `seeds`, with the place in a set-up that it sets."""
     paths = dict(SHORT_NAMES)
     for section, kind in _SECTIONS:
         for field in msgspec.structs.fields(kind):
@@ -73,11 +73,13 @@ class Values:
 
     @property
     def varies(self) -> bool:
-        """Whether there is anything to choose."""
+        """True if the axis has more than one value."""
         return bool(self.kind) or len(self.listed) > 1
 
     def draw(self, random: Random) -> Scalar:
-        """One value, each as likely as any other; of a logarithmic range, each ratio."""
+        """Draw one value, each as likely as any other; of a logarithmic range, each ratio as
+        likely.
+        """
         if not self.kind:
             return self.listed[_below(random, len(self.listed))]
         if self.kind == "int":
@@ -86,7 +88,7 @@ class Values:
 
 
 def parse_values(where: str, given: Any, *, grid: bool) -> Values:
-    """The values that a sweep file gives for an axis: one, a list, or a range as a mapping.
+    """Return the values that a sweep file gives for an axis: one, a list, or a range as a mapping.
 
     A range is `{linear: [low, high]}`, `{log: [low, high]}` or `{int: [low, high]}`, ends included;
     in a grid the first two need `steps`. Raises `SweepError` for anything else.
@@ -165,23 +167,23 @@ SHAPE = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyAxis:
-    """One policy and what its parameters may be. Lifetime: one sweep."""
+    """One policy and the values that its parameters may have. Lifetime: one sweep."""
 
     spec: str  # the name, and parameters that are not varied where it was given as one text
     params: Mapping[str, Values]
 
     @property
     def varies(self) -> bool:
-        """Whether its parameters leave anything to choose."""
+        """True if any parameter has more than one value."""
         return any(values.varies for values in self.params.values())
 
     def specs(self) -> Iterator[str]:
-        """Every combination of listed values, as specifications."""
+        """Yield every combination of listed values, as specifications."""
         for chosen in product(*(values.listed for values in self.params.values())):
             yield self._spec(dict(zip(self.params, chosen, strict=True)))
 
     def draw(self, random: Random) -> str:
-        """One specification."""
+        """Draw a value for each parameter, and return the specification."""
         return self._spec({name: values.draw(random) for name, values in self.params.items()})
 
     def _spec(self, chosen: Mapping[str, Scalar]) -> str:
@@ -195,7 +197,7 @@ class PolicyAxis:
 
 
 def parse_policies(where: str, given: Any, *, grid: bool) -> list[PolicyAxis]:
-    """The policies that a sweep file lists. Raises `SweepError` with all that is wrong."""
+    """Return the policies that a sweep file lists. Raises `SweepError` with all that is wrong."""
     if not isinstance(given, list) or not given:
         raise SweepError([f"{where}: give a list of policies; {SHAPE}"])
     found: list[PolicyAxis] = []
@@ -211,7 +213,7 @@ def parse_policies(where: str, given: Any, *, grid: bool) -> list[PolicyAxis]:
 
 
 def check_policies(specs: list[str]) -> None:
-    """Loads each specification once. Raises `SweepError` with what the policies refuse."""
+    """Load each specification once. Raises `SweepError` with the reasons of invalid ones."""
     problems: list[str] = []
     for spec in dict.fromkeys(specs):
         try:
@@ -255,7 +257,7 @@ ABOVE_0 = (
 
 
 def check_setups(setups: Sequence[Setup]) -> None:
-    """Raises `SweepError` with everything that no replay could do, each thing once.
+    """Raise `SweepError` with everything that no replay could do, each thing once.
 
     Policies are checked elsewhere (`policy_axis`); a workload is read when it is run.
     """
@@ -318,7 +320,7 @@ NO_SEEDS = (0,)
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A sweep as it was asked for. Lifetime: one sweep."""
+    """A sweep as its file describes it. Lifetime: one sweep."""
 
     base: Mapping[str, Any]  # the plain form of a set-up, without policy and seed
     policies: tuple[PolicyAxis, ...]
@@ -329,9 +331,9 @@ class Sheet:
 
 
 def read_sheet(path: sheet_Path) -> list[Setup]:
-    """The set-ups that a sweep file asks for, each once, checked.
+    """Return the set-ups that a sweep file asks for, each once, checked.
 
-    Raises `SweepError` naming what is wrong by its path in the file, and what would be right.
+    Raises `SweepError` with the place in the file of what is wrong, and with what would be right.
     """
     try:
         return setups_of(parse_sheet(read_yaml(path)))
@@ -343,7 +345,7 @@ def read_sheet(path: sheet_Path) -> list[Setup]:
 
 
 def parse_sheet(given: Any) -> Sheet:
-    """A sweep from plain data. Raises `SweepError`."""
+    """Return the sweep for plain data. Raises `SweepError` for invalid data."""
     if not isinstance(given, dict):
         raise SweepError(["the file must be a mapping with workload, fleet and grid or random"])
     problems = _unknown_keys(given)
@@ -364,7 +366,10 @@ def parse_sheet(given: Any) -> Sheet:
 
 
 def setups_of(sheet: Sheet) -> list[Setup]:
-    """The set-ups of a sheet, each once, seeds innermost. Raises `SweepError` for bad ones."""
+    """Return the set-ups of a sheet, each once, with seeds varying fastest.
+
+    Raises `SweepError` for invalid set-ups.
+    """
     chosen = _grid(sheet) if sheet.samples is None else _drawn(sheet)
     check_policies([spec for spec, _ in chosen])
     paths = axis_paths()
@@ -381,7 +386,9 @@ def setups_of(sheet: Sheet) -> list[Setup]:
 
 
 def convert(plain: Any) -> Setup:
-    """A set-up from its plain form. Raises `SweepError` with the file's words for the place."""
+    """Return the set-up for its plain form. Raises `SweepError` with the place as the file names
+    it.
+    """
     try:
         return msgspec.convert(plain, Setup)
     except msgspec.ValidationError as error:
@@ -461,7 +468,11 @@ def _grid(sheet: Sheet) -> list[tuple[str, dict[str, Scalar]]]:
 
 
 def _drawn(sheet: Sheet) -> list[tuple[str, dict[str, Scalar]]]:
-    """Policies by turns, so that each gets its share; what leaves nothing to choose comes once."""
+    """Draw policies and axis values for a random sweep.
+
+    Policies take turns, so that each gets its share; a policy that leaves nothing to draw comes
+    once.
+    """
     assert sheet.samples is not None
     if sheet.samples * len(sheet.seeds) > MAX_RUNS:
         raise SweepError([f"random: samples x seeds is more than {MAX_RUNS:,}"])

@@ -1,4 +1,4 @@
-"""The file of results: a line for each run that ended, written as it ends, read when resumed."""
+"""The file of results: one line for each run, written as it ends and read when a sweep resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER = b'{"format":"warmroute-sweep","version":1}\n'
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the file: a run and its row, or why it has none."""
+    """One line of the file: a run with its row, or with the error that left it without one."""
 
     key: str
     setup: Setup
@@ -29,9 +29,10 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Every run in a file of results, in the order in which they ended; a torn end is left out.
+    """Yield every run in a file of results, in the order in which they ended.
 
-    Others may be writing to it. Raises `SweepError` for what cannot be read or is no such file.
+    An incomplete last line is left out; other processes may be writing to the file. Raises
+    `SweepError` for a file that cannot be read or is no file of results.
     """
     decoder = msgspec.json.Decoder(Record)
     try:
@@ -59,14 +60,15 @@ def _decoded(decoder: msgspec.json.Decoder[Record], path: Path, line: bytes, num
 
 
 class Store:
-    """Results by key, kept in a file. Lifetime: the `with` block, during which nobody else may.
+    """Results by key, kept in a file that no other process may write meanwhile.
 
-    A line is on the disk before `add` returns. A last line without its end was torn by a crash:
-    it is dropped, and its run is done again. Failed runs are done again as well.
+    A line is on the disk before `add` returns. A last line without its end was torn by a crash: it
+    is dropped, and its run is done again. Failed runs are done again as well. Lifetime: the `with`
+    block.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens, locks and reads `path`.
+        """Open, lock and read `path`.
 
         Raises `SweepError` for a file that cannot be written or that another run writes.
         """
@@ -95,12 +97,12 @@ class Store:
         self._file.close()
 
     def done(self, task: Task) -> RunOutcome | None:
-        """The outcome of a run that has a row."""
+        """Return the outcome of a task that has a row, else None."""
         row = self.rows.get(task.key)
         return None if row is None else RunOutcome(task, row)
 
     def add(self, outcome: RunOutcome) -> None:
-        """Writes one line; it is on the disk when this returns."""
+        """Write the outcome as one line, which is on the disk when this returns."""
         task = outcome.task
         record = Record(task.key, task.setup, outcome.row, outcome.error, outcome.attempts)
         self._write(msgspec.json.encode(record) + b"\n")

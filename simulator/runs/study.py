@@ -1,4 +1,4 @@
-"""The study behind `docs/notes/policy-study.md`: its sweeps, with rules and seeds; run, resumed."""
+"""The study behind `docs/notes/policy-study.md`: its sweeps with policies and seeds, resumable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_SEEDS = 1000
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the list."""
+    """One line of the list of sweeps."""
 
     sweep: str  # a sweep file beside the list, without its suffix
     rules: str  # one of the list's sets
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StudyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole list."""
+    """The whole list of sweeps in the study."""
 
     rules: dict[str, tuple[str, ...]]
     first: tuple[Entry, ...]
@@ -48,7 +48,7 @@ class StudyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class StudyPart:
-    """What part of the study is wanted. Lifetime: process."""
+    """The part of the study that the user asked for. Lifetime: process."""
 
     traces: Path = Path()  # where trace files lie
     passes: Literal["first", "full", "table"] = "first"
@@ -60,20 +60,20 @@ class StudyPart:
 
     @property
     def draws(self) -> bool:
-        """Whether each seed is another draw of a trace's sessions."""
+        """True if each seed is another draw of a trace's sessions."""
         return self.resamples is not None or self.passes == "table"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One sweep file with everything that is to be run of it. Lifetime: study."""
+    """One sweep file with all its set-ups to run. Lifetime: study."""
 
     name: str
     setups: tuple[Setup, ...]
 
 
 def read_steps(asked: StudyPart, file: Path = LIST) -> list[Step]:
-    """The steps in the list's order, one for each name of results, each run once.
+    """Return the steps in the list's order, one for each name of results, each run once.
 
     Raises `SweepError` for a wrong list or sweep file, an unknown sweep, and missing traces.
     """
@@ -141,7 +141,7 @@ def _step(
 
 
 def _place(plain: dict[str, Any], traces: Path, *, resample: bool) -> None:
-    """Puts the folder of traces before a file's name, and makes its seeds draws where asked."""
+    """Put the folder of traces before a file's name; with `resample`, make its seeds draws."""
     workload = plain.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("source"), str):
         source = workload["source"]
@@ -152,7 +152,7 @@ def _place(plain: dict[str, Any], traces: Path, *, resample: bool) -> None:
 
 
 def _short(setups: Sequence[Setup]) -> list[Setup]:
-    """The first point of each rule, with few requests."""
+    """Return the first point of each policy, with few requests."""
     first: dict[str, Setup] = {}
     for setup in setups:
         work = msgspec.structs.replace(setup.workload, requests=QUICK_REQUESTS)
@@ -183,11 +183,11 @@ def run_study(
     jobs: int | None = None,
     evaluate: Evaluate = evaluate_replay,
 ) -> bool:
-    """Runs what is missing, sweep by sweep, then compares all; whether no run failed.
+    """Run what is missing, sweep by sweep, compare all, and return True if no run failed.
 
-    Results are kept in `out` as they come, those of draws in a folder of their own there. Ctrl-C
-    ends all processes, the same command goes on.
-    Raises `SweepError` before anything runs for what cannot be read or written.
+    Results are kept in `out` as runs end; those of draws are in a folder of their own there. Ctrl-C
+    ends all processes, and the same command resumes. Raises `SweepError` before anything runs for
+    what cannot be read or written.
     """
     steps = read_steps(asked)
     kept = "quick" if asked.quick else "table" if asked.passes == "table" else "draws"

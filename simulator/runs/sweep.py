@@ -1,4 +1,4 @@
-"""`warmroute-sim sweep` and `plan`: from options to tables, files and a page."""
+"""The commands `warmroute-sim sweep` and `plan`: from options to tables, files and a page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ MORE = "seeds in the sweep file, each another draw of a trace with resample: tru
 
 
 def by_scene(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points that can be compared: those of one world at one load."""
+    """Return groups of points that can be compared: those of one scene at one load."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(" ".join(filter(None, [point.scene, point.load])), []).append(point)
@@ -74,7 +74,7 @@ def by_scene(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def by_world(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points of each world, whatever their load."""
+    """Return the points of each scene, whatever their load."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(point.scene, []).append(point)
@@ -82,13 +82,19 @@ def by_world(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def best_tables(points: Sequence[Point]) -> list[RichTable]:
-    """For each world and load, the best by each figure and the next best; at most a dozen."""
+    """Return a table for each scene and load with the best point and the next by each figure.
+
+    There are at most `MAX_TABLES` tables.
+    """
     groups = list(by_scene(points).items())
     return [_best_table(where or "all choices", own) for where, own in groups[:MAX_TABLES]]
 
 
 def front_table(points: Sequence[Point]) -> RichTable:
-    """Output per GPU against speed per user: the front of each world, over all its loads."""
+    """Return a table of the Pareto front of each scene, over all its loads.
+
+    The front is of output tokens per second and GPU against speed per user.
+    """
     figures = (PER_GPU, PER_USER, TARGETS[0])
     table = _rich_table("Pareto front: tokens/s/GPU against tokens/s/user")
     table.add_column("choice", overflow="fold")
@@ -126,7 +132,10 @@ def _best_table(title: str, points: Sequence[Point]) -> RichTable:
 
 
 def _beside_told(found: Ratio | Interval | None) -> str:
-    """Ratio, or points of a hundred; "" where there is no next one, or no common seed."""
+    """Return a ratio, or a difference in percentage points, as text.
+
+    Returns "" if there is no next point, or no common seed.
+    """
     if found is None:
         return ""
     said = beside_told(found)
@@ -157,7 +166,7 @@ Curve = Sequence[tuple[float, Interval]]
 
 @dataclass(frozen=True, slots=True)
 class LoadPicture:
-    """The lines of one picture. Lifetime: report."""
+    """The lines of one picture over load, for one fleet. Lifetime: report."""
 
     title: str  # the fleet, where several are tried
     xlabel: str
@@ -166,7 +175,7 @@ class LoadPicture:
 
 
 def load_pictures(points: Sequence[Point], figure: Figure) -> list[LoadPicture]:
-    """A picture for each fleet of the points of one world; none where no load is varied."""
+    """Return a picture for each fleet of the points of one scene; [] if no load varies."""
     axis = next((name for name in AXES if any(name in p.varied for p in points)), None)
     if axis is None:
         return []
@@ -192,7 +201,9 @@ def _picture(
 
 
 def _level(curve: Curve) -> float:
-    """Mean logarithm over loads: no single load decides which lines are shown."""
+    """Return the mean logarithm over loads, so that no single load decides which lines
+    are shown.
+    """
     return sum(math.log(max(found.mean, 1e-3)) for _, found in curve) / len(curve)
 
 
@@ -205,7 +216,7 @@ VERSION: Literal[1] = 1
 
 
 class SweepRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run: what was asked, and the row or why there is none."""
+    """One run of a sweep: its settings, and its row or its error."""
 
     key: str
     setup: Setup
@@ -214,7 +225,7 @@ class SweepRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SweepPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All seeds of one choice."""
+    """All seeds of one policy and set-up of a sweep."""
 
     name: str
     policy: str  # its specification
@@ -229,7 +240,7 @@ class SweepPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SweepReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file. `version` grows when a field changes."""
+    """The whole JSON file of a sweep. `version` grows when a field changes."""
 
     format: Literal["warmroute-sweep-report"]
     version: Literal[1]
@@ -238,7 +249,7 @@ class SweepReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def as_json(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> bytes:
-    """The file's bytes: the same runs give the same, but for the seconds they took."""
+    """Return the bytes of the JSON file: equal runs give equal bytes, except for seconds taken."""
     leading = {
         id(point) for own in by_world(points).values() for point in front(own, PER_GPU, PER_USER)
     }
@@ -279,9 +290,9 @@ def _point(point: Point, first: Point, on_front: bool) -> SweepPoint:
 
 
 def as_csv(outcomes: Sequence[RunOutcome]) -> str:
-    """A line for each run that ended well: what was varied, then every figure of its row.
+    """Return one CSV line for each run that ended well: its varied settings, then every figure.
 
-    Lists and mappings are JSON in one cell; empty: nothing was measured.
+    Lists and mappings are JSON in one cell; an empty cell means that nothing was measured.
     """
     done = [outcome for outcome in outcomes if outcome.row is not None]
     varied = varied_of([outcome.task.setup for outcome in done])
@@ -329,7 +340,7 @@ ALL_FIGURES = tuple(one for one in OURS if one.name not in ("rejected", "failed"
 def render_page(
     outcomes: Sequence[RunOutcome], points: Sequence[Point], title: str, notes: Sequence[str] = ()
 ) -> str:
-    """The whole page; `notes`: how it was done, a paragraph each."""
+    """Return the whole HTML page; `notes` say how the sweep was done, a paragraph each."""
     worlds = by_world(points)
     sections = [
         _bests(points),
@@ -347,7 +358,7 @@ def render_page(
 
 
 def story(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> list[str]:
-    """What came out, in sentences."""
+    """Return the results of the sweep in sentences."""
     failed = sum(outcome.error is not None for outcome in outcomes)
     lost = f"; {failed} runs failed and are listed below" if failed else ""
     lines = [f"{len(outcomes):,} runs of {len(points):,} choices{lost}."]
@@ -373,7 +384,7 @@ def story(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> list[str]:
 
 
 def _scene(scene: str, points: Sequence[Point]) -> Sequence[Section]:
-    """The pictures of one world."""
+    """Return the sections with the pictures of one scene."""
     fronts = [
         _front(points, PER_USER, PER_GPU, "Speed of one answer against output per GPU."),
         _front(points, HITS, TTFT, "Hit rate against time to first token."),
@@ -438,7 +449,10 @@ def _shown(point: Point, one: Figure) -> float:
 def _numbered(
     leading: Sequence[Point], points: Sequence[Point], first: Figure, second: Figure
 ) -> Mapping[int, Point]:
-    """The front from 1; of a crowded one the points whose numbers do not cover each other."""
+    """Return the points of the front, numbered from 1.
+
+    Of a crowded front, only points whose numbers do not cover each other are returned.
+    """
     spans = [_span([_place(point, one) for point in points]) for one in (first, second)]
     picked: list[tuple[Point, list[float]]] = []
     for point in leading:
@@ -453,7 +467,7 @@ def _numbered(
 
 
 def _place(point: Point, one: Figure) -> float:
-    """Where it stands along the axis of a figure; times have logarithmic ones."""
+    """Return where a point is on the axis of a figure; axes of times are logarithmic."""
     mean = point.mean(one.name)
     assert mean is not None
     return math.log(max(mean, 1e-3)) if one.unit == "ms" else mean
@@ -486,7 +500,7 @@ def _load(shown: LoadPicture) -> Picture:
 
 
 def _bests(points: Sequence[Point]) -> Section:
-    """For each world and load, the best by each figure."""
+    """Return the section with the best point by each figure, for each scene and load."""
     groups = list(by_scene(points).items()) if points else []
     rows = []
     for where, own in groups[:MAX_LOADS]:
@@ -544,11 +558,11 @@ def run_sweep(
     html: Path | None = None,
     evaluate: Evaluate = evaluate_replay,
 ) -> bool:
-    """Runs the sweep, prints its tables, writes what is asked; whether no run failed.
+    """Run the sweep, print its tables, write the files asked for, and return True if no run failed.
 
-    Results are kept beside the file, with `RESULTS_SUFFIX`, unless `options` name another.
-    Raises `SweepError` before anything runs for what cannot be read or run. Ctrl-C
-    (`KeyboardInterrupt`) ends all processes; the same command goes on from there.
+    Results are kept beside the sweep file, with `RESULTS_SUFFIX`, unless `options` name another
+    file. Raises `SweepError` before anything runs for what cannot be read or run. Ctrl-C
+    (`KeyboardInterrupt`) ends all processes; the same command resumes from there.
     """
     setups = read_sheet(file)
     results = options.results or file.with_name(file.name + RESULTS_SUFFIX)
@@ -587,7 +601,8 @@ def run_plan(
     json: Path | None = None,
     evaluate: Evaluate = evaluate_replay,
 ) -> bool:
-    """Searches, prints the answer and its reasons, writes `json`; whether there is an answer.
+    """Search the plan, print the answer and its reasons, write `json`; return True if there is an
+    answer.
 
     Raises `SweepError` and `KeyboardInterrupt` as `run_sweep` does.
     """

@@ -1,4 +1,4 @@
-"""One run of many, the key by which it is known again, and what is wrong with a sweep."""
+"""A task: one run of many, with the key that identifies it; and the error of an invalid sweep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from simulator.traces.files import located
 
 
 class SweepError(ValueError):
-    """A sweep or plan that cannot be run. `problems` has a line for each thing that is wrong."""
+    """Raised for a sweep or plan that cannot be run; `problems` has a line for each thing that is
+    wrong.
+    """
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -30,7 +32,9 @@ class SweepError(ValueError):
 
 
 def unknown(where: str, name: object, valid: Iterable[str]) -> str:
-    """The line for a name that is not among the `valid` ones, with the likeliest meant."""
+    """Return the error line for a name that is not among the `valid` ones, with the likeliest
+    match.
+    """
     names = list(valid)
     hint = did_you_mean(str(name), names)
     return f"{where}: unknown {name!r}{hint}; valid: {', '.join(names)}"
@@ -41,9 +45,10 @@ COMMON = frozenset(f"policies.{name}" for name in ("arrays", "contract", "facts"
 
 
 def policy_files(spec: str) -> list[Path]:
-    """Files of the policy and its wrappers, and of their own package that these import; sorted.
+    """Return the source files of the policy, its wrappers, and what they import of their own
+    package.
 
-    Empty for a policy that cannot be loaded: its run will say so.
+    The list is sorted. It is empty for a policy that cannot be loaded: its run will report that.
     """
     found: dict[str, Path] = {}
     for number, part in enumerate(spec.split("|")):
@@ -69,7 +74,7 @@ def _follow(module: str, file: Path, found: dict[str, Path]) -> None:
 
 
 def _imported(file: Path, package: str) -> list[str]:
-    """Modules of `package` that a file imports by their full names."""
+    """Return the modules of `package` that a file imports by their full names."""
     names: list[str] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -87,14 +92,14 @@ GENERATOR = "gen:"
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A run to do."""
+    """One run to do, with its key."""
 
     key: str
     setup: Setup
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """What became of a run: a row or an error, never both."""
+    """The outcome of a run: a row or an error, never both."""
 
     task: Task
     row: Any  # what `Evaluate` gave; None: nothing
@@ -108,7 +113,7 @@ class Runner(Protocol):
     jobs: int  # runs at a time
 
     def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
-        """The outcomes as they come, in any order, one for each task."""
+        """Yield the outcomes as the runs end, in any order, one for each task."""
 
     def __enter__(self) -> Self: ...
 
@@ -116,10 +121,10 @@ class Runner(Protocol):
 
 
 class Keys:
-    """Makes tasks of set-ups. Lifetime: one sweep.
+    """Makes tasks, with their keys, for set-ups.
 
     A key stands for the set-up, the bytes of the files it names, those of its policy's source and
-    the version of this program: what was changed under its old name makes another run.
+    the version of this program: if any of them changes, it is another run. Lifetime: one sweep.
     """
 
     def __init__(self) -> None:
@@ -128,7 +133,7 @@ class Keys:
         self._policies: dict[str, list[Path]] = {}
 
     def task(self, setup: Setup) -> Task:
-        """The task of a set-up. Raises `SweepError` for a file that cannot be read."""
+        """Return the task of a set-up. Raises `SweepError` for a file that cannot be read."""
         said = hashlib.sha256(self._version.encode())
         if setup.policy not in self._policies:
             self._policies[setup.policy] = policy_files(setup.policy)
@@ -148,7 +153,7 @@ class Keys:
 
 
 def _files(setup: Setup) -> list[str]:
-    """The files that a set-up names: trace, faults, profiles."""
+    """Return the files that a set-up names: trace, faults, profiles."""
     source = setup.workload.source
     named = [] if source.startswith(GENERATOR) else [source]
     named += [] if setup.faults is None else [setup.faults]
