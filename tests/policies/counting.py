@@ -1,4 +1,4 @@
-"""A policy that counts the facts it saw."""
+"""A policy, for tests, that counts the facts it receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True)
 class Counting:
-    """Remembers how many facts it saw."""
+    """A policy whose state is the number of facts it received."""
 
     step: int = 1
 

@@ -1,4 +1,6 @@
-"""Views for tests: give the columns that matter, the rest is an idle worker's."""
+"""Views of a fleet and of a request for tests: a test gives the columns that matter, and all others
+are those of an idle worker.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,11 @@ _IDLE: dict[str, float] = {
 
 
 def fleet_of(**columns: Any) -> TableFleet:
-    """A fleet of as many rows as the longest column given; scalars fill their column.
+    """Return a fleet with as many rows as the longest given column; a scalar fills its column.
 
-    `fleet_of(hit_tokens=[600, 0], step_s=0.02)`. Columns not given are those of an idle worker
-    of 10,000 tokens/s and 10 ms steps without thresholds. Pool scalars go by their own names.
+    For example `fleet_of(hit_tokens=[600, 0], step_s=0.02)`. Columns that are not given are those
+    of an idle worker of 10,000 tokens/s and 10 ms steps without thresholds. Scalars of the pool are
+    given under their own names.
     """
     known = {field.name for field in fields(TableFleet)}
     unknown = sorted(set(columns) - known)
@@ -57,7 +60,9 @@ def fleet_of(**columns: Any) -> TableFleet:
 
 
 def request_of(**changes: Any) -> RequestView:
-    """A request of 1,000 tokens in blocks of 16, arrival 0, draw 0; `changes` by field name."""
+    """Return a request of 1,000 tokens in blocks of 16, with arrival 0 and draw 0; `changes`
+    replace fields by name.
+    """
     values: dict[str, Any] = {
         "block_size": 16,
         "prompt_tokens": 1_000,

@@ -1,6 +1,6 @@
-"""What a policy sees, as the page docs/reference/fleet.md; run as a program it writes the page.
+"""Makes the page docs/reference/fleet.md, which says what a policy sees.
 
-python -m tests.policies.fleet_page docs/reference/fleet.md
+    python -m tests.policies.fleet_page docs/reference/fleet.md
 
 The page is made from the comments and docstrings of `policies/contract.py`.
 """
@@ -42,11 +42,13 @@ FIELD = re.compile(r"(\w+): (.+?)(?: = .+)?")
 
 
 class ContractError(Exception):
-    """A column or field of the contract does not say its unit, its source or its age."""
+    """Raised if a column or field of the contract does not state its unit, its source or
+    its age.
+    """
 
 
 class Row(NamedTuple):
-    """One column or field, with what its comment says."""
+    """One column or field of the contract, with the parts of its comment."""
 
     name: str
     kind: str
@@ -57,7 +59,7 @@ class Row(NamedTuple):
 
 
 def page() -> str:
-    """The whole of docs/reference/fleet.md."""
+    """Return the whole of docs/reference/fleet.md."""
     columns = list(fleet_rows())
     return "\n".join(
         [
@@ -84,7 +86,7 @@ def page() -> str:
 
 
 def table(first: str, rows: list[Row]) -> Iterator[str]:
-    """The lines of a table of `rows`, and an empty line."""
+    """Yield the lines of a table of `rows`, and an empty line."""
     yield f"| {first} | type | unit | what it is | source | age |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
@@ -94,19 +96,19 @@ def table(first: str, rows: list[Row]) -> Iterator[str]:
 
 
 def is_column(row: Row) -> bool:
-    """Whether a fleet has one value of it for each worker."""
+    """Return whether the row describes a column, which has a value for each worker."""
     return row.kind in COLUMNS.values()
 
 
 def fleet_rows() -> Iterator[Row]:
-    """The columns of a fleet, in the contract's order."""
+    """Yield a row for each column of a fleet, in the contract's order."""
     for column in fields(TableFleet):
         kind = annotation(getattr(FleetView, column.name).fget)
         yield row_of(column.name, kind, inspect.getdoc(getattr(FleetView, column.name)) or "")
 
 
 def request_rows() -> Iterator[Row]:
-    """The fields of a request, in the contract's order."""
+    """Yield a row for each field of a request, in the contract's order."""
     known = {field.name for field in fields(RequestView)}
     comment: list[str] = []
     for line in map(str.strip, inspect.getsource(RequestView).splitlines()):
@@ -120,7 +122,9 @@ def request_rows() -> Iterator[Row]:
 
 
 def row_of(name: str, kind: str, text: str) -> Row:
-    """The row of one name, from its comment. Raises `ContractError` if the comment lacks a part."""
+    """Return the row of one name, read from its comment. Raises `ContractError` if the comment
+    lacks a part.
+    """
     parts = PARTS.fullmatch(" ".join(text.split()))
     if parts is None:
         raise ContractError(f"{name}: end the comment with `Unit: ... Source: ... Age: ...`")
@@ -129,7 +133,9 @@ def row_of(name: str, kind: str, text: str) -> Row:
 
 
 def computed() -> Iterator[str]:
-    """Rows of what a fleet computes from its columns, with the first sentence of its docstring."""
+    """Yield the lines on what a fleet computes from its columns, with the first sentence of each
+    docstring.
+    """
     columns = {column.name for column in fields(TableFleet)}
     for name, member in vars(FleetView).items():
         if name in columns or name.startswith("_") or name == "with_columns":
@@ -144,7 +150,7 @@ def computed() -> Iterator[str]:
 
 
 def annotation(getter: Any) -> str:
-    """The return type of a property, as it is written in the source."""
+    """Return the return type of a property as the source writes it."""
     return str(getter.__annotations__["return"])
 
 

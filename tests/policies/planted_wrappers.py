@@ -1,4 +1,6 @@
-"""Wrappers and policies of a user's own, right and wrong ones, to be named by specification."""
+"""Wrappers and policies such as users write, right and wrong ones; tests name them by
+specification.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def waiting_column(request, fleet, state):
 
 @dataclass(frozen=True)
 class Counting:
-    """Adds the facts it saw, `step` each."""
+    """A wrapper that adds `step` for each fact it received."""
 
     step: int = 1
 

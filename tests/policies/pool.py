@@ -1,8 +1,9 @@
-"""A pool on virtual time: the real decision core and real schedulers, no process, no socket.
+"""A pool on virtual time with the real decision core and real schedulers, without a process or a
+socket.
 
-What a policy does to a pool is seen here in a second or two, with the step times of a profile.
-Workers have no KV events: the core mirrors them from its own dispatches, which is exact as long
-as nothing is evicted.
+It shows the effect of a policy on a pool in a second or two, with the step times of a profile.
+Workers have no KV events: the core mirrors their caches from its own dispatches, which is exact as
+long as no block is evicted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ARRIVAL, STEP_END = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request of a workload: when, its chain, its lengths."""
+    """One request of a workload: its arrival, its chain, its lengths."""
 
     arrival_s: float
     chain: Hashes
@@ -40,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a workload: per worker, per request in the order of arrival."""
+    """The results of a workload, per worker and per request in order of arrival."""
 
     requests: list[int]  # per worker
     ttft_s: np.ndarray
@@ -48,12 +49,14 @@ class Outcome:
 
     @property
     def skew(self) -> float:
-        """Requests of the busiest worker over the mean."""
+        """The requests of the busiest worker divided by the mean per worker."""
         return max(self.requests) / (sum(self.requests) / len(self.requests))
 
 
 class Pool:
-    """Workers behind a core; those in `slow` run at half speed. Lifetime: one run."""
+    """Workers behind a decision core; the workers in `slow` run at half speed. Lifetime:
+    one run.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Pool:
             self.schedulers.append(Scheduler(SchedulerSettings(), blocks))
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
-        """Serve `jobs` to the end."""
+        """Serve `jobs` until the last one has finished."""
         events: list[tuple[float, int, int]] = [
             (job.arrival_s, ARRIVAL, number) for number, job in enumerate(jobs)
         ]
@@ -142,7 +145,9 @@ class Pool:
 def shared_prompt(
     requests: int, rate_per_s: float, shared: int, unique: int, output: int, seed: int
 ) -> list[Job]:
-    """Poisson arrivals of one shared prompt with unique suffixes; blocks of 16."""
+    """Return Poisson arrivals of requests with one shared prompt and unique suffixes, in blocks of
+    16.
+    """
     random = np.random.default_rng(seed)
     times = np.cumsum(random.exponential(1 / rate_per_s, requests))
     trunk = np.arange(1, shared // 16 + 1, dtype=np.uint64)
@@ -161,10 +166,11 @@ def shared_prompt(
 def conversations(
     sessions: int, rate_per_s: float, trunk: int, turns: int, new: int, output: int, seed: int
 ) -> list[Job]:
-    """Sessions of up to `turns` turns behind one system prompt of `trunk` tokens; blocks of 16.
+    """Return sessions of up to `turns` turns behind one system prompt of `trunk` tokens, in blocks
+    of 16.
 
-    Open loop: a turn comes 3 s and more after the one before it. Every prompt is the whole
-    history: trunk, earlier turns and their answers, and log-normally many new tokens.
+    The loop is open: a turn comes 3 s or more after the one before it. Every prompt is the whole
+    history: the trunk, earlier turns with their answers, and a log-normal number of new tokens.
     """
     random = np.random.default_rng(seed)
     base = np.arange(1, trunk // 16 + 1, dtype=np.uint64)

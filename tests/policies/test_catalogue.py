@@ -1,4 +1,6 @@
-"""Every policy by name: it stands in the catalogue as it is, and a wide pool does not upset it."""
+"""Tests of every policy by name: the catalogue describes it as it is, and it can serve a
+wide pool.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
-    """Policy -> the cells of its row, of all tables with a column `parameters`."""
+    """Return the cells of each policy's row, from all tables with a column `parameters`."""
     rows: dict[str, list[str]] = {}
     heads: list[str] = []
     for line in text.splitlines():
@@ -82,7 +84,7 @@ def test_a_prompt_without_a_full_block(name):
 
 @every_policy
 def test_equal_workers_are_equal(name):
-    """Where nothing tells two workers apart, each is chosen now and then."""
+    """If nothing distinguishes two workers, each is chosen sometimes."""
     policy = load(name)
     fleet = fleet_of(worker_id=range(4), kv_used_tokens=0.0, kv_capacity_tokens=1e5)
     state = policy.initial_state()

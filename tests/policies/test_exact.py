@@ -1,4 +1,4 @@
-"""What was made faster answers to the last bit what its plain formula does."""
+"""Tests that code made faster gives the same result to the last bit as the plain formula."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INF = np.inf
 
 
 def plain_missing(prompt_tokens: int, hit_tokens: np.ndarray) -> np.ndarray:
-    """The price of what is missing, by numpy's general functions."""
+    """Return the price of the missing tokens, computed with numpy's general functions."""
     hits = np.minimum(hit_tokens, prompt_tokens - 1)
     order = np.argsort(hits, kind="stable")
     priced = np.cumsum(np.diff(hits[order], prepend=0) / np.arange(len(hits), 0, -1))
@@ -28,7 +28,7 @@ def plain_missing(prompt_tokens: int, hit_tokens: np.ndarray) -> np.ndarray:
 
 
 def plain_reached(fleet, defaults) -> np.ndarray:
-    """bool[rows]: the thresholds one by one, each limit written out."""
+    """Return bool[rows] that say which worker reached a threshold, with each limit written out."""
     signals = (fleet.requests, fleet.queued_prefill_tokens, fleet.kv_fraction)
     owns = (fleet.max_requests, fleet.max_queued_tokens, fleet.max_kv_fraction)
     reached = np.zeros(len(fleet), dtype=bool)
@@ -84,7 +84,9 @@ def test_pick_among_ties(costs, draw) -> None:
 
 
 def test_a_median_of_nothing_known_is_not_hidden() -> None:
-    """Were one worker's speed not a number, every cost would be none, and `pick` would say so."""
+    """An unknown speed is not hidden by the median: every cost would be NaN, and `pick` raises an
+    error that says so.
+    """
     fleet = fleet_of(step_s=[0.01, float("nan"), 0.02], running=[1, 1, 1])
     costs = Hybrid().costs(request_of(), fleet, None)
     with pytest.raises(ValueError, match="row 0"):

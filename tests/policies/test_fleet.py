@@ -1,4 +1,4 @@
-"""The fleet as an interface: what builds one, what cannot be changed, what is copied."""
+"""Tests of the fleet as an interface: what builds one, what cannot be changed, what is copied."""
 
 from __future__ import annotations
 

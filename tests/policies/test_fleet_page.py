@@ -1,4 +1,6 @@
-"""docs/reference/fleet.md is what the contract says, and the contract says it of every column."""
+"""Tests that docs/reference/fleet.md is what the contract says, and that the contract covers every
+column.
+"""
 
 from __future__ import annotations
 

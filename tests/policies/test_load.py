@@ -1,4 +1,6 @@
-"""Policies by specification: names, parameters, one's own, what is refused and how."""
+"""Tests of policies by specification: names, parameters, users' own policies, and the refusals with
+their text.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def returns_too_many(request, fleet, state):
 
 @dataclass(frozen=True)
 class Unmakeable:
-    """Asks for what this machine lacks."""
+    """A policy that needs a device which this machine lacks."""
 
     def __post_init__(self) -> None:
         raise OSError("no such device")

@@ -1,4 +1,4 @@
-"""The known name that an unknown one is likely to mean."""
+"""Tests of the known name that an unknown one is likely to mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ties, temperature and hold."""
+"""Tests of `pick`: ties, temperature, and hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the policies do to a pool of eight: the hot spot, its cure, and affinity kept."""
+"""Tests of policies in a pool of eight workers: the hot spot, its cure, and affinity that
+is kept.
+"""
 
 from __future__ import annotations
 

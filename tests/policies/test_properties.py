@@ -1,4 +1,4 @@
-"""What holds for every built-in policy, whatever the view."""
+"""Tests of the properties that every built-in policy has for any view."""
 
 from __future__ import annotations
 

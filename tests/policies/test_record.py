@@ -1,4 +1,4 @@
-"""Records behave as frozen dataclasses do, apart from the freezing itself."""
+"""Tests that records behave as frozen dataclasses do, except that they are not frozen."""
 
 from __future__ import annotations
 

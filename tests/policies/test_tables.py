@@ -1,4 +1,4 @@
-"""Every built-in policy against costs worked out by hand."""
+"""Tests of every built-in policy against costs computed by hand."""
 
 from __future__ import annotations
 
@@ -205,7 +205,9 @@ def test_llm_d_knows_no_difference_where_there_is_none():
 
 
 def test_llm_d_never_leaves_a_whole_hit_for_a_queue():
-    """Spill depth: 2 x 0.999 of the prompt outweighs whatever waits there."""
+    """llm-d never leaves a whole hit for a queue, because 2 x 0.999 of the prompt outweighs any
+    queue.
+    """
     costs = costs_of(LlmD(kv_weight=0.0), hit_tokens=[999, 0], waiting=[10_000, 0])
     assert costs[0] < costs[1]
 

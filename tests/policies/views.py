@@ -56,7 +56,9 @@ requests = st.builds(
 
 
 def told(policy: LoadedPolicy, fleet: FleetView, seed: int = 0) -> Any:
-    """The state of `policy` after a few dispatches to workers of `fleet` and one that is gone."""
+    """Return the state of `policy` after a few dispatches to workers of `fleet` and to one that is
+    gone.
+    """
     random = np.random.default_rng(seed)
     state = policy.initial_state()
     chain = np.arange(1, 11, dtype=np.uint64)

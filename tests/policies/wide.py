@@ -1,4 +1,6 @@
-"""A wide pool as it may be at any moment: some signals absent, some hits unknown, some idle."""
+"""A wide pool in a random state: some signals are absent, some hits are unknown, some workers are
+idle.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tests.policies.fleet import fleet_of
 
 
 def wide_fleet(seed: int, workers: int) -> FleetView:
-    """`workers` rows by `seed`; hits of at most 999 tokens, two speeds, many ties."""
+    """Return a fleet of `workers` rows by `seed`, with hits of at most 999 tokens, two speeds and
+    many ties.
+    """
     random = np.random.default_rng(seed)
 
     def maybe_nan(values):

@@ -15,7 +15,9 @@ CODE = {".py", ".pyi", ".cpp", ".h", ".hpp", ".cu", ".cuh"}
 
 @cache
 def tree() -> tuple[str, ...]:
-    """Paths of the tracked files; outside a git checkout, of all that is no build output."""
+    """Return the paths of the tracked files; outside a git checkout, of all files that are no build
+    output.
+    """
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode == 0 and listed.stdout:
         paths = [path for path in listed.stdout.splitlines() if (ROOT / path).is_file()]

@@ -30,7 +30,7 @@ WIRING = (
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import of a module of ours by another."""
+    """One import of one of our modules by another."""
 
     importer: str
     imported: str
@@ -38,7 +38,7 @@ class Import:
 
 @cache
 def modules(checkout: Path, root: str) -> Mapping[str, Path]:
-    """The files of a top-level package, by the names under which they are imported."""
+    """Return the files of a top-level package by the names under which they are imported."""
     found = {}
     for path in sorted((checkout / root).rglob("*.py")):
         name = ".".join(path.relative_to(checkout).with_suffix("").parts)
@@ -47,7 +47,7 @@ def modules(checkout: Path, root: str) -> Mapping[str, Path]:
 
 
 def package_of(module: str, path: Path) -> str:
-    """The folder of a module, or the module itself where it is beside packages."""
+    """Return the package of a module: its folder, or the module itself if it is beside packages."""
     if path.name == "__init__.py":
         return module
     parent = module.rpartition(".")[0]
@@ -55,7 +55,7 @@ def package_of(module: str, path: Path) -> str:
 
 
 def imports(checkout: Path, root: str) -> Iterator[Import]:
-    """Every import within a top-level package."""
+    """Yield every import within a top-level package."""
     known = modules(checkout, root)
     for importer, path in known.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -72,7 +72,7 @@ def imports(checkout: Path, root: str) -> Iterator[Import]:
 
 
 def package_graph(checkout: Path, root: str) -> dict[str, set[str]]:
-    """Which packages each package imports."""
+    """Return the packages that each package imports."""
     known = modules(checkout, root)
     graph: dict[str, set[str]] = {package_of(name, path): set() for name, path in known.items()}
     for one in imports(checkout, root):
@@ -84,12 +84,12 @@ def package_graph(checkout: Path, root: str) -> dict[str, set[str]]:
 
 
 def ringed(graph: Mapping[str, set[str]]) -> set[str]:
-    """The packages that import each other in a ring, over however many others."""
+    """Return the packages that import each other in a ring, over any number of other packages."""
     return {package for package in graph if package in reached(graph, package)}
 
 
 def reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    """What a package imports, and what that imports."""
+    """Return the packages that a package imports, directly or through others."""
     found: set[str] = set()
     ahead = list(graph[start])
     while ahead:
@@ -101,8 +101,8 @@ def reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def router_floors(checkout: Path) -> dict[str, int]:
-    """The floor of each package of a checkout's router, counted from the top, as its contract of
-    import-linter has it; empty where it has none.
+    """Return the floor of each package of the router, counted from the top, as import-linter's
+    contract has it. The result is empty if the checkout has no such contract.
     """
     project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
@@ -111,7 +111,9 @@ def router_floors(checkout: Path) -> dict[str, int]:
 
 
 def upward(checkout: Path) -> list[Import]:
-    """Imports within the router that run from a floor to one above it, or along the same one."""
+    """Return the imports within the router that run from a floor to one above it or along the same
+    floor.
+    """
     floors = router_floors(checkout)
     found = set()
     for one in imports(checkout, "router"):
@@ -125,7 +127,8 @@ def upward(checkout: Path) -> list[Import]:
 
 
 def kinds_spelt(checkout: Path) -> list[str]:
-    """Where the router spells an engine's kind, outside `engines` and the doctor."""
+    """Return the places where the router spells an engine's kind outside `engines` and the doctor.
+    """
     return [
         f"{name}:{node.lineno}"
         for name, path in modules(checkout, "router").items()
@@ -136,7 +139,8 @@ def kinds_spelt(checkout: Path) -> list[str]:
 
 
 def late_set(checkout: Path) -> list[str]:
-    """Where the modules that wire the router set an attribute of another object."""
+    """Return the places where the modules that wire the router set an attribute of another object.
+    """
     found = []
     for name, path in modules(checkout, "router").items():
         if name not in WIRING:
@@ -150,7 +154,7 @@ def late_set(checkout: Path) -> list[str]:
 
 
 def between_tests(checkout: Path) -> set[str]:
-    """Where a module of tests imports another one that has tests."""
+    """Return the imports by which a module of tests imports another module that has tests."""
     return {
         f"{one.importer} -> {one.imported}"
         for one in imports(checkout, "tests")
@@ -159,14 +163,14 @@ def between_tests(checkout: Path) -> set[str]:
 
 
 def product_lines(checkout: Path) -> int:
-    """Lines of Python of the product."""
+    """Return the number of lines of Python in the product."""
     folders = (*ROOTS, "kernels/kvkernels", "grafana")
     files = (path for folder in folders for path in (checkout / folder).rglob("*.py"))
     return sum(path.read_text(encoding="utf-8").count("\n") for path in files)
 
 
 def figures(checkout: Path) -> dict[str, int]:
-    """Each figure by its name."""
+    """Return each figure by its name."""
     rings = {root: len(ringed(package_graph(checkout, root))) for root in ROOTS}
     return {
         **{f"packages in rings, {root}": count for root, count in rings.items()},

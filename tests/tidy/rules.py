@@ -1,4 +1,7 @@
-"""The house's style as functions: a file in, its problems out. `test_tidy.py` walks the tree."""
+"""The project's rules of style as functions that take a file and yield its problems.
+
+`test_tidy.py` applies them to all files.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +40,21 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def long_lines(text: str) -> Iterator[str]:
-    """Lines of more than 100 columns."""
+    """Yield the lines of more than 100 columns."""
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MAX_COLUMNS:
             yield f"line {number} has {len(line)} columns, the limit is {MAX_COLUMNS}"
 
 
 def functions(tree: ast.Module) -> Iterator[FunctionNode]:
-    """All functions and methods of a module, nested ones too."""
+    """Yield all functions and methods of a module, nested ones too."""
     for node in ast.walk(tree):
         if isinstance(node, FunctionNode):
             yield node
 
 
 def long_functions(tree: ast.Module) -> Iterator[str]:
-    """Functions of more than 60 lines, their docstring included."""
+    """Yield the functions of more than 60 lines, docstring included."""
     for function in functions(tree):
         lines = (function.end_lineno or function.lineno) - function.lineno + 1
         if lines > MAX_FUNCTION_LINES:
@@ -59,7 +62,7 @@ def long_functions(tree: ast.Module) -> Iterator[str]:
 
 
 def module_state(tree: ast.Module) -> Iterator[str]:
-    """Mutable containers bound at module level to names that are not constants."""
+    """Yield the mutable containers that a module binds to names which are not constants."""
     for node in tree.body:
         if isinstance(node, ast.Assign):
             targets = node.targets
@@ -82,12 +85,12 @@ def is_mutable(value: ast.expr) -> bool:
 
 @cache  # each of a package's rules asks for them
 def imports(tree: ast.Module) -> tuple[tuple[int, str], ...]:
-    """(line, dotted name) of everything imported, inside functions too."""
+    """Return (line, dotted name) of everything that a module imports, inside functions too."""
     return tuple(imported(ast.walk(tree)))
 
 
 def imported(nodes: Iterable[ast.AST]) -> list[tuple[int, str]]:
-    """(line, dotted name) of what these statements import."""
+    """Return (line, dotted name) of everything that these statements import."""
     found: list[tuple[int, str]] = []
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -99,7 +102,9 @@ def imported(nodes: Iterable[ast.AST]) -> list[tuple[int, str]]:
 
 
 def run_on_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements of a module that importing it runs: no functions, nothing for types only."""
+    """Yield the statements of a module that run on import; functions and type-checking blocks are
+    left out.
+    """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FunctionNode):
             continue
@@ -110,7 +115,9 @@ def run_on_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def import_cycle(trees: dict[str, ast.Module]) -> list[str]:
-    """Modules that import each other in a ring as they are loaded, of `path -> tree`; or none."""
+    """Return the modules of `path -> tree` that import each other in a ring while they are loaded,
+    or [].
+    """
     names = {dotted(path): path for path in trees}
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for reader, path in names.items():
@@ -126,14 +133,16 @@ def import_cycle(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def imports_of(tree: ast.Module, banned: str) -> Iterator[str]:
-    """Imports of the module `banned` or of anything below it."""
+    """Yield the imports of the module `banned` or of anything below it."""
     for line, name in imports(tree):
         if f"{name}.".startswith(f"{banned}."):
             yield f"line {line}: imports {name}"
 
 
 def imported_tests(tree: ast.Module) -> Iterator[str]:
-    """Imports of a module of tests, or of something in one: what is shared is to stand beside."""
+    """Yield the imports of a module of tests or of something in one; shared code belongs in a
+    module without tests.
+    """
     for line, name in imports(tree):
         root, *parts = name.split(".")
         if root in ("tests", "") and any(part.startswith("test_") for part in parts):
@@ -141,7 +150,7 @@ def imported_tests(tree: ast.Module) -> Iterator[str]:
 
 
 def impurities(path: str, tree: ast.Module) -> Iterator[str]:
-    """Clocks and chance of their own in the parts that decide."""
+    """Yield the clocks and random draws in the parts that decide, which must receive both."""
     if not path.startswith(PURE):
         return
     for module in sorted(IMPURE_MODULES):
@@ -152,7 +161,9 @@ def impurities(path: str, tree: ast.Module) -> Iterator[str]:
 
 
 def floor_breaches(path: str, tree: ast.Module) -> Iterator[str]:
-    """What the ground floor may import: policies numpy and stdlib, kvkernels nothing of ours."""
+    """Yield the imports that the ground floor may not have: policies may import numpy and the
+    standard library, kvkernels nothing of ours.
+    """
     for line, name in imports(tree):
         root = name.partition(".")[0]
         if path.startswith("policies/") and root not in {
@@ -165,7 +176,9 @@ def floor_breaches(path: str, tree: ast.Module) -> Iterator[str]:
 
 
 def bad_face(docstring: str | None, folder: Path, root: Path) -> Iterator[str]:
-    """A package's docstring must say what it owns, gives, never imports, and where to start."""
+    """Yield what a package's docstring lacks: what it owns, gives and never imports, and where to
+    start reading.
+    """
     text = docstring or ""
     missing = [field for field in FACE_FIELDS if not re.search(rf"^{field}", text, re.MULTILINE)]
     if missing:
@@ -179,7 +192,7 @@ def bad_face(docstring: str | None, folder: Path, root: Path) -> Iterator[str]:
 
 
 def never_imported(docstring: str | None) -> list[str]:
-    """The modules which a face's `Never imports:` names."""
+    """Return the modules that a package docstring names after `Never imports:`."""
     line = re.search(r"^Never imports:(.*?)^Start reading", docstring or "", re.M | re.S)
     if line is None:
         return []
@@ -189,13 +202,13 @@ def never_imported(docstring: str | None) -> list[str]:
 
 
 def dotted(path: str) -> str:
-    """The name under which a file of ours is imported."""
+    """Return the name under which one of our files is imported."""
     inside = path.removeprefix("kernels/").removesuffix(".py").removesuffix("/__init__")
     return inside.replace("/", ".")
 
 
 def unfinished(text: str) -> Iterator[str]:
-    """Marks of work left for later."""
+    """Yield the lines with a mark of work left for later."""
     for number, line in enumerate(text.splitlines(), 1):
         if re.search(r"\b(TO" r"DO|FIX" r"ME)\b", line):
             yield f"line {number} leaves work for later: {line.strip()}"
@@ -205,8 +218,8 @@ GROUP_LINES = 25  # of code, with docstrings and comments in between
 
 
 def unrelated_groups(tree: ast.Module) -> list[list[str]]:
-    """A module's definitions in groups of which none names anything of another; those of 25 lines
-    or more, by the names that they define.
+    """Return the groups of a module's definitions that name nothing of each other. Each group of 25
+    lines or more is given as the names that it defines.
     """
     definitions = [node for node in tree.body if defined_names(node)]
     owner = {name: at for at, node in enumerate(definitions) for name in defined_names(node)}
@@ -229,7 +242,7 @@ def unrelated_groups(tree: ast.Module) -> list[list[str]]:
 
 
 def defined_names(node: ast.stmt) -> list[str]:
-    """The names that a statement of a module defines."""
+    """Return the names that a statement of a module defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, ast.Assign):
@@ -242,7 +255,7 @@ def defined_names(node: ast.stmt) -> list[str]:
 
 
 def used_names(node: ast.stmt) -> set[str]:
-    """The names that it mentions, those of types in quotes as well."""
+    """Return the names that a statement mentions, including types in quotes."""
     found = set()
     for one in ast.walk(node):
         if isinstance(one, ast.Name):

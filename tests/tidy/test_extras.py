@@ -1,4 +1,4 @@
-"""Where a library of an extra is missing, the message has the line of pip that installs it."""
+"""Tests that an error on a missing library of an extra shows the pip command that installs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""No ring of packages, nested ones included; the floors themselves are import-linter's."""
+"""Tests that no packages, nested ones included, import each other in a ring; import-linter checks
+the floors.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_rings_and_imports_are_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_no_modules_import_each_other_in_a_ring(root: str) -> None:
-    """Those for type checkers and those inside functions count, too."""
+    """No modules import each other in a ring, counting imports for type checkers and inside
+    functions.
+    """
     graph: dict[str, set[str]] = {name: set() for name in modules(OWN, root)}
     for one in imports(OWN, root):
         graph[one.importer].add(one.imported)

@@ -1,4 +1,4 @@
-"""Links between pages lead somewhere: to a file that is there, to a heading that it has."""
+"""Tests that each link between pages leads to a file that exists and to a heading in it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PAGES = [path for path in tree() if path.endswith(".md")]
 
 @cache
 def anchors(path: Path) -> frozenset[str]:
-    """What may stand behind # in a link to a page, as it is shown on the web."""
+    """Return the anchors that a link to a page may have after #, as the web shows the page."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
 
 
 def broken(page: Path, text: str) -> Iterator[str]:
-    """Links of a page that lead nowhere."""
+    """Yield the links of a page that lead nowhere."""
     for file, anchor in LINK.findall(re.sub(r"`[^`\n]+`", "", text)):
         target = (page.parent / file).resolve() if file else page
         if not target.exists():

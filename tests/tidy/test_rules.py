@@ -1,4 +1,4 @@
-"""Each rule finds the breach that was planted for it, and lets its good twin pass."""
+"""Tests that each rule finds the breach planted for it and accepts the correct twin."""
 
 import ast
 from collections.abc import Iterable

@@ -1,4 +1,5 @@
-"""A run of tests tells flaky from broken. It is given tests of which that is known."""
+"""Tests that a run of tests distinguishes flaky tests from broken ones, with tests made for that.
+"""
 
 from __future__ import annotations
 

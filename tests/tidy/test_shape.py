@@ -1,4 +1,4 @@
-"""The shape of the product's modules: no ring of imports, and one idea in each."""
+"""Tests of the shape of the product's modules: no ring of imports, and one idea in each module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer reads first is short, and what it names is there."""
+"""Tests that the pages a newcomer reads first are short and name only what exists."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_class_and_method_that_it_names_is_there() -> None:
 
 
 def defines(text: str, name: str) -> bool:
-    """Whether a module's text has the class, or the class with the method."""
+    """Return whether a module's text defines the class, or the class with the method."""
     owner, _, method = name.partition(".")
     body = re.search(rf"^class {owner}\b.*?(?=^class |\Z)", text, re.MULTILINE | re.DOTALL)
     return body is not None and (not method or f"def {method}(" in body[0])

@@ -1,4 +1,4 @@
-"""Walks the tree and holds it to its style. A failure lists every breach, one a line."""
+"""Tests that hold all files to the project's style; a failure lists every breach, one per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOP_LEVEL = {
 
 
 def faces() -> Iterator[tuple[str, str | None]]:
-    """Each package of ours as (folder, docstring)."""
+    """Yield each of our packages as (folder, docstring)."""
     for path in python():
         folder, _, name = path.rpartition("/")
         if name == "__init__.py" and not folder.startswith("tests"):
@@ -82,7 +82,9 @@ def test_the_top_level_is_the_house_and_nothing_else() -> None:
 
 
 def test_no_other_distribution_owns_our_import_names() -> None:
-    """Our names are plain words: two owners of one folder would overwrite each other's files."""
+    """No other installed distribution uses our import names. They are plain words, and two owners
+    of one folder would overwrite each other's files.
+    """
     owners = importlib.metadata.packages_distributions()
     others = {name: set(owners.get(name, ())) - {"warmroute"} for name in rules.OURS}
     assert not any(others.values()), others

@@ -1,4 +1,4 @@
-"""The table of tiers speaks of files that are there, and says of each what it should."""
+"""Tests that the table of tiers names files that exist and states the right things about each."""
 
 from __future__ import annotations
 

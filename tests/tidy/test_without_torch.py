@@ -1,4 +1,6 @@
-"""Router, timed worker, policies and simulator import where torch and friends are absent."""
+"""Tests that router, timed worker, policies and simulator can be imported without torch and similar
+libraries.
+"""
 
 import subprocess
 import sys
@@ -74,7 +76,7 @@ def test_what_describes_models_does_without_torch() -> None:
 
 
 def test_the_block_works() -> None:
-    """Planted: something that is imported for sure is blocked, and the run fails."""
+    """The check works: blocking a module that is certainly imported makes the run fail."""
     done = import_all("numpy", "policies")
     assert done.returncode != 0
     assert "numpy is absent here" in done.stderr

@@ -1,4 +1,6 @@
-"""Asking published rules: costs as lists, states from facts, and how deep a rule spills."""
+"""Helpers for tests of published rules: costs as lists, states from facts, and the load at which a
+rule spills.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def sent(chain, worker_id=0, hit_tokens=0, request_id=0, now_s=0.0, size=16):
 
 
 def spill_depth(policy, request, hit_tokens, limit=200, state=None, **columns):
-    """Least count of running requests of the holder at which the request leaves it."""
+    """Return the least number of the holder's running requests at which the request goes elsewhere,
+    or None if that is never below `limit`.
+    """
     for requests in range(limit):
         fleet = fleet_of(hit_tokens=[hit_tokens, 0], running=[requests, 0], **columns)
         made = state(requests) if state else state_of(policy)

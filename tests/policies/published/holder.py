@@ -1,4 +1,6 @@
-"""Asking rules that leave the holder of a prefix: their costs, and when they do."""
+"""Helpers for rules that leave the holder of a prefix: their costs, and the load at which they
+leave it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def costs_of(policy, request=None, state=None, **columns):
 
 
 def sent(policy, *dispatches, state=None):
-    """The state after dispatches (worker id, uncached tokens, session)."""
+    """Return the state after dispatches, each given as (worker id, uncached tokens, session)."""
     state = policy.initial_state() if state is None else state
     chain = np.arange(1, 5, dtype=np.uint64)
     for number, (worker_id, uncached, session) in enumerate(dispatches):
@@ -26,7 +28,9 @@ def sent(policy, *dispatches, state=None):
 
 
 def leaves_holder_at(policy, idle_workers=1, request=None, hit_tokens=850, state=None):
-    """How many requests more than idle peers the only holder has when it is left first."""
+    """Return how many more requests than its idle peers the only holder has when a rule first
+    leaves it.
+    """
     for more in range(200):
         costs = costs_of(
             policy,

@@ -1,4 +1,4 @@
-"""Published rules against costs worked out by hand: affinity that gives way to load."""
+"""Tests of published rules whose affinity gives way to load, against costs computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Published rules for agents against costs worked out by hand, and their memory against oracles."""
+"""Tests of published rules for agents, against costs computed by hand; their memory is compared
+with oracles.
+"""
 
 from __future__ import annotations
 

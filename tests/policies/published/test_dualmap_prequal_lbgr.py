@@ -1,4 +1,4 @@
-"""DualMap, Prequal and LBGR against costs worked out by hand."""
+"""Tests of DualMap, Prequal and LBGR against costs computed by hand."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_dualmap_without_a_head_looks_at_all_queues():
 
 
 def pairs_of(policy, prompts, workers=8):
-    """The pairs of candidates that each of these prompts has after all of them came."""
+    """Return the pairs of candidates that the prompts have after all of them arrived."""
     state = after(policy, *map(arrived, prompts))
     chains = (np.array(prompt, dtype=np.uint64) for prompt in prompts)
     requests = (request_of(chain=chain, prompt_tokens=16 * len(chain)) for chain in chains)
@@ -111,7 +111,9 @@ def shared(blocks, own, number):
 
 
 def test_dualmap_hashes_more_of_a_hot_prompt():
-    """Five blocks are shared, eight are not: the second depth tells requests apart."""
+    """DualMap hashes more blocks of a hot prompt. Five blocks are shared and eight are not, so the
+    second depth tells requests apart.
+    """
     prompts = [shared(5, 6, number) for number in range(40)]
     assert len(pairs_of(DualMap(), prompts)) > 8
     cold = prompts[:1] + [[10_000 + 100 * n + b for b in range(8)] for n in range(40)]
@@ -120,7 +122,9 @@ def test_dualmap_hashes_more_of_a_hot_prompt():
 
 @pytest.mark.parametrize(("continuous", "most"), [(False, 1), (True, 28)])
 def test_dualmap_spill_depth_of_a_prompt_that_ends_between_two_doublings(continuous, most):
-    """40 shared blocks and 20 own ones: 32 are all alike, 64 nobody has. Two workers serve all."""
+    """A prompt with 40 shared blocks and 20 own ones ends between two doublings: 32 blocks are
+    alike for all, and 64 no prompt has. Without `continuous`, two workers serve all such prompts.
+    """
     pairs = pairs_of(DualMap(continuous=continuous), [shared(40, 20, n) for n in range(100)])
     assert len(pairs) == 1 if most == 1 else 14 < len(pairs) <= most
 

@@ -1,4 +1,6 @@
-"""Dynamo's rules against costs worked out by hand; what is in use against an oracle."""
+"""Tests of Dynamo's rules against costs computed by hand, and of the blocks in use against an
+oracle.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ INF, NAN = np.inf, np.nan
 
 
 def silent(policy):
-    """State after so many requests of one prefix, 400 blocks, and 40 of their own each.
-
-    What was missing of them is not told: the first was long ago.
+    """Return a function that gives the state after a number of requests, which share a prefix of
+    400 blocks and have 40 blocks each of their own. The facts omit what the worker lacked; the
+    first request was long ago.
     """
 
     def after(requests):
@@ -96,7 +98,7 @@ def test_dynamo_refuses_senseless_parameters(name, value):
 
 
 class PlainActive:
-    """What is in use, found anew each time: the oracle of `ActiveBlocks`."""
+    """The oracle of `ActiveBlocks`, which computes the blocks in use anew each time."""
 
     def __init__(self):
         self.sent = {}
@@ -121,7 +123,9 @@ class PlainActive:
 
 @st.composite
 def tree_chains(draw):
-    """Chains of a small tree: they branch off each other after whole and broken pieces."""
+    """Draw chains of a small tree; they branch off each other after whole and after
+    partial pieces.
+    """
     branch, length = draw(st.integers(0, 2)), draw(st.integers(0, 70))
     fork = draw(st.sampled_from([0, 7, 16, 40, 48]))
     return [n + 1 if n < fork else 1000 * (branch + 1) + 100 * fork + n for n in range(length)]

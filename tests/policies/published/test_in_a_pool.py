@@ -1,4 +1,6 @@
-"""Published rules behind the real decision core: each leaves a hot prefix where it says it does."""
+"""Tests of published rules behind the real decision core: each leaves a hot prefix at the load that
+it states.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def run(policy: str, jobs: list[Job], seed: int = 1) -> Outcome:
 
 
 def burst(siblings: int, session: str | None = None) -> list[Job]:
-    """One request that warms a worker, and a minute later so many at once that share its head."""
+    """Return one request that warms a worker, and `siblings` requests a minute later that share its
+    beginning.
+    """
     trunk = np.arange(1, SHARED // 16 + 1, dtype=np.uint64)
     jobs = []
     for number in range(siblings + 1):

@@ -1,4 +1,4 @@
-"""What published rules remember, and the orders they make, against plain oracles."""
+"""Tests of the memory of published rules, and of the orders they make, against plain oracles."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_places_are_those_of_sorted_tuples(rows) -> None:
     keys=st.lists(st.integers(1, 3), min_size=1, max_size=60),
 )
 def test_bounded_loads_are_bounded(workers, load_factor, keys) -> None:
-    """Requests that come and never end: at each arrival the bound of either rule holds."""
+    """The bound of either rule holds at each arrival while requests come and never end."""
     for policy, extra in ((Chwbl(load_factor=load_factor), 0), (PrefixHash(256, load_factor), 1)):
         running = np.zeros(workers, dtype=np.int64)
         for total, key in enumerate(keys, 1):

@@ -1,4 +1,4 @@
-"""Published rules that price what is missing, against costs worked out by hand."""
+"""Tests of published rules that price uncached tokens, against costs computed by hand."""
 
 from __future__ import annotations
 

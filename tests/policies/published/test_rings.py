@@ -1,4 +1,6 @@
-"""Rings and memories of sessions: published rules that ask no cache where a prefix is."""
+"""Tests of published rules with rings and memories of sessions, which ask no cache where a prefix
+is.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_a_prompt_without_a_full_block_goes_to_the_fewest_requests(policy):
 
 
 def node(worker_id, number):
-    """Where a worker's node lies: SplitMix64 of both, its upper half."""
+    """Return the place of a worker's node on the ring: the upper half of SplitMix64 of both
+    numbers.
+    """
     mixed = (number + (worker_id << 20) + 0x9E3779B97F4A7C15) % 2**64
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
@@ -72,7 +76,9 @@ def node(worker_id, number):
 
 
 def test_distances_are_those_of_a_walk_round_the_ring():
-    """The oracle: the nodes of 12 workers sorted, and walked from the key on."""
+    """Distances are those of the oracle, which sorts the nodes of 12 workers and walks from the key
+    on.
+    """
     ids = [7 * number for number in range(12)]
     ring = sorted((node(worker_id, number), worker_id) for worker_id in ids for number in range(5))
     for number in range(100):
@@ -123,7 +129,9 @@ def test_somebody_always_has_room():
 
 @pytest.mark.parametrize(("policy", "depth"), [(PrefixHash(), 1), (Chwbl(), 1)])
 def test_spill_depth_of_rings_among_idle_workers(policy, depth):
-    """1.25 x the mean of eight workers of whom one is busy is less than one request."""
+    """One running request makes a ring spill, because 1.25 x the mean of eight workers, one of
+    which is busy, is less than one request.
+    """
     number = next(n for n in range(100) if owner(policy, n) == 0)
     assert leaves_holder_at(policy, 7, request_with_key(number)) == depth
 

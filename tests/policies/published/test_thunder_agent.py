@@ -1,4 +1,6 @@
-"""ThunderAgent: programs are paused and resumed as worked out by hand, and its accounts add up."""
+"""Tests of ThunderAgent: programs are paused and resumed as computed by hand, and its accounts add
+up.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ CHAIN = np.zeros(0, dtype=np.uint64)
 
 
 class World:
-    """Workers of 10,000 tokens, and a rule that is told what a router would tell it."""
+    """Workers of 10,000 tokens each, and a rule that receives the facts a router would give it."""
 
     def __init__(self, policy: ThunderAgent, workers: int = 2) -> None:
         self.policy = policy
@@ -52,7 +54,9 @@ class World:
         return self.policy.costs(request, fleet, self.state).tolist()
 
     def arrive(self, session, tokens, group=None, final=False):
-        """A request arrives; returns its number and the worker that it goes to, or -1."""
+        """Let a request arrive; return its number and the worker to which it goes, or -1 if it goes
+        to none.
+        """
         self.number += 1
         identity = Identity(group=group, final=final)
         arrival = Arrival(
@@ -286,7 +290,7 @@ def test_accounts_are_those_of_a_recount(steps, grouped):
 
 
 def recount(state: Programs) -> None:
-    """Count everything anew, in the plainest way, and compare it with what is kept."""
+    """Count everything anew in the plainest way, and assert that the state has the same numbers."""
     assert len(state.programs) <= 3
     used: Counter[int] = Counter()
     for key, program in state.programs.items():

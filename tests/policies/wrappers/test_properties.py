@@ -1,4 +1,4 @@
-"""What holds for every stack of wrappers round every policy, whatever the view."""
+"""Tests of the properties that every stack of wrappers round every policy has for any view."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ages = st.sampled_from([0.1, 4.0, 60.0, float("inf")])
 
 @st.composite
 def wrappers(draw):
-    """One to four wrappers in any order, with parameters, as a specification."""
+    """Draw a specification of one to four wrappers in any order, with parameters."""
     names = draw(st.lists(st.sampled_from(list(WRAPPERS)), min_size=1, max_size=4, unique=True))
     parts = []
     for name in names:
@@ -44,7 +44,7 @@ def wrappers(draw):
 
 @st.composite
 def views(draw):
-    """A request that may have waited, a fleet of any age, some dispatches before."""
+    """Draw a request that may have waited, a fleet of any age, and some earlier dispatches."""
     request = replace(draw(requests), held_s=draw(st.sampled_from([0.0, 0.02, 50.0])), now_s=9.0)
     fleet = draw(fleets())
     told_s = np.array([draw(ages) for _ in range(len(fleet))])

@@ -1,4 +1,6 @@
-"""Wrappers by specification: chains, parameters, one's own, what is refused and how."""
+"""Tests of wrappers by specification: chains, parameters, users' own wrappers, and the refusals
+with their text.
+"""
 
 from __future__ import annotations
 
