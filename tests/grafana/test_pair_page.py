@@ -1,5 +1,5 @@
-"""Tests of docs/replicas.md and discovery.md: the log lines, keys and metrics that they quote
-exist.
+"""Tests of docs/replicas.md, notes/replicas.md and discovery.md: the log lines, keys, metrics and
+tests that they quote exist.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ DOCS = ROOT / "docs"
 PAGE = "\n".join(
     (DOCS / name).read_text(encoding="utf-8") for name in ("reference/discovery.md", "replicas.md")
 )
+PROMISES = (DOCS / "notes/replicas.md").read_text(encoding="utf-8")
 HEAD = "| what | what you see | log line | what the router does | what to do |"
 
 
@@ -44,7 +45,7 @@ def test_the_metrics_named_exist() -> None:
 
 
 def test_each_promise_names_tests_that_are_there() -> None:
-    promises = PAGE.partition("\n## What is promised\n")[2]
+    promises = PROMISES.partition("\n## What is promised\n")[2]
     rows = [line.strip("|").split("|") for line in promises.splitlines() if line.startswith("| ")]
     assert len(rows) > 10
     for promise, shown_by in rows[1:]:
@@ -55,4 +56,4 @@ def test_each_promise_names_tests_that_are_there() -> None:
 
 def test_the_tests_of_replicas_are_named() -> None:
     live = {f"tests/live/{path.name}" for path in (ROOT / "tests/live").glob("test_replica*.py")}
-    assert sorted(live - set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE))) == []
+    assert sorted(live - set(re.findall(r"`(tests/[\w/]+\.py)`", PROMISES))) == []
