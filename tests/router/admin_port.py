@@ -1,4 +1,4 @@
-"""An admin port in front of a fleet of invented workers."""
+"""An admin port for tests, in front of a fleet of invented workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY_BYTES = 4096
 
 @dataclass
 class Admin:
-    """A router's admin port. Lifetime: test."""
+    """The admin port of a router. Lifetime: test."""
 
     router: Router
     url: str

@@ -1,4 +1,4 @@
-"""A router with any number of invented workers, and invented load."""
+"""A router for tests with any number of invented workers and invented load."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ class Crowd:
         del self.requests[: int(len(self.requests) * share)]
 
     async def second(self) -> None:
-        """Let a second pass for the history of the page."""
+        """Advance the history of the status page by one second."""
         self.router.admin.ui.sample()
 
     async def told(self, query: str = "") -> Any:
-        """Return the answer of `/ui/state`; None for 204."""
+        """Return the answer of `/ui/state`, or None if its status is 204."""
         async with self.http.get(f"{self.url}/ui/state{query}") as reply:
             assert reply.status in (200, 204), await reply.text()
             return msgspec.json.decode(await reply.read()) if reply.status == 200 else None

@@ -16,5 +16,5 @@ OWN: Loops = {"uvloop": uvloop.new_event_loop}
 
 
 def relay_loops() -> Loops:
-    """The router's own loop; at full length asyncio's, too."""
+    """Return the router's own event loop, at full length also asyncio's."""
     return OWN if QUICK else {**OWN, **PLAIN}

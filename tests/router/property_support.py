@@ -1,4 +1,4 @@
-"""What the property tests of pure parts share."""
+"""Helpers that the property tests of pure parts share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
-    """`data` in pieces, cut at the given places (any order, repeats allowed)."""
+    """Return `data` in pieces, cut at the given places (any order, repeats allowed)."""
     places = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
     return [data[a:b] for a, b in pairwise(places)]
 
 
 class Wire:
-    """Stands for connection and transport: takes everything, says what it was told to."""
+    """Stands in for connection and transport: takes all bytes and delivers the pieces that it was
+    given.
+    """
 
     closing = False
     can_write = True
 
     def __init__(self, said: list[bytes], *, beyond_the_end: bool = True) -> None:
-        """`beyond_the_end`: also what comes after the reply's end, and its own end, are told."""
+        """With `beyond_the_end` the receiver also gets pieces after the reply's end, and the
+        connection's end.
+        """
         self.transport = self
         self.deadline = Deadline(time.monotonic)
         self.said = said

@@ -1,4 +1,6 @@
-"""Real sockets for the relay's tests: scripted workers, raw clients, a tiny app between them."""
+"""Real sockets for the relay's tests: scripted workers, raw clients, and a tiny app
+between them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Script = Callable[["WorkerCall"], Awaitable[None]]
 
 
 def go_by(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relays that are made in this test go that way."""
+    """Make the relays of this test use the given implementation."""
     if path == "native" and not NativeRelay.usable():
         pytest.skip("the native relay was not built: no compiler, or no Linux")
     monkeypatch.setattr(f"{__name__}.PATH", path)
@@ -40,7 +42,7 @@ def go_by(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class WorkerCall:
-    """One request as a scripted worker received it."""
+    """One request as a scripted worker received it, and the connection to reply on."""
 
     head: bytes
     body: bytes
@@ -49,7 +51,7 @@ class WorkerCall:
     serial: int  # requests on this connection before it
 
     async def say(self, data: bytes) -> None:
-        """Send bytes now."""
+        """Send bytes to the relay and wait until they are written."""
         self.writer.write(data)
         await self.writer.drain()
 
@@ -60,11 +62,11 @@ class WorkerCall:
             await asyncio.sleep(0)
 
     def hang_up(self) -> None:
-        """Close without ending the reply."""
+        """Close the connection without ending the reply."""
         self.writer.close()
 
     def reset(self) -> None:
-        """Close with a reset."""
+        """Close the connection with a TCP reset."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -103,7 +105,7 @@ class Worker:
 
 
 def header(head: bytes, name: bytes) -> bytes | None:
-    """The first value of a header, None without one."""
+    """Return the first value of a header, or None if it is absent."""
     for line in head.split(b"\r\n")[1:]:
         key, _, value = line.partition(b":")
         if key.strip().lower() == name:
@@ -113,7 +115,7 @@ def header(head: bytes, name: bytes) -> bytes | None:
 
 @asynccontextmanager
 async def worker(script: Script) -> AsyncIterator[Worker]:
-    """A scripted worker on a free port."""
+    """Yield a scripted worker on a free port."""
     it = Worker(script)
     server = await asyncio.start_server(it.serve, "127.0.0.1", 0, limit=1 << 24)
     it.port = server.sockets[0].getsockname()[1]
@@ -128,7 +130,7 @@ async def worker(script: Script) -> AsyncIterator[Worker]:
 
 @dataclass
 class Relay:
-    """A tiny app that tries its workers in order, and what it saw."""
+    """A tiny app that tries its workers in order and notes each outcome."""
 
     upstreams: list[Upstream]
     timeouts: Timeouts
@@ -179,7 +181,7 @@ async def relay(
     buffer_bytes: int = 65_536,
     due: AnswerDue | None = None,
 ) -> AsyncIterator[Relay]:
-    """The tiny app in front of the workers on `ports`."""
+    """Yield the tiny app in front of the workers on `ports`."""
     async with upstreams_to(*ports, limits=limits) as upstreams:
         it = Relay(upstreams, timeouts or Timeouts(), buffer_bytes, due)
         async with served(it.handle) as it.port:
@@ -190,7 +192,7 @@ async def relay(
 async def upstreams_to(
     *ports: int, limits: RelayLimits | None = None
 ) -> AsyncIterator[list[Upstream]]:
-    """Upstreams of the path under test, one for each port."""
+    """Yield upstreams of the implementation under test, one for each port."""
     thread = NativeRelay()
     upstreams: list[Upstream] = []
     for port in ports:
@@ -211,7 +213,7 @@ async def upstreams_to(
 
 @asynccontextmanager
 async def served(handle: Handler) -> AsyncIterator[int]:
-    """The client port's server on a free port; it gives every request to `handle`."""
+    """Yield the port of a client-port server that gives every request to `handle`."""
     limits = replace(LIMITS, body_bytes=1 << 26)
     async with behind(handle, limits, tls=TLS, paths=()) as it:
         yield it.port
@@ -223,18 +225,18 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 async def good(call: WorkerCall) -> None:
-    """Answer well."""
+    """Send a complete, correct reply."""
     await call.say(OK)
 
 
 def kind(error: Exception | None) -> str:
-    """What kind of worker's fault it was; fails when it was none."""
+    """Return the kind of the worker's error; fails if the error is not a worker's."""
     assert isinstance(error, WorkerError), error
     return error.kind
 
 
 async def ask(port: int, request: bytes) -> bytes:
-    """Send raw bytes, read until the end of the connection."""
+    """Send raw bytes to the port and return what comes until the connection ends."""
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -247,7 +249,7 @@ async def ask(port: int, request: bytes) -> bytes:
 def post(
     body: bytes = b"{}", *headers: bytes, version: bytes = b"1.1", close: bool = True
 ) -> bytes:
-    """A raw POST."""
+    """Return the bytes of a POST request."""
     lines = [
         b"POST /v1/completions?x=1 HTTP/" + version,
         b"Host: client-side",
@@ -260,12 +262,14 @@ def post(
 
 
 def chunked(*pieces: bytes) -> bytes:
-    """A chunked body."""
+    """Return the pieces as a chunked body."""
     return b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces) + b"0\r\n\r\n"
 
 
 async def read_reply(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Head and body of the next reply on a kept connection; knows lengths and chunks."""
+    """Return head and body of the next reply on a kept connection; reads both lengths and
+    chunks.
+    """
     head = await reader.readuntil(b"\r\n\r\n")
     length = header(head, b"content-length")
     if length is not None:

@@ -1,4 +1,4 @@
-"""The client port's server before a handler, on a free port."""
+"""The client port's server for tests, on a free port in front of a handler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TERMS = ServerTerms(
 
 
 class NoWorkers:
-    """A fleet of nobody. Lifetime: test."""
+    """A fleet without workers. Lifetime: test."""
 
     names = None
 
@@ -63,7 +63,9 @@ class NoWorkers:
 
 
 class AnyMethod(ClientPort):
-    """Gives the handler each request to its paths, whatever the method. Lifetime: test."""
+    """A client port that gives the handler every request to its paths, whatever the method.
+    Lifetime: test.
+    """
 
     def __init__(self, handle: Handler, paths: tuple[str, ...] = ("/v1/completions",)) -> None:
         super().__init__(handle, NoWorkers())  # type: ignore[arg-type]
@@ -78,7 +80,7 @@ class AnyMethod(ClientPort):
 
 @dataclass
 class Behind:
-    """Lifetime: test."""
+    """A server under test and its port. Lifetime: test."""
 
     server: HttpServer
     port: int
@@ -94,7 +96,9 @@ async def behind(
     paths: tuple[str, ...] = ("/v1/completions",),
     **terms: float,
 ) -> AsyncIterator[Behind]:
-    """A server on a free port that gives every request to `paths` to `handle`; no paths: to any."""
+    """Yield a server on a free port that gives requests to `paths` to `handle`; without paths, all
+    requests.
+    """
     now = replace(TERMS, **terms)
     server = HttpServer(limits, now, trusted, clock)
     try:
@@ -105,7 +109,7 @@ async def behind(
 
 
 async def pieces(port: int, *parts: bytes, tls: ssl.SSLContext | None = None) -> bytes:
-    """Send parts one after the other, read until the end."""
+    """Send the parts one after the other and return what comes until the connection ends."""
     async with asyncio.timeout(20):
         name = None if tls is None else "localhost"
         reader, writer = await asyncio.open_connection(

@@ -1,4 +1,4 @@
-"""What SGLang's servers tell of themselves."""
+"""The pages on which SGLang's servers describe themselves, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of states that notes which of its rows are used."""
+"""A table of states for tests that notes which of its rows are used."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import NoReturn
 
 
 class StateRecorder(dict[tuple[str, str], str]):
-    """A copy of a table to be put in its place. Lifetime: test.
-
-    `missed` has each (state, event) that was looked up and is no row of the table.
+    """A copy of a state table that a test puts in the table's place. `missed` has each (state,
+    event) that was looked up without being a row of the table. Lifetime: test.
     """
 
     def __init__(self, table: Mapping[tuple[str, str], str]) -> None:

@@ -1,4 +1,4 @@
-"""Threads in slow motion: a test says when one of them does a job."""
+"""An executor for tests that does a job only when the test says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Steps(Executor):
-    """Does one job in each call of `step`."""
+    """An executor that does one job in each call of `step`."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -26,7 +26,7 @@ class Steps(Executor):
         return done
 
     def step(self) -> bool:
-        """Do the next job; false where there is none."""
+        """Do the next job; returns False if there is none."""
         if not self._calls:
             return False
         self._calls.popleft()()

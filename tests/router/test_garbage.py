@@ -1,4 +1,6 @@
-"""The collector after `settle`: what was there is out of its sight, new cycles are not."""
+"""Tests of the garbage collector after `settle`: it no longer looks at older objects, and still
+finds new cycles.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from router.process.garbage import YOUNG_OBJECTS, release, settle
 
 
 class Knot:
-    """Refers to itself."""
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
         self.self = self

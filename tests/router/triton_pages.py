@@ -1,4 +1,4 @@
-"""What Triton's servers tell of themselves."""
+"""The pages on which Triton's servers describe themselves, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM's servers tell of themselves."""
+"""The pages on which vLLM's servers describe themselves, for tests."""
 
 from __future__ import annotations
 

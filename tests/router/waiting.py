@@ -1,4 +1,4 @@
-"""Waiting for what must come to be, without saying when."""
+"""Waits in tests for a condition, without a fixed time."""
 
 from __future__ import annotations
 

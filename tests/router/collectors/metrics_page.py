@@ -132,7 +132,9 @@ FIRST = ("Requests",)  # of the page, though its pattern is tried late
 
 
 def families() -> list[Metric]:
-    """All families of a router that shares nothing with others, in the order of a scrape."""
+    """Return all metric families of a router that shares nothing with others, in the order of a
+    scrape.
+    """
 
     async def made() -> list[Metric]:
         server = HttpServer(LIMITS, TERMS, (), time.monotonic)
@@ -147,26 +149,26 @@ def families() -> list[Metric]:
 
 
 def role_families(router: Router) -> Iterator[Metric]:
-    """The family of `roles.follow`, which is off by default."""
+    """Yield the metric family of `roles.follow`, which is off by default."""
     core = router.dispatcher.core
     return role_metrics(RoleKeeper(router.fleet, core, router.config.roles))
 
 
 def section_of(name: str) -> str:
-    """The title of the section that a metric belongs to."""
+    """Return the title of the section that a metric belongs to."""
     short = name.removeprefix("warmroute_")
     return next(title for title, _, names in SECTIONS if re.match(names, short))
 
 
 def row(family: Metric) -> str:
-    """The line of a table that describes one family."""
+    """Return the line of a table that describes one family."""
     name = f"{family.name}_total" if family.type == "counter" else family.name
     labels = ", ".join(f"`{label}`" for label in vars(family)["_labelnames"])
     return f"| `{name}` | {labels} | {family.type} | {family.documentation} |\n"
 
 
 def page() -> str:
-    """The whole of docs/reference/metrics.md."""
+    """Return the whole text of docs/reference/metrics.md."""
     rows: dict[str, list[str]] = {title: [] for title, _, _ in SECTIONS}
     for family in families():
         rows[section_of(family.name)].append(row(family))

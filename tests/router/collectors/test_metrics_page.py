@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md is what the router's registry says."""
+"""Tests that docs/reference/metrics.md lists what the router's registry contains."""
 
 from __future__ import annotations
 

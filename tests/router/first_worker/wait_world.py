@@ -19,7 +19,7 @@ FACTS = WorkerFacts(name="http://worker", models=("m",), block_size=16)
 
 
 class WaitWorld:
-    """Workers, the queue and the time. Lifetime: test."""
+    """The workers, the queue of waiting requests and the clock. Lifetime: test."""
 
     def __init__(self, terms: WaitingSettings) -> None:
         self.now_s = 100.0
@@ -80,6 +80,6 @@ class WaitWorld:
 
 
 async def settled() -> None:
-    """Let every task do what it can."""
+    """Let the event loop run until every task waits."""
     for _ in range(5):
         await asyncio.sleep(0)

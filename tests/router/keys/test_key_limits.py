@@ -1,4 +1,6 @@
-"""What a key may use: buckets held to a plain account, waits that are true, exact counts."""
+"""Tests of the limits of API keys: rate limits against a simple model, retry times that suffice,
+exact counts.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,7 @@ def test_new_terms_take_nothing_back() -> None:
 
 @given(st.floats(0.0, 1e6, allow_nan=False))
 def test_durations_are_read_back_and_never_too_short(seconds: float) -> None:
-    """OpenAI's form is that of Go's time.Duration.String."""
+    """OpenAI writes durations in the form of Go's time.Duration.String."""
     shown = duration(seconds)
     found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:([\d.]+)s)?|(\d+)ms", shown)
     assert found is not None, shown

@@ -1,4 +1,6 @@
-"""What keys use at several replicas: one limit for all, whatever messages are lost or repeated."""
+"""Tests of the use of API keys at several replicas: one limit for all, whatever messages are lost
+or repeated.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ TERMS = KeyTerms(requests_per_s=1.0, requests_burst=10.0, tokens_per_s=1.0, toke
 
 
 class Side:
-    """One replica's allowance of one key. Lifetime: test."""
+    """The allowance of one key at one replica. Lifetime: test."""
 
     def __init__(self, terms: KeyTerms = TERMS) -> None:
         self.allowance = Allowance(terms, 0.0)

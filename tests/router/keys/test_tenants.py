@@ -1,4 +1,6 @@
-"""Who a client is: keys, trusted peers, key files; and that no key is ever shown."""
+"""Tests of how a client is identified, by API keys, trusted peers and key files; and that a key is
+never shown.
+"""
 
 from __future__ import annotations
 

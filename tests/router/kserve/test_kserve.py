@@ -1,4 +1,6 @@
-"""What a KServe v2 request is routed by, found in configs, and read whatever was sent."""
+"""Tests of how the fields of a KServe v2 request that route it are found by the model's
+configuration, whatever a client sends.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from router.kserve.content import MAX_TEXT_BYTES, content_of
 
 
 def model(backend: str, *inputs: str, **more: Any) -> ModelConfig:
-    """A model with inputs as `NAME:TYPE`."""
+    """Return a model's configuration with inputs given as `NAME:TYPE`."""
     pairs = (one.split(":") for one in inputs)
     tensors = [{"name": name, "data_type": f"TYPE_{kind}"} for name, kind in pairs]
     return config_of(msgspec.json.encode({"backend": backend, "input": tensors, **more}))
@@ -58,7 +60,9 @@ OTHERS = {"preprocessing": PREPROCESSING, "tensorrt_llm": ENGINE}
 
 
 def ensemble(*inputs: str) -> ModelConfig:
-    """TensorRT-LLM's, whose own inputs may have other names than in NVIDIA's."""
+    """Return the configuration of a TensorRT-LLM ensemble, whose own inputs may be named
+    differently than in NVIDIA's.
+    """
     steps = {"step": [BEFORE, STEP]}
     return model("", *inputs, platform="ensemble", ensemble_scheduling=steps)
 
@@ -91,8 +95,8 @@ def test_an_output_limit_is_no_prompt_where_its_trace_is_lost() -> None:
 
 
 def test_what_may_run_on_is_told_by_configurations_and_not_by_names() -> None:
-    """A cancel does not reach the step of an ensemble, nor what a model in Python asks of an
-    engine.
+    """A cancel reaches neither the step of an ensemble nor the request that a Python model makes to
+    an engine, so both may run on.
     """
     asks = model("python", "text_input:STRING", name="tensorrt_llm_bls")
     assert not roles_of(asks).runs_on, "it has nobody to ask"
@@ -145,7 +149,7 @@ def test_an_operator_has_the_last_word() -> None:
 
 
 def packed(*texts: str | bytes) -> bytes:
-    """Texts in binary."""
+    """Return texts in Triton's binary form: each with its length in 4 bytes before it."""
     data = [one.encode() if isinstance(one, str) else one for one in texts]
     return b"".join(len(one).to_bytes(4, "little") + one for one in data)
 
@@ -323,7 +327,9 @@ def test_any_json_as_config_is_read_or_refused(value: Any) -> None:
     ],
 )  # fmt: skip
 def test_tritons_priorities_become_ours(levels: Any, default: Any, asked: Any, found: int) -> None:
-    """1 is Triton's highest, our lowest number; who names none has that of the default level."""
+    """Triton's highest priority is 1, ours is the lowest number; a request without one has the
+    priority of the default level.
+    """
     batching = {"priority_levels": levels, "default_priority_level": default}
     roles = roles_of(model("python", "x:STRING", dynamic_batching=batching))
     assert content_of(roles, {}, {"priority": asked}).priority == found

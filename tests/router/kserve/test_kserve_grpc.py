@@ -1,4 +1,6 @@
-"""Messages of KServe v2 over gRPC: as Triton's own client writes and reads them, and mutated."""
+"""Tests of KServe v2 messages over gRPC: read and written as by Triton's own client, and
+mutated.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ _FIELDS = ("name", "number", "type", "is_repeated")
 
 
 def parts(field: FieldDescriptor) -> tuple[Any, ...]:
-    """What of a field decides how it is written."""
+    """Return the attributes of a field that decide how it is written."""
     kind = field.message_type.full_name if field.message_type else None
     choice = field.containing_oneof.name if field.containing_oneof else None
     return (*(getattr(field, name) for name in _FIELDS), kind, choice)
@@ -86,7 +88,7 @@ TYPED = {
 
 
 def rows(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[list[list[Any]]]:
-    """Rows of one width."""
+    """Return a strategy for non-empty lists of rows of one width, at most `most`."""
     return st.integers(1, most).flatmap(
         lambda width: st.lists(st.lists(values, min_size=width, max_size=width), min_size=1)
     )
@@ -94,7 +96,7 @@ def rows(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[lis
 
 @st.composite
 def tensors(draw: st.DrawFn) -> list[Tensor]:
-    """Inputs of a request, in any order."""
+    """Draw the input tensors of a request, in any order."""
     number, kind = st.integers(-5, 2**31 - 1), st.sampled_from(["INT32", "INT64"])
     found: list[Tensor] = [
         ("text_input", "BYTES", draw(rows(st.text(max_size=9)))),
@@ -116,7 +118,7 @@ PARAMETERS = st.dictionaries(
 
 
 def raw_of(kind: str, values: list[list[Any]]) -> bytes:
-    """A tensor's bytes."""
+    """Return the raw bytes of a tensor."""
     if kind != "BYTES":
         return np.array(values, NUMPY[kind]).tobytes()
     texts = [text.encode() for row in values for text in row]
@@ -124,7 +126,7 @@ def raw_of(kind: str, values: list[list[Any]]) -> bytes:
 
 
 def over_http(given: list[Tensor], parameters: dict[str, Any], binary: bool) -> Content:
-    """What the HTTP side reads of the same request."""
+    """Return what the HTTP side reads of the same request."""
     inputs: list[dict[str, Any]] = []
     tail = b""
     for name, kind, values in given:
@@ -138,7 +140,9 @@ def over_http(given: list[Tensor], parameters: dict[str, Any], binary: bool) -> 
 
 
 def request_of(given: list[Tensor], parameters: dict[str, Any], raw: bool) -> Any:
-    """The same as Triton's client writes it (`raw`), or as others do."""
+    """Return the same request as a gRPC message, with raw contents as Triton's client writes it
+    (`raw`) or with typed contents as others do.
+    """
     request = oracle.ModelInferRequest(model_name="m", model_version="3", id="7")
     kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
     for name, value in parameters.items():
@@ -155,14 +159,14 @@ def request_of(given: list[Tensor], parameters: dict[str, Any], raw: bool) -> An
 
 
 def plain(content: Content) -> Content:
-    """One that can be compared."""
+    """Return the content with token ids as lists, so that it can be compared."""
     ids: Any = tuple(map(np.ndarray.tolist, content.ids))
     return replace(content, ids=ids)
 
 
 @given(tensors(), PARAMETERS, st.booleans())
 def test_a_request_is_read_alike_in_each_of_its_four_forms(given, parameters, long: bool) -> None:
-    """As JSON and as bytes over HTTP, with typed and with raw contents over gRPC."""
+    """The forms are JSON and bytes over HTTP, and typed and raw contents over gRPC."""
     found = [over_http(given, parameters, binary) for binary in (False, True)]
     for raw in (False, True):
         request = request_of(given, parameters, raw)
@@ -192,7 +196,7 @@ def test_images_tell_requests_apart() -> None:
 
 @given(st.permutations(range(4)), st.booleans())
 def test_fields_may_come_in_any_order(order: list[int], long: bool) -> None:
-    """As another language's library may write them."""
+    """The libraries of other languages may write fields in another order."""
     texts = [("text_input", "BYTES", [["a"]]), ("max_tokens", "INT32", [[5]])]
     request = request_of(texts, {"sequence_id": 3}, True)
     if long:
@@ -291,7 +295,7 @@ def test_what_no_worker_can_read_is_refused() -> None:
 
 
 def test_statuses_of_both_protocols() -> None:
-    """By the numbers of gRPC's codes, which grpc itself tells."""
+    """HTTP statuses map to gRPC's codes; the expected numbers come from the grpc package itself."""
     grpc = pytest.importorskip("grpc")
     codes = {code.value[0]: code.name for code in grpc.StatusCode}
     for status, name in (
@@ -364,7 +368,7 @@ COUNTS = st.integers(0, 2**64 - 1)
 
 @st.composite
 def statistics(draw: st.DrawFn) -> Any:
-    """What a server may tell of its models."""
+    """Draw statistics that a server may report of its models."""
     found = oracle.ModelStatisticsResponse()
     for name in draw(st.lists(st.text(max_size=3), max_size=3)):
         row = found.model_stats.add(name=name, version="1", inference_count=draw(COUNTS))
@@ -379,7 +383,9 @@ def statistics(draw: st.DrawFn) -> Any:
 
 
 def numbers(value: Any) -> Any:
-    """As Triton writes JSON: protobuf's own has 64-bit numbers as texts."""
+    """Return the JSON value with 64-bit numbers as numbers, as Triton writes them; protobuf's JSON
+    has them as strings.
+    """
     if isinstance(value, dict):
         return {name: numbers(one) if name not in TEXTS else one for name, one in value.items()}
     if isinstance(value, list):
@@ -539,7 +545,7 @@ def test_calls_with_names_that_are_none_are_refused() -> None:
 
 
 def sound_messages() -> list[bytes]:
-    """Some of each form, short and long."""
+    """Return valid messages of each form, short and long."""
     given = [("text_input", "BYTES", [["hello", "a"]]), ("input_ids", "INT64", [[1, 2], [3, 4]])]
     given.append(("max_tokens", "INT32", [[7]]))
     found = []
@@ -555,7 +561,9 @@ def sound_messages() -> list[bytes]:
 
 
 def mutated(draw: random.Random, message: bytes) -> bytes:
-    """Bytes changed, cut, doubled and moved, most of them where the fields are."""
+    """Return the message with bytes changed, cut, doubled or moved, mostly near its beginning,
+    where the fields are.
+    """
     data = bytearray(message)
     for _ in range(draw.randint(1, 4)):
         ends = (len(data), min(len(data), 300))
@@ -575,7 +583,9 @@ def mutated(draw: random.Random, message: bytes) -> bytes:
 
 
 def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
-    """The reader gives a request, or the client's fault, or the worker's."""
+    """For any bytes the reader returns a request or raises an error that blames the client or the
+    worker.
+    """
     draw = random.Random(22)
     requests = sound_messages()
     answer = oracle.ModelStreamInferResponse()
@@ -613,7 +623,7 @@ def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
 
 
 def outcome(read: Callable[..., Any], *given: Any) -> Any:
-    """What it gives, or says of whose fault it is."""
+    """Return the result of `read`, or the client's or worker's error that it raises."""
     try:
         return read(*given)
     except (ClientError, WorkerError) as error:
@@ -674,7 +684,9 @@ print(peak() - before)
 
 
 def test_a_message_takes_little_more_memory_than_its_own() -> None:
-    """The messages themselves are of 4 and 16 MiB, some of which are there at once."""
+    """The program may take 256 MiB; its messages are 4 and 16 MiB long, and some of them exist at
+    once.
+    """
     done = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 256

@@ -1,4 +1,6 @@
-"""Bodies of KServe v2 over HTTP, sound and mutated; what Triton's own refusals mean."""
+"""Tests of KServe v2 bodies over HTTP, valid and mutated, and of the meaning of Triton's own
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ INFER, STREAM = "/v2/models/m/infer", "/v2/models/m/versions/3/generate_stream"
 
 
 def body_of(*, binary: bool) -> tuple[bytes, str | None]:
-    """An `infer` of a text and an output limit, and the header that says where tensors begin."""
+    """Return an `infer` body with a text and an output limit, and the value of the header that says
+    where tensors begin (None for JSON).
+    """
     text, most = b"\x05\0\0\0hello", np.array([7], "<i4").tobytes()
     inputs: list[dict[str, Any]] = [
         {"name": "image", "datatype": "FP32", "shape": [1]},
@@ -52,7 +56,7 @@ def body_of(*, binary: bool) -> tuple[bytes, str | None]:
 
 
 def read(path: str, body: bytes, **headers: str) -> Scanned:
-    """What the router makes of a request."""
+    """Return what the router reads from a request's path, body and headers."""
     target = target_of(path, lambda model: ROLES)
     assert target is not None
     return target.scanner(headers.get)(body, ScanLimits())
@@ -111,7 +115,9 @@ def test_what_cannot_be_read_is_left_to_the_worker() -> None:
 
 
 def test_mutated_messages_are_read_or_left_and_break_nothing() -> None:
-    """Bytes changed, cut, doubled and moved: the reader gives a request, or the client's fault."""
+    """Bytes are changed, cut, doubled and moved: the reader returns a request or raises a client's
+    error.
+    """
     draw = random.Random(20)
     sound = [(INFER, *body_of(binary=binary)) for binary in (True, False)]
     text = {"text_input": "hello", "max_tokens": 5, "input_ids": [[1, 2]], "parameters": {}}

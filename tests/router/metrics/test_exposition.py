@@ -1,4 +1,6 @@
-"""The text of metrics: counts are read on the loop's thread, their text is made beside it."""
+"""Tests of the text of metrics: counts are read on the event loop's thread, and the text is made on
+another thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts without locks say what Prometheus' own would say."""
+"""Tests that metrics without locks are scraped like Prometheus' own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOUNDS = (0.005, 0.01, 1, 2.5, 250)
 
 
 def lines(registry: CollectorRegistry) -> list[str]:
-    """What is scraped, but for when a metric was made."""
+    """Return the lines of a scrape without the times at which metrics were created."""
     text = generate_latest(registry).decode()
     return [line for line in text.splitlines() if "_created" not in line]
 

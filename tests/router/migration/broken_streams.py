@@ -1,4 +1,4 @@
-"""Streams that break off in a worker, and what their clients read."""
+"""Scripts of workers whose streams break off, and readers of what the clients got."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODY = {"model": "m", "prompt": "x", "max_tokens": TOTAL, "stream": True}
 
 
 def events_for(call: WorkerCall) -> list[bytes]:
-    """What an engine of ours answers to this request."""
+    """Return the events that a warmroute engine sends in reply to this request."""
     body = json.loads(call.body)
     given = body["prompt"]
     prompt = given if isinstance(given, list) else PROMPT
@@ -31,13 +31,13 @@ def framed(*events: bytes) -> bytes:
 
 
 async def dies(call: WorkerCall) -> None:
-    """Two events, and the connection ends."""
+    """Send two events and close the connection."""
     await call.say(STREAM + framed(*events_for(call)[:2]))
     call.hang_up()
 
 
 async def serves(call: WorkerCall) -> None:
-    """All of it."""
+    """Send the whole stream."""
     await call.say(STREAM + chunked(*events_for(call)))
 
 
@@ -49,7 +49,7 @@ WHOLE = b"".join(Engine("warmroute", "x").stream(BODY, PROMPT, TOTAL))
 
 
 def body_of(reply: bytes) -> bytes:
-    """A chunked reply's body, which must be whole."""
+    """Return the body of a chunked reply; fails unless it is whole."""
     _, _, framed_body = reply.partition(b"\r\n\r\n")
     body = b""
     while framed_body:

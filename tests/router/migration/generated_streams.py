@@ -1,4 +1,4 @@
-"""Streams of SGLang's /generate, and what they said."""
+"""Writes streams of SGLang's /generate for tests, and reads back what a client got."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mode = Literal["whole", "ids", "pieces"]  # what is new in each event: nothing, 
 
 
 def stream(mode: Mode, name: str, prompt: list[int], total: int, ends: str = "") -> list[bytes]:
-    """The events of a worker, as SGLang 0.5 writes them."""
+    """Return the events of a worker's stream, as SGLang 0.5 writes them."""
     tokens = continuation(prompt, total, VOCAB)
     events, text, before = [], "", 0
     for n, piece in enumerate(texts(tokens, last=True), start=1):
@@ -34,7 +34,9 @@ def stream(mode: Mode, name: str, prompt: list[int], total: int, ends: str = "")
 
 
 def said(out: bytes, mode: Mode) -> tuple[str, list[int], list[dict[str, Any]]]:
-    """Text, ids and the `meta_info`s of a client's stream; whole ones only ever grow."""
+    """Return text, ids and the `meta_info` objects of a client's stream; fails if a field that
+    repeats the whole answer does not begin with what came before.
+    """
     text, ids, metas = "", list[int](), []
     events = out.split(b"\n\n")
     assert events.pop() == b""

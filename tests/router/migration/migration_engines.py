@@ -1,7 +1,6 @@
-"""Engines' streams with and without token ids, written out by hand, for tests of migration.
-
+"""Streams of engines with and without token ids, written out by hand for tests of migration.
 Formats: vLLM 0.11 (`CompletionStreamResponse` with nulls; `ChatCompletionStreamResponse` without
-what was not set), and our own engine's.
+unset fields), and our own engine's.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ _PIECES = (
 
 
 def piece(token: int) -> bytes:
-    """The bytes that a token stands for."""
+    """Return the bytes that a token decodes to."""
     return _PIECES[token % len(_PIECES)]
 
 
 def texts(tokens: list[int], last: bool) -> list[str]:
-    """What becomes certain with each token; half a character waits for its other half.
-
-    `last`: the answer ends with the last token, so nothing waits any more.
+    """Return the text that becomes certain with each token; half a character waits for its other
+    half. With `last` the answer ends with the last token, so nothing waits there.
     """
     said, held = [], b""
     for n, token in enumerate(tokens):
@@ -45,13 +43,13 @@ def texts(tokens: list[int], last: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine's way of writing a stream."""
+    """Writes streams in the format of one kind of engine."""
 
     kind: str  # "vllm" or "warmroute"
     name: str  # goes into ids and times, which differ from engine to engine
 
     def stream(self, body: dict[str, Any], prompt: list[int], total: int) -> list[bytes]:
-        """The events of a reply to `body`: `total` tokens after `prompt`."""
+        """Return the events of a reply to `body`: `total` tokens after `prompt`."""
         chat, ids = "messages" in body, bool(body.get("return_token_ids"))
         tokens = continuation(prompt, total, VOCAB)
         events = []

@@ -1,4 +1,4 @@
-"""A chain of scripted workers that a stream is moved along, and what was counted of it."""
+"""A chain of scripted workers along which a stream is moved, and its counters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOTAL = 5
 
 
 class Desk:
-    """As much of one as migration asks. Lifetime: test."""
+    """The attributes of a dispatcher that migration reads. Lifetime: test."""
 
     clock = staticmethod(time.monotonic)
 
@@ -40,7 +40,7 @@ class Desk:
 
 
 class Chain:
-    """Workers that are tried in turn. Lifetime: test."""
+    """Tries its workers in turn for each stream. Lifetime: test."""
 
     def __init__(self, upstreams: list[Upstream], terms: Migration, buffer_bytes: int) -> None:
         self.metrics = MigrationMetrics()
@@ -77,7 +77,7 @@ class Chain:
 async def chain(
     *scripts: Script, buffer_bytes: int = 262_144, **terms: int
 ) -> AsyncIterator[Chain]:
-    """Workers that follow these scripts, in turn."""
+    """Yield a chain of workers that follow these scripts, in turn."""
     async with AsyncExitStack() as exits:
         workers = [await exits.enter_async_context(worker(script)) for script in scripts]
         ports = [each.port for each in workers]

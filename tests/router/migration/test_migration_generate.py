@@ -1,4 +1,6 @@
-"""Streams of SGLang's own API over several workers say what a single worker's would."""
+"""Tests that a stream of SGLang's own API over several workers has the content of a single worker's
+stream.
+"""
 
 from __future__ import annotations
 

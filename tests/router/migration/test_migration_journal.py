@@ -1,4 +1,6 @@
-"""A stream over several workers is, byte for byte, the one that a single worker would give."""
+"""Tests that a stream over several workers is, byte for byte, the one that a single worker would
+send.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
 
 
 def request(chat: bool, total: int, **fields: Any) -> dict[str, Any]:
-    """A client's body."""
+    """Return a client's body for `total` tokens."""
     asked = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
     return {"model": "m", **asked, "max_tokens": total, "stream": True, **fields}
 
@@ -51,7 +53,7 @@ class Relay:
         self.engines = 0
 
     def reply(self) -> bytes:
-        """What the next engine would say to the end."""
+        """Return the whole reply of the next engine to the rest of the request."""
         journal, total = self.journal, self.body["max_tokens"]
         engine = Engine(self.kind, "x" * self.engines + "y")
         self.engines += 1
@@ -71,13 +73,15 @@ class Relay:
         return b"".join(engine.stream(body, ids, left))
 
     def feed(self, data: bytes, cuts: list[int]) -> None:
-        """One engine's bytes, in pieces."""
+        """Give the journal one engine's bytes, split at `cuts`."""
         edges = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
         for start, stop in itertools.pairwise(edges):
             self.out += self.journal.feed(data[start:stop])
 
     def run(self, deaths: list[int], cuts: list[int]) -> bytes:
-        """The client's bytes, where each death is a place in its engine's reply."""
+        """Return the client's bytes; each death is the place in its engine's reply where that
+        engine dies.
+        """
         for death in deaths:
             reply = self.reply()
             self.feed(reply[: death % (len(reply) + 1)], cuts)

@@ -1,4 +1,6 @@
-"""The native journal beside the Python one: the same bytes and state, however a stream is cut."""
+"""Tests of the native journal against the Python one: both give the same bytes and state, however a
+stream is split.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def plan() -> Plan:
 
 
 class Both:
-    """One stream read by both. Lifetime: example."""
+    """Feeds one stream to the Python and the native journal. Lifetime: example."""
 
     def __init__(self, hidden: bytes) -> None:
         self.python_room = Room(STREAM_TOKENS, TOKENS)
@@ -43,7 +45,7 @@ class Both:
         self.outs = [b"", b""]
 
     def feed(self, data: bytes, cuts: list[int]) -> None:
-        """A reply in pieces, up to its end or where its worker gave up."""
+        """Feed a reply in pieces, up to its end or to the point where the worker failed."""
         edges = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
         for start, stop in itertools.pairwise(edges):
             self.outs[0] += self.python.feed(data[start:stop])
@@ -57,7 +59,9 @@ class Both:
         assert self.outs[0] == self.outs[1]
 
     def check(self) -> None:
-        """An event that only Python reads may wait there, or be its worker's failure."""
+        """Check that both journals agree. An event that only Python can read may wait in the Python
+        journal, or be its worker's failure there.
+        """
         python, native = self.python, self.native
         if native.unfit == "unreadable" and python.unfit != "unreadable":
             assert self.outs[1].startswith(self.outs[0])
@@ -109,7 +113,7 @@ def joined(fields: list[tuple[str, bytes]], blank: bool) -> bytes:
 
 @st.composite
 def usual(draw: st.DrawFn) -> bytes:
-    """An event as engines write them."""
+    """Draw an event as engines write them."""
     text = draw(TEXTS).encode()
     ids = json.dumps(draw(st.lists(st.integers(0, 99), max_size=3)), separators=(",", ":"))
     prompt = draw(st.sampled_from([b"", b',"prompt_token_ids":null', b',"prompt_token_ids":[1,2]']))
@@ -123,7 +127,7 @@ def usual(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def odd(draw: st.DrawFn) -> bytes:
-    """An event that has the right names at most."""
+    """Draw an event that has known keys with any values."""
     pairs = st.lists(st.tuples(st.sampled_from(CHOICE_KEYS), VALUES), max_size=5)
     choices = draw(st.lists(pairs, max_size=2))
     blank = draw(st.booleans())
@@ -177,7 +181,9 @@ def test_engines_streams_are_understood(kind: str, chat: bool, total: int, cuts:
 
 
 def test_what_is_strange_goes_through_and_may_not_move() -> None:
-    """JSON that Python reads, but nobody writes: the thread leaves it, without its ids."""
+    """The native journal passes on JSON that Python can read but no engine writes, without its
+    token ids, and no longer allows a move.
+    """
     both = Both(b"")
     event = b'data: {"choices":[{"t\\u0065xt":"a","token_ids":[1],"prompt_token_ids":[2]}]}\n\n'
     both.feed(event, [])

@@ -1,4 +1,6 @@
-"""Which requests may go on elsewhere, and what is asked for then."""
+"""Tests of which requests may continue on another worker, and of the request that is then sent
+there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A stream between real sockets: what workers may do to it, and what its client then reads."""
+"""Tests of migrated streams over real sockets: what workers may do to a stream, and what the client
+then reads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Streams whose first worker the relay's thread carries, and Python from its loss on."""
+"""Tests of streams whose first worker is served by the relay's thread, and which Python continues
+after that worker is lost.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def _native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_thread(it: Chain, number: int) -> int:
-    """Connections that the thread has to a worker."""
+    """Return the number of connections to a worker that the relay's thread has."""
     upstream = it.upstreams[number]
     assert isinstance(upstream, NativeUpstream)
     return upstream.thread_connections
@@ -62,7 +64,9 @@ async def test_a_client_that_asks_for_ids_itself_goes_the_python_way() -> None:
 
 
 async def test_a_death_at_every_byte() -> None:
-    """Of the reply's head, of chunk lines, of events: what follows is the undisturbed stream."""
+    """Wherever the worker dies, within the reply's head, a chunk line or an event, the client gets
+    the undisturbed stream.
+    """
     where = 0
 
     async def dies_there(call: WorkerCall) -> None:
@@ -105,7 +109,9 @@ async def test_however_the_worker_frames_it_the_client_gets_chunks(framing: byte
 
 
 async def test_what_a_slow_client_had_not_taken_comes_before_the_rest() -> None:
-    """The thread ends with bytes that it could not write; the next worker's follow them."""
+    """The relay's thread ends with bytes that it could not write yet; the bytes of the next worker
+    follow them.
+    """
     text = "x" * 250_000
     total = 40
 
@@ -135,7 +141,7 @@ async def test_what_a_slow_client_had_not_taken_comes_before_the_rest() -> None:
 
 
 async def test_a_worker_that_hangs_loses_its_begun_streams() -> None:
-    """Where its probes find it silent, also those streams go on elsewhere that have begun."""
+    """If a worker's probes time out, its begun streams continue on another worker."""
 
     async def hangs(call: WorkerCall) -> None:
         await call.say(STREAM + framed(*events_for(call)[:2]))
@@ -172,7 +178,7 @@ async def test_a_stream_that_may_not_move_stays_with_a_worker_that_hangs() -> No
 
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_nothing_is_kept_of_a_stream_that_is_given_up(leaves: bool) -> None:
-    """By its client, or by a deadline in the router."""
+    """The stream is given up by its client (`leaves`) or by a deadline in the router."""
 
     async def hangs(call: WorkerCall) -> None:
         await call.say(STREAM + framed(*events_for(call)[:2]))

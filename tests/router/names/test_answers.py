@@ -1,4 +1,6 @@
-"""Answers with the name that was asked for: parsed, nothing but that name differs."""
+"""Tests of answers that contain the model name for which the client asked: nothing but the name
+differs.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def renamed(value: Any, inner: str | None = None) -> Any:
 
 
 def only_names_differ(before: bytes, after: bytes) -> bool:
-    """Whether `after` is `before` with some of its strings replaced by the name."""
+    """Return whether `after` is `before` with some of its strings replaced by the name."""
     parts = [re.escape(part) for part in after.split(VALUE)]
     return re.fullmatch(rb'"(?:[^"\\]|\\.)*"'.join(parts), before, re.DOTALL) is not None
 

@@ -1,4 +1,6 @@
-"""Edited replies on real sockets: their framing, whatever the worker's was, and slow clients."""
+"""Tests of edited replies over real sockets: their framing, whatever the worker's was, and slow
+clients.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ SSE = b"Content-Type: text/event-stream\r\n"
 
 
 class Renaming(Relay):
-    """A relay whose answers are edited."""
+    """A relay that puts the requested model name into answers."""
 
     async def handle(self, request: Request) -> Answer:
         headers = ((b"X-Warmroute-Worker", b"w"),)
@@ -79,7 +81,7 @@ FRAMINGS = {
 
 
 def split(reply: bytes) -> tuple[bytes, bytes]:
-    """Head and body, without chunks."""
+    """Return head and body of a reply, the body without chunk framing."""
     head, _, rest = reply.partition(b"\r\n\r\n")
     if (header(head, b"transfer-encoding") or b"") != b"chunked":
         if (length := header(head, b"content-length")) is not None:

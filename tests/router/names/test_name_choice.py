@@ -1,4 +1,6 @@
-"""Who gets which target: shares, sessions that stay, and targets without workers."""
+"""Tests of the choice of a name's target: shares, sessions that keep their target, and targets
+without workers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Worker:
 
 @dataclass
 class Workers:
-    """As much of a table of workers as names ask for."""
+    """The attributes of the table of workers that names read."""
 
     rows: list[Worker] = field(default_factory=list)
     version: int = 0

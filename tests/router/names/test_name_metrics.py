@@ -1,4 +1,4 @@
-"""What is counted of names: results, first tokens, and no more targets than a bound."""
+"""Tests of the metrics of names: results, first tokens, and a bound on the number of targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where a rule of names applies while a request is read, and where the body stays as it came."""
+"""Tests of where rules of names apply while a request is read, and where the body stays
+unchanged.
+"""
 
 from __future__ import annotations
 

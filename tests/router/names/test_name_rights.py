@@ -1,4 +1,6 @@
-"""API keys and names: a key may name what clients ask for, or what is served."""
+"""Tests of API keys and names: a key's list of models may contain requested names or
+served names.
+"""
 
 from __future__ import annotations
 

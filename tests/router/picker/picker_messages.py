@@ -1,4 +1,4 @@
-"""Messages of Envoy's external processing, made and read."""
+"""Makes and reads messages of Envoy's external processing for tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.picker.messages import Answer, Request
 
 
 def message(arm: str, **fields: Any) -> bytes:
-    """A message of a data plane's."""
+    """Return a message of a data plane, whose field `arm` is filled."""
     made = Request()
     part = getattr(made, arm)
     part.SetInParent()
@@ -45,7 +45,7 @@ def message(arm: str, **fields: Any) -> bytes:
 
 
 def read(answers: list[bytes]) -> list[Any]:
-    """The answers, each with one arm."""
+    """Return the parsed answers; fails if one has no response."""
     found = [Answer.FromString(answer) for answer in answers]
     assert all(one.WhichOneof("response") for one in found)
     return found

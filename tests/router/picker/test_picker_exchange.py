@@ -1,4 +1,6 @@
-"""One exchange with a data plane: each message its answer, whatever comes in whatever order."""
+"""Tests of one exchange with a data plane: each message gets its answer, whatever comes in whatever
+order.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def begun(modes: tuple[int, int] | None = None, end: bool = False, **more: Any) 
 
 
 def refusal(answers: list[bytes]) -> tuple[int, str]:
-    """Status and code of the one answer that stands in the worker's place."""
+    """Return status and error code of the only answer, which refuses the request in place of a
+    worker's reply.
+    """
     (one,) = read(answers)
     response = one.immediate_response
     assert response.status.code >= 400
@@ -282,7 +286,7 @@ def test_the_data_planes_own_answer_before_the_body_came_is_let_through() -> Non
 
 @dataclass
 class Plan:
-    """One request as Envoy would send it."""
+    """One request and its reply as Envoy would send them, message by message."""
 
     modes: tuple[Mode, Mode]
     request: list[bytes]
@@ -308,7 +312,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 class Envoy:
-    """Sends what a plan says and checks each answer as Envoy's filter does."""
+    """Sends the messages of a plan and checks each answer as Envoy's filter does."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -1,4 +1,6 @@
-"""A request log with a standing clock, requests to put in, and its lines read back."""
+"""Helpers for tests of the request log: a log whose clock does not move, requests to write, and a
+reader of its lines.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ SIZE = 4
 
 
 def opened(path: Path, limit_bytes: int = 1 << 20) -> RequestLog:
-    """A log whose clock stands at 10 s, which is 1,000,010 s unix time."""
+    """Return a request log whose clock always shows 10 s, which is 1,000,010 s of Unix time."""
     parts = request_log_file(path, limit_bytes)
     return RequestLog(
         *parts, lambda: 10.0, lambda: 1_000_010.0, lambda now_s: HEADER, HEADER.policy
@@ -49,7 +51,7 @@ def good(**fields: Any) -> Outcome:
 
 
 def tried(of: Arrival, outcome: Outcome | None = None, worker_id: int = 1) -> Attempt:
-    """An attempt at a worker, and what came of it."""
+    """Return an attempt at a worker, ended with `outcome`; None leaves it under way."""
     attempt = Attempt(of, dispatch(worker_id), 10.0, block_size=SIZE)
     if outcome is not None:
         attempt.end(outcome, 10.0)
@@ -57,7 +59,7 @@ def tried(of: Arrival, outcome: Outcome | None = None, worker_id: int = 1) -> At
 
 
 def put(log: RequestLog, *outcomes: Outcome | None, of: Arrival | None = None, **end: Any) -> None:
-    """A request that is over after attempts with these outcomes."""
+    """Log a finished request that made one attempt for each of these outcomes."""
     of = of or arrival()
     attempts = [tried(of, outcome, number % 2) for number, outcome in enumerate(outcomes, 1)]
     log.put(RequestRecord(9.0, 10.0, of, attempts, **end))
@@ -68,7 +70,7 @@ def served(log: RequestLog, **fields: Any) -> None:
 
 
 def read(path: Path) -> tuple[list[Header], list[RequestLine]]:
-    """Headers and lines; raises for a line that is neither."""
+    """Return the headers and the request lines of the file; raises if a line is neither."""
     headers, lines = [], []
     for raw in path.read_bytes().splitlines():
         if b'"format"' in raw:
@@ -79,7 +81,9 @@ def read(path: Path) -> tuple[list[Header], list[RequestLine]]:
 
 
 def salted(path: Path, chain: Hashes) -> list[int]:
-    """A chain as the log at `path` has it."""
+    """Return the chain hashes keyed with the salt beside the log at `path`, as the log
+    writes them.
+    """
     keyed: list[int] = salt_beside(path).keyed(chain).tolist()
     return keyed
 
@@ -97,7 +101,7 @@ def line_of(path: Path, tell: Callable[[RequestLog], None]) -> RequestLine:
 
 
 def lines_reach(log: RequestLog, lines: int, lost: int = 0) -> None:
-    """Wait for the thread."""
+    """Wait until the log's thread has written `lines` lines and lost `lost`; fails after 10 s."""
     done = threading.Event()
     for _ in range(400):
         if (log.written, log.lost) == (lines, lost):

@@ -1,4 +1,6 @@
-"""A core that is recorded while it is told facts, and stories of facts in any order."""
+"""Helpers for tests of recordings: a core whose facts are recorded, and random sequences
+of facts.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ LIMITS = (["m:max_requests=1"], ["m:max_queued_tokens=9,max_requests=3"])
 
 
 class Desk:
-    """A recorded core that is told facts. Lifetime: test."""
+    """A recorded core to which a test gives facts. Lifetime: test."""
 
     def __init__(self, path: Path, policy: str = "hybrid", limit_bytes: int = 1 << 24) -> None:
         self.path = path
@@ -63,7 +65,7 @@ class Desk:
         self.tell(KvEvents(self.now_s, worker_id, seq, events, source))
 
     def played(self) -> Player:
-        """The recording's player, after it found no difference."""
+        """Play the recording, check that it shows no difference, and return its player."""
         self.recorder.close()
         player = Player(self.path)
         assert list(player.differences()) == []
@@ -109,7 +111,7 @@ STEPS = st.lists(
 
 
 class Story:
-    """Carries steps out on a desk. Lifetime: example."""
+    """Turns the steps of a random story into facts for a desk. Lifetime: example."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -144,7 +146,9 @@ class Story:
         self.desk.tell(Progress(self.desk.now_s + 0.005, request_id, tokens))
 
     def _events(self, worker_id: int, skip: int, *events: Any) -> None:
-        """`skip` batches are lost, or with 2 the last one comes as a replay of the first."""
+        """Give the core a batch of KV events: the next one (`skip` 0), the one after a lost batch
+        (1), or a replay of the last one (2).
+        """
         self.seqs[worker_id] += 1 + (skip == 1)
         source = "replay" if skip == 2 else "live"
         seq = self.seqs[worker_id] - 1 - (skip == 2)
@@ -189,7 +193,9 @@ class Story:
         self.desk.tell(Tick(self.desk.now_s))
 
     def ask_for_everything(self) -> None:
-        """One request for each prompt there can be: its candidates show what workers hold."""
+        """Send one request for each possible prompt; the candidates show which blocks the workers
+        hold.
+        """
         self.limits([])
         for blocks in product((1, 2), repeat=4):
             self.step("arrive", list(blocks), "")

@@ -1,4 +1,6 @@
-"""The log of decisions: what it keeps of small and of large pools says the same."""
+"""Tests of the log of decisions: it keeps the same facts of decisions over small and over large
+pools.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ POOLS = (1, 3, 64, 65, 200)
 
 
 def decision(workers: int) -> tuple[Decision, weakref.ref[object]]:
-    """One over a pool, and a way to see whether its costs are still kept."""
+    """Return a decision over a pool and a weak reference that shows whether its array of costs is
+    still kept.
+    """
     draws = np.random.default_rng(workers)
     costs = draws.random(workers)
     ranking = Ranking(range(10, 10 + workers), costs, draws.integers(0, 99, workers), 0)

@@ -1,4 +1,4 @@
-"""The router's own log as text and as JSON lines."""
+"""Tests of the router's own log as text and as JSON lines."""
 
 from __future__ import annotations
 

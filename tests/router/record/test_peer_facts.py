@@ -1,4 +1,6 @@
-"""Facts of peers' requests in a recording: read back, they do to a core what they did."""
+"""Tests of facts about peers' requests in a recording: read back, they have the same effect on a
+core.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ HISTORY = [1, 2, 3, 4]
 
 
 def facts_of(world: World) -> list[Fact]:
-    """Two requests of a peer: one answered, one under way."""
+    """Return facts of two requests of a peer: one is answered, one is under way."""
     first = world.arrival(HISTORY, request_id=-1, session="s", tenant="t")
     other = world.arrival(HISTORY[:2], request_id=-2, chains={})
     return [

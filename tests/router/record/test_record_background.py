@@ -1,4 +1,6 @@
-"""The queue before a disk: bounded, in order, and never in anybody's way."""
+"""Tests of the queue in front of a disk: it is bounded, keeps the order, and never blocks its
+callers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from router.record.log_files import Background
 
 
 class Blocked:
-    """A sink on a disk that hangs until it is let go. Lifetime: test."""
+    """A sink whose disk hangs until the test lets it go on. Lifetime: test."""
 
     def __init__(self) -> None:
         self.go = threading.Event()

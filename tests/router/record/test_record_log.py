@@ -1,4 +1,6 @@
-"""What a line of the request log says of a request, and what it keeps to itself."""
+"""Tests of the lines of the request log: which facts of a request they contain and which they leave
+out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where the request log goes, and what is lost when it cannot be written."""
+"""Tests of the request log's file: where it is written, and what is lost if it cannot be
+written.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_a_restart_goes_on_behind_another_header(tmp_path: Path) -> None:
 
 
 def test_another_policy_gets_a_header_between_the_lines_of_both(tmp_path: Path) -> None:
-    """Also where all lines wait in the queue until after the change."""
+    """The header has its place even if all lines wait in the queue until after the change."""
     log = opened(tmp_path / "log")
     served(log)
     served(log)
@@ -162,7 +164,9 @@ assert (log.written, log.lost) == (2, 2)
 
 
 def test_when_there_is_room_again_it_goes_on_without_a_torn_line(tmp_path: Path) -> None:
-    """The limit lets a hundred bytes of a line through: they must not stay."""
+    """A hundred bytes of a line fit below the limit of the file's size; the log must remove them
+    again.
+    """
     done = subprocess.run(
         [sys.executable, "-c", FULL_THEN_FREE, str(tmp_path / "log")],
         cwd=Path(__file__).parents[3],

@@ -1,4 +1,6 @@
-"""A recording in parts: by size, by the hour, bounded, packed, and none of its lines torn."""
+"""Tests of a recording in several files: a new file begins by size or by the hour, their total is
+bounded, they are compressed, and no line is torn.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ START_S = 1_700_000_000.0  # 13 minutes and 20 seconds past an hour
 
 
 class Clock:
-    """Unix time that a test moves."""
+    """A clock of Unix time that a test moves."""
 
     def __init__(self) -> None:
         self.now_s = START_S

@@ -1,4 +1,4 @@
-"""Facts, recorded and played to a fresh core, give the same actions."""
+"""Tests that recorded facts, played to a fresh core, give the recorded actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is written down is keyed: equal stays equal; without the salt nobody can check a guess."""
+"""Tests of the salt of a recording: equal hashes stay equal, and without the salt nobody can check
+a guess of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ FULL = (1 << 64) - 1
 
 
 def siphash_of_eight(data: bytes, key: bytes) -> int:
-    """SipHash-2-4 as its paper has it, one byte string at a time."""
+    """Return the SipHash-2-4 of eight bytes, computed one byte string at a time as its paper
+    describes.
+    """
     k0, k1 = (int.from_bytes(key[n : n + 8], "little") for n in (0, 8))
     starts = (b"somepseu", b"dorandom", b"lygenera", b"tedbytes")
     v0, v1, v2, v3 = (
@@ -50,7 +54,9 @@ def siphash_of_eight(data: bytes, key: bytes) -> int:
 
 
 def test_the_published_vector() -> None:
-    """The reference implementation's `vectors_sip64[8]`: key 00..0f, input 00..07."""
+    """The expected value is `vectors_sip64[8]` of the reference implementation: key 00..0f, input
+    00..07.
+    """
     key = np.frombuffer(bytes(range(16)), "<u8")
     words = np.frombuffer(bytes(range(8)), "<u8")
     assert siphash_words(words, tuple(key.tolist())).astype("<u8").tobytes().hex() == (

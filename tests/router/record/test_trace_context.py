@@ -1,4 +1,6 @@
-"""W3C trace context: what is read, what is passed on, and who is sampled."""
+"""Tests of W3C trace context: which headers are read, which are passed on, and which requests are
+sampled.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,7 @@ def test_no_header_breaks_it(headers: list[tuple[bytes, bytes]]) -> None:
 
 
 class Request:
-    """As much of a client's request as a tracer looks at."""
+    """The attributes of a client's request that a tracer reads."""
 
     def __init__(self, **headers: str) -> None:
         self.headers = headers

@@ -1,4 +1,4 @@
-"""The sentence that says why a request went to its worker, as people read it in a header."""
+"""Tests of the sentence in a reply header that says why a request went to its worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ GUESS = HitVerdict("approximate", "no-events", "There are no events.")
 def decided(
     *best: tuple[int, float, int], reason: str = "policy", unit: str | None = SECONDS, **more: Any
 ) -> Decision:
-    """Of a prompt of 3,600 tokens, of which the first worker holds so many."""
+    """Return a decision on a prompt of 3,600 tokens; the third number of each candidate is its hit
+    tokens.
+    """
     candidates = tuple(Candidate(*one) for one in best)
     approximate = more.get("approximate", False)
     return Decision("p", reason, best[0][2], 3_600, candidates, approximate, unit)

@@ -1,4 +1,6 @@
-"""The address of shared state: what it may say, what is refused, and that no secret is told."""
+"""Tests of the URL of shared state: which URLs are accepted or refused, and that no secret is
+shown.
+"""
 
 from __future__ import annotations
 

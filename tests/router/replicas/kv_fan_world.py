@@ -1,4 +1,6 @@
-"""Replicas of an engine whose events only one of them can have: read once and gone."""
+"""A test world of router replicas and one engine whose KV events can be read only once, so that one
+replica reads them for all.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ ADDRESS = "http://engine/kv_cache_events"
 
 @dataclass
 class Engine:
-    """What it holds, and the events that nobody has read. Lifetime: test."""
+    """An engine with the blocks that it holds and the events that no replica has read. Lifetime:
+    test.
+    """
 
     holds: dict[int, int] = field(default_factory=dict)  # its name of a block -> chain hash
     unread: list[tuple[int, bytes]] = field(default_factory=list)
@@ -55,8 +59,9 @@ class Engine:
         self.say(AllBlocksCleared())
 
     def begin_anew(self) -> None:
-        """Numbers begin lower, as they do; but not where an earlier life had got to, for then what
-        was missed of both shows in no number.
+        """Restart the engine with an empty cache and lower event numbers. The new numbers never
+        meet those of an earlier life, because numbers then could not show which events of both
+        lives were missed.
         """
         self.lives += 1
         self.unread.clear()
@@ -64,13 +69,13 @@ class Engine:
         self.clear()
 
     def lose(self) -> None:
-        """Its buffer is full: the oldest events are gone."""
+        """Drop the oldest unread event, as an engine does when its buffer is full."""
         del self.unread[:1]
 
 
 @dataclass
 class Sharer:
-    """One replica and its part in who reads. Lifetime: test."""
+    """One replica and its claim to read the engine's events. Lifetime: test."""
 
     replica: Replica
     claim: ElectionClaim
@@ -80,13 +85,15 @@ class Sharer:
     gap: bool = False
 
     def changed(self) -> None:
-        """As a feed that begins anew with each turn of ours."""
+        """Tell the claim of an unanswered replay when this replica begins to read, as a new event
+        feed does.
+        """
         if self.claim.reads and not self.reads:
             self.claim.tell(ReplayEnd(self.timers.now_s, 0, answered=False))
         self.reads = self.claim.reads
 
     def read(self, engine: Engine) -> None:
-        """All that is there, as a poll takes it."""
+        """Read all unread events of the engine in one poll."""
         taken, engine.unread = engine.unread, []
         for number, payload in taken:
             if not self.claim.reads:
@@ -111,7 +118,9 @@ class Sharer:
         return sorted(self.kv.chains(0).tolist())
 
     def indexed(self) -> list[int]:
-        """What the index says of these, by what decisions ask it."""
+        """Return the worker's chain hashes, after checking that the core's prefix index has exactly
+        these.
+        """
         core = self.replica.world.core
         slot, chains = core.workers.get(0).slot, np.unique(self.kv.chains(0))
         assert core.caches.index.contains(slot, chains, 0) == core.caches.index.held(slot, 0)
@@ -119,7 +128,7 @@ class Sharer:
 
 
 class KvReplicas(Replicas):
-    """All of them, one engine, and a Redis that grants leases. Lifetime: test."""
+    """Several replicas, one engine, and a Redis stand-in that grants leases. Lifetime: test."""
 
     def __init__(self, count: int) -> None:
         self.engine, self.server = Engine(), Server()
@@ -158,12 +167,12 @@ class KvReplicas(Replicas):
             sharer.timers.pass_s(seconds)
 
     def look(self, replica: Replica) -> None:
-        """Who is there, as the registry says."""
+        """Tell a replica which peers are present, as the registry would."""
         replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
 
     def settle(self) -> None:
-        """Every link is up, all messages arrive, the lease is whoever's it is, and the engine says
-        one thing more, so that what was missed before shows.
+        """Connect all replicas, deliver all messages and let the lease find a holder. The engine
+        sends one more event, which shows any replica that it has missed earlier ones.
         """
         self.engine.say()
         for sharer in self.sharers.values():

@@ -1,4 +1,4 @@
-"""Replicas that each subscribe to an engine which tells nothing twice."""
+"""A test world of router replicas that each subscribe to an engine which never repeats an event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ DIGESTS = 1 << 40  # of a batch: its life and its number
 
 @dataclass
 class Subscriber:
-    """One replica and its feed, which asks peers for what it lacks. Lifetime: test."""
+    """One replica and its event feed, which asks peers for a copy of the cache state that it lacks.
+    Lifetime: test.
+    """
 
     replica: Replica
     life: Callable[[], int]  # of the engine
@@ -71,8 +73,9 @@ class Subscriber:
             self.take(copy)
 
     def chance(self, copy: CacheSnapshot) -> bool:
-        """Before anything came live nothing proves a copy; should the engine have begun anew, and
-        the number that it has got to be the same, then nothing could show it.
+        """Return whether a copy from an earlier life of the engine could be taken for a current
+        one. Before the first live event nothing confirms a copy, and if a restarted engine has
+        reached the same event number, nothing shows the difference.
         """
         return self.heard == 0 and copy.digest // DIGESTS != self.life()
 
@@ -96,7 +99,9 @@ class Subscriber:
         self.replica.done(take(self.replica.world.core, fact))
 
     def indexed(self) -> list[int]:
-        """What it believes, by the index that decisions ask."""
+        """Return the worker's chain hashes, after checking that the core's prefix index has exactly
+        these.
+        """
         core = self.replica.world.core
         slot, chains = core.workers.get(0).slot, np.unique(self.kv.chains(0))
         assert core.caches.index.contains(slot, chains, 0) == core.caches.index.held(slot, 0)
@@ -104,7 +109,7 @@ class Subscriber:
 
 
 class LentReplicas(Replicas):
-    """All of them, and one engine. Lifetime: test."""
+    """Several replicas and one engine. Lifetime: test."""
 
     def __init__(self, count: int) -> None:
         self.engine = Engine()
@@ -124,13 +129,13 @@ class LentReplicas(Replicas):
         del self.subscribers[replica.name]
 
     def begin_anew(self) -> None:
-        """With numbers from 0, as engines do."""
+        """Restart the engine with an empty cache and event numbers from 0, as engines do."""
         self.engine.lives += 1
         self.engine.number = 0
         self.engine.clear()
 
     def publish(self) -> None:
-        """To all who listen."""
+        """Put the engine's unread events into the queue of every subscriber."""
         said, self.engine.unread = self.engine.unread, []
         for number, payload in said:
             digest = self.engine.lives * DIGESTS + number + 1
@@ -145,7 +150,7 @@ class LentReplicas(Replicas):
             self.deliver(replica)
 
     def settle(self) -> None:
-        """Every link is up, all arrives, and the engine says one thing more."""
+        """Connect all replicas, deliver all messages, and let the engine send one more event."""
         for replica in self.replicas.values():
             if not replica.sharing.connected:
                 replica.sharing.joined(self.now_s)

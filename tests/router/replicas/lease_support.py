@@ -1,4 +1,4 @@
-"""Redis and timers as leases see them, on time of a test's own."""
+"""Stand-ins for Redis and for timers in tests of leases, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEASE_S = 3.0
 
 
 class Server:
-    """What Redis does with the scripts, on time of its own. Lifetime: one history."""
+    """Does what Redis does with the lease scripts, on a clock of its own. Lifetime: one history."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -34,7 +34,7 @@ class Server:
 
 
 class Timers:
-    """One ring at a time, as `loop.call_at`. Lifetime: one history."""
+    """A stand-in for `loop.call_at` that keeps one timer at a time. Lifetime: one history."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,6 @@
-"""Replicas of a fleet without routers: links with exchanges that remember what they are told."""
+"""Replicas without routers for tests: real links, whose exchanges note each message that they
+receive.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ TERMS: Mapping[str, str] = {VERSION: "1", "policy": "warmset"}
 
 
 class Notes:
-    """An `Exchange` that says what it is given to say, and notes all else. Lifetime: test."""
+    """An `Exchange` that sends the messages a test gives it and notes all that it receives.
+    Lifetime: test.
+    """
 
     def __init__(self) -> None:
         self.to_say: deque[bytes] = deque()
@@ -49,12 +53,12 @@ class Notes:
         self.told_present.append(self.peers)
 
     def words(self) -> list[bytes]:
-        """What was heard of anybody."""
+        """Return the messages received from all peers."""
         return [payload for _, payload in self.heard]
 
 
 class Replica:
-    """A link and its notes. Lifetime: test."""
+    """A link between replicas and the notes of its messages. Lifetime: test."""
 
     def __init__(
         self, url: str, name: str, terms: Mapping[str, str] = TERMS, **replicas: Any
@@ -70,16 +74,18 @@ class Replica:
         self.notes.to_say.extend(words)
 
     def hears(self, *words: bytes) -> Callable[[], bool]:
-        """Whether it has heard all of these."""
+        """Return a function that tells whether this replica has received all of these messages."""
         return lambda: set(words) <= set(self.notes.words())
 
     def sees(self, *others: Replica) -> Callable[[], bool]:
-        """Whether it holds exactly these for present."""
+        """Return a function that tells whether exactly these peers are present to this replica."""
         return lambda: self.notes.peers == {other.identity for other in others}
 
 
 async def until(condition: Callable[[], bool], within_s: float = WAIT_S) -> float:
-    """Seconds until it holds."""
+    """Wait until the condition holds, and return the seconds that it took; fails after
+    `within_s`.
+    """
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while not condition():
@@ -100,7 +106,7 @@ async def all_see_each_other(*replicas: Replica, within_s: float = WAIT_S) -> fl
 
 @contextlib.asynccontextmanager
 async def fleet(url: str, *names: str, **options: Any) -> AsyncIterator[list[Replica]]:
-    """Replicas that see each other."""
+    """Yield started replicas that all see each other."""
     replicas = [Replica(url, name, **options) for name in names]
     for replica in replicas:
         replica.link.start()

@@ -1,4 +1,6 @@
-"""Several decision cores of the same workers, and a bus between them that may do anything."""
+"""A test world of several decision cores with the same workers, and a bus between them that may
+lose, delay or repeat messages.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.router.core.core_world import World
 
 @dataclass
 class Replica:
-    """One core with its side of the exchange. Lifetime: test."""
+    """One core with its side of the exchange between replicas. Lifetime: test."""
 
     name: str
     world: World
@@ -55,7 +57,7 @@ class Replica:
 
 
 class Replicas:
-    """All of them, on one clock. Lifetime: test."""
+    """All replicas of the world, on one clock. Lifetime: test."""
 
     def __init__(self, count: int, workers: int = 3, policy: str = "least_requests") -> None:
         self.now_s = 0.0
@@ -80,7 +82,9 @@ class Replicas:
             replica.done(replica.world.core.on_tick(Tick(self.now_s)))
 
     def flush(self, replica: Replica, lose: bool = False) -> None:
-        """Bring what it says to all others' inboxes, or nowhere."""
+        """Deliver the replica's outgoing messages to all connected peers' inboxes; with `lose`,
+        drop them.
+        """
         while (payload := replica.sharing.outgoing(self.now_s)) is not None:
             decoded(payload)
             for other in self.replicas.values():
@@ -101,7 +105,9 @@ class Replicas:
         del self.replicas[replica.name]
 
     def settle(self) -> None:
-        """Every link is up, every message arrives, for longer than anybody waits for anything."""
+        """Connect all replicas and deliver all messages, for longer than any wait of the
+        protocol.
+        """
         for replica in self.replicas.values():
             if not replica.sharing.connected:
                 replica.sharing.joined(self.now_s)

@@ -1,4 +1,6 @@
-"""Events that one replica reads, under any history: all know the same, and it is the truth."""
+"""Property tests of events that one replica reads for all: after any history all replicas know the
+same blocks, and these are the engine's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ PREFIX = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 
 class KvFanMachine(RuleBasedStateMachine):
-    """The engine says what it likes; messages are late, lost, twice or garbage; replicas die."""
+    """Random histories: the engine sends any events; messages are late, lost, repeated or garbage;
+    replicas die.
+    """
 
     @initialize()
     def start(self) -> None:
@@ -97,7 +101,9 @@ class KvFanMachine(RuleBasedStateMachine):
 
     @rule()
     def settled(self) -> None:
-        """One reads, all others hear it, and whoever says that it knows all is right."""
+        """After all is settled one replica reads, the others follow it, and each replica that
+        claims to know the cache knows it exactly.
+        """
         self.all.settle()
         truth = sorted(self.all.engine.holds.values())
         sharers = self.all.sharers.values()

@@ -1,4 +1,6 @@
-"""Copies among replicas that each subscribe for themselves: never believed where they are wrong."""
+"""Property tests of cache copies among replicas that each subscribe to the engine: a wrong copy is
+never believed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ PREFIX = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 
 def known_of(one: Subscriber, all_: LentReplicas) -> bool:
-    """Whether it is known here; then it must be the truth."""
+    """Return whether the replica holds its cache state for exact, after checking that an exact one
+    is the truth.
+    """
     truth = sorted(set(all_.engine.holds.values()))
     if one.kv.exact:
         assert one.indexed() == truth
@@ -21,7 +25,9 @@ def known_of(one: Subscriber, all_: LentReplicas) -> bool:
 
 
 class LentMachine(RuleBasedStateMachine):
-    """Batches are lost or late for one and not for another; replicas and the engine begin anew."""
+    """Random histories: batches are lost or late for single replicas; replicas and the engine
+    restart.
+    """
 
     @initialize()
     def start(self) -> None:
@@ -51,7 +57,9 @@ class LentMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
-        """But for a life's first, without which a next life could go on by its number alone."""
+        """Lose one batch of a replica. The first batch of an engine's life is never lost, because
+        without it the next life could continue the numbers of the last one unseen.
+        """
         queue = self._one(data).queue
         if queue and queue[0][0] > 0:
             queue.popleft()
@@ -66,7 +74,7 @@ class LentMachine(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 6))
     def exchange(self, times: int) -> None:
-        """Whoever waits for an answer gets one, while batches are still on their way."""
+        """Answer all replicas that wait for a copy, while batches are still on their way."""
         for _ in range(times):
             self.all.advance(0.05)
             self.all.exchange()
@@ -76,8 +84,8 @@ class LentMachine(RuleBasedStateMachine):
         times=st.integers(0, 4),
     )  # fmt: skip
     def join(self, data: st.DataObject, anew: bool, said: int, heard: int, times: int) -> None:
-        """A newcomer in place of another one, which hears little before it is answered, and its
-        peers nothing of what happened meanwhile.
+        """Replace a replica by a new one that hears little before its peers answer it; the peers
+        hear nothing of what happened meanwhile.
         """
         self.all.kill(self._one(data).replica)
         if anew:
@@ -106,7 +114,9 @@ class LentMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Whoever is sure is right; and one who was sure of it before lends it to all."""
+        """Check that every replica with exact state is right, and that a replica with exact state
+        has lent it to all others.
+        """
         self.all.settle()
         sure = [known_of(one, self.all) for one in self.all.subscribers.values()]
         waits = [one.loan is not None for one in self.all.subscribers.values()]

@@ -1,4 +1,6 @@
-"""Readers of events that one replica alone can have: who goes on, who stops, who is believed."""
+"""Tests of event streams that only one replica can read: which replica continues, which stops, and
+whose state is believed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from tests.router.replicas.kv_fan_world import KvReplicas, Sharer
 
 
 def fleet(count: int) -> tuple[KvReplicas, Sharer, list[Sharer]]:
-    """All of them, the one that reads, and the others."""
+    """Return the world after it has settled, the replica that reads, and the other replicas."""
     replicas = KvReplicas(count)
     replicas.settle()
     sharers = list(replicas.sharers.values())
@@ -32,7 +34,7 @@ def test_a_change_of_the_reader_takes_no_copy_where_nothing_was_missed() -> None
 
 
 def test_who_missed_something_and_reads_next_believes_nothing_of_before() -> None:
-    """Its numbers may go on by chance, over what it missed."""
+    """The event numbers may seem to continue by chance although events between were missed."""
     replicas, reader, (other,) = fleet(2)
     replicas.engine.store([0, 1])
     replicas.settle()

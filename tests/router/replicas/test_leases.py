@@ -1,4 +1,6 @@
-"""Leases under any history of answers, losses and time: never two holders by anybody's account."""
+"""Property tests of leases: after any history of answers, losses and time there are never two
+holders on anyone's clock.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.router.replicas.lease_support import LEASE_S, Server, Timers
 
 
 class Holder:
-    """A replica that wants one thing. Lifetime: one history."""
+    """A replica that wants one lease. Lifetime: one history."""
 
     def __init__(self, name: str, offset_s: float = 0.0) -> None:
         self.timers = Timers()

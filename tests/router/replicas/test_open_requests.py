@@ -1,4 +1,6 @@
-"""What a router tells the one that follows: its requests are charged there, and until they end."""
+"""Tests of what a router tells its successor of its open requests: they are charged in the
+successor's core until they end.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def former_of(world: World, shares: str = "") -> FormerRouters:
 
 
 def requests(world: World) -> list[int]:
-    """Of each worker."""
+    """Return the number of requests charged to each worker."""
     return [int(world.core.columns.requests[w.slot]) for w in world.core.workers]
 
 
@@ -43,7 +45,7 @@ def finished(world: World, request_id: int) -> None:
 
 @asynccontextmanager
 async def told(world: World) -> AsyncIterator[tuple[Teller, socket.socket]]:
-    """A router with its teller, and the other end of the connection."""
+    """Yield a router's started `Teller` and the other end of its connection."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     teller = Teller(ours, world.core, clock)

@@ -1,4 +1,6 @@
-"""Who is there: whatever becomes of beats, looks and clocks; and what must agree."""
+"""Tests of replica membership: which peers are present, whatever happens to heartbeats, registry
+reads and clocks; and which settings must agree.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def other(number: int) -> str:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(0.0, 1.0)), max_size=60))
 def test_a_peer_is_there_while_it_beats_and_gone_after_its_lease(steps):
-    """Oracle: the time of looks since its entry was last another one."""
+    """The oracle adds up the time of the looks at the registry since the peer's entry
+    last changed.
+    """
     membership = Membership(ME, LEASE_S)
     registry = {ME: Entry(1, TERMS)}
     quiet_s: dict[str, float] = {}

@@ -1,4 +1,6 @@
-"""Replicas under any history: whatever is lost, all know the same once messages arrive again."""
+"""Property tests of replicas under any history: whatever is lost, all replicas know the same once
+messages arrive again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ HOW = st.sampled_from(["finish", "worker", "retry"])
 
 
 class ReplicasMachine(RuleBasedStateMachine):
-    """Requests come and go anywhere; messages are late, lost, twice or garbage; replicas die."""
+    """Random histories: requests come and go at any replica; messages are late, lost, repeated or
+    garbage; replicas die.
+    """
 
     @initialize()
     def start(self) -> None:
@@ -88,7 +92,7 @@ class ReplicasMachine(RuleBasedStateMachine):
 
     @rule()
     def settled(self) -> None:
-        """Each knows of every open request exactly once, and of none that has ended."""
+        """Each replica knows every open request exactly once, and no request that has ended."""
         self.all.settle()
         self._all_know_the_same()
 
@@ -122,7 +126,7 @@ class ReplicasMachine(RuleBasedStateMachine):
 
 
 def _view(replica: Replica) -> list[tuple[int, int]]:
-    """(requests, prompt tokens) at each worker, as its ledger has them."""
+    """Return (requests, prompt tokens) at each worker, by the replica's ledger."""
     ledger = replica.world.core.ledger
     return [_sums(ledger.on_worker(worker_id)) for worker_id in range(3)]
 

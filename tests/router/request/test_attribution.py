@@ -1,4 +1,6 @@
-"""Attribution lines of Claude Code, and which of its releases change them with each request."""
+"""Tests of the attribution lines of Claude Code: which of its releases change the line with each
+request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ READER = IdentityReader("x-session-id")
 
 
 def lines_of(version: str, setup: str) -> AttributionLines:
-    """The lines of one recording."""
+    """Return the attribution lines after reading all requests of one recorded release and setup."""
     lines = AttributionLines()
     for row in RECORDED:
         if (row["version"], row["setup"]) != (version, setup) or row["body"] is None:

@@ -1,4 +1,4 @@
-"""Tickets: whatever a handler does or dies of, the core learns the end exactly once."""
+"""Tests of tickets: however a handler ends, the core learns of the request's end exactly once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.router.core.core_world import World
 
 
 class Scripted:
-    """Costs as told at the moment. Lifetime: test."""
+    """A policy whose costs come from the function that the test has set. Lifetime: test."""
 
     def __init__(self) -> None:
         self.answer: Callable[[int], Any] = np.zeros
@@ -36,7 +36,7 @@ def hold(rows: int) -> Any:
 
 
 class Desk(World):
-    """A dispatcher before a core with two workers. Lifetime: test."""
+    """A dispatcher in front of a core with two workers. Lifetime: test."""
 
     def __init__(self) -> None:
         super().__init__(workers=2)
@@ -114,7 +114,9 @@ async def test_a_client_that_leaves_while_held_leaves_nothing() -> None:
 
 
 async def test_a_client_that_leaves_just_as_it_is_dispatched_leaves_nothing() -> None:
-    """The action lies in the ticket, charged, and nobody will ever fetch it."""
+    """The core has charged the dispatch and put it into the ticket, but the handler never fetches
+    it.
+    """
     desk = Desk()
     desk.policy.answer = hold
 

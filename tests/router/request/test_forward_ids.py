@@ -1,4 +1,6 @@
-"""Ids in a body in the text's place: nothing else of it changes."""
+"""Tests of token ids that replace the text of a request's body: nothing else in the body
+changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that work for requests in the order in which these came."""
+"""Tests of threads that do the jobs of requests in the order in which the requests arrived."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.router.steps import Steps, settled
 
 
 async def order_of(jobs_of: list[int], begins: list[int]) -> list[tuple[int, int]]:
-    """Requests and the numbers of their jobs as they were done, one at a time. Request `i` comes
-    before step `begins[i]`, and has `jobs_of[i]` jobs.
+    """Return (request, job number) pairs in the order in which the jobs were done, one job a step.
+    Request `i` arrives before step `begins[i]` and has `jobs_of[i]` jobs.
     """
     steps, done = Steps(), list[tuple[int, int]]()
     line = InTurn(steps)
@@ -41,7 +41,7 @@ async def order_of(jobs_of: list[int], begins: list[int]) -> list[tuple[int, int
 @patient
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 20)), max_size=12))
 def test_a_request_waits_for_none_that_came_later(made: list[tuple[int, int]]) -> None:
-    """As a queue that is sorted before each step does it."""
+    """The order is that of a queue which is sorted by arrival before each step."""
     made.sort(key=lambda one: one[1])
     jobs_of, begins = [jobs for jobs, _ in made], [at for _, at in made]
     expected, left = [], dict(enumerate(jobs_of))
@@ -63,12 +63,12 @@ async def test_what_work_returns_and_raises_comes_back() -> None:
 
 
 class Body:
-    """Something large."""
+    """An object to which a weak reference can be made; it stands for a large request body."""
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_work_leaves_nothing_behind(fails: bool) -> None:
-    """Without the garbage collector, which runs seldom in a router."""
+    """Memory is freed without the garbage collector, which seldom runs in a router."""
     gc.disable()
     try:
         with ThreadPoolExecutor(1) as executor:

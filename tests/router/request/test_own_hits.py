@@ -1,4 +1,6 @@
-"""Of several answers, and of a worker that only decodes, `cached_tokens` are no hit of ours."""
+"""Tests of `cached_tokens` in replies: it is not counted as the router's hit if a request has
+several answers or if its worker only decodes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_one_answer_is_told_from_several(body: bytes, own: bool) -> None:
 async def test_a_siblings_hit_is_neither_counted_nor_logged_nor_learned_from(
     choices: int, told: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As vLLM answers: the second sibling found what the first had computed."""
+    """vLLM reports a hit for the second answer of a request because the first one computed the
+    prompt.
+    """
     async with crowd(1) as pool:
         await pool.send(body=b'{"prompt": "a", "n": %d}' % choices)
         request, now_s = pool.requests.pop(), pool.router.dispatcher.clock()

@@ -1,4 +1,4 @@
-"""Prompts are encoded as the kind of engine does that serves the model."""
+"""Tests that a prompt is encoded in the way of the engine kind that serves its model."""
 
 from __future__ import annotations
 

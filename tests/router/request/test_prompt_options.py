@@ -1,4 +1,6 @@
-"""Which prompts are exact: options of the body, media, models that are not trusted."""
+"""Tests of which prompts are encoded exactly, by options of the body, media and models whose tokens
+are not trusted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From a request's body to chain hashes: exact ids, text, chats, tokenizers, seeds, bounds."""
+"""Tests of the way from a request's body to chain hashes: exact ids, text, chats, tokenizers,
+seeds, bounds.
+"""
 
 from __future__ import annotations
 
@@ -226,7 +228,7 @@ async def test_an_adapter_shares_nothing_with_its_base_and_starts_as_its_events_
 
 
 class BeginningKnown:
-    """Stands for renderers of which the memo has a prompt's beginning."""
+    """Stands in for renderers whose memo has the beginning of the prompt."""
 
     def kind(self, model: str) -> str:
         return "vllm"
@@ -240,7 +242,9 @@ class BeginningKnown:
 
 
 async def test_a_prompt_is_not_too_long_by_an_estimate(executor: ThreadPoolExecutor) -> None:
-    """What is behind a known beginning is guessed from its bytes; the beginning has images."""
+    """An estimated length never gets a prompt refused as too long. The tokens after the known
+    beginning are estimated from bytes, and the beginning has images.
+    """
     reader = reader_of(None, executor, rendered=BeginningKnown())
     asked = RenderRequest("/v1/chat/completions", b"{}", "m", None)
     prompt = await reader.read(chat("hi"), "m", (4,), asked=asked)

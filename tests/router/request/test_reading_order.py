@@ -1,4 +1,4 @@
-"""Long prompts that come together are read to their ends one after the other."""
+"""Tests that long prompts which arrive together are read to the end one after the other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def body_of(path: str, number: int, text_bytes: int = TEXT_BYTES) -> bytes:
 async def router_of(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path | None, short: Executor, long: Executor
 ) -> AsyncIterator[Router]:
-    """A router whose reading threads are these."""
+    """Yield a router that reads prompts with the given threads, one pool for short and one for long
+    prompts.
+    """
     monkeypatch.setattr(assembly, "_reading_threads", lambda: (short, long))
     named = None if tokenizer is None else str(tokenizer)
     async with aiohttp.ClientSession() as http:
@@ -48,7 +50,9 @@ async def router_of(
 
 
 async def ends(router: Router, steps: Steps, path: str, bodies: list[bytes]) -> list[int]:
-    """By request, in order of arrival: after how many jobs of the threads it has been read."""
+    """Return for each request, in order of arrival, the number of jobs that the threads had done
+    when it was read.
+    """
     ended: dict[int, int] = {}
     done = 0
 

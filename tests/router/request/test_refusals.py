@@ -1,4 +1,4 @@
-"""Refusals of a first leg: whose fault they are."""
+"""Tests of refusals of a prefill leg: which worker is to blame, if any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""KV that nobody will read: each worker is told of all of it, a few calls at a time."""
+"""Tests of releasing KV that no request will read: each worker gets every release call, a few calls
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tests.router.waiting import until
 
 
 class Upstream:
-    """What carries the calls to one worker. Lifetime: test."""
+    """Stands in for the connection pool that sends calls to one worker. Lifetime: test."""
 
     def __init__(self, answers: bool = True) -> None:
         self.told: list[int] = []
@@ -20,7 +22,6 @@ class Upstream:
         self._answers = answers
 
     async def send(self, request, sink, timeouts, *_) -> Outcome:  # type: ignore[no-untyped-def]
-        """As of `Sends`."""
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await (asyncio.sleep(0) if self._answers else asyncio.Event().wait())
@@ -29,10 +30,10 @@ class Upstream:
         return Outcome(started_s=0.0, status=200)
 
     def abandon_silent(self) -> None:
-        """As of `Sends`."""
+        pass
 
     async def aclose(self) -> None:
-        """As of `Sends`."""
+        pass
 
 
 async def test_any_number_at_once_is_told_though_another_worker_hangs() -> None:

@@ -1,4 +1,4 @@
-"""Deadlines: read from headers, kept, passed on."""
+"""Tests of request deadlines: they are read from headers, enforced, and passed on to workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = "x-request-timeout-ms"
 
 
 class Reply:
-    """What is asked of a client's reply. Lifetime: test."""
+    """The attributes of a client's reply that the code under test reads. Lifetime: test."""
 
     def __init__(self, body_length: int) -> None:
         self.body_length = body_length

@@ -1,4 +1,4 @@
-"""Sequences stay with the workers that have them."""
+"""Tests that requests of one sequence stay with the worker that has its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved caches in a folder."""
+"""Helpers for tests of saved KV caches: make a worker's saved cache and write a file of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The hand-over between two routers: what passes, and that whatever goes wrong changes nothing."""
+"""Tests of the handover between two routers at a hot restart: the old router passes its sockets and
+state, and a handover that fails changes nothing in the old router.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def listening() -> socket.socket:
 
 
 class Router:
-    """One that may be followed. Lifetime: test."""
+    """A running router that a successor may ask for a handover. Lifetime: test."""
 
     def __init__(self, path: Path, left: RestartHandover = LEFT) -> None:
         self.sockets = [listening() for _ in range(3)]
@@ -155,7 +157,7 @@ async def test_a_silent_follower_and_another_users_are_not_waited_for(
 
 
 class Stranger:
-    """What the kernel says of a process of another user."""
+    """Stands in for the kernel's struct of credentials and reports a process of another user."""
 
     size = 12
 

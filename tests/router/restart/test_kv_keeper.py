@@ -1,4 +1,6 @@
-"""What is saved of the workers' caches: when, whose it is, and how long it is kept."""
+"""Tests of saving the workers' caches: when they are saved, to which worker a saved cache belongs,
+and how long it is kept.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.router.waiting import until
 
 @dataclass
 class Engine:
-    """What is recognized of a worker."""
+    """The facts that recognition finds out about a worker's engine."""
 
     kind: str = "vllm"
     address: int | None = None
@@ -34,7 +36,7 @@ class Spec:
 
 @dataclass
 class Follower:
-    """What the keeper looks at of a member. Lifetime: test."""
+    """The attributes of a fleet member that the keeper reads. Lifetime: test."""
 
     worker_id: int = 0
     spec: Spec = field(default_factory=Spec)
@@ -42,7 +44,7 @@ class Follower:
 
 
 class Router:
-    """A core with one worker, and its keeper. Lifetime: test."""
+    """A decision core with one worker, and the keeper that saves its cache. Lifetime: test."""
 
     def __init__(self, path: Path, engine: Engine | None = None, **facts: Any) -> None:
         self.world = World(workers=0)
@@ -67,7 +69,9 @@ class Router:
 
 
 async def warmed(path: Path) -> None:
-    """A router that knew three blocks and ended."""
+    """Run a router whose worker stores three blocks, and stop it, so that it saves them
+    at `path`.
+    """
     router = Router(path)
     await router.keeper.load()
     router.keeper.start(lambda: 3600.0)

@@ -1,4 +1,6 @@
-"""The file of saved streams: what is written is read, what is damaged is a cold start."""
+"""Tests of the file of saved event streams: what was written is read back, and a damaged file gives
+a cold start.
+"""
 
 from __future__ import annotations
 

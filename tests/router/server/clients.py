@@ -1,4 +1,6 @@
-"""Clients of a connection by hand, and a clock that they turn."""
+"""Helpers for tests of connections: clients that write bytes by hand, and a clock that the test
+moves.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tests.router.waiting import until
 
 
 class Clock:
-    """Goes only when told."""
+    """A clock that moves only when the test moves it."""
 
     now_s = 100.0
 

@@ -1,4 +1,4 @@
-"""The server's tests run on the router's own event loop; at full length on asyncio's, too."""
+"""Runs the server's tests on the router's own event loop, at full length also on asyncio's."""
 
 from __future__ import annotations
 

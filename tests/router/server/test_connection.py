@@ -1,4 +1,6 @@
-"""One connection: what handlers see of its requests, and the order and form of the answers."""
+"""Tests of one connection: what handlers see of its requests, and the order and form of the
+replies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a connection ends: the router stops, or the client leaves."""
+"""Tests of the end of a connection: the router stops, or the client leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.router.waiting import until
 
 
 class Gated:
-    """A handler that answers when told, some by the relay's way of writing."""
+    """A handler that answers once the test opens its gate; some answers are written as the relay
+    writes.
+    """
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -131,7 +133,7 @@ async def test_where_somebody_else_listens_each_answer_is_the_last() -> None:
 
 
 async def test_where_somebody_else_listens_idle_connections_end_after_two_quiet_looks() -> None:
-    """One that asks between two looks is answered; what it has then is closed by that answer."""
+    """A connection with a request between two looks is answered, and that answer closes it."""
     async with behind(good) as it:
         idle, silent, busy = [await opened(it.port) for _ in range(3)]
         for reader, writer in (idle, busy):
@@ -167,7 +169,7 @@ async def test_a_request_that_came_and_was_not_read_yet_keeps_its_connection() -
 
 
 async def test_who_has_the_socket_gives_it_back_before_it_is_closed() -> None:
-    """Later its number could be another client's."""
+    """After the close the socket's number could belong to another client."""
     open_then: list[bool] = []
 
     async def lend(request: Request) -> Answer:

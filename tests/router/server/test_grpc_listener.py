@@ -1,4 +1,4 @@
-"""A gRPC server that was to wait long for its calls ends them sooner when it is told to."""
+"""Tests that a gRPC server which waits for its calls to end can be told to end them sooner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The corpus of hostile requests, each alone on a connection, before a server and a worker."""
+"""Tests of the corpus of hostile requests, each alone on a connection to a server with a worker
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SERVED = dict(served())
 
 
 async def answered(data: bytes, trusted=()) -> tuple[bytes, list[tuple[bytes, tuple]]]:
-    """The reply's bytes, and what the handler was given."""
+    """Return the reply's bytes, and (body, header fields) of each request that the handler got."""
     got: list[tuple[bytes, tuple]] = []
 
     async def handle(request: Request) -> Answer:

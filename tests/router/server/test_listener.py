@@ -1,4 +1,6 @@
-"""Connections are bounded by the files that the process may open, too."""
+"""Tests of the limit on connections: it also obeys the number of files that the process
+may open.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What clients of Anthropic's API get of the models, and of the greetings that they send first."""
+"""Tests of the list of models and of the greeting requests that clients of Anthropic's API send
+first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A port that somebody has: one line that says what to do, whoever tried to listen there."""
+"""Tests of a port that another process uses: the error is one line with the remedy, whichever part
+tried to listen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every reason of a refusal is told: to operators on their page, to Prometheus from the start."""
+"""Tests that every reason of a refusal is documented for operators and is a metric in Prometheus
+from the start.
+"""
 
 from __future__ import annotations
 

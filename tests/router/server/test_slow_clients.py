@@ -1,4 +1,6 @@
-"""Clients that dawdle, connections beyond the limits: given up in time, counted, nobody else."""
+"""Tests of clients that are slow and of connections beyond the limits: they are closed in time and
+counted, and no other client suffers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a configuration that cannot be used."""
+"""Helpers for tests that read the error messages of a configuration that cannot be used."""
 
 from __future__ import annotations
 

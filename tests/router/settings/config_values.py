@@ -1,4 +1,4 @@
-"""For every key of the configuration a value that is not its default."""
+"""Gives tests a value other than the default for every key of the configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORKER = "http://127.0.0.1:9001"
 
 
 def another_value(path: str, folder: Path) -> object:
-    """A valid value of the key that is not its default."""
+    """Return a valid value of the key that is not its default."""
     (folder / "tokenizer.json").touch()
     special: dict[str, object] = {
         "workers": (WORKER, "http://127.0.0.1:9002,role=decode"),
@@ -78,13 +78,15 @@ def _changed(default: int | float) -> bool | int | float:
 
 
 def flags_beside(path: str, folder: Path) -> tuple[str, ...]:
-    """What else must be given where the key has that value."""
+    """Return the other flags that must be given if the key has that value."""
     keys = ("--api-keys-file", str(folder / "tokenizer.json"))
     return keys if path == "triton_admin" else ()
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Values by path as a configuration file has them, lists and not tuples."""
+    """Return values by dotted path as nested tables of a configuration file, with lists in place of
+    tuples.
+    """
     whole: dict[str, Any] = {}
     for path, value in values.items():
         section, _, name = path.rpartition(".")

@@ -1,4 +1,6 @@
-"""The configuration: layers, sources, what is refused and how it says so."""
+"""Tests of the configuration: its layers and sources, which values are refused, and the error
+messages.
+"""
 
 from __future__ import annotations
 

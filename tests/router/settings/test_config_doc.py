@@ -1,4 +1,4 @@
-"""docs/reference/configuration.md agrees with the code."""
+"""Tests that docs/reference/configuration.md agrees with the code."""
 
 from __future__ import annotations
 

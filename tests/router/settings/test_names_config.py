@@ -1,5 +1,6 @@
-"""Rules of names as they are given: in a file, by flags, in variables; and what is said of wrong
-ones."""
+"""Tests of rules of names in files, flags and environment variables, and of the errors for wrong
+ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reload gives each part what it needs of the configuration."""
+"""Tests that a reload of the configuration gives each part the values that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations as clients send them, drawn at random: with tools, reasoning, calls, results."""
+"""Draws random conversations as clients send them: with tools, reasoning, calls and results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WORDS = (
 
 
 def text(draw: random.Random, least: int = 1) -> str:
-    """A text of some words to some hundreds."""
+    """Draw a text of no words to 300 words, after `least` letters."""
     return "x" * least + "".join(draw.choices(_WORDS, k=draw.choice((0, 1, 5, 50, 300))))
 
 
@@ -51,7 +51,7 @@ def _content(draw: random.Random) -> Any:
 
 
 def _worked(draw: random.Random, thinks: bool) -> Iterator[Message]:
-    """Calls of tools with their results."""
+    """Yield messages with tool calls and their results."""
     for _ in range(draw.randint(0, 2)):
         call_id = f"{draw.choice(('', 'chatcmpl-tool-'))}{draw.randrange(10**8, 10**9)}"
         arguments = json.dumps({"what": text(draw)}, ensure_ascii=draw.random() < 0.5)
@@ -65,7 +65,7 @@ def _worked(draw: random.Random, thinks: bool) -> Iterator[Message]:
 
 
 def conversation(draw: random.Random, turns: int, thinks: bool = True) -> list[Message]:
-    """Messages up to a question, with so many answered ones before it."""
+    """Return messages that end with a question, after `turns` questions with answers."""
     messages: list[Message] = []
     if draw.random() < 0.6:
         messages.append({"role": "system", "content": text(draw)})
@@ -81,14 +81,14 @@ def conversation(draw: random.Random, turns: int, thinks: bool = True) -> list[M
 
 
 def edited(draw: random.Random, messages: list[Message]) -> list[Message]:
-    """The conversation with another text in one of its questions."""
+    """Return the conversation up to now with another text in one of its questions."""
     asked = [at for at, message in enumerate(messages) if message["role"] == "user"]
     at = draw.choice(asked)
     return [*messages[:at], {"role": "user", "content": text(draw)}, *messages[at + 1 :]]
 
 
 def chats(draw: random.Random, count: int, thinks: bool = True) -> Iterator[Chat]:
-    """Turns of one conversation: its next ones, edited ones, with tools or without."""
+    """Yield requests of one conversation: later turns, edited turns, with tools or without."""
     messages = conversation(draw, 0, thinks)
     for _ in range(count):
         effort = draw.choice((None, "low", "medium", "high")) if thinks else None

@@ -1,4 +1,6 @@
-"""Which encoder a folder gives to which kind of engine, and what a missing package does."""
+"""Tests of which encoder the files of a tokenizer's folder give for each engine kind, and what
+happens if a package is missing.
+"""
 
 from __future__ import annotations
 

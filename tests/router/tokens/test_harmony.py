@@ -1,4 +1,6 @@
-"""Chats of gpt-oss: ids equal those of the package's own rendering, whatever the memo has."""
+"""Tests of gpt-oss chats: ids equal those that the openai-harmony package renders, whatever the
+memo holds.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ def encoder(max_bytes: int = LARGE, max_chars: int | None = None) -> HarmonyEnco
 
 
 def text_of(messages: list[dict[str, Any]], **more: Any) -> str:
-    """The prompt behind the system's turn, with its special tokens."""
+    """Return the prompt after the system's turn, with its special tokens."""
     ids = encoder().encode_chat(Chat(messages=messages, **more), 0.0)
     return ENCODING.decode(ids.tolist()).partition("<|end|>")[2]
 
 
 def rendered(turns: list[harmony.Message]) -> list[int]:
-    """The ids as the package makes them of all turns at once."""
+    """Return the ids that the package renders from all turns at once."""
     ids: list[int] = ENCODING.render_conversation_for_completion(
         harmony.Conversation.from_messages(turns),
         harmony.Role.ASSISTANT,

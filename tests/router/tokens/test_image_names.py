@@ -1,4 +1,6 @@
-"""Renderers that give images other names than the workers do are not asked about images."""
+"""Tests that renderers which name images differently than the workers get no prompts with
+images.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ RENDERED = {"token_ids": [1, 2], "features": None}
 
 
 def pages(root: str | None) -> dict[str, Any]:
-    """A renderer of vLLM's, and what it calls its model."""
+    """Return the pages of a vLLM renderer whose model has the path `root`; None for no path."""
     card = {"id": "m", "owned_by": "vllm", "root": root}
     return {
         "/v1/models": {"data": [{"id": "a", "parent": "m", "root": "/adapter"}, card]},
@@ -29,7 +31,7 @@ def pages(root: str | None) -> dict[str, Any]:
 
 
 def fleet_of(*paths: str | None) -> Any:
-    """Workers of model m, and what each calls it."""
+    """Return a fleet of workers of model m, each with its path of the model."""
     facts = WorkerFacts("w", ("m",), 16, 1.0, has_events=True)
     spec = SimpleNamespace(url="http://worker")
     return SimpleNamespace(

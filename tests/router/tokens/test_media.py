@@ -1,4 +1,6 @@
-"""Media in prompts: read from a renderer's answer, hashed as KV events of the same prompt are."""
+"""Tests of media in prompts: they are read from a renderer's answer and hashed like KV events of
+the same prompt.
+"""
 
 from typing import Any
 
@@ -29,7 +31,7 @@ def features_of(**changed: Any) -> Features:
 
 
 def hits(keys: list[Any] | None, salt: str | None, adapter: str | None, chain: Any) -> int:
-    """The blocks of `chain` that a worker has which told the prompt with these keys."""
+    """Return how many blocks of `chain` a worker holds whose KV event had these extra keys."""
     if salt and keys:
         keys = [[*keys[0], salt], *keys[1:]]
     event = {

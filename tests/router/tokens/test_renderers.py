@@ -1,4 +1,4 @@
-"""Which renderers are asked: by what fails at whom, and by what comes and goes."""
+"""Tests of which renderers are asked, as requests to them fail and as workers come and go."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_requests_that_fail_alone_do_not_stop_a_renderer() -> None:
-    """A client can contrive them; the probe, which is the router's own, decides."""
+    """A client can provoke failing requests; only the router's own probe decides."""
     pages: dict[str, Any] = dict(PAGES)
     async with engine(pages) as url, http() as session:
         world = World(session, worker(url))
@@ -120,7 +120,7 @@ async def test_a_model_that_is_gone_does_not_stop_the_others() -> None:
 
 
 async def test_only_another_engine_makes_other_prompts() -> None:
-    """A worker that is not ready for a moment is the one of before."""
+    """A worker that is not ready for a moment still counts as the same engine."""
     async with engine(dict(PAGES)) as url, http() as session:
         one, other = worker(url), worker("http://127.0.0.1:9", "other")
         world = World(session, one, other)

@@ -1,4 +1,6 @@
-"""Prompts of Mistral's models: ids equal those of mistral-common, whatever the memo has."""
+"""Tests of prompts for Mistral's models: ids equal those of mistral-common, whatever the memo
+holds.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def package() -> MistralTokenizer:
 
 
 def by_package(package: MistralTokenizer, chat: Chat) -> list[int]:
-    """What mistral-common makes of the chat with calls named by the last nine characters."""
+    """Return the ids that mistral-common makes of the chat, with call ids cut to their last nine
+    characters.
+    """
     messages = json.loads(json.dumps(chat.messages))
     for message in messages:
         for call in message.get("tool_calls", ()):

@@ -1,4 +1,6 @@
-"""When a model's tokens are trusted: counts of its traffic, probes of its workers, time."""
+"""Tests of when a model's token ids are trusted, by counts of its traffic, probes of its workers,
+and time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ RECHECK_S = 300.0
 
 
 class World:
-    """A check and its clock."""
+    """A token check and its clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

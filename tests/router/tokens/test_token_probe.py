@@ -1,4 +1,6 @@
-"""Asking real workers for their ids of fixed prompts: who agrees, who differs, who says nothing."""
+"""Tests of the probe that asks real workers for their ids of fixed prompts: workers that agree,
+differ or do not answer.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ RECHECK_S = 300.0
 
 @dataclass
 class Fleet:
-    """Workers as the fleet manager has them, and a clock."""
+    """The workers, as the fleet manager has them, and a clock."""
 
     members: dict[int, Any] = field(default_factory=dict)
     now_s: float = 0.0
@@ -71,7 +73,7 @@ async def probing(
 
 @contextlib.asynccontextmanager
 async def answering(handler: Any, render: Any = None) -> AsyncIterator[str]:
-    """A server whose /tokenize is `handler`, and whose renderer is `render`; gives its URL."""
+    """Yield the URL of a server whose /tokenize is `handler` and whose renderer is `render`."""
     app = web.Application()
     app.add_routes([web.post("/tokenize", handler)])
     if render is not None:

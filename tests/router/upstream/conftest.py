@@ -1,4 +1,4 @@
-"""The relay's tests: which event loops they run on, and which way their bytes go."""
+"""Fixtures of the relay's tests: they choose the event loop and the implementation of the relay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ NOT_OVER_TLS = ("test_a_worker_that_stops_taking_the_request_is_late_in_that_pha
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Loops:
-    """uvloop for `test_relay_*.py`, as in the router, at full length asyncio's, too; else that."""
+    """Run `test_relay_*.py` on uvloop, as the router does, and at full length also on asyncio's
+    loop; run other tests on asyncio's loop.
+    """
     return relay_loops() if item.path.name.startswith("test_relay") else PLAIN
 
 
@@ -29,7 +31,9 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Sides:
 
 @pytest.fixture(params=[*BOTH_PATHS, pytest.param("tls", marks=pytest.mark.live)])
 async def every_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both paths, then that in Python with TLS on either side (live)."""
+    """Run the test with both implementations of the relay, then with the Python one over TLS on
+    both sides (live).
+    """
     if request.param != "tls":
         go_by(request.param, monkeypatch)
         return

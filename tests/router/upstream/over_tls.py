@@ -1,4 +1,6 @@
-"""TLS between client and router, and router and worker, in tests that do not ask for it."""
+"""Puts TLS between client and router and between router and worker, in tests that are written for
+plain TCP.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.router import relay_support
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The TLS contexts of server and client. A test module has one."""
+    """The TLS contexts of server, client and router. A test module has one set of them."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -30,7 +32,7 @@ def sides_of(authority: Authority) -> Sides:
 
 
 def tls_everywhere(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever listens does so with TLS, whatever connects expects it."""
+    """Patch asyncio so that all servers listen with TLS and all clients connect with TLS."""
     client = {"ssl": sides.client, "server_hostname": "localhost"}
     start_server, open_connection = asyncio.start_server, asyncio.open_connection
 

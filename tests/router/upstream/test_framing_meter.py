@@ -1,4 +1,4 @@
-"""Counting events and finding the usage in what passes by."""
+"""Tests of the meter that counts events and finds the usage in a passing reply."""
 
 from __future__ import annotations
 

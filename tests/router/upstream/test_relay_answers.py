@@ -1,4 +1,6 @@
-"""Replies of status 200 that are no answer: another worker is asked, and the blame is exact."""
+"""Tests of replies with status 200 that contain no answer: another worker is asked, and the failure
+is charged to the right one.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def stream(*pieces: bytes) -> bytes:
 
 
 async def answered(*replies: bytes, cuts: list[int] | None = None) -> tuple[bytes, list[Outcome]]:
-    """What a client gets where one worker after the other says these, and what became of each."""
+    """Return the client's bytes and the outcome of each attempt, where the workers send these
+    replies in turn.
+    """
 
     async def say(call: WorkerCall) -> None:
         reply = pending.pop(0)
@@ -157,7 +161,9 @@ async def test_a_stream_that_breaks_off_before_it_says_anything(said: bytes) -> 
 
 
 async def test_who_speaks_waits_for_what_is_said() -> None:
-    """The first token is told of with it, not with the role; the bytes keep their order."""
+    """The relay reports the first token with the first content, not with the role before it; the
+    bytes keep their order.
+    """
     go = asyncio.Event()
     role, content = events(ROLE, done=False), events(chunk({"content": "x"}), done=False)
 
@@ -180,8 +186,8 @@ async def test_who_speaks_waits_for_what_is_said() -> None:
 
 
 async def test_what_keeps_a_connection_open_is_passed_on_in_time() -> None:
-    """Its client has seen it then, so nobody else is asked; an empty end is the worker's failure
-    all the same, and the client gets all that it said.
+    """The client has seen the keep-alive, so no other worker is asked. An empty end is still the
+    worker's failure, and the client gets all bytes that the worker sent.
     """
     go, ping = asyncio.Event(), b": ping\n\n"
 

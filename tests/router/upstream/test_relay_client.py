@@ -1,4 +1,4 @@
-"""The client's side: kept connections, slow and vanishing clients."""
+"""Tests of the relay's client side: kept connections, slow clients and clients that disappear."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("every_path")
 
 
 async def echo(call: WorkerCall) -> None:
-    """Answer with the request's own body, by turns with a length and chunked."""
+    """Reply with the request's own body: chunked if its length is even, with a Content-Length if
+    odd.
+    """
     if len(call.body) % 2:
         await call.say(
             b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(call.body) + call.body

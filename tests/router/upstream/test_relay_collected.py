@@ -1,4 +1,6 @@
-"""Replies that no client is to get: kept whole for the router, whichever way they come."""
+"""Tests of replies that no client is to get: both implementations of the relay collect them whole
+for the router.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The connections to a worker: kept, bounded, replaced when stale, over TLS."""
+"""Tests of the connections to a worker: they are kept, bounded, replaced when stale, and may use
+TLS.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,7 @@ async def test_a_request_that_cannot_be_written_is_the_clients_fault() -> None:
 
 
 class _NoSink(ClientReply):
-    """A sink that must not be asked anything."""
+    """A sink whose use fails the test."""
 
     def __init__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A deadline that is pushed on every event."""
+"""Tests of a deadline that every event of a stream moves."""
 
 from __future__ import annotations
 

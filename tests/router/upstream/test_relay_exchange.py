@@ -1,4 +1,6 @@
-"""The exchange by itself: whatever bytes a worker sends, the client's side stays in order."""
+"""Property tests of the exchange alone: whatever bytes a worker sends, the calls to the client's
+side stay in order.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ BENDS = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=3)), max_size
 
 
 class Record:
-    """A sink that notes the order of what it is asked."""
+    """A sink that notes the order of the calls to it."""
 
     dechunk = False
     movable = False
@@ -60,7 +62,7 @@ class Record:
 
 
 async def relayed(pieces: list[bytes]) -> tuple[Outcome, Record]:
-    """What becomes of a reply that comes in `pieces` and then ends."""
+    """Return the outcome and the sink of a reply that comes in `pieces` and then ends."""
     sink = Record()
     terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
     exchange = Exchange(cast(WorkerConnection, Wire(pieces)), "POST", sink, terms)
@@ -98,7 +100,7 @@ async def test_any_reply_gives_one_orderly_story(
 
 
 async def test_a_finished_exchange_needs_no_garbage_collector() -> None:
-    """Knots of references would cost a collection every few hundred requests."""
+    """Cycles of references would cause a garbage collection every few hundred requests."""
     wire = Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhel", b"lo you"])
     terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
     exchange = Exchange(cast(WorkerConnection, wire), "POST", Record(), terms)
@@ -123,7 +125,7 @@ async def test_a_connection_that_was_lost_before_its_exchange_began() -> None:
 
 
 class _Closed(asyncio.Transport):
-    """A transport whose other side is gone."""
+    """A transport whose other side has closed."""
 
     def is_closing(self) -> bool:
         return True

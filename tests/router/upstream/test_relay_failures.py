@@ -1,4 +1,6 @@
-"""Workers that fail: the client never sees a clean end that is none, and blame is exact."""
+"""Tests of workers that fail: the client never takes a broken reply for a whole one, and the
+failure is charged exactly.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ pytestmark = pytest.mark.usefixtures("every_path")
 
 @contextmanager
 def deaf_port() -> Iterator[int]:
-    """A port that refuses connections. It is kept: given back, it may be anybody's at once."""
+    """Yield a port that refuses connections. The socket stays bound, so that no other process can
+    take the port.
+    """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield sock.getsockname()[1]

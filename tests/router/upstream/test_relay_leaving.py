@@ -1,4 +1,6 @@
-"""Clients that leave when they have their whole answer, before the router knows that they do."""
+"""Tests of clients that leave once they have their whole answer, before the router knows that they
+have it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def _native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_until(sock: socket.socket, end: bytes) -> None:
-    """Take what comes up to `end`."""
+    """Read from the socket until the data ends with `end`."""
     got = b""
     while not got.endswith(end):
         data = sock.recv(65_536)
@@ -37,8 +39,10 @@ def read_until(sock: socket.socket, end: bytes) -> None:
 async def test_a_client_that_has_all_was_answered_however_soon_it_leaves(
     reply: bytes, cancels: int
 ) -> None:
-    """The loop is held from before the worker answers until the client has read it all. Then the
-    handler is cancelled, as when the client hangs up: the loop has not heard of the reply's end."""
+    """The request counts as answered although its handler is cancelled. The event loop is blocked
+    from before the worker answers until the client has read everything; then the handler is
+    cancelled, as when the client hangs up, before the loop has heard of the reply's end.
+    """
     rounds = 20
     outcomes: list[Outcome] = []
     engine = socket.create_server(("127.0.0.1", 0))

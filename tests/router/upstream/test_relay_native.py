@@ -1,4 +1,6 @@
-"""The relay's own thread: what it alone promises, and when the Python way is taken instead."""
+"""Tests of the relay's own thread: the guarantees that it alone gives, and when the Python
+implementation is used instead.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def _native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_until(sock: socket.socket, end: bytes) -> bytes:
-    """What comes up to `end`."""
+    """Return the bytes read from the socket up to and including `end`."""
     got = b""
     while not got.endswith(end):
         data = sock.recv(65_536)
@@ -51,7 +53,9 @@ def read_until(sock: socket.socket, end: bytes) -> bytes:
 
 
 class Dripping(threading.Thread):
-    """A worker apart from the event loop: an event of its stream whenever it is let."""
+    """A worker in a thread of its own that sends one event of its stream whenever the test allows
+    it.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -73,7 +77,9 @@ class Dripping(threading.Thread):
 
 
 async def test_events_flow_while_the_event_loop_is_busy() -> None:
-    """The loop is held until the client has read events that were sent after it was held."""
+    """The event loop is blocked until the client has read events that were sent after the blocking
+    began.
+    """
     held, seen = threading.Event(), threading.Event()
     engine = Dripping()
     engine.start()
@@ -202,7 +208,9 @@ async def test_silent_exchanges_are_given_up_and_others_go_on() -> None:
 
 
 async def test_what_a_client_has_not_taken_at_the_end_is_sent_after_it() -> None:
-    """The worker is free at once; the rest waits with aiohttp, not with the thread."""
+    """The worker is free at once; the rest of the reply waits in the event loop's transport, not in
+    the relay's thread.
+    """
     body = bytes(range(256)) * (1 << 15)
 
     async def script(call: WorkerCall) -> None:
@@ -221,7 +229,7 @@ async def test_what_a_client_has_not_taken_at_the_end_is_sent_after_it() -> None
 
 
 async def test_a_worker_cannot_answer_before_it_is_asked() -> None:
-    """Bytes that lie ready on an idle connection are never the next request's reply."""
+    """Bytes that already lie on an idle connection are never taken for the next request's reply."""
     evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
 
     async def script(call: WorkerCall) -> None:

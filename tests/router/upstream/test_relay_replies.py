@@ -1,4 +1,6 @@
-"""Replies through real sockets: byte-exact both ways, however workers frame and cut them."""
+"""Tests of replies through real sockets: bytes arrive unchanged in both directions, however workers
+frame and split them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.usefixtures("every_path")
 
 
 async def once(reply: bytes, request: bytes, close: bool = False) -> tuple[bytes, Outcome, bytes]:
-    """One request through the relay: the client's bytes, the outcome, the worker's head."""
+    """Relay one request; return the client's bytes, the outcome, and the request head that the
+    worker got.
+    """
 
     async def script(call: WorkerCall) -> None:
         await call.say(reply)

@@ -1,4 +1,4 @@
-"""Clients that read slowly or not at all, and workers that must wait for them."""
+"""Tests of clients that read slowly or not at all, and of workers that must wait for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("every_path")
 
 
 async def held_up(w: Worker) -> None:
-    """Wait until nobody takes what the worker says."""
+    """Wait until the relay stops reading from the worker, so that the worker's write
+    buffer fills.
+    """
 
     def is_held_up() -> bool:
         return any(c.writer.transport.get_write_buffer_size() > 65_536 for c in w.calls)
@@ -135,7 +137,9 @@ async def test_a_worker_that_waits_for_a_slow_client_is_not_blamed() -> None:
 
 
 async def test_a_worker_that_waits_for_both_sides_is_not_stuck() -> None:
-    """Request not yet taken, reply not yet read: neither direction waits for the other."""
+    """The worker reads the request and writes the reply by turns: neither direction waits for the
+    other.
+    """
     body = b"x" * (1 << 24)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""How the relay's thread asks to be scheduled."""
+"""Tests of how the relay's thread asks the kernel to be scheduled."""
 
 from __future__ import annotations
 
