@@ -52,7 +52,7 @@ class AdminAnswers(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *said: Any) -> None:
-        """Do not log."""
+        """Write no log line."""
 
 
 @pytest.fixture

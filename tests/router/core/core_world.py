@@ -63,7 +63,7 @@ class World:
 
     @property
     def next_id(self) -> int:
-        """The id of the next arrival."""
+        """Return the id of the next arrival."""
         return self._request_id + 1
 
     def join(self, worker_id: int, **facts: object) -> None:

@@ -1,4 +1,6 @@
-"""Tests of the decision core: choose and charge, release once, retry, hold, eject, determinism."""
+"""Tests of the decision core: it chooses and charges in one step, releases each charge once,
+retries, holds, ejects, and is deterministic.
+"""
 
 from __future__ import annotations
 

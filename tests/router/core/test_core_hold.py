@@ -1,4 +1,6 @@
-"""Tests of held requests: asked again in order, bounded, never answered twice."""
+"""Tests of held requests: the core asks the policy again in order, their number is bounded, and
+none is answered twice.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def test_holding_is_bounded_in_number_and_time() -> None:
 
 
 def test_whose_time_is_over_is_asked_a_last_time() -> None:
-    """A request whose client no longer wants the answer is not asked again."""
+    """A request whose client no longer wants the answer is not offered to the policy again."""
     world = World(workers=1, policy=AT_LAST, hold_s=5.0)
     core = world.core
     early, brief, late = (

@@ -14,7 +14,9 @@ from tests.router.core.core_world import World
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Any sequence of facts: sums equal the open requests, and are zero when all have ended."""
+    """Gives the ledger any sequence of facts: its sums equal the open requests, and are zero when
+    all have ended.
+    """
 
     @initialize()
     def start(self) -> None:

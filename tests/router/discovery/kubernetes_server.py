@@ -107,7 +107,7 @@ class ApiServer:
 
     @property
     def watched(self) -> list[str]:
-        """The version from which each watch started."""
+        """Return the version from which each watch started."""
         return [one["resourceVersion"] for one in self.asked if one.get("watch")]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""An InferencePool that discovery follows."""
+"""Helpers for tests of discovery that follows an InferencePool."""
 
 from __future__ import annotations
 

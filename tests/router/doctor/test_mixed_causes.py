@@ -225,8 +225,8 @@ def test_an_engine_is_not_blamed_for_the_one_before_it(
 
 @pytest.mark.parametrize("singles", [0, 1, 3, 200])
 def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
-    """They are also not too little load to batch: few execute, because the cache answers the
-    others.
+    """Such requests are not reported as too little load to batch either: few requests execute,
+    because the cache answers the others.
     """
     configured = config(response_cache={"enable": True}, instance_group=instances(2))
     figures = ran(sizes={1: (singles, 20.0)}, queue_ms=1.0, cache_hits=4000)
@@ -253,8 +253,8 @@ def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
 
 
 def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
-    """They count as requests that waited for no time: nine of ten make a wait of three batches look
-    like one of a third.
+    """Cached answers count as requests without a wait: if nine of ten are cached, a wait of three
+    batches looks like a third of a batch.
     """
     configured = config(response_cache={"enable": True}, dynamic_batching=None)
     figures = ran(sizes={1: (100, 20.0)}, queue_ms=60.0, cache_hits=900)
@@ -263,7 +263,7 @@ def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
 
 @pytest.mark.parametrize(("joined", "numbers"), [(8, [5]), (100, [])])
 def test_a_few_batches_do_not_tell_how_long_batches_take(joined: int, numbers: list[int]) -> None:
-    """These few were joined while the machine paused, so they took long."""
+    """The few batches with several requests ran while the machine paused, so they took long."""
     configured = config(instance_group=instances(4))
     figures = ran(sizes={1: (700, 20.0), 2: (joined, 36.0)}, queue_ms=10.0)
     assert [found.number for found in judge(one(configured, figures))] == numbers

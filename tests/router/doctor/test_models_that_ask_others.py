@@ -82,7 +82,9 @@ def test_a_wrapper_that_waits_does_not_compute(
 
 
 def test_nor_does_one_that_waits_for_an_engine() -> None:
-    """The evidence is the engine's gauges, or the count of requests if it has none."""
+    """The doctor recognizes the wait by the engine's gauges, or by the count of requests if it has
+    none.
+    """
     streamed = ran("tensorrt_llm", {1: (1_350, 0.2)})
     engine = config("tensorrt_llm", model_transaction_policy={"decoupled": True})
     shown = trt(active=8, scheduled=8, max=8, kv_max=1000, kv_used=300, tokens_per=64)

@@ -84,8 +84,8 @@ async def test_caches_that_are_guessed_are_guessed_in_larger_blocks() -> None:
 
 
 async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
-    """Its events could not be used, because their blocks would have another size than the
-    worker's.
+    """The worker's events could not be used, because their blocks would have another size than the
+    reported one.
     """
     assert (
         "block_size=16 was given, it says 32" in (await recognized(VLLM, ",block_size=16")).advice
@@ -139,7 +139,9 @@ async def test_our_own_engine_has_a_snapshot() -> None:
 
 
 async def test_our_own_engines_that_read_each_others_kv_are_a_group() -> None:
-    """They have one version and store one model alike; a worker without a role could take one."""
+    """The engines have one version and store one model alike; a worker without a role could take
+    one.
+    """
     models = {"data": [{"id": "m", "owned_by": "warmroute"}]}
     ours = {**VLLM, "/v1/models": models, "/version": {"version": "0.1"}}
     told = {**ours, "/server_info": {"role": "both", "group": "abc"}}

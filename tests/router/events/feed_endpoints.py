@@ -1,4 +1,4 @@
-"""Endpoints that feeds connect to, or bind."""
+"""Endpoints for tests: feeds connect to them, or bind them."""
 
 from __future__ import annotations
 

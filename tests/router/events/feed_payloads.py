@@ -1,4 +1,4 @@
-"""Payloads of a feed, and the blocks that a router knows from them."""
+"""Payloads for tests of a feed, and the blocks that a router knows from them."""
 
 from __future__ import annotations
 

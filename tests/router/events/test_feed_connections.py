@@ -138,7 +138,7 @@ async def test_while_the_connection_is_lost_the_cache_is_not_known(
 async def test_what_waited_here_when_the_connection_was_lost_proves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its number is the next one, but it is delivered after the loss is noticed."""
+    """The batch has the next number, but it is delivered after the loss is noticed."""
     async with following_four() as (one, engine):
         slowly = asyncio.Event()
 

@@ -105,7 +105,9 @@ async def test_a_publisher_that_began_anew_has_an_empty_cache() -> None:
 
 
 async def test_a_publisher_that_began_anew_unheard_is_noticed_by_its_numbers() -> None:
-    """Its first batches were lost: the received one shows a gap after its own start."""
+    """The restarted publisher's first batches were lost: the first received one shows a gap after
+    its own start.
+    """
     async with followed() as (one, engine, _):
         for seq in range(4):
             await engine.send(seq, payload(seq))
@@ -241,7 +243,7 @@ async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
 async def test_a_replay_that_brings_ever_later_batches_is_waited_for_however_long_it_takes() -> (
     None
 ):
-    """Each takes twenty seconds, much more than a replay may take without any batch."""
+    """Each batch takes twenty seconds, much more than a replay may take without any batch."""
     async with rig() as one, publisher(one.context) as engine:
         for seq in range(5):
             await engine.send(seq, payload(seq), lost=True)

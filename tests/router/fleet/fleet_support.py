@@ -1,4 +1,4 @@
-"""Parts of a router alone: a fleet manager without a core, an admin port."""
+"""Parts of a router that tests run alone: a fleet manager without a core, and an admin port."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ async def test_another_engine_that_takes_so_long_is_silent(
 
 
 async def test_an_engine_that_began_anew_and_then_hangs_is_silent() -> None:
-    """It serves while it is recognized again, and is silent at the time when its probes would be
-    unanswered.
+    """The engine serves while it is recognized again, and counts as silent from the time at which
+    its probes would have been unanswered.
     """
     asked: list[str] = []
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + GROWN % 9}
@@ -141,7 +141,7 @@ async def test_an_engine_that_is_too_busy_to_say_whether_it_is_paused_is_not() -
 
 
 async def test_an_engine_that_sleeps_at_level_0_is_down_until_it_wakes() -> None:
-    """It has released no memory: none of its states is 1."""
+    """The engine has released no memory: none of its sleep states is 1."""
     level_0 = (SLEEP % "awake").replace(" 1", " 0") + (SLEEP % "discard_all").replace(" 1", " 0")
     pages = {**VLLM, "/health": "ok"}
     async with followed(pages, []) as member:

@@ -155,7 +155,7 @@ async def test_a_request_waits_less_for_a_version_than_a_probe_may(
 
 
 async def test_another_label_changes_a_worker_in_place() -> None:
-    """It continues to serve, is not asked anything, and keeps its number."""
+    """The worker continues to serve, is not asked anything, and keeps its number."""
     asked: list[str] = []
     async with (
         engine(TOLD, asked) as url,

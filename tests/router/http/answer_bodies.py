@@ -1,4 +1,6 @@
-"""Bodies of replies with status 200: answers of any length, and bodies that are no answers."""
+"""Bodies of replies with status 200 for tests: answers of any length, and bodies that are no
+answers.
+"""
 
 from __future__ import annotations
 

@@ -42,12 +42,12 @@ class Recorded:
 
     @property
     def agent(self) -> tuple[int, str]:
-        """The agent that sent the request."""
+        """Return the agent that sent the request."""
         return self.entry["session"], self.entry["agent"]
 
     @property
     def parent(self) -> tuple[int, str] | None:
-        """The agent that started the sender; None if there is none."""
+        """Return the agent that started the sender, or None."""
         parent = self.entry["parent"]
         return None if parent is None else (self.entry["session"], parent)
 
@@ -93,7 +93,7 @@ def attribution(entry: dict[str, Any]) -> str:
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
 @pytest.mark.parametrize("entries", [*recordings()])
 async def test_each_agent_is_a_session(entries: list[dict[str, Any]], at_once: bool) -> None:
-    """At once: each request is under way until the next one of its agent comes."""
+    """With `at_once`, each request is under way until the next one of its agent comes."""
     sessions = Sessions(columns(), SLOTS, 256, 65_536)
     under_way: dict[tuple[int, str], TrackedRequest] = {}
     rows: dict[tuple[int, str], set[int]] = {}
@@ -120,7 +120,9 @@ async def test_each_agent_is_a_session(entries: list[dict[str, Any]], at_once: b
 
 @pytest.mark.parametrize("entries", [*recordings()])
 async def test_agents_of_one_person_are_a_group_with_parents(entries: list[dict[str, Any]]) -> None:
-    """pi starts each sub-agent as a program of its own, which says nothing of the others."""
+    """The client pi starts each sub-agent as a program of its own, which says nothing of the
+    others.
+    """
     read_ = [await read(entry, number) for number, entry in enumerate(entries)]
     if entries[0]["client"] == "pi":
         assert all(one.said.identity.parent is None for one in read_)

@@ -1,4 +1,4 @@
-"""Policies that fail."""
+"""Policies for tests that raise errors or return wrong costs."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class BoundedWorld:
         return float(self.loads_s()[action.worker_id]), mean_s, most_s
 
     def go_on(self) -> None:
-        """Let some other event happen."""
+        """Let some event other than an arrival happen."""
         self.now_s += self.random.expovariate(20.0)
         kind = self.random.randrange(4)
         if kind == 0 and self.first:

@@ -181,8 +181,8 @@ def test_another_worker_at_its_place_is_not_judged_by_it() -> None:
 
 
 def test_what_it_told_in_another_life_is_not_held_against_it() -> None:
-    """Requests that were under way when the worker went down, or was cleared, do not count against
-    it.
+    """Requests that were under way when the worker went down or was cleared do not lower its hit
+    confidence.
     """
     world = Pool()
     arrivals = [world.arrival([*prompt(family), 7]) for family in range(2 * ANSWERS)]
@@ -332,7 +332,7 @@ def test_an_honest_worker_is_never_discounted(
 def test_a_liar_loses_its_advantage_within_so_many_answers(
     before: int, finds: int, queued: int
 ) -> None:
-    """This holds however long it was honest before, and whatever waits there."""
+    """This holds however long the worker was honest before, and whatever waits in its queue."""
     world = Pool()
     for family in range(before):
         world.ask(family, cached=BLOCKS)

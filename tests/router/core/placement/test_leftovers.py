@@ -111,8 +111,8 @@ def test_no_answer_is_waited_for_without_end() -> None:
 
 
 def test_its_workers_report_says_that_it_is_over() -> None:
-    """If the report still has the request, it counts as other clients' load after the estimated
-    end.
+    """If the worker's report still contains the request, it counts as other clients' load after the
+    estimated end.
     """
     world = world_of()
     first, second = (sent(world, max_output_tokens=1_000) for _ in range(2))

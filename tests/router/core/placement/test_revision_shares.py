@@ -33,7 +33,7 @@ class Count:
 
 
 def rollout(*counts: Count, serves_alone: bool = False, **settings: object) -> World:
-    """A pool of revisions v0, v1 and so on, each a group of its own."""
+    """Return a pool of revisions v0, v1 and so on, each a group of its own."""
     world = World(workers=0, disaggregation="always", **settings)
     for revision, count in enumerate(counts):
         roles = ["prefill"] * count.prefill + ["decode"] * count.decode + ["both"] * count.both

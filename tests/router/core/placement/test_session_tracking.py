@@ -233,8 +233,8 @@ def test_a_warm_session_that_waits_stays_at_home() -> None:
 
 
 def test_a_router_that_begins_anew_tells_old_sessions_from_new_ones() -> None:
-    """It recognizes them by blocks that only one worker holds; several workers hold a system
-    prompt.
+    """The router recognizes old sessions by blocks that only one worker holds; several workers hold
+    a system prompt.
     """
     world = World(workers=3, policy=WATCHING)
     ours = [*SYSTEM, *range(20, 40)]

@@ -67,7 +67,9 @@ def test_a_prefill_whose_worker_is_removed_as_it_ends_begins_anew() -> None:
 
 
 def test_an_idle_worker_that_decodes_does_all_of_it() -> None:
-    """Its prefill disturbs no other request, and no KV needs to be moved."""
+    """The prefill at an idle decode worker disturbs no other request, and no KV needs to
+    be moved.
+    """
     assert legs(ask(pool("prefill", "decode"))[1]) == [(1, "both")]
 
 

@@ -73,7 +73,9 @@ class Pair:
 
 
 class Histories(RuleBasedStateMachine):
-    """Prompts in chunks, of which any blocks may be kept; evictions; an emptied cache."""
+    """Random histories: prompts computed in chunks, of which any blocks may be kept; evictions; a
+    cache that is emptied.
+    """
 
     @initialize(window=st.sampled_from([WINDOW, 0]))
     def start(self, window: int) -> None:

@@ -47,7 +47,9 @@ def test_speeds_are_learned_whatever_they_are(true_rate: float, true_step_s: flo
 
 
 def test_a_worker_a_hundred_times_faster_is_learned_from_prefills_alone() -> None:
-    """Its whole prefill is shorter than the half step that is assumed to come before it."""
+    """The worker's whole prefill is shorter than the half step that is assumed to come
+    before it.
+    """
     columns, speed = speeds()
     for _ in range(200):
         speed.first_token(charge(), 4000 / 1_500_000.0)
@@ -176,7 +178,7 @@ def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
 
 
 def test_short_answers_teach_how_long_a_step_takes() -> None:
-    """They end before the first report of their progress."""
+    """The answers end before the first report of their progress."""
     columns, speed, ledger = pool_speeds(1)
     for _ in range(60):
         charge = ledger.reserve((1, "both"), 0, 1_000, 1_000, True, 0.0)

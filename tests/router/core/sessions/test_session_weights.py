@@ -48,7 +48,9 @@ def learned(seed: int) -> ReturnHazard:
 
 
 def horizon_s(told: Columns, rows: Ints, speeds: Floats, capacities: Floats) -> Floats:
-    """Return how long a return saves more than the memory is worth meanwhile."""
+    """Return for each session the seconds within which its return saves more than the memory is
+    worth meanwhile.
+    """
     home = told["home"][rows]
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.maximum(told["private_tokens"][rows], 1.0) / capacities[home]

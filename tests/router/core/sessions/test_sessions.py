@@ -293,7 +293,7 @@ def test_prompts_of_less_than_a_block_are_believed_their_id() -> None:
 
 
 def test_one_cache_key_for_a_main_agent_and_its_sub_agents() -> None:
-    """All their tokens count, as with a key for each."""
+    """All tokens of the agents that share the key count, as with a key for each agent."""
     counted = []
     for names in ({}, {"session": "each"}):
         sessions = followed()

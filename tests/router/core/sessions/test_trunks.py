@@ -27,7 +27,7 @@ def run(start: int, tokens: int) -> np.ndarray:
 
 
 class Traffic:
-    """Prompts of new sessions: some shared beginnings, then tokens of their own."""
+    """Prompts of new sessions: each has one of some shared beginnings, then tokens of its own."""
 
     def __init__(self, pace: PoolPace = PACE, heads: int = TRUNKS_MAX) -> None:
         self.trunks = Trunks(heads)

@@ -112,7 +112,7 @@ PROMPTS = [[1], [1, 2], [1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 6, 7], [8, 2, 3]]
 def test_what_failed_is_expected_only_as_far_as_others_bring_it(
     steps: list[tuple[str, int, list[int], int]],
 ) -> None:
-    """The oracle uses sets of blocks, and no time passes."""
+    """The oracle keeps sets of blocks, and no time passes in the test."""
     expected = ExpectedBlocks(2, 1024, TTL_S)
     believed: tuple[set[int], set[int]] = set(), set()
     running: list[Expectation] = []

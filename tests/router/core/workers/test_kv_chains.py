@@ -105,8 +105,8 @@ def test_any_stream_gives_the_same_state_with_chains_as_with_tokens(
 
 
 def test_an_orphan_told_by_its_chain_waits_for_its_parent_too() -> None:
-    """Its hash is known, but not whether the blocks before it are there: the same result
-    as live.
+    """The block's hash is known, but not whether the blocks before it are cached: the result is the
+    same as for a live event.
     """
     world = World(workers=1)
     world.events(0, 0, by_chain(stored([0, 1, 2], after=1)))

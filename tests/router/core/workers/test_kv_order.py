@@ -78,7 +78,9 @@ def test_a_restart_that_only_the_replay_shows_is_noticed() -> None:
 
 
 def test_a_restart_after_a_replay_alone_is_noticed() -> None:
-    """Nothing came live yet: the batch is no duplicate, because its content differs."""
+    """No batch has come live yet. The first live batch is no duplicate, because its content
+    differs.
+    """
     stream = Stream()
     for seq in range(3):
         stream.batch(seq, stored([seq]), source="replay")

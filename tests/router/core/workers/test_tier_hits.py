@@ -256,7 +256,9 @@ def test_the_rate_is_learned_from_first_tokens(true_rate: float, tier: str) -> N
 
 
 def test_what_says_little_of_a_load_teaches_nothing() -> None:
-    """Short ones, mostly computed ones, both tiers at once, prefills beside others."""
+    """The cases are short loads, prompts that are mostly computed, loads from both tiers at once,
+    and prefills beside others.
+    """
     columns, estimator = learner()
     beside = loaded(columns, 5_000, 0, 500)
     beside.period.dispatched = 2
