@@ -1,4 +1,4 @@
-"""What the kernel tests share."""
+"""Fixtures that the kernel tests share."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,9 @@ import pytest
 
 @pytest.fixture
 def sanitized_replay() -> Path:
-    """The script that builds and runs the sanitized C++ program."""
+    """Return the script that builds and runs the sanitized C++ program; skip the test if g++ is
+    missing.
+    """
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed: the sanitized C++ program cannot be built")
     return Path(__file__).parents[2] / "kernels" / "tests" / "sanitize.sh"

@@ -1,6 +1,6 @@
-"""Kernels run on the CPU, in the emulator, with what a GPU would not forgive checked.
+"""Runs kernels on the CPU in the emulator, which checks for faults that a GPU would not report.
 
-WARMROUTE_KERNEL_TESTS=cuda runs the same calls by the library for GPUs, on the GPU that is there.
+With WARMROUTE_KERNEL_TESTS=cuda the same calls run on the GPU at hand, by the library for GPUs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def emulator() -> KernelLibrary:
 
 
 def emulator_beside(source: Path, folder: Path) -> KernelLibrary:
-    """The emulator without our kernels and with those of `source`, built in `folder`."""
+    """Build the emulator in `folder` with the kernels of `source` instead of ours, and load it."""
     made, out = folder / "beside.o", folder / "beside.so"
     command = ["g++", *build.EMULATOR.compile_flags, "-O1", f"-I{build.source_folder()}"]
     subprocess.run([*command, "-c", str(source), "-o", str(made)], check=True, timeout=100)
@@ -47,7 +47,7 @@ def emulator_beside(source: Path, folder: Path) -> KernelLibrary:
 
 
 def emulate(name: str, *arguments: Any, seed: int = 1) -> None:
-    """Run a kernel with the arguments of its operator, fibers in the order of `seed`."""
+    """Run a kernel with the arguments of its operator; `seed` decides the order of the fibers."""
     if ON_GPU:
         from kvkernels.ops.operator import cuda_library
 
@@ -61,8 +61,9 @@ def emulate(name: str, *arguments: Any, seed: int = 1) -> None:
 
 @contextmanager
 def moved(arguments: Sequence[Any], device: str) -> Iterator[list[Any]]:
-    """The arguments with whole storages on `device`, so that strides, gaps and what lies in them
-    stay; what was done to them is copied back."""
+    """Yield the arguments on `device` with their whole storages, so that strides and gaps stay.
+    What the kernel wrote is copied back.
+    """
     storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
     given = []
     for one in arguments:
@@ -78,7 +79,9 @@ def moved(arguments: Sequence[Any], device: str) -> Iterator[list[Any]]:
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that shows what was not written: NaN, or a byte of 0x7F."""
+    """Return a tensor in which every element that was not written shows: as NaN, or as a byte of
+    0x7F.
+    """
     if dtype == torch.int8:
         return torch.full(shape, 0x7F, dtype=dtype)
     if dtype == torch.float8_e4m3fn:
@@ -89,14 +92,15 @@ def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 def pool_of(
     pages: int, heads: int, page_tokens: int, dim: int, dtype: torch.dtype, layers: int = 2
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V [page, token, head, dim] of one layer of a poisoned pool, in the engine's order:
-    (block, head, layer, K or V, token, dim)."""
+    """Return K and V [page, token, head, dim] of one layer of a poisoned pool, in the engine's
+    order: (block, head, layer, K or V, token, dim).
+    """
     pool = poisoned(pages, heads, layers, 2, page_tokens, dim, dtype=dtype)
     layer = pool[:, :, layers - 1]
     return layer[:, :, 0].transpose(1, 2), layer[:, :, 1].transpose(1, 2)
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """||got - wanted|| / ||wanted||, in float64; NaN where either has one."""
+    """Return ||got - wanted|| / ||wanted|| in float64; the result is NaN if either has one."""
     wanted = wanted.double()
     return float((got.double() - wanted).norm() / wanted.norm())

@@ -1,4 +1,4 @@
-"""The recorded batches of tests/data/kv_events, and lists of events one can compare."""
+"""The recorded batches of tests/data/kv_events, and events in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Vector(NamedTuple):
 
 
 def vectors() -> dict[str, Vector]:
-    """By name."""
+    """Return the recorded batches by name."""
     read = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
     return {
         name: Vector(bytes.fromhex(each["payload_hex"]), each["listed"], each["skipped"])
@@ -31,7 +31,7 @@ def vectors() -> dict[str, Vector]:
 
 
 def plain(listed: list[tuple[Any, ...]]) -> list[Any]:
-    """Listed events in values of JSON. Arrays must be of the promised types."""
+    """Return listed events as values of JSON; assert that arrays have the promised types."""
     return [[_plain(value) for value in event] for event in listed]
 
 

@@ -1,4 +1,6 @@
-"""Strategies of hypothesis for paths of blocks, their hashes, and bytes that are none."""
+"""Strategies of hypothesis for paths of blocks, their hashes, and bytes that are no valid dump or
+batch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def hashes(blocks: list[int]) -> np.ndarray:
 
 
 def tree_chain(path: list[int]) -> list[int]:
-    """A chain as prompts make them: each block's name is that of its whole prefix."""
+    """Return a chain as prompts make them, in which each block's name depends on its
+    whole prefix.
+    """
     names, name = [], 1
     for branch in path:
         name = name * 4 + branch

@@ -1,4 +1,4 @@
-"""Pages of tests in bytes: INT8 and FP8, with a scale a token and head."""
+"""Quantized pages for tests: INT8 and FP8, with a scale per token and head."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ LOSS = {torch.int8: 2e-2, torch.float8_e4m3fn: 5e-2}
 def quantized_pages(
     k_pages: torch.Tensor, v_pages: torch.Tensor, stored: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """Both in the engine's order, with their scales, by the operators' names; rows of NaN get NaN
-    for a scale, and poison for bytes."""
+    """Return both tensors quantized in the engine's order, with their scales, under the operators'
+    names. Rows of NaN get NaN as a scale and poison as bytes.
+    """
     limit = 127.0 if stored == torch.int8 else 448.0
     pages, page_tokens, kv_heads, dim = k_pages.shape
     pool = poisoned(pages, kv_heads, 2, page_tokens, dim, dtype=stored)
@@ -37,5 +38,5 @@ def quantized_pages(
 
 
 def as_numbers(pages: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """What the bytes stand for, in float64."""
+    """Return the numbers that the bytes stand for, in float64."""
     return pages.double() if scales is None else pages.double() * scales.double()[..., None]

@@ -14,7 +14,9 @@ from tests.kernels.quantized import as_numbers, quantized_pages
 
 
 class Request(NamedTuple):
-    """Whole pages shared with all whose names begin alike, and `own` tokens after them."""
+    """A request with whole pages that it shares with all requests whose names begin alike, and
+    `own` tokens after them.
+    """
 
     names: str  # one letter a page
     own: int
@@ -28,7 +30,9 @@ class Tables(NamedTuple):
 
 
 def tables(requests: list[Request], page_tokens: int, seed: int = 0) -> Tables:
-    """Scattered pages; what no request has is far out of range, or not used."""
+    """Return page tables with scattered pages; entries that belong to no request are far out of
+    range.
+    """
     lengths = [len(one.names) * page_tokens + one.own for one in requests]
     counts = [-(-length // page_tokens) for length in lengths]
     pages = sum(counts) + 3
@@ -46,7 +50,7 @@ def tables(requests: list[Request], page_tokens: int, seed: int = 0) -> Tables:
 
 
 class Case(NamedTuple):
-    """Arguments of shared_decode in its order."""
+    """The arguments of shared_decode in their order."""
 
     q: torch.Tensor
     k_pages: torch.Tensor
@@ -76,7 +80,9 @@ def case(
     costs: Costs = ALWAYS,
     room: tuple[int, int] | None = None,
 ) -> tuple[Case, Step, torch.Tensor]:
-    """A call with random values, NaN wherever nothing is; its step; and the context tokens."""
+    """Return a call with random values and NaN wherever there is no token, its step, and the
+    context tokens.
+    """
     draw = torch.Generator().manual_seed(seed)
     made = tables(requests, page_tokens, seed)
     k_pages, v_pages = pool_of(made.pages, kv_heads, page_tokens, dim, dtype)
@@ -104,13 +110,15 @@ def alone(
     seed: int = 0,
     room: tuple[int, int] | None = None,
 ) -> Case:
-    """Requests of `lengths` tokens that share nothing."""
+    """Return a call for requests of `lengths` tokens that share nothing."""
     requests = [Request("", length) for length in lengths]
     return case(requests, group, kv_heads, dim, page_tokens, dtype, seed, NEVER, room)[0]
 
 
 def exact(made: Case, context_tokens: torch.Tensor) -> torch.Tensor:
-    """The output in float64, each request by itself: no plan, no operator."""
+    """Return the output in float64, computed for each request by itself without plan or
+    operator.
+    """
     page_tokens, kv_heads = made.k_pages.shape[1:3]
     out = torch.zeros_like(made.q, dtype=torch.float64)
     k_pages = as_numbers(made.k_pages, made.k_scales)
@@ -125,7 +133,7 @@ def exact(made: Case, context_tokens: torch.Tensor) -> torch.Tensor:
 
 
 def quantized(plain: Case, stored: torch.dtype) -> Case:
-    """`plain` with its pages in bytes."""
+    """Return `plain` with its pages quantized to `stored`."""
     return plain._replace(**quantized_pages(plain.k_pages, plain.v_pages, stored))
 
 

@@ -1,4 +1,6 @@
-"""Without a native build that fits, each program refuses to start and names what builds one."""
+"""Tests that each program refuses to start without a matching native build and names the command
+that makes one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad arguments are refused by the native core and by its twin, in the same words."""
+"""Tests that the native core and its twin refuse bad arguments with the same text."""
 
 from collections.abc import Callable
 from types import ModuleType

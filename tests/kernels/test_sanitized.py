@@ -1,4 +1,4 @@
-"""Random histories against the C++ core, built with the address and UB sanitizers."""
+"""Tests of the C++ core, built with the address and UB sanitizers, over random histories."""
 
 import subprocess
 from pathlib import Path
@@ -50,7 +50,9 @@ def test_the_relays_thread_runs_clean(sanitized_replay: Path, program: str) -> N
 
 
 def test_hashes_of_plain_messages_of_every_length(sanitized_replay: Path) -> None:
-    """Also the classes no block reaches (0 to 11 bytes), by the sanitized C++ program."""
+    """The sanitized C++ program hashes plain messages of every length, including classes that no
+    block reaches (0 to 11 bytes).
+    """
     pattern = bytes(((i * i + 7 * i) >> 3) & 0xFF for i in range(2100))
     lines = subprocess.run(
         ["sh", str(sanitized_replay), "hashes"], check=True, capture_output=True, text=True

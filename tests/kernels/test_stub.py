@@ -1,4 +1,4 @@
-"""The committed stub, the built module and the twins say the same signatures."""
+"""Tests that the committed stub, the built module and the Python twins have the same signatures."""
 
 import ast
 import inspect
@@ -38,7 +38,9 @@ Scope = ast.Module | ast.ClassDef
 
 
 def twin_of(name: str) -> Any:
-    """The plain class of the same name; the virtual worker's drives the engine's scheduler."""
+    """Return the plain class of the same name; the virtual worker's twin drives the engine's
+    scheduler.
+    """
     others = {
         "VirtualWorker": virtual,
         "Mirror": mirror_twin,
@@ -61,7 +63,7 @@ def twin_of(name: str) -> Any:
 
 
 def made(owner: Any) -> Any:
-    """One of it, as small as can be."""
+    """Return an instance of `owner`, as small as possible."""
     if owner.__name__ == "EventBatch":
         return owner(bytes.fromhex("920190"))
     if owner.__name__ == "WorkerBlocks":
@@ -99,7 +101,7 @@ def public_names(owner: Any) -> set[str]:
 
 
 def native_signature(member: Any) -> str:
-    """As the build gave it to nanobind, spaced as `ast` does."""
+    """Return the signature that the build gave to nanobind, with the spacing of `ast`."""
     return ast.unparse(ast.parse(f"{member.__nb_signature__[0][0]}: ..."))
 
 

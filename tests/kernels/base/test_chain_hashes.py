@@ -1,4 +1,6 @@
-"""The native chain hashes equal the xxhash package's, whatever the length and the buffer."""
+"""Tests that the native chain hashes equal those of the xxhash package, for any length
+and buffer.
+"""
 
 import array
 
@@ -23,7 +25,9 @@ def tokens_of(count: int, seed: int = 1) -> Tokens:
 
 @pytest.mark.parametrize("block_size", range(1, 601))
 def test_every_block_size_equals_the_definition(block_size: int) -> None:
-    """Messages of 12 to 2,408 bytes: every length class of XXH3-64 that a block can reach."""
+    """Every block size gives the hashes of the definition. Messages of 12 to 2,408 bytes cover
+    every length class of XXH3-64 that a block can reach.
+    """
     tokens = tokens_of(3 * block_size + block_size // 2)
     parent = 0
     for block, got in enumerate(_native.chain_hashes(tokens, block_size)):

@@ -1,4 +1,6 @@
-"""Chain hashes of prompts with media: the definition, and what KV events make of the same."""
+"""Tests of the chain hashes of prompts with media, against the definition and against KV events for
+the same prompts.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +20,7 @@ Medium = tuple[str, int, int]
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[list[int], int, list[Medium]]:
-    """Ids, a block size, and media, some of which overlap or lie beyond the ids."""
+    """Draw ids, a block size, and media, some of which overlap or lie beyond the ids."""
     most = draw(st.sampled_from([5, 2**40]))
     ids = draw(st.lists(st.integers(0, most), max_size=60))
     places = st.tuples(IDENTIFIERS, st.integers(0, 70), st.integers(0, 30))
@@ -53,7 +55,7 @@ def test_without_media_the_hashes_are_the_plain_ones(
 def test_the_events_of_the_prompt_have_the_same_hashes(
     prompt: tuple[list[int], int, list[Medium]],
 ) -> None:
-    """A prompt's chain is that of the blocks that an engine tells of it."""
+    """A prompt's chain equals the hashes of the blocks in an engine's events for that prompt."""
     ids, size, media = prompt
     blocks = len(ids) // size
     if not blocks:
@@ -71,7 +73,7 @@ def test_the_events_of_the_prompt_have_the_same_hashes(
 
 
 def keys_of(media: list[Medium], blocks: int, size: int) -> list[Any]:
-    """What vLLM tells as `extra_keys`: of each block its media as [identifier, offset]."""
+    """Return vLLM's `extra_keys` for each block: its media as [identifier, offset], or None."""
     given = [twin.Medium(name.encode(), offset, length) for name, offset, length in media]
     keys, first = list[Any](), 0
     for start in range(0, blocks * size, size):

@@ -1,4 +1,4 @@
-"""Calls of append, and what must come out."""
+"""Calls of the operator append for tests, with the check of their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POSITIONS = 64
 
 @dataclass
 class Case:
-    """Arguments of append in its order; `wide` is the same in float64."""
+    """The arguments of append in their order; `wide()` gives the same call in float64."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -97,7 +97,9 @@ def numbers(pages: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
 
 
 def hold(run: Any, made: Case, bound: float) -> None:
-    """`run` on `made` must agree with float64 where slots say, and leave the rest poisoned."""
+    """Assert that `run` on `made` agrees with float64 where slots say so and leaves the rest
+    poisoned.
+    """
     wide = made.wide()
     torch.ops.warmroute.append(*wide.arguments())
     run(*made.arguments())

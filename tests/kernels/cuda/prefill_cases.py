@@ -1,4 +1,6 @@
-"""Calls of prefill for tests: pages poisoned wherever no token is, and what must come out."""
+"""Calls of the operator prefill for tests, with pages poisoned wherever there is no token, and the
+check of their results.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ LSE_BOUND = 2e-3
 
 @dataclass
 class Case:
-    """Arguments of prefill in its order."""
+    """The arguments of prefill in their order."""
 
     q: torch.Tensor
     k_pages: torch.Tensor
@@ -52,8 +54,10 @@ def case(
     scale: float = 1.0,
     is_cut: bool = False,
 ) -> Case:
-    """Requests of (tokens before, new tokens) on scattered pages, a row of nobody's in between;
-    `is_cut`: keys are cut where a launch of one KV head would have few items."""
+    """Return a call for requests of (tokens before, new tokens) on scattered pages, with an unused
+    row between any two. With `is_cut`, the keys are cut into pieces, as for a launch of one KV head
+    that would have few items.
+    """
     draw = torch.Generator().manual_seed(seed)
     counts = [-(-(start + tokens) // page_tokens) for start, tokens in pieces]
     pages = sum(counts) + 3
@@ -85,13 +89,13 @@ def case(
 
 
 def pieces_of(plan: PrefillPlan, heads: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A poisoned workspace of the plan's pieces."""
+    """Return a poisoned workspace for the plan's pieces."""
     slots = len(plan.merge_slots)
     return poisoned(slots, heads, dim, dtype=torch.float32), torch.full((slots, heads), NAN)
 
 
 def exact(made: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) in float64, by the CPU implementation."""
+    """Return (out, lse) in float64, computed by the CPU implementation."""
     q, lse = made.q.double(), torch.full(made.q.shape[:2], NAN).double()
     wide = replace(
         made,
@@ -108,12 +112,14 @@ def exact(made: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantized(plain: Case, stored: torch.dtype) -> Case:
-    """`plain` with its pages in bytes."""
+    """Return `plain` with its pages quantized to `stored`."""
     return replace(plain, **quantized_pages(plain.k_pages, plain.v_pages, stored))
 
 
 def hold(made: Case, seed: int = 1, bound: float | None = None, run: Any = emulate) -> None:
-    """Every row that has an item is near float64, every other one is left alone."""
+    """Assert that every row with an item is near float64 and that `run` leaves every other row
+    alone.
+    """
     if run is emulate:
         emulate("prefill", *made.arguments(), seed=seed)
     else:

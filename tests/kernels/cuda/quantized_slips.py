@@ -1,4 +1,6 @@
-"""Slips in kernels over quantized pages and weights: (what stands there once, what it becomes)."""
+"""Planted slips in kernels over quantized pages and weights, as pairs (text that the source has
+once, its replacement).
+"""
 
 QUANTIZED = [
     ("char* tile = tiles.stage(number);", "char* tile = tiles.stage(number + 1);"),

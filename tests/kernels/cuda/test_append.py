@@ -1,4 +1,4 @@
-"""append: the kernel in the emulator and the CPU implementation, against float64."""
+"""Tests of append: the kernel in the emulator and the CPU implementation, against float64."""
 
 from __future__ import annotations
 

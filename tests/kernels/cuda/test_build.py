@@ -1,5 +1,8 @@
-"""What nvcc makes of the kernels: both GPUs, no spills, registers within bounds, the instructions
-that the design counts on. Built once for all tests, and anew only where sources changed."""
+"""Tests of the code that nvcc makes of the kernels: for both GPUs, without spills, with registers
+within bounds, and with the instructions that the design needs.
+
+The library is built once for all tests, and again only where sources changed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ GPUS = ("sm_80", "sm_90a")
 
 
 class Bounds(NamedTuple):
-    """What a kernel may use and must have, on the GPUs that it is for."""
+    """The registers that a kernel may use and the instructions that it must have, on the GPUs it is
+    for.
+    """
 
     registers: int
     instructions: tuple[str, ...] = ()  # regular expressions
@@ -92,13 +97,13 @@ class Compiled(NamedTuple):
 
 @cache
 def built() -> dict[str, Path]:
-    """Object of each source, the library built."""
+    """Build the library; return the object file of each source."""
     build.build(build.CUDA)
     return {source.stem: made for source, made in build.objects(build.CUDA).items()}
 
 
 def compiled(log: str) -> list[Compiled]:
-    """Each kernel of one source, as `ptxas -v` tells of it."""
+    """Return the figures of each kernel of one source, read from the log of `ptxas -v`."""
     found = re.findall(
         r"Compiling entry function '(\S+)' for '(\S+)'.*?(\d+) bytes stack frame, "
         r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers",
@@ -119,7 +124,7 @@ def test_the_library_says_what_it_is() -> None:
 
 
 class Pretended:
-    """A tensor of the host's that says it is a device's."""
+    """A tensor in host memory that claims to be on a GPU."""
 
     is_cuda = True
 
@@ -158,7 +163,7 @@ def test_registers_and_spills(source: str) -> None:
 
 @cache
 def disassembled(path: Path, gpu: str) -> str:
-    """The machine code (SASS) of a built library for one GPU architecture, as text."""
+    """Return the machine code (SASS) of a built library for one GPU architecture, as text."""
     tools = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
     if not (tools / "cuobjdump").is_file():
         pytest.skip("nvidia-cuda-cuobjdump is not installed")
@@ -190,7 +195,7 @@ def test_instructions(source: str, gpu: str) -> None:
 
 
 def kernels_in(source: str, gpu: str, name: str) -> list[str]:
-    """What the kernels `name` (mangled) of a source are told to do."""
+    """Return the machine code of each kernel of a source whose mangled name contains `name`."""
     functions = disassembled(built()[source], gpu).split("Function : ")[1:]
     return [text for text in functions if name in text.partition("\n")[0]]
 
@@ -231,7 +236,9 @@ def test_what_merge_follows_lets_it_begin(source: str, dependents: float) -> Non
 @needs_nvcc
 @pytest.mark.parametrize("source", ["prefill_wgmma", "prefill_wgmma_quantized"])
 def test_warpgroup_products_are_not_serialized(source: str) -> None:
-    """ptxas says so (C7510 and its neighbours), and where it ignores setmaxnreg (C7508)."""
+    """ptxas does not serialize warpgroup products (warning C7510 and its neighbours) and does not
+    ignore setmaxnreg (C7508).
+    """
     said = build.compiler_log(built()[source])
     assert "Compiling entry function" in said
     assert not re.search(r"C75\d\d|serializ|setmaxnreg", said), said
@@ -239,7 +246,9 @@ def test_warpgroup_products_are_not_serialized(source: str) -> None:
 
 @needs_nvcc
 def test_only_the_debug_library_ends_a_wait_that_hangs(tmp_path: Path) -> None:
-    """In a kernel of one wait: those of the library take half a minute each to compile."""
+    """Only the debug library traps when a wait hangs. The test compiles a kernel of one wait,
+    because the library's kernels take half a minute each.
+    """
     source = tmp_path / "waits.cu"
     source.write_text(WAITS)
     compiler = shutil.which("nvcc")

@@ -1,4 +1,6 @@
-"""copy_runs and its plans: tagged pools through any change of shards, blocks and order."""
+"""Tests of copy_runs and its plans: pools of tagged elements arrive intact through any change of
+shards, blocks and order.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,10 @@ RUNS: dict[str, Copy] = {"emulator": in_emulator, "cpu": torch.ops.warmroute.cop
 def tags(
     layout: PoolLayout, blocks: list[int], tokens: int, fill: int = UNTOUCHED, more: int = 0
 ) -> torch.Tensor:
-    """The pool of `layout` in which every element of `tokens` tokens says what it is of.
+    """Return a pool of `layout` in which every element of `tokens` tokens has a tag that says what
+    it is.
 
-    `more` tokens after them have OTHERS, all else has `fill`.
+    The `more` tokens after them have the tag OTHERS; all other elements have `fill`.
     """
     pool = torch.full((*layout.shape(), layout.row_bytes // 4), fill, dtype=torch.int32)
     view = pool.permute(*(layout.order.index(axis) for axis in AXES), 5)
@@ -57,7 +60,7 @@ def tags(
 
 
 def shards(tp: int, pp: int, base: PoolLayout) -> list[PoolLayout]:
-    """Every rank's layout; ranks share a head where there are more ranks than heads."""
+    """Return the layout of every rank. Ranks share a head if there are more ranks than heads."""
     per_stage, per_rank = LAYERS // pp, max(1, HEADS // tp)
     return [
         replace(

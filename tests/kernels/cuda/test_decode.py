@@ -1,5 +1,6 @@
-"""shared_decode of requests that share nothing, which have rows for few: in the emulator, against
-float64."""
+"""Tests of shared_decode for requests that share nothing, whose items have few rows: in the
+emulator, against float64.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_more_partial_results_than_a_warp_has_lanes() -> None:
 
 
 def test_a_window_of_page_ids_and_more() -> None:
-    """More than 32 tiles a warp: ids are read again."""
+    """A warp reads page ids again after 32 tiles."""
     lengths = [3 * LARGEST_CHUNK, 2050]
     hold(in_one_piece(lengths, alone(lengths, 1, 1, 64, seed=3)), lengths)
 
@@ -85,14 +86,18 @@ def test_any_batch(
 
 
 def test_large_scores_do_not_overflow() -> None:
-    """Weights of one token nearly alone: base-2 exponents of hundreds."""
+    """Large scores do not overflow when one token has nearly all the weight: base-2 exponents reach
+    hundreds.
+    """
     lengths = [40, 300]
     made = alone(lengths, 4, 1, 64)
     hold(made._replace(scale=60.0 * made.scale), lengths, bound=2e-2)
 
 
 def test_a_request_is_the_same_in_any_batch() -> None:
-    """By itself, among others, and beside ones that share; each item's keys are its own."""
+    """A request gives the same bits alone, among others, and beside requests that share a
+    prefix.
+    """
     lengths = [33, LEAST_CHUNK + 40, 5]
     sharing = [Request("abc", own) for own in (3, 7, 9)]
     bits: dict[int, list[torch.Tensor]] = {row: [] for row in range(3)}

@@ -1,5 +1,6 @@
-"""shared_decode of requests that share nothing, over INT8 and FP8 pages: in the emulator, against
-float64 on the same bytes and against the numbers before they were quantized."""
+"""Tests of shared_decode over INT8 and FP8 pages for requests that share nothing: in the emulator,
+against float64 on the same bytes and on the numbers before quantization.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_any_batch(
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_byte_is_its_number(stored: torch.dtype, dtype: torch.dtype) -> None:
-    """One token: its weight is 1, so the output is its V, byte by byte."""
+    """Every byte is read as its number. A single token has weight 1, so the output is its V, byte
+    by byte.
+    """
     made = quantized(alone([1] * 4, 1, 1, 64, dtype=dtype), stored)
     codes = torch.arange(256, dtype=torch.uint8)
     codes = torch.where(codes & 0x7F == 0x7F, 0, codes) if stored != torch.int8 else codes
@@ -77,7 +80,9 @@ def test_every_byte_is_its_number(stored: torch.dtype, dtype: torch.dtype) -> No
 
 
 def test_small_values_keep_their_digits_in_fp16() -> None:
-    """Scales of 1e-6: weights times them would be subnormal where units were not small."""
+    """Small values keep their digits in FP16. With scales of 1e-6, weights times scales would be
+    subnormal if the units were not small.
+    """
     plain = alone([40], 4, 1, 64, dtype=torch.float16)
     for stored in STORED:
         made = quantized(plain, stored)

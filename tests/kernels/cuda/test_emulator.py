@@ -1,4 +1,4 @@
-"""The emulator finds the faults that were planted for it; its narrow floats are torch's."""
+"""Tests that the emulator finds planted faults, and that its narrow floats equal torch's."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SEEDS = range(1, 9)
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """The emulator with `emulator_faults.cu` beside it."""
+    """Return the emulator with the kernels of `emulator_faults.cu` instead of ours."""
     source = Path(__file__).with_name("emulator_faults.cu")
     return emulator_beside(source, tmp_path_factory.mktemp("faults"))
 
 
 def reverse(library: KernelLibrary, fault: int, seed: int) -> bool:
-    """Whether the words came back reversed."""
+    """Run the reversing kernel with a fault; return whether the words came back reversed."""
     library.functions.wr_emulator_seed(ctypes.c_uint64(seed))
     data = torch.arange(64, dtype=torch.int32)
     library.call("test_reverse", (data, fault))
@@ -64,7 +64,9 @@ def test_faults_are_named(faulty: KernelLibrary, fault: int, says: str) -> None:
 
 
 def chain(library: KernelLibrary, fault: int, seed: int) -> bool:
-    """Whether a dependent launch read what the launch before it wrote."""
+    """Run two launches with a fault; return whether the dependent one read what the one before it
+    wrote.
+    """
     library.functions.wr_emulator_seed(ctypes.c_uint64(seed))
     written, out = torch.zeros(2, 64, dtype=torch.int32)
     library.call("test_chain", (written, out, fault))

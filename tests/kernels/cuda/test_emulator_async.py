@@ -1,4 +1,4 @@
-"""The emulator's copy engine, mbarriers and warpgroup products: right, and strict."""
+"""Tests that the emulator's copy engine, mbarriers and warpgroup products are right and strict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, KEYS, DIM = 64, 3 * 128 - 28, 64
 
 
 def faults() -> dict[str, int]:
-    """The numbers of the kernel's faults, by its own names."""
+    """Return the numbers of the kernel's faults by their names in the source."""
     names = re.search(r"enum Fault \{(.*?)\}", SOURCE.read_text(), re.DOTALL)
     assert names
     return {name: number for number, name in enumerate(re.findall(r"\w+", names[1]))}
@@ -27,12 +27,12 @@ def faults() -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """The emulator with `emulator_async_faults.cu` beside it."""
+    """Return the emulator with the kernels of `emulator_async_faults.cu` instead of ours."""
     return emulator_beside(SOURCE, tmp_path_factory.mktemp("faults"))
 
 
 def is_right(library: KernelLibrary, fault: str, seed: int) -> bool:
-    """Whether the kernel's products are exact: small whole numbers."""
+    """Run the kernel with a fault; return whether its products of small whole numbers are exact."""
     draw = torch.Generator().manual_seed(seed)
     x, y = (torch.randint(-2, 3, (n, DIM), generator=draw).bfloat16() for n in (ROWS, KEYS))
     out = torch.full((ROWS, DIM), float("nan"))
@@ -81,7 +81,9 @@ def test_what_has_no_name_gives_wrong_numbers(faulty: KernelLibrary, fault: str)
     ],
 )
 def test_faults_are_named(faulty: KernelLibrary, fault: str, says: str) -> None:
-    """For some order; what the others make of it is no result either, or the right one."""
+    """Each fault is named for at least one order of fibers; under other orders the kernel may also
+    give a right or a wrong result.
+    """
     said = []
     for seed in SEEDS:
         try:

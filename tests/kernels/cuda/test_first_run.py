@@ -1,4 +1,6 @@
-"""`tests/bench/gpu/first_run.py` on a bare machine, and what it makes of steps that go wrong."""
+"""Tests of `tests/bench/gpu/first_run.py` on a bare machine, and of its handling of steps that go
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ FIRST_RUN = ROOT / "tests" / "bench" / "gpu" / "first_run.py"
 
 
 def bare(home: Path, carried: tuple[str, ...]) -> Path:
-    """Python in an environment of its own that has these packages."""
+    """Make a virtual environment that has only these packages; return its Python."""
     venv.create(home, with_pip=False)
     packages = next((home / "lib").glob("python*")) / "site-packages"
     for found in (Path(torch.__file__).parents[1] / name for name in carried):
@@ -44,7 +46,9 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(command: list[object], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """As a stranger starts it: from elsewhere, without compilers or settings of ours."""
+    """Run a command as a stranger would: from another folder, without our compilers and
+    settings.
+    """
     return subprocess.run(
         [*map(str, command)],
         cwd=folder,
@@ -117,7 +121,9 @@ def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    """It would hold the device, and disturb what the next one times."""
+    """A run that is killed leaves no process, which would hold the device and disturb the timings
+    of the next run.
+    """
     beats = tmp_path / "beats"
     code = f"""
 import time
@@ -181,7 +187,7 @@ def test_a_torn_line_is_left_out_and_the_last_of_a_step_counts(tmp_path: Path) -
 
 
 def test_a_case_that_hung_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others of its kernel after it, if it has ended."""
+    """A case that hung is tried again, and the kernel's other cases are run after it if it ends."""
     ran: list[str] = []
     cases = [step.name for step in steps() if "numbers/prefill_wgmma" in step.name]
     statuses = ["ok"] * len(cases) + ["timeout"] * 2

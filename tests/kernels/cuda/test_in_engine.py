@@ -1,4 +1,6 @@
-"""append, decode and prefill on the engine's own cache and batches, against its plain attention."""
+"""Tests of append, decode and prefill on the engine's own cache and batches, against its plain
+attention.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 
 class Both:
-    """One layer twice: the kernels' in bf16 or quantized, the engine's in float64."""
+    """One layer twice: the kernels' cache in bf16 or quantized, and the engine's cache in
+    float64.
+    """
 
     def __init__(self, config: ModelConfig, kv: str) -> None:
         self.ours = KvCache(config, BLOCKS, PAGE, dtype=BF16, kv=kv).layer(1)
@@ -42,7 +46,9 @@ class Both:
         self.weights = torch.randn(2, DIM, generator=self.draw).to(BF16)
 
     def step(self, batch: FlatBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a batch's tokens to both caches; q turned, of the kernel and of the engine."""
+        """Write a batch's tokens to both caches; return the rotated q of the kernel and of the
+        engine.
+        """
         tokens = len(batch.token_ids)
         qkv = torch.randn(tokens, HEADS + 2 * KV_HEADS, DIM, generator=self.draw).to(BF16)
         parts = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
@@ -63,7 +69,7 @@ class Both:
 
 
 def kept(layer: LayerKv) -> list[torch.Tensor]:
-    """K and V of the blocks, scratch left out, as numbers."""
+    """Return K and V of all blocks except the scratch block, as numbers."""
     if layer.k_scales is None or layer.v_scales is None:
         return [layer.k[:-1].to(WHOLE), layer.v[:-1].to(WHOLE)]
     pairs = ((layer.k, layer.k_scales), (layer.v, layer.v_scales))
@@ -104,7 +110,9 @@ def test_decode_steps_after_prefill(config: ModelConfig, kv: str, bound: float) 
 
 @pytest.mark.parametrize(("kv", "bound"), [("auto", 1e-2), ("int8", 2e-2), ("fp8", 6e-2)])
 def test_chunks_beside_a_decode(config: ModelConfig, kv: str, bound: float) -> None:
-    """Steps as the scheduler makes them: a request's next token, then chunks of two prompts."""
+    """Steps as the scheduler makes them agree with plain attention: a request's next token beside
+    chunks of two prompts.
+    """
     both = Both(config, kv)
     blocks = [[11], [4, 0, 7, 5, 1], [2, 9, 3]]
     starts = [0, 0, 0]

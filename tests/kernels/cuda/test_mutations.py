@@ -1,4 +1,6 @@
-"""The emulator's tests notice faults in kernels: each mutant of a source must fail its case."""
+"""Tests that the emulator's tests notice faults in kernels: each mutant of a source must fail its
+case.
+"""
 
 from __future__ import annotations
 
@@ -270,7 +272,7 @@ def wgmma_is_wrong(library: KernelLibrary, seed: int) -> bool:
 
 
 def boxes_are_wrong(library: KernelLibrary, seed: int) -> bool:
-    """Pages of several tiles a box, and of one."""
+    """Return whether a mutant differs for pages of several tiles per box, or of one."""
     for page_tokens in (64, 48):
         made = prefill.case([(150, 41), (0, 3)], 5, 2, 128, page_tokens, seed=seed)
         if prefill_differs(library, "prefill_wgmma", made):
@@ -307,7 +309,9 @@ MERGE_CUT = [("largest + log2_fast(sum)", "largest")]
 
 
 def cut_is_wrong(kernel: str) -> Callable[[KernelLibrary, int], bool]:
-    """A chunk in three pieces of its keys, beside one in a single piece."""
+    """Return a check of whether a mutant differs for a chunk whose keys are cut into three pieces,
+    beside one in a single piece.
+    """
 
     def is_wrong(library: KernelLibrary, seed: int) -> bool:
         made = prefill.case([(1151, 9), (0, 3)], 5, 2, seed=seed, is_cut=True)
@@ -317,9 +321,8 @@ def cut_is_wrong(kernel: str) -> Callable[[KernelLibrary, int], bool]:
 
 
 def slips() -> Iterator[Any]:
-    """Each planted slip: three of them, and the rest at full length only, for each is a build.
-
-    The first slip of a table marked `in_ci` always runs.
+    """Yield each planted slip. Three of them always run, and the rest at full length only, because
+    each needs a build. The first slip of a table marked `in_ci` always runs as well.
     """
     in_ci = True
     for source, pairs, is_wrong, *always in (
@@ -358,7 +361,9 @@ def slips() -> Iterator[Any]:
 
 
 def test_every_slip_changes_one_place() -> None:
-    """All of them, quickly: most are built at full length only."""
+    """Every slip changes one place of its source. This checks all slips quickly, because most
+    mutants are built at full length only.
+    """
     for source, there, *_ in (slip.values for slip in slips()):
         count = (build.source_folder() / source).read_text().count(there)
         assert count == 1, f"{source} has {there!r} {count} times"

@@ -1,4 +1,4 @@
-"""Pools of more than 2^31 elements: offsets are computed in 64 bits."""
+"""Tests of pools with more than 2^31 elements: kernels compute offsets in 64 bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ FAR = (1 << 31) + (1 << 20)  # elements between pages; 4 GiB of addresses, hardl
 
 @pytest.fixture
 def far_pages() -> list[torch.Tensor]:
-    """K and V of two pages [page, token, kv head, D], each beyond 2^31 elements from the other."""
+    """Return K and V of two pages [page, token, kv head, D] that lie more than 2^31
+    elements apart.
+    """
     try:
         memory = mmap.mmap(
             -1,

@@ -1,4 +1,4 @@
-"""prefill: the kernel in the emulator and the CPU implementation, against float64."""
+"""Tests of prefill: the kernel in the emulator and the CPU implementation, against float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ pytestmark = needs_compiler
 
 
 def test_the_cpu_implementation_is_softmax() -> None:
-    """The oracle itself, against the formula written out for one row."""
+    """The CPU implementation, which is the oracle, equals the softmax formula written out for one
+    row.
+    """
     made = case([(20, 5)], group=2, kv_heads=1)
     pages = made.page_table[0, :2].long()
     k, v = (x.double()[pages].flatten(0, 1)[:23, 0] for x in (made.k_pages, made.v_pages))
@@ -36,7 +38,9 @@ def test_the_cpu_implementation_is_softmax() -> None:
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> None:
-    """Around pages of 16, 64 keys, and items of 128 / group tokens, from several offsets."""
+    """Lengths around pages of 16, blocks of 64 keys and items of 128 / group tokens, from several
+    offsets, agree with float64.
+    """
     step = 128 // group
     pieces = [(0, 1), (0, 15), (0, 17), (63, 1), (64, 2), (5, step - 1), (0, step), (127, step + 1)]
     pieces.append((64 - 31 // group, 32))  # a warp of 32 rows sees one token of the second 64
@@ -49,7 +53,7 @@ def test_pages_of_any_size(page_tokens: int) -> None:
 
 
 def test_a_window_of_page_ids_and_more() -> None:
-    """More than 32 tiles: page ids are looked up more than once."""
+    """Page ids are looked up again after 32 tiles."""
     hold(case([(2100, 3)], 2, 1, seed=3))
 
 
@@ -97,14 +101,16 @@ def test_the_cpu_merges_to_what_it_makes_of_whole_rows() -> None:
 
 
 def test_large_scores_do_not_overflow() -> None:
-    """Weights of one token nearly alone: base-2 exponents of hundreds."""
+    """Large scores do not overflow when one token has nearly all the weight: base-2 exponents reach
+    hundreds.
+    """
     made = case([(100, 40)], 4, 1, scale=60.0)
     made.lse = None
     hold(made, bound=2e-2)
 
 
 def planned(made: Case, spans: list[tuple[int, int, int]], group: int) -> Case:
-    """`made` with other items and its outputs empty."""
+    """Return `made` with the items of a new plan and with empty outputs."""
     plan = plan_prefill(
         torch.tensor(spans), len(made.q), made.page_table, len(made.k_pages), 16, group
     )

@@ -1,5 +1,6 @@
-"""prefill over INT8 and FP8 pages: both kernels in the emulator against float64, on the same bytes
-and against the numbers before they were quantized."""
+"""Tests of prefill over INT8 and FP8 pages: both kernels in the emulator, against float64 on the
+same bytes and on the numbers before quantization.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def hold_quantized(kernel: str, plain: Case, stored: torch.dtype, seed: int = 1)
 def test_groups_and_ragged_lengths(
     kernel: str, group: int, dim: int, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
-    """Around pages of 16, 64 and 128 keys and items of 128 / group tokens, from several offsets."""
+    """Lengths around pages of 16, blocks of 64 and 128 keys and items of 128 / group tokens, from
+    several offsets, agree with float64.
+    """
     step = 128 // group
     pieces = [(0, 1), (0, 17), (63, 1), (64, 2), (128, 2), (5, step - 1), (127, step + 1)]
     pieces.append((64 - 31 // group, 32))  # a warp of 32 rows sees one token of the second 64
@@ -60,7 +63,7 @@ def test_pages_of_any_size(kernel: str, page_tokens: int, dim: int) -> None:
 
 @by_both
 def test_a_window_of_page_ids_and_more(kernel: str) -> None:
-    """More than 32 tiles a warp: page ids are looked up more than once."""
+    """A warp looks up page ids again after 32 tiles."""
     hold_quantized(kernel, case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
 
 
@@ -99,7 +102,9 @@ def test_any_batch(
 def test_every_byte_is_its_number_in_its_place(
     kernel: str, stored: torch.dtype, dtype: torch.dtype, dim: int
 ) -> None:
-    """Requests of one token: its weight is 1, so the output is its V, byte by byte."""
+    """Every byte is read as its number. Requests of one token give it weight 1, so the output is
+    its V, byte by byte.
+    """
     requests = 256 // dim
     made = quantized(case([(0, 1)] * requests, 1, 1, dim, dtype=dtype), stored)
     codes = torch.arange(256, dtype=torch.uint8)
@@ -130,7 +135,9 @@ def test_a_row_is_the_same_in_any_chunk(kernel: str) -> None:
 
 @by_both
 def test_small_values_keep_their_digits_in_fp16(kernel: str) -> None:
-    """Scales of 1e-6: weights times them would be subnormal where units were not small."""
+    """Small values keep their digits in FP16. With scales of 1e-6, weights times scales would be
+    subnormal if the units were not small.
+    """
     for stored in STORED:
         made = quantized(case([(8, 32)], 4, 1, dtype=torch.float16), stored)
         assert made.v_scales is not None
@@ -144,7 +151,9 @@ def test_small_values_keep_their_digits_in_fp16(kernel: str) -> None:
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("name", ["k_scales", "v_scales"])
 def test_a_row_with_nan_shows(kernel: str, stored: torch.dtype, name: str) -> None:
-    """To all who see it, token 13 of the second request, and to nobody of the first."""
+    """A NaN in token 13 of the second request shows in all rows that see this token, and in no row
+    of the first request.
+    """
     made = quantized(case([(10, 4), (10, 6)], 2, 1), stored)
     getattr(made, name)[made.page_table[1, 0], 13, 0] = NAN
     emulate(kernel, *made.arguments())
@@ -181,7 +190,9 @@ def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
 
 
 def test_the_kernels_are_two() -> None:
-    """Their bits differ in sums of 128 keys and of 64; the emulator's device is no Hopper."""
+    """The two kernels differ in their bits, because they sum over 128 and over 64 keys. The
+    emulator's device is no Hopper, so `prefill` chooses the mma kernel.
+    """
     made = [quantized(case([(150, 20)], 4, 1, seed=5), torch.int8) for _ in range(3)]
     for kernel, one in zip(("prefill_wgmma", "prefill_mma", "prefill"), made, strict=True):
         emulate(kernel, *one.arguments())

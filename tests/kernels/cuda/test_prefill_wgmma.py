@@ -1,4 +1,6 @@
-"""prefill for Hopper, in the emulator, against float64: cases as those of the other kernel."""
+"""Tests of the prefill kernel for Hopper in the emulator, against float64, with cases like the
+other kernel's.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ def holds(made: Case, seed: int = 1, bound: float | None = None) -> None:
     ],
 )
 def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> None:
-    """Around tiles of 16, blocks of 128 keys, and items of 128 / group tokens, from offsets.
-
-    Ten items on the emulator's three CTAs: places and turns go on from one item to the next.
+    """Lengths around tiles of 16, blocks of 128 keys and items of 128 / group tokens, from several
+    offsets, agree with float64. There are ten items on the emulator's three CTAs, so places and
+    turns continue from one item to the next.
     """
     step = 128 // group
     pieces = [(0, 1), (0, 15), (0, 17), (127, 1), (128, 2), (5, step - 1), (0, step)]
@@ -48,7 +50,9 @@ def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("page_tokens", [16, 32, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_pages_of_any_size(page_tokens: int, dim: int) -> None:
-    """Boxes of 16, 32, 64 and 128 tokens; ends of items within a box and at its edge."""
+    """Pages of any size work: boxes of 16, 32, 64 and 128 tokens, and items that end within a box
+    and at its edge.
+    """
     pieces = [(0, 65), (130, 33), (256, 1), (160, 32)]
     holds(case(pieces, 4, 2, dim, page_tokens, room=40), seed=page_tokens)
 
@@ -59,7 +63,7 @@ def test_large_groups(group: int) -> None:
 
 
 def test_a_long_context() -> None:
-    """Places go round more than once, and end within a tile."""
+    """In a long context the ring's places are used more than once and end within a tile."""
     holds(case([(1100, 3)], 2, 1, 128, seed=3))
 
 
@@ -119,7 +123,9 @@ def test_arguments_are_checked_as_for_the_other(kernel: str) -> None:
 
 
 def test_what_the_copy_engine_cannot_take_goes_the_other_way() -> None:
-    """All tokens of q the same: its stride is no multiple of 16 bytes that a copy could take."""
+    """Tensors that the copy engine cannot read go to the other kernel. Here all tokens of q are the
+    same one, so its stride is 0, which no copy can take.
+    """
     made = case([(0, 9)])
     made.q = made.q[1:2].expand(len(made.q), -1, -1)
     hold(replace(made, out=made.out.clone()))
@@ -129,7 +135,9 @@ def test_what_the_copy_engine_cannot_take_goes_the_other_way() -> None:
 
 @pytest.mark.parametrize("way", ["mma", "wgmma"])
 def test_a_way_can_be_named(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Their bits differ in sums of 128 keys and of 64."""
+    """WARMROUTE_PREFILL chooses the kernel. Both differ in their bits, because they sum over 128
+    and over 64 keys.
+    """
     named, wanted = (case([(150, 20)], 4, 1, seed=5) for _ in range(2))
     monkeypatch.setenv("WARMROUTE_PREFILL", way)
     emulate("prefill", *named.arguments())

@@ -1,5 +1,6 @@
-"""shared_decode over INT8 and FP8 pages: the kernel in the emulator against float64, on the same
-bytes and against the numbers before they were quantized."""
+"""Tests of shared_decode over INT8 and FP8 pages: the kernel in the emulator, against float64 on
+the same bytes and on the numbers before quantization.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ def run(
 def test_rows_of_every_kind(
     group: int, requests: int, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
-    """8, 16 and more rows, with and without room left, and a request that shares nothing."""
+    """Items of 8, 16 and more rows, full and partly full, and a request that shares nothing, agree
+    with float64.
+    """
     sharing = [Request("abc", own) for own in range(5, 5 + 9 * requests, 9)]
     run([*sharing, Request("", 40)], stored, group, group=group, dtype=dtype)
 
@@ -79,7 +82,9 @@ def test_wide_heads(page_tokens: int, stored: torch.dtype) -> None:
 
 @pytest.mark.parametrize("pages", [1, 3, 5, 17])
 def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
-    """A page, a tile of keys and a chunk, one more and one less; by decode's rows and prefill's."""
+    """Prefixes of a page, a tile of keys and a chunk, and one page more or less, agree with float64
+    in items with decode's rows and with prefill's.
+    """
     names = "".join(chr(ord("a") + number) for number in range(pages))
     few = [Request("X" + names, 3), Request("X" + names, 70)]
     many = [Request("Y" + names, own) for own in (1, 2, 15, 16, 17)]
@@ -87,7 +92,7 @@ def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
 
 
 def test_a_grid_walks_over_many_items() -> None:
-    """More items than CTAs, of all kinds in turn in the same shared memory."""
+    """A CTA works on many items of all kinds, one after the other in the same shared memory."""
     requests = [Request("abc" * 8, 5 + number) for number in range(6)]
     requests += [Request("xy" * 7, 200), Request("xy" * 7, 2), Request("", 90), Request("", 0)]
     made = run(requests, torch.int8, kv_heads=2, groups=2)
@@ -120,7 +125,7 @@ def test_any_step(
 
 @pytest.mark.parametrize("name", ["k_scales", "v_scales"])
 def test_a_row_with_nan_shows(name: str) -> None:
-    """In a page that five requests share, and to nobody else."""
+    """A NaN in a page that five requests share shows in their rows and in no other."""
     requests = [Request("abc", own) for own in range(1, 6)] + [Request("", 20)]
     made = quantized(case(requests)[0], torch.int8)
     getattr(made, name)[made.page_table[0, 1], 7, 0] = NAN

@@ -1,4 +1,4 @@
-"""Calls of w8a16, and what must come out."""
+"""Calls of the operator w8a16 for tests, with the check of their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.kernels.emulated import poisoned
 def case(
     rows: int, channels: int, inputs: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0
 ) -> list[torch.Tensor]:
-    """x, q and scales as the engine quantizes them, without its imports; a poisoned output."""
+    """Return x, q and scales as the engine quantizes them, without its imports, and a poisoned
+    output.
+    """
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, inputs, generator=draw).to(dtype)
     weights = torch.randn(channels, inputs, generator=draw) * 0.02

@@ -1,4 +1,6 @@
-"""Arithmetic over columns: the native core, its twin and the policies' own formula agree."""
+"""Tests that the native arithmetic over columns, its Python twin and the policies' own formulas
+agree.
+"""
 
 from typing import Any
 
@@ -46,7 +48,7 @@ def test_queues_drain_alike(data: st.DataObject, size: int, elapsed_s: float) ->
 
 @st.composite
 def slots_and_columns(draw: st.DrawFn, columns: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Rows in any order, and so many columns that have them."""
+    """Draw rows in any order, and `columns` columns that have these rows."""
     workers = draw(st.integers(1, 24))
     rows = st.lists(st.integers(0, workers - 1), max_size=workers)
     column = st.lists(st.floats(1e-3, 1e9), min_size=workers, max_size=workers)

@@ -1,4 +1,6 @@
-"""The native prefix owners and their twin live through the same histories; what both promise."""
+"""Tests that the native prefix owners and their twin agree over random histories, and of what both
+promise.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def run(start: int, blocks: int) -> np.ndarray:
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Every answer of the native one is the twin's; neither says more than was claimed."""
+    """Checks that the native table answers as its twin and never claims more than the
+    test claimed.
+    """
 
     @initialize(max_entries=st.integers(1, 80))
     def start(self, max_entries: int) -> None:
@@ -44,7 +48,7 @@ class SameHistory(RuleBasedStateMachine):
         return native
 
     def exact(self, chain: list[int]) -> int:
-        """How many leading blocks several have claimed, counted one by one."""
+        """Return how many leading blocks several owners have claimed, counted one by one."""
         ends = (i for i, each in enumerate(chain) if len(self.users.get(each, ())) < 2)
         return next(ends, len(chain))
 
@@ -103,7 +107,9 @@ def test_what_is_no_chain_is_told_alike(
 
 @both
 def test_prompts_part_where_their_owners_do(kind: Either) -> None:
-    """A prompt of all, one of a tenant beneath it, two sessions of the tenant, one of another."""
+    """Prompts part where their owners do: one prompt of all, one of a tenant beneath it, two
+    sessions of this tenant, and one of another tenant.
+    """
     table: Any = kind(1_000)
     world, tenant = run(0, 10), run(100, 5)
     first = np.concatenate([world, tenant, run(200, 7)])
@@ -132,7 +138,9 @@ def test_prompts_part_where_their_owners_do(kind: Either) -> None:
 
 @both
 def test_what_is_claimed_again_outlives_what_is_claimed_once(kind: Either) -> None:
-    """A flood of prompts seen once, twice as large as the table between any two turns."""
+    """Blocks that are claimed again outlive a flood of prompts seen once, which is twice as large
+    as the table between any two claims.
+    """
     table: Any = kind(1_000)
     session, start = run(0, 200), 10_000
     table.claim(session, 1)
@@ -162,7 +170,9 @@ def test_the_end_of_a_chain_goes_before_its_start(kind: Either) -> None:
 
 @both
 def test_a_hole_is_filled_by_what_the_blocks_behind_it_tell(kind: Either) -> None:
-    """Blocks 0..4 leave a chain that two have claimed; one of the two finds all shared again."""
+    """A hole is filled from the blocks behind it. Blocks 0..4 leave a chain that two owners have
+    claimed; when one of them claims it again, all blocks are shared.
+    """
     table: Any = kind(40)
     chain = run(0, 20)
     table.claim(chain[:5], 1)  # the oldest of all, and never warmed again

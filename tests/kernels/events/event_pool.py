@@ -1,4 +1,4 @@
-"""Both kinds of one worker's blocks, each on an index of its kind."""
+"""The native and the plain form of one worker's blocks, each on an index of the same form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {
 
 
 class Pool:
-    """An index of two workers, the second one's blocks, and how to change them."""
+    """An index of two workers with the blocks of the second one, and methods that change them."""
 
     def __init__(self, kind: str, max_parked: int = 65536, counts_copies: bool = False) -> None:
         make_index, make_blocks, self.decode, make_hybrids = KINDS[kind]
@@ -32,12 +32,16 @@ class Pool:
         self.hybrids: Any = make_hybrids(2)
 
     def apply(self, payload: bytes, placed: tuple[np.ndarray, ...] = ()) -> np.ndarray | None:
-        """The chain hashes that left the GPU; `placed`: names, and what they stand for."""
+        """Apply a batch; return the chain hashes that left the GPU. `placed` gives names and what
+        they stand for.
+        """
         left: np.ndarray | None = self.blocks.apply(self.decode(payload), *placed)
         return left
 
     def reused(self, chain: np.ndarray, blocks: int) -> int:
-        """How many of the chain's first `blocks` blocks its cache groups let an engine reuse."""
+        """Return how many of the chain's first `blocks` blocks an engine can reuse under its cache
+        groups.
+        """
         self.hybrids.set(1, self.blocks if self.blocks.is_hybrid else None)
         hits = np.array([blocks, blocks], dtype=np.int32)
         self.hybrids.limit(chain, hits, blocks)
@@ -45,7 +49,9 @@ class Pool:
         return int(hits[1])
 
     def hits(self, chain: np.ndarray) -> list[int]:
-        """Leading blocks that the worker has in the first tier, in the first two, in all."""
+        """Return how many leading blocks the worker has in the first tier, in the first two, and in
+        all.
+        """
         hits: list[int] = self.index.longest_prefix_tiers(chain)[:, 1].tolist()
         return hits
 

@@ -1,4 +1,4 @@
-"""Batches of KV events, decoded by the native code and by its twin."""
+"""Tests of batches of KV events, decoded by the native code and by its twin."""
 
 from __future__ import annotations
 
@@ -212,7 +212,9 @@ def test_few_unknown_media_are_named(decode: type[EventBatch]) -> None:
 
 
 def test_ids_beyond_int32(decode: type[EventBatch]) -> None:
-    """As SGLang's stand-ins for images: up to 2^62 and a million."""
+    """Token ids beyond int32 are decoded, such as SGLang's stand-ins for images, which go up to
+    2^62 plus a million.
+    """
     wide = [1, 2**62 + 10**6]
     narrow, widest = stored(), stored(token_ids=[2**63 - 1, 0])
     batch = decode(pack(narrow, stored(token_ids=wide), widest, stored(token_ids=[3, 2**31 - 1])))
@@ -227,7 +229,9 @@ def test_ids_beyond_int32(decode: type[EventBatch]) -> None:
 
 
 def test_blocks_that_are_only_named_may_have_no_size(decode: type[EventBatch]) -> None:
-    """vLLM's OffloadingConnector in its default form."""
+    """A block size of 0 is accepted for blocks that have only a name, as vLLM's OffloadingConnector
+    sends by default.
+    """
     (event,) = decode(pack(stored(token_ids=[], block_size=0, medium="CPU"))).listed()
     assert event[3].tolist() == []
     assert (event[4], event[5]) == (0, 1)

@@ -1,5 +1,6 @@
-"""What one worker's blocks do, native and twin, case by case; both kinds in random histories:
-`test_history.py`."""
+"""Tests of one worker's blocks, native and twin, case by case; `test_history.py` has random
+histories of both.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def test_seeds_of_adapters_and_salts(kind: str) -> None:
 
 
 def test_ids_beyond_int32_are_hashed_as_eight_bytes(kind: str) -> None:
-    """Blocks without one have the hashes that they always had."""
+    """Ids beyond int32 are hashed as eight bytes; blocks without one have the same hashes
+    as ever.
+    """
     pool = Pool(kind)
     ids, image = [1, 2, 3, 2**62 + 5, 6, 7], [["img", 1]]
     event = {"type": "BlockStored", "block_size": 2, "token_ids": ids, "block_hashes": [1, 2, 3]}
@@ -176,7 +179,9 @@ def test_arguments_are_checked(kind: str) -> None:
 
 
 def test_memory_of_names() -> None:
-    """At most 32 bytes a name, while it grows, while it shrinks, and after."""
+    """A name takes at most 32 bytes of memory while the table grows, while it shrinks, and
+    afterwards.
+    """
     index = PrefixIndex(1, max_entries=1)
     blocks = WorkerBlocks(index, 0, 16, "m")
     empty = blocks.memory_bytes
@@ -217,7 +222,9 @@ def test_a_block_told_twice_is_one_where_copies_do_not_count(kind: str) -> None:
 
 
 class Heard:
-    """An engine's blocks, each at most `copies` times, heard from the middle on. Lifetime: test."""
+    """An engine's blocks, each with at most `copies` copies, whose events are heard from the middle
+    on. Lifetime: test.
+    """
 
     def __init__(self, kind: str, copies: int, draw: Random) -> None:
         self.pool = Pool(kind, counts_copies=True)
@@ -226,7 +233,7 @@ class Heard:
         self._heard = False
 
     def go_on(self, calls: int) -> None:
-        """Store and remove at random; a block's parent is half its number."""
+        """Store and remove blocks at random; a block's parent has half its number."""
         for _ in range(calls):
             name = self._draw.randrange(1, 16)
             if self._draw.random() < 0.5 and self.held[name]:
@@ -243,7 +250,7 @@ class Heard:
         self._heard = True
 
     def believed_in_vain(self) -> set[int]:
-        """Blocks that are not there."""
+        """Return the blocks that the pool believes in and that the engine does not hold."""
         return set(self.pool.blocks.chains().tolist()) - set(+self.held)
 
 

@@ -1,4 +1,4 @@
-"""Dumps of one worker's blocks that are damaged; whole ones: `test_history.py`."""
+"""Tests of damaged dumps of one worker's blocks; `test_history.py` has intact ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_what_is_no_dump_changes_nothing(kind: str) -> None:
 
 
 def test_garbage_dumps_are_refused_alike() -> None:
-    """With the right digest: only then are the parts looked at."""
+    """Garbage in a dump is refused with the same error by both forms. The digest is right, since
+    the parts are read only then.
+    """
     pairs = [Pool(kind).blocks for kind in sorted(KINDS)]
     for each in pairs:
         each.store(array([5, 6]), None, array([1, 2]))

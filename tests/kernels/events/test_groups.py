@@ -1,4 +1,6 @@
-"""Hybrid caches: how long a hit an engine allows, by histories of its groups and by the rule."""
+"""Tests of hybrid caches: the length of the hit that an engine allows, by histories of its groups
+and by the rule.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PROMPTS = 4
 
 
 def names_of(prompt: int, blocks: int) -> list[int]:
-    """Prompts 0 and 1 share three blocks, 2 and 3 one."""
+    """Return the names of a prompt's blocks. Prompts 0 and 1 share three blocks; prompts 2 and 3
+    share one.
+    """
     shared = 3 if prompt < 2 else 1
     return [100 * (prompt // 2 if at < shared else 2 + prompt) + at for at in range(blocks)]
 
@@ -38,7 +42,7 @@ def chain_of(prompt: int, blocks: int) -> np.ndarray:
 
 
 def stored(group: int, names: list[int], at: int, **other: Any) -> dict[str, Any]:
-    """Blocks of a prompt, the first one behind `at` others of it."""
+    """Return the event that stores blocks of a prompt; `at` blocks of it precede the first one."""
     event = {
         "type": "BlockStored", "block_hashes": names, "token_ids": tokens_of(names),
         "block_size": SIZE, "medium": "GPU", "group_idx": group, "kv_cache_spec_kind": KINDS[group],
@@ -55,7 +59,7 @@ def removed(group: int, names: list[int]) -> dict[str, Any]:
 
 
 class Worker:
-    """One worker's blocks, and what it reuses of a chain."""
+    """One worker's blocks, and the part of a chain that it can reuse."""
 
     def __init__(self, groups: set[int], counts_copies: bool = False) -> None:
         self.index = PrefixIndex(2)
@@ -74,7 +78,9 @@ class Worker:
 
 
 class Histories(RuleBasedStateMachine):
-    """Stores and removals in any order; what is reused is what plain sets by position say."""
+    """Applies stores and removals in any order, and checks the reusable blocks against plain sets
+    by position.
+    """
 
     @initialize(groups=st.sets(st.sampled_from([WINDOW, STATE]), min_size=1), counts=st.booleans())
     def start(self, groups: set[int], counts: bool) -> None:
@@ -85,7 +91,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule(prompt=st.integers(0, 3), blocks=st.integers(1, 9), keeps=st.integers(0, 4))
     def computed(self, prompt: int, blocks: int, keeps: int) -> None:
-        """Full attention tells all that is new, the others their last blocks, masked."""
+        """Store a prompt: full attention reports all new blocks, and the other groups their last
+        ones, masked.
+        """
         names = names_of(prompt, blocks)
         for group in sorted(self.groups, reverse=True):
             new = [at for at in range(blocks) if names[at] not in self.held[group]]
@@ -157,7 +165,9 @@ TestHistories = Histories.TestCase
 
 
 def test_a_long_history_of_three_groups() -> None:
-    """Ten thousand steps of one worker; the full run makes it ten times as many and more."""
+    """A long history holds: ten thousand steps of one worker with three groups, and at least ten
+    times as many in the full run.
+    """
     chance = random.Random(7)
     machine = Histories()
     machine.start({WINDOW, STATE}, True)
@@ -176,7 +186,7 @@ def test_a_long_history_of_three_groups() -> None:
 
 
 def whole(names: list[int], **other: Any) -> list[dict[str, Any]]:
-    """A prompt in all groups."""
+    """Return the events that store a prompt in all groups."""
     return [stored(group, names, 0, **other) for group in (WINDOW, STATE, FULL)]
 
 
@@ -256,7 +266,9 @@ def test_kinds_with_a_window(kind: str) -> None:
 
 
 def test_blocks_of_several_blocks_of_full_attention() -> None:
-    """A state every three blocks: a hit ends at such a place only."""
+    """A hit ends only where there is a state, if there is one every three blocks of full
+    attention.
+    """
     names = names_of(0, 8)
     worker = Worker({FULL})
     worker.apply(stored(FULL, names, 0))
@@ -289,7 +301,9 @@ def test_two_kinds_under_one_number_and_too_many_groups() -> None:
 
 
 def test_blocks_that_full_attention_stores_again_are_known_by_the_others() -> None:
-    """Full attention's blocks go and come back while the window's stay."""
+    """The other groups recognise blocks that full attention stores again after they left, while the
+    window's blocks stay.
+    """
     names = names_of(0, 4)
     worker = Worker(set())
     worker.apply(*whole(names))

@@ -1,7 +1,8 @@
-"""Engines' own block hashes by their public rules: the recorded batches hold the real ones.
+"""Tests of engines' own block hashes by their published rules; the recorded batches hold real ones.
 
-Rules: vLLM `v1/core/kv_cache_utils.py` 0.13 to 0.29 (`sha256_cbor`, `xxhash_cbor`), SGLang
-`mem_cache/radix_cache.py` from 0.5.9 on, TensorRT-LLM `runtime/kv_cache_hash.py` (`v1_block_key`).
+The rules are those of vLLM `v1/core/kv_cache_utils.py` 0.13 to 0.29 (`sha256_cbor`, `xxhash_cbor`),
+SGLang `mem_cache/radix_cache.py` from 0.5.9 on, and TensorRT-LLM `runtime/kv_cache_hash.py`
+(`v1_block_key`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BLOCKS = (TOKENS[:PAGE], TOKENS[PAGE:])
 
 
 def cbor_head(kind: int, size: int) -> bytes:
-    """Major type and length, shortest form (RFC 8949)."""
+    """Return the head of a CBOR item, major type and length, in the shortest form (RFC 8949)."""
     if size < 24:
         return bytes([kind << 5 | size])
     return bytes([kind << 5 | 24, size])
@@ -48,7 +49,7 @@ def sha256(data: bytes) -> bytes:
 
 
 def sglang() -> list[int]:
-    """Signed, as on the wire."""
+    """Return SGLang's names of the blocks as signed integers, as they are on the wire."""
     digest, names = b"", []
     for tokens in BLOCKS:
         digest = sha256(digest + b"".join(token.to_bytes(4, "little") for token in tokens))
@@ -95,7 +96,7 @@ def test_names_are_what_the_engine_computes(name: str, hashes: list[int]) -> Non
 
 
 def test_values_of_the_rules() -> None:
-    """As published with each rule's description."""
+    """Each rule gives the values that its description publishes."""
     assert vllm(sha256, "0") == [3236607068019569386, 2758186210834249151]
     assert sglang() == [8635429971592222890, 1256577331724852459]
     assert trtllm() == [6052439777046529588, 757415256212586101]

@@ -1,4 +1,6 @@
-"""Batches nobody would send: the native decoder and its twin read, skip and refuse them alike."""
+"""Tests of batches that no engine would send: the native decoder and its twin read, skip and refuse
+them alike.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ MANY = settings.get_profile("events")
 
 
 def outcome(decode: type[EventBatch], payload: bytes) -> Any:
-    """All that can be seen of a batch, or why it is refused."""
+    """Return everything that a decoded batch shows, or the text with which it is refused."""
     try:
         batch = decode(payload)
     except ValueError as error:
@@ -126,7 +128,7 @@ _tags = st.sampled_from(["BlockStored"] * 3 + ["BlockRemoved", "AllBlocksCleared
 
 @st.composite
 def events(draw: st.DrawFn) -> Any:
-    """Mostly as they should be: one field in six is anything at all."""
+    """Draw an event that is mostly right; one field in six may be any value."""
     tag = draw(_tags)
     fields = {
         name: draw(_values if draw(st.integers(0, 5)) == 5 else likely)
@@ -152,7 +154,9 @@ def testLIKELY_events(batch: list[Any], rank: int | None) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(vectors()) - {"future"}))
 def test_the_decoder_of_our_engine_names_blocks_alike(name: str) -> None:
-    """All but masked ones: our engine's own events never leave a block out."""
+    """The decoder of our engine gives the same names, except for masked blocks, because our
+    engine's events never leave a block out.
+    """
     payload = vectors()[name].payload
     read = [getattr(event, "hashes", ()) for event in decode_batch(payload).events]
     listed = [e for e in EventBatch(payload).listed() if e[0] != "stored" or not e[-1]]

@@ -1,4 +1,4 @@
-"""Blocks in host memory and on disk, as vLLM's connectors tell of them, native and twin."""
+"""Tests of blocks in host memory and on disk, as vLLM's connectors report them, native and twin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def stored(names: list[int], ids: list[int], parent: int | None = None, **more: 
 
 
 def placeholder(name: int, group: int = 0, medium: str = "CPU") -> Event:
-    """vLLM's OffloadingConnector in its default form; of windows and states always."""
+    """Return a store event without tokens, as vLLM's OffloadingConnector sends by default, and
+    always for windows and states.
+    """
     return stored([name], [], block_size=0, medium=medium, group_idx=group)
 
 
@@ -71,7 +73,9 @@ def test_placeholders_of_other_groups_are_not_full_attention(kind: str) -> None:
 
 
 def test_salts_and_images_that_a_connector_leaves_out(kind: str) -> None:
-    """The name is resolved first: it differs where the salt does."""
+    """A connector leaves out salts and images. The name is resolved first, because it differs where
+    the salt does.
+    """
     pool = Pool(kind, counts_copies=True)
     salted = twins.chain_hashes(tokens(1, 2, 3, 4, 5, 6), BLOCK_SIZE, chain_seed("m", None, "s"))
     plain = twins.chain_hashes(tokens(1, 2, 3, 4, 5, 6), BLOCK_SIZE)
@@ -85,7 +89,9 @@ def test_salts_and_images_that_a_connector_leaves_out(kind: str) -> None:
 
 
 def test_blocks_that_chunks_share_are_counted(kind: str) -> None:
-    """vLLM with `blocks_per_chunk`: a chunk tells all its blocks, and its removal takes them."""
+    """Blocks that chunks share are counted. With `blocks_per_chunk`, vLLM reports all blocks of a
+    chunk, and the chunk's removal takes them.
+    """
     pool = Pool(kind, counts_copies=True)
     one = stored([11, 12], [1, 2, 3, 4], medium="CPU")
     other = stored([11, 13], [1, 2, 5, 6], medium="CPU")
@@ -110,7 +116,9 @@ def test_a_block_on_two_media_is_counted_on_each(kind: str) -> None:
 
 
 class Offloading:
-    """A vLLM with OffloadingConnector that describes itself: what it tells, and what is so."""
+    """A vLLM with an OffloadingConnector that reports its blocks: the events it sends, and what it
+    really holds.
+    """
 
     def __init__(self, random: Random, blocks_per_chunk: int) -> None:
         self.random, self.per_chunk = random, blocks_per_chunk
@@ -119,7 +127,7 @@ class Offloading:
         self.meant: dict[int, int] = {}
 
     def step(self) -> list[Event]:
-        """What happens next."""
+        """Return the events of the next random action."""
         if self.gpu and self.random.random() < 0.4:
             return [self._evicted(self.random.choice(list(self.gpu)))]
         if self.host and self.random.random() < 0.3:
@@ -127,7 +135,7 @@ class Offloading:
         return self._prompt()
 
     def expected(self) -> tuple[set[int], set[int]]:
-        """Chain hashes in the GPU, in host memory."""
+        """Return the chain hashes in the GPU and those in host memory."""
         held = {name for names in self.host.values() for name in names}
         return set(self.gpu.values()), {self.meant[name] for name in held}
 
@@ -184,7 +192,9 @@ def test_a_life_of_chunks(kind: str, seed: int) -> None:
 
 
 def chunk(names: list[int], ids: list[int], parent: int | None = None, size: int = 8) -> Event:
-    """As LMCache's multi-process connector tells it: names of its own, no group, no kind."""
+    """Return a store event as LMCache's multi-process connector sends it: with names of its own,
+    without group and kind.
+    """
     return stored(names, ids, parent, block_size=size, medium="CPU")
 
 
@@ -193,7 +203,9 @@ CHAIN = twins.chain_hashes(tokens(*IDS), BLOCK_SIZE)
 
 
 def test_chunks_of_several_blocks(kind: str) -> None:
-    """Four of ours each, under names that the GPU's blocks do not have."""
+    """Chunks of four of our blocks each are stored under names that the GPU's blocks do
+    not have.
+    """
     pool = Pool(kind, counts_copies=True)
     apply(pool, stored([11, 12], IDS[:4]), chunk([91], IDS[:8]), chunk([92], IDS[8:], 91))
     assert pool.hits(CHAIN) == [2, 8, 8]
@@ -235,7 +247,9 @@ def test_a_chunk_may_be_told_twice_and_wait_for_its_parent(kind: str) -> None:
 
 
 def test_stores_whose_removals_nobody_tells(kind: str) -> None:
-    """LMCache in vLLM's own process; Mooncake's store, which names the group, is an upper bound."""
+    """Stores without removals do not count. LMCache in vLLM's own process sends such events;
+    Mooncake's store, which names the group, counts as an upper bound.
+    """
     pool = Pool(kind, counts_copies=True)
     lmcache = chunk([91], IDS[:8]) | {"medium": "cpu"}
     assert pool.decode(msgspec.msgpack.encode([0, [lmcache]])).skips() == {"never_removed": 1}
@@ -269,7 +283,7 @@ def test_chunks_that_are_of_no_use_are_counted(kind: str) -> None:
 
 
 def of_mooncake(event_type: str, hashes: list[int], compatible: bool, medium: str) -> Event:
-    """As Mooncake's master writes it; newer ones leave the hashes out."""
+    """Return an event as Mooncake's master writes it; newer masters leave the hashes out."""
     legacy = {"stored": "BlockStored", "removed": "BlockRemoved"}[event_type]
     event: Event = {"event_id": 7, "timestamp": 1_790_000_000_123, "event_type": event_type}
     event |= {"type": legacy} if compatible else {}
@@ -282,7 +296,9 @@ def of_mooncake(event_type: str, hashes: list[int], compatible: bool, medium: st
 
 
 def test_mooncakes_master_puts_nothing_at_the_root(kind: str) -> None:
-    """Its parents are nil, and mean nothing: names that the GPU's blocks have count, no others."""
+    """Mooncake's events put nothing at the root. Their parents are nil and mean nothing, so only
+    names that the GPU's blocks have count.
+    """
     pool = Pool(kind, counts_copies=True)
     apply(pool, stored([11, 2**64 - 12], IDS[:4]))
     plain = [of_mooncake(what, [11], False, "cpu") for what in ("stored", "removed")]
@@ -298,14 +314,16 @@ def test_mooncakes_master_puts_nothing_at_the_root(kind: str) -> None:
 
 
 class LmCache:
-    """An LMCache server with chunks of so many blocks: what it tells, and what is so."""
+    """An LMCache server with chunks of `unit` blocks: the events it sends, and what it really
+    holds.
+    """
 
     def __init__(self, random: Random, unit: int) -> None:
         self.random, self.unit = random, unit
         self.held: dict[int, list[int]] = {}  # chain hashes of a chunk's blocks, by its name
 
     def step(self) -> list[Event]:
-        """What happens next."""
+        """Return the events of the next random action."""
         if self.held and self.random.random() < 0.5:
             few = self.random.sample(list(self.held), min(len(self.held), 2))
             for name in few:

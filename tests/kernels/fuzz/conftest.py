@@ -1,4 +1,4 @@
-"""What fuzzers are built with."""
+"""Fixtures for building fuzzers."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.kernels.fuzz.fuzzing import need_clang
 
 @pytest.fixture(scope="module")
 def clang(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A clang that has libFuzzer."""
+    """Skip the test if there is no clang with libFuzzer."""
     need_clang(tmp_path_factory.mktemp("probe"))

@@ -1,4 +1,4 @@
-"""Hostile inputs for the native code, built with libFuzzer, ASan and UBSan."""
+"""Runs hostile inputs through the native code, built with libFuzzer, ASan and UBSan."""
 
 import shutil
 import subprocess
@@ -10,7 +10,9 @@ SCRIPT = Path(__file__).parents[3] / "kernels" / "tests" / "fuzz.sh"
 
 
 def need_clang(folder: Path) -> None:
-    """Skip, by what is missing: Debian packages libFuzzer apart from its clang."""
+    """Skip the test if clang or libFuzzer is missing, and say which. Debian packages libFuzzer
+    apart from its clang.
+    """
     if shutil.which("clang++") is None:
         pytest.skip("clang++ is not installed: no fuzzer can be built")
     source = 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
@@ -22,7 +24,9 @@ def need_clang(folder: Path) -> None:
 
 
 def fuzz(target: str, seeds: dict[str, bytes], folder: Path, runs: int) -> None:
-    """So many inputs for `target` of the script, always the same ones, begun with `seeds`."""
+    """Run `runs` inputs for `target` of the script, starting from `seeds`; they are the same each
+    time.
+    """
     corpus = folder / "corpus"
     corpus.mkdir()
     for name, seed in seeds.items():

@@ -1,4 +1,4 @@
-"""Hostile KV events against the native code."""
+"""Tests of the native code with hostile KV events."""
 
 from pathlib import Path
 
@@ -8,6 +8,6 @@ from tests.kernels.fuzz.fuzzing import fuzz
 
 
 def test_hostile_events(clang: None, tmp_path: Path) -> None:
-    """A fixed number of inputs, begun with what engines send."""
+    """The native code survives a fixed number of inputs that start from events of real engines."""
     seeds = {name: vector.payload for name, vector in vectors().items()}
     fuzz("events", seeds, tmp_path, 10_000 * EFFORT)

@@ -1,4 +1,4 @@
-"""Hostile heads against the native reading."""
+"""Tests of the native parser of HTTP heads with hostile input."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PLAIN = (
 
 
 def test_hostile_heads(clang: None, tmp_path: Path) -> None:
-    """A fixed number of inputs, begun with heads of each kind."""
+    """The native parser survives a fixed number of inputs that start from heads of each kind."""
     requests = [PLAIN, *(data for _, data in served()), *(data for _, _, data in refused())]
     heads = (request.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" for request in requests)
     seeds = {f"{number}": head for number, head in enumerate(heads)}

@@ -1,4 +1,4 @@
-"""Hostile replies against the relay's reading."""
+"""Tests of the relay's parser of replies with hostile input."""
 
 from pathlib import Path
 
@@ -23,7 +23,9 @@ SEEDS = (
 
 
 def test_hostile_replies(clang: None, tmp_path: Path) -> None:
-    """A fixed number of inputs, begun with replies of each kind, cut in two ways."""
+    """The relay survives a fixed number of inputs that start from replies of each kind, cut in two
+    ways.
+    """
     cuts = (b"\x00", b"\x06", b"\x80", b"\x46")
     seeds = {f"{n}-{cut[0]}": cut + reply for n, reply in enumerate(SEEDS) for cut in cuts}
     fuzz("replies", seeds, tmp_path, 8_000 * EFFORT)

@@ -1,4 +1,4 @@
-"""Hostile bodies against the native reading."""
+"""Tests of the native parser of request bodies with hostile input."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ SEEDS = (
 
 
 def test_hostile_bodies(clang: None, tmp_path: Path) -> None:
-    """A fixed number of inputs, begun with bodies of each kind."""
+    """The native parser survives a fixed number of inputs that start from bodies of each kind."""
     seeds = {}
     for number, body in enumerate(SEEDS):
         seeds[f"{number}"] = json.dumps(body).encode()

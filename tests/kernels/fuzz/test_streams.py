@@ -1,4 +1,4 @@
-"""Hostile streams against the relay's reading of events."""
+"""Tests of the relay's parser of event streams with hostile input."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,9 @@ SEEDS = (
 
 
 def test_hostile_streams(clang: None, tmp_path: Path) -> None:
-    """A fixed number of inputs, begun with streams of each kind, cut in two ways."""
+    """The relay survives a fixed number of inputs that start from streams of each kind, cut in two
+    ways.
+    """
     cuts = (b"\x00", b"\x06", b"\x81")
     seeds = {f"{n}-{cut[0]}": cut + stream for n, stream in enumerate(SEEDS) for cut in cuts}
     fuzz("streams", seeds, tmp_path, 8_000 * EFFORT)

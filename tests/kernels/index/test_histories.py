@@ -1,7 +1,8 @@
-"""Histories of the index, by name: holes, orders of events, and the probes a peer fails.
+"""Tests of the index over named histories: holes, orders of events, and cases in which a peer
+fails.
 
-The probes: ai-dynamo 1.6.1 answers 1,001 where 2,048 is true after a block was evicted and stored
-again, and drops what is stored below a hole.
+In these cases ai-dynamo 1.6.1 answers 1,001 where 2,048 is true, after a block was evicted and
+stored again, and drops what is stored below a hole.
 """
 
 import numpy as np
@@ -16,7 +17,7 @@ def hashes(blocks: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("workers", [1, 8, 64, 65, 256, 1024, 4096])
 def test_hits_of_nested_prefixes(workers: int) -> None:
-    """Worker w holds the first w blocks of one chain of 500."""
+    """Worker w holds the first w blocks of one chain of 500, and the hits say so."""
     chain = np.arange(500, dtype=np.uint64) << np.uint64(40)
     index = PrefixIndex(workers)
     for worker in range(workers):
@@ -49,7 +50,9 @@ def test_a_chain_may_repeat_a_hash() -> None:
 @pytest.mark.parametrize(("blocks", "hole"), [(8, 3), (2_048, 1_000)])
 @pytest.mark.parametrize("split", [False, True], ids=["alone", "split at every block"])
 def test_one_block_evicted_and_stored_again(blocks: int, hole: int, split: bool) -> None:
-    """The engine still holds the tail: all of the chain counts, whatever other prompts share."""
+    """A block that was evicted and stored again makes the whole chain count, because the engine
+    still holds the tail, whatever other prompts share.
+    """
     chain = np.arange(1, blocks + 1, dtype=np.uint64) << np.uint64(20)
     index = PrefixIndex(2)
     index.store(0, chain)
@@ -99,7 +102,9 @@ def test_an_unknown_block_removed() -> None:
 
 
 def test_the_same_block_stored_twice_is_gone_at_one_removal() -> None:
-    """Membership, not a count: engines tell of a block's last copy only."""
+    """A block that was stored twice is gone at one removal. The index keeps membership and no
+    count, because engines report only the removal of a block's last copy.
+    """
     index = PrefixIndex(2)
     index.store(0, hashes([7]))
     assert index.store(0, hashes([7])) == 0
@@ -109,7 +114,9 @@ def test_the_same_block_stored_twice_is_gone_at_one_removal() -> None:
 
 
 def test_a_fleet_cleared_slot_by_slot_again_and_again() -> None:
-    """More clears than there are spare seats, with hardly a write to sweep by."""
+    """A fleet is cleared more often than there are spare seats, with hardly a write that would
+    sweep them.
+    """
     index = PrefixIndex(20)
     chain = np.arange(50, dtype=np.uint64)
     for turn in range(30):

@@ -1,4 +1,4 @@
-"""Tiers, dumps and the smaller members: the native index and its twin answer alike."""
+"""Tests that the native index and its twin agree on tiers, dumps and the smaller methods."""
 
 from types import ModuleType
 

@@ -1,4 +1,6 @@
-"""The native mirror and its twin live through the same random histories; what both promise."""
+"""Tests that the native mirror and its twin agree over random histories, and of what both
+promise.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ workers = st.integers(0, WORKERS - 1)
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Every answer of the native mirror is the twin's, whatever it is told."""
+    """Checks that every answer of the native mirror equals the twin's for any input."""
 
     @initialize()
     def start(self) -> None:

@@ -1,4 +1,6 @@
-"""Costs of shared decode from a timer: known ones are found, what was slower is not chosen."""
+"""Tests of the calibration of shared decode by a timer: known costs are found, and plans that were
+slower are not chosen.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ TRUE = Costs(250.0, 120.0, 3000.0, 90.0, 11.0)
 
 
 class Timer:
-    """Times as `costs` say, but for noise and the share of `outliers`; `slow`: shared plans."""
+    """A timer that gives the times of `costs`, with noise and a share of `outliers`; shared plans
+    take `slow` times as long.
+    """
 
     def __init__(
         self, costs: Costs = TRUE, noise: float = 0.0, outliers: float = 0.0, slow: float = 1.0
@@ -56,7 +60,9 @@ def test_known_costs_are_found_again() -> None:
 
 
 def test_noise_and_outliers_change_what_is_chosen_by_little() -> None:
-    """Times that the true costs give the chosen plans, beside the best of the two."""
+    """Noise and outliers change the chosen plans little: under the true costs they take at most 10
+    % longer than the better of both.
+    """
     made = calibrate(SHAPE, Timer(noise=0.03, outliers=0.1))
     for mix in GRID:
         best = min(TRUE.of(chosen(costs, mix).work) for costs in (TRUE, NEVER))
@@ -64,7 +70,9 @@ def test_noise_and_outliers_change_what_is_chosen_by_little() -> None:
 
 
 def test_what_was_measured_slower_is_not_chosen() -> None:
-    """A device on which sharing costs what no coefficient explains, more or less of it."""
+    """Plans that were measured slower are not chosen, on a device where sharing has a cost that no
+    coefficient explains.
+    """
     for slow in (1.3, 3.0, 50.0):
         made = calibrate(SHAPE, Timer(slow=slow))
         slower = [one for one in made.measured if one.shared_ns > MOST_SLOWER * one.plain_ns]
@@ -75,8 +83,10 @@ def test_what_was_measured_slower_is_not_chosen() -> None:
 
 
 def test_the_grid_tells_costs_apart() -> None:
-    """Each dearer by half changes some mix's times by a tenth: else a fit would guess it. Partial
-    results are a few percent of any time: decode cuts requests so that they are."""
+    """The grid of mixes tells costs apart: a cost that is higher by half changes some mix's time by
+    a tenth, since a fit would guess it otherwise. Partial results are a few percent of any time,
+    because decode cuts requests so.
+    """
     for name in Costs._fields[:-1]:  # but for `sharing`, which is no time
         dearer = TRUE._replace(**{name: 1.5 * getattr(TRUE, name)})
         steps = [chosen(costs, mix).work for mix in GRID for costs in (NEVER, ALWAYS)]

@@ -1,4 +1,4 @@
-"""prefill's plan: every new token in one item, bad spans and tables named."""
+"""Tests of prefill's plan: every new token is in one item, and errors name bad spans and tables."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_room_and_groups_are_checked() -> None:
 
 
 def cut_plan(pieces: list[tuple[int, int]], group: int = 4, kv_heads: int = 8) -> PrefillPlan:
-    """Of (tokens before, new tokens), with one page for all."""
+    """Return the plan for pieces of (tokens before, new tokens), with one page for all."""
     spans, rows = [], 0
     for start, tokens in pieces:
         spans.append((rows, tokens, start + tokens))
@@ -109,7 +109,9 @@ def cut_plan(pieces: list[tuple[int, int]], group: int = 4, kv_heads: int = 8) -
 def test_pieces_cover_each_rows_keys_once(
     pieces: list[tuple[int, int]], group: int, kv_heads: int
 ) -> None:
-    """In order, each with a key that every one of its rows sees."""
+    """The pieces cover each row's keys once and in order, and each piece has a key that every one
+    of its rows sees.
+    """
     plan = cut_plan(pieces, group, kv_heads)
     slots: dict[int, tuple[int, int, int]] = {}
     whole: dict[int, tuple[int, int]] = {}
@@ -157,7 +159,9 @@ def test_where_keys_are_cut_depends_on_the_request_alone() -> None:
 
 
 def test_a_crowded_step_cuts_nothing() -> None:
-    """Its items fill the GPU, and partial results would take more memory than is kept for them."""
+    """A crowded step cuts nothing: its items fill the GPU, and partial results would exceed the
+    memory that is kept for them.
+    """
     plan = cut_plan([(8_192, 64)] * 16)
     assert len(plan.merge_slots) == 0
 

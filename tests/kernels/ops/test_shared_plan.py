@@ -1,4 +1,6 @@
-"""Shared decode's plan, against brute force: what is shared, what it saves, what it costs."""
+"""Tests of shared decode's plan against brute force: what it shares, what that saves, what it
+costs.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,9 @@ def items_of(plan: SharedPlan) -> list[list[int]]:
 
 
 def prefixes(made: Tables) -> dict[tuple[int, ...], set[int]]:
-    """Every prefix of full pages that at least two requests have: whose it is. Of those with the
-    same owners, the longest."""
+    """Return every prefix of full pages that at least two requests have, with its requests. Of
+    prefixes with the same requests only the longest counts.
+    """
     owners: dict[tuple[int, ...], set[int]] = {}
     for row, length in enumerate(made.context_tokens.tolist()):
         pages = made.page_table[row, : length // PAGE].tolist()
@@ -92,7 +95,7 @@ def test_every_token_of_every_request_once(
 @settings(deadline=None)
 @given(REQUESTS)
 def test_groups_and_bytes_against_brute_force(requests: list[Request]) -> None:
-    """Where bytes are all that costs, every prefix is read once."""
+    """If only bytes cost, every shared prefix is read once."""
     made = tables(requests, PAGE)
     step = step_of(requests)
     known = prefixes(made)
@@ -110,7 +113,9 @@ def test_groups_and_bytes_against_brute_force(requests: list[Request]) -> None:
 
 
 def cost_of(made: Tables, shared: tuple[tuple[int, ...], ...], costs: Costs) -> float:
-    """A plan that shares just these prefixes, by the words of `Work`, without any of its code."""
+    """Return the cost of a plan that shares exactly these prefixes, by the definition of `Work` and
+    without its code.
+    """
     runs: dict[tuple[tuple[int, ...], int], set[int]] = {}  # (prefix, begin): whose
     for row, length in enumerate(made.context_tokens.tolist()):
         pages = tuple(made.page_table[row, : length // PAGE].tolist())
@@ -140,7 +145,9 @@ def cost_of(made: Tables, shared: tuple[tuple[int, ...], ...], costs: Costs) -> 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, COSTS)
 def test_the_choice_is_the_cheapest(requests: list[Request], costs: Costs) -> None:
-    """Among all subsets of prefixes; and never above what plain decode costs."""
+    """The choice is the cheapest among all subsets of prefixes, and never costs more than plain
+    decode.
+    """
     made = tables([one._replace(own=max(one.own, 1)) for one in requests], PAGE)
     known = sorted(prefixes(made))[:6]
     if len(prefixes(made)) > 6:
@@ -156,7 +163,9 @@ def test_the_choice_is_the_cheapest(requests: list[Request], costs: Costs) -> No
 
 
 def test_where_it_pays_by_default() -> None:
-    """The prediction's own statements: a long prefix of many, not a short one of two."""
+    """The default costs share a long prefix of many requests, and not a short one of two, as the
+    prediction says.
+    """
     many = [Request("p" * 256, 256)] * 32
     assert step_of(many, Costs(), AttentionShape(32, 8, 128)).saving.shared_prefix_groups == 1
     few = [Request("p", 2000)] * 2
@@ -185,7 +194,9 @@ def test_pieces_are_an_eighth_of_a_run() -> None:
 
 
 def test_a_deep_tree_is_cut() -> None:
-    """More levels than are looked at: the rest is read by each for itself."""
+    """A tree deeper than the plan looks is cut: each request reads the remaining levels
+    for itself.
+    """
     names = "abcdefghijklmnop"
     requests = [Request(names[: level + 1], 40) for level in range(len(names))]
     made = tables(requests, PAGE)
@@ -195,7 +206,9 @@ def test_a_deep_tree_is_cut() -> None:
 
 
 def test_what_would_need_more_slots_than_are_counted_shares_nothing() -> None:
-    """Eight levels of 2,048 tokens each: 65 slots a request where 40 are counted."""
+    """A plan that would need more slots than there are shares nothing: eight levels of 2,048 tokens
+    need 65 slots a request, and 40 are counted.
+    """
     levels = ["".join(name * 128 for name in "abcdefgh"[:depth]) for depth in range(9)]
     for requests in (levels[1:] + levels[-1:] * 20, levels[7:] * 5):
         made = tables([Request(names, 1) for names in requests], PAGE)
@@ -264,7 +277,9 @@ def test_a_plan_is_moved_whole() -> None:
 
 
 def test_costs_are_found_again() -> None:
-    """From times that the model itself makes, and none below zero from times that it does not."""
+    """The fit finds the costs from times that the model itself makes, and no negative cost from
+    random times.
+    """
     draw = np.random.default_rng(3)
     works = [Work(*(int(x) for x in draw.integers(1, 10**9, 4)), int(draw.integers(1, 10**4)))
              for _ in range(20)]  # fmt: skip

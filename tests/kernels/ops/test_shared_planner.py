@@ -1,4 +1,4 @@
-"""Plans of steps that follow each other: each is what the step alone would have been given."""
+"""Tests that plans of consecutive steps are those that each step alone would have been given."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ CLOSE = Costs(0.0, 40.0, 0.0, 1500.0, 100.0)
 
 @dataclass
 class Batch:
-    """Requests that decode, their pages in rows of a table. Lifetime: test."""
+    """Requests that decode, with their pages in rows of a table. Lifetime: test."""
 
     page_ids: list[list[int]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     fresh: count[int] = field(default_factory=lambda: count(1))
 
     def join(self, like: int | None, common_pages: int, own_tokens: int) -> None:
-        """A request with the first pages of another one."""
+        """Add a request that shares the first pages of another one, or none if `like` is None."""
         shared = []
         if like is not None:
             shared = self.page_ids[like][: min(common_pages, self.lengths[like] // PAGE)]
@@ -61,8 +61,9 @@ class Batch:
 
 
 def meaning(plan: SharedPlan) -> tuple[list[object], list[list[int]]]:
-    """Items with their requests, and of each request the first tokens of its slots in their order.
-    Which of a group comes first means nothing."""
+    """Return the items with their requests, and for each request the first tokens of its slots in
+    order. The order of requests within a group does not matter.
+    """
     members = plan.members.tolist()
     items, slots = list[object](), dict[int, tuple[int, int]]()
     for first, requests, begin, end, slot, *_ in plan.items[: int(plan.item_count)].tolist():
@@ -85,7 +86,9 @@ def same(made: Step, alone: Step) -> bool:
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), costs=st.sampled_from([ALWAYS, NEVER, CLOSE, Costs()]))
 def test_a_step_does_not_depend_on_those_before(data: st.DataObject, costs: Costs) -> None:
-    """Tokens come, pages fill, requests join, leave and are replaced, pages become another's."""
+    """A step does not depend on those before it: tokens come, pages fill, requests join, leave and
+    are replaced, and pages pass to another request.
+    """
     batch, planner = Batch(), SharedPlanner(PAGES, PAGE, SHAPE, costs)
     draw = data.draw
     batch.join(None, 0, draw(st.sampled_from([1, 70, 700, 2100])))
@@ -123,7 +126,7 @@ def test_a_step_does_not_depend_on_those_before(data: st.DataObject, costs: Cost
 @pytest.mark.parametrize("costs", [ALWAYS, CLOSE])
 @pytest.mark.parametrize(("begin", "steps"), [(900, 130), (1990, 70), (2520, 50)])
 def test_every_length_in_turn(begin: int, steps: int, costs: Costs) -> None:
-    """Through all that a length of its own can change: pages, pieces, chunks."""
+    """Plans stay right for every length in turn, with all changes of pages, pieces and chunks."""
     batch, planner = Batch(), SharedPlanner(PAGES, PAGE, SHAPE, costs)
     batch.join(None, 0, begin)
     for common in (225, 225, 100):
@@ -137,7 +140,9 @@ def test_every_length_in_turn(begin: int, steps: int, costs: Costs) -> None:
 
 
 def test_a_page_of_two_is_shared_once_it_is_full() -> None:
-    """Named by both before, read for as much as each has of it."""
+    """A page that two requests name is shared once it is full; before that each reads its
+    own part.
+    """
     batch, planner = Batch(), SharedPlanner(PAGES, PAGE, SHAPE, ALWAYS)
     batch.join(None, 0, 400)
     batch.join(0, 100, 1)
@@ -154,7 +159,9 @@ def test_a_page_of_two_is_shared_once_it_is_full() -> None:
 
 
 def test_another_request_of_fewer_tokens_in_the_same_pages() -> None:
-    """257 tokens are two pieces and 256 one, in as many full pages."""
+    """Another request with fewer tokens in the same pages gets a new plan: 257 tokens are two
+    pieces, and 256 are one.
+    """
     planner, table = SharedPlanner(PAGES, PAGE, SHAPE, ALWAYS), torch.arange(65)[None].int()
     for length, pieces in ((257, 2), (256, 1)):
         made = planner.step(torch.tensor([length]), table)
@@ -162,7 +169,9 @@ def test_another_request_of_fewer_tokens_in_the_same_pages() -> None:
 
 
 def test_what_goes_on_is_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree for the batch; a choice where pieces change, not where pages fill."""
+    """The planner builds one tree per batch, and chooses anew when pieces change, not when pages
+    fill.
+    """
     made = {"tree": 0, "choice": 0}
 
     def counted(name: str, module: object, attribute: str) -> None:

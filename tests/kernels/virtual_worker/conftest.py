@@ -1,4 +1,4 @@
-"""The virtual workers: in Python and native."""
+"""Fixtures for the virtual workers, in Python and native."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.oracles.virtual_worker import VirtualWorker
 
 @pytest.fixture(params=["plain", "native"])
 def make(request: pytest.FixtureRequest) -> type[Twin]:
-    """The class of a virtual worker."""
+    """Return the class of a virtual worker, first the plain one and then the native one."""
     if request.param == "plain":
         return VirtualWorker
     return cast(type[Twin], kvkernels.VirtualWorker)

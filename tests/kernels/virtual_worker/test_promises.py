@@ -1,4 +1,6 @@
-"""What a worker on virtual time promises, by hand; the plain one and the native one alike."""
+"""Tests of the promises of a worker on virtual time, by hand, for the plain one and the native one
+alike.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ NONE = np.zeros(0, dtype=np.uint64)
 
 
 def run(worker: Twin) -> list[tuple[int, list[int], list[int], list[int]]]:
-    """(time, first, cached, finished) of all that comes, until the worker is idle."""
+    """Run the worker until it is idle; return (time, first, cached, finished) of each step that
+    reports something.
+    """
     told = []
     while (now_ns := worker.next_ns()) >= 0:
         first, cached, finished, _changes = worker.advance(now_ns)
@@ -43,7 +47,9 @@ def prefill_ns(tokens: int, cached_tokens: int = 0) -> int:
 
 
 def decode_ns(*context_tokens: int) -> int:
-    """Steps of one decode each, which read so many tokens."""
+    """Return the nanoseconds of steps with one decode each, which read the given numbers
+    of tokens.
+    """
     return sum(round(MODEL.decode_step_s(1, tokens) * 1e9) for tokens in context_tokens)
 
 
@@ -219,8 +225,10 @@ def test_a_step_has_a_longest_and_a_shortest_length(make: type[Twin]) -> None:
 
 
 def test_who_makes_room_starts_again_in_a_later_step(make: type[Twin]) -> None:
-    """After a clear the second has published the first's prefix anew: what the first holds is all
-    its own, so that it would fit again the moment it is put out."""
+    """A request that was preempted starts again only in a later step. After a clear the second
+    request has published the first one's prefix anew, so all that the first holds is its own, and
+    it would fit again at the moment when it is preempted.
+    """
     worker = make(**(OPTIONS | {"blocks": 10, "watermark": 0.0, "prefix_wait_tokens": 0}))
     chain = chain_of([1, 2])
     worker.add(1, chain, 9, 20, 1, 0)
@@ -239,7 +247,9 @@ def test_who_makes_room_starts_again_in_a_later_step(make: type[Twin]) -> None:
 
 
 def test_a_worker_that_broke_stays_broken() -> None:
-    """Chains that name no prefixes may break the native one in the middle of a step."""
+    """A worker that broke stays broken. Chains that do not name prefixes may break the native
+    worker in the middle of a step.
+    """
     worker = cast(type[Twin], kvkernels.VirtualWorker)(**OPTIONS)
     worker.add(1, np.array([5, 6], dtype=np.uint64), 9, 1, 0, 0)
     run(worker)

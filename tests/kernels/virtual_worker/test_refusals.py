@@ -1,4 +1,4 @@
-"""What virtual workers refuse, plain and native in the same words."""
+"""Tests of the input that virtual workers refuse; plain and native use the same text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native virtual worker lives random lives beside the plain one and never differs."""
+"""Tests that the native virtual worker never differs from the plain one over random histories."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ CALLS = ["clear", "abort", "snapshot", "host_blocks", "group_blocks", "advance"]
 
 
 class TwinMachine(RuleBasedStateMachine):
-    """Nested prefixes, chunks, preemptions, cancels, clears, deaths, changes of speed, at any
-    time: in the middle of steps and of runs of steps, and at the same nanosecond."""
+    """Runs nested prefixes, chunks, preemptions, cancels, clears, deaths and changes of speed at
+    any time: within steps, within runs of steps, and at the same nanosecond.
+    """
 
     fixed: ClassVar[dict[str, Any]] = {}  # options that no example changes
 
@@ -117,7 +118,7 @@ class TwinMachine(RuleBasedStateMachine):
         self.pair.both("hit_blocks", chain_of([trunk] * depth))
 
     def teardown(self) -> None:
-        """Whatever happened, the rest drains alike."""
+        """Assert that what is left drains alike."""
         self.pair.at("snapshot")
         self.pair.at("host_blocks")
         self.pair.at("group_blocks")
@@ -125,7 +126,7 @@ class TwinMachine(RuleBasedStateMachine):
 
 
 class HybridTwinMachine(TwinMachine):
-    """The same with windows and states."""
+    """Runs the same actions with sliding windows and states."""
 
     fixed: ClassVar[dict[str, Any]] = {"blocks": 40, "block_size": 4, "host_blocks": 0}
 
@@ -142,7 +143,9 @@ TestHybridTwinMachine.settings = LIVES
 
 
 def live(pair: Pair, seed: int, calls: int, options: dict[str, Any]) -> None:
-    """A random life under load: mostly arrivals, and a few of everything else."""
+    """Drive the pair through a random history under load: mostly arrivals, and a few of every other
+    action.
+    """
     draw = random.Random(seed)
     block_size, longest = options["block_size"], options["max_model_tokens"]
     gap_ns = draw.choice([10**6, 10**7, 5 * 10**7])
@@ -178,7 +181,9 @@ def live(pair: Pair, seed: int, calls: int, options: dict[str, Any]) -> None:
 
 
 def soak(seeds: range, calls: int, hybrid: bool = False) -> dict[str, int]:
-    """Sums of what happened in all lives; `hybrid`: with windows and states."""
+    """Drive pairs through random histories; return the sums of what happened. `hybrid` adds windows
+    and states.
+    """
     seen: dict[str, int] = {}
     for seed in seeds:
         draw = random.Random(seed)
@@ -195,7 +200,7 @@ def soak(seeds: range, calls: int, hybrid: bool = False) -> dict[str, int]:
 
 
 def test_random_lives_are_alike_and_rich() -> None:
-    """And all that the twins could differ in did happen."""
+    """Random histories agree, and everything in which the twins could differ happens."""
     seen = soak(range(60), calls=100)
     for name in ("first", "finished", "stored", "removed", "cleared", "runs", "reads", "released"):
         assert seen[name] > 50, f"hardly any {name} in {seen}"
@@ -220,7 +225,9 @@ def test_long_random_lives_are_alike(hybrid: bool) -> None:
 
 
 def test_a_worker_as_large_as_real_ones() -> None:
-    """Full batches, chunked prompts of thousands of tokens, answers of hundreds: runs are long."""
+    """A worker of real size agrees with its twin: full batches, chunked prompts of thousands of
+    tokens, answers of hundreds, and so long runs.
+    """
     options = TIGHT | {
         "blocks": 3000,
         "block_size": 512,

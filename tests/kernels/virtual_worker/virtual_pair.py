@@ -1,4 +1,6 @@
-"""A plain and a native virtual worker that live the same life; every answer is compared."""
+"""A plain and a native virtual worker that receive the same calls, and a comparison of every
+answer.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ KINDS = (
 
 
 class Twin(Protocol):
-    """What both workers offer."""
+    """The interface of both workers."""
 
     def add(
         self,
@@ -68,7 +70,9 @@ class Twin(Protocol):
 
 
 def chain_of(path: Sequence[int]) -> Hashes:
-    """Chain hashes of blocks named by small numbers: equal hashes, equal prefixes."""
+    """Return chain hashes of blocks named by small numbers, so that equal hashes mean equal
+    prefixes.
+    """
     parent, chain = 1 << 63, []  # no request has such an id: own names stay apart
     for part in path:
         parent = own_hash(parent | 1 << 63, part)
@@ -77,7 +81,7 @@ def chain_of(path: Sequence[int]) -> Hashes:
 
 
 def plain_of(answer: Any) -> Any:
-    """Arrays as lists with their type, so that `==` compares them."""
+    """Return arrays as lists with their type, so that `==` compares them."""
     if isinstance(answer, np.ndarray):
         return (answer.dtype.str, answer.tolist())
     if isinstance(answer, WorkerStats):
@@ -88,7 +92,7 @@ def plain_of(answer: Any) -> Any:
 
 
 class Pair:
-    """Calls both; raises AssertionError where they differ."""
+    """Calls both workers; raises AssertionError if they differ."""
 
     def __init__(self, native: type[Twin], **options: Any) -> None:
         self.plain: Twin = VirtualWorker(**options)
@@ -106,13 +110,13 @@ class Pair:
         return plain
 
     def at(self, call: str, *arguments: Any) -> Any:
-        """`call` with the time behind its other arguments, and every gauge compared after it."""
+        """Make `call` with the time after its other arguments, then compare every gauge."""
         answer = self.both(call, *arguments, self.now_ns)
         self.compare()
         return answer
 
     def add(self, request_id: int, *arguments: Any, legs: tuple[bool, bool]) -> str:
-        """As `at`, with whether it imports and exports behind the time."""
+        """Add a request; `legs` says whether it imports and exports KV, and follows the time."""
         answer = self.both("add", request_id, *arguments, self.now_ns, *legs)
         if legs[1]:
             self.exporting.append(request_id)
@@ -120,13 +124,13 @@ class Pair:
         return str(answer)
 
     def end_read(self, place: int, arrived: bool) -> None:
-        """One of those who read has read, or will not."""
+        """End the read of one request; `arrived` says whether its KV came."""
         if self.reading:
             request_id = self.reading.pop(place % len(self.reading))
             self.seen["reads"] += self.at("end_read", request_id, arrived)
 
     def release(self, place: int) -> None:
-        """What one has left for others is read, if it has ended."""
+        """Release the KV that one request has left for others, if it has ended."""
         if self.exporting:
             released = self.at("release", self.exporting[place % len(self.exporting)])
             self.seen["released"] += released
@@ -139,8 +143,9 @@ class Pair:
         self.both("progress", self.now_ns)
 
     def run_until(self, end_ns: int) -> None:
-        """As a driver does it: `advance` at each `next_ns` of the native one. The plain one may
-        stop more often, but has nothing to tell there."""
+        """Call `advance` at each `next_ns` of the native worker, as a driver does. The plain worker
+        may stop more often, but reports nothing there.
+        """
         while 0 <= (next_ns := self.native.next_ns()) <= end_ns:
             assert next_ns >= self.now_ns
             while 0 <= (between_ns := self.plain.next_ns()) < next_ns:
@@ -158,7 +163,7 @@ class Pair:
         self.now_ns = max(self.now_ns, end_ns)
 
     def drain(self) -> None:
-        """Until nobody has anything left to do, nor anything to read."""
+        """Run until neither worker has anything left to do or to read."""
         while True:
             while (next_ns := self.native.next_ns()) >= 0:
                 self.run_until(next_ns)
