@@ -1,9 +1,9 @@
 """The router's access log (`router.record.access_log`) as a workload: times and token counts.
 
-It names no blocks and no sessions, so no request shares a prefix with another one. What a replay
-of it shows is load; the request log is what policies can be compared by. Lines without
-`prompt_tokens` were refused before the prompt was read, and are left out. Where an answer's length
-is not known, the mean of the known ones so far stands in.
+The log names no blocks and no sessions, so no request shares a prefix with another one. A replay of
+it shows load; to compare policies, replay the request log. Lines without `prompt_tokens` are left
+out: those requests were refused before the prompt was read. If an answer's length is not known, the
+mean of the known ones so far is used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class AccessLogReader:
         self._without = 0  # lines without a prompt
 
     def parse(self, raw: bytes) -> Job | None:
-        """The request of a line; None: nobody read its prompt. Raises `LineError`."""
+        """Return the request of a line, or None if its prompt was never read. Raises
+        `LineError`.
+        """
         try:
             line = self._decode(raw)
         except DECODE_ERRORS as error:

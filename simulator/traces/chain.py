@@ -1,4 +1,4 @@
-"""From a source's ids to the chain hashes of an engine with blocks of its own size."""
+"""Turns a source's block ids into the chain hashes of an engine with another block size."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ PRIVATE_BITS = 23  # more than the blocks of the longest prompt, one token each
 
 
 class Chainer:
-    """Names an engine's blocks of `engine_block` tokens from ids of `source_block` tokens.
+    """Computes the hashes of an engine's blocks of `engine_block` tokens from ids of `source_block`
+    tokens.
 
-    One size must divide the other. Equal: an id, chained to those before it. Engine's smaller: k
-    hashes derived from each; a block that the source lists although it is partial serves as far
-    as the prompt reaches. Engine's larger: every k-th. Equal prefixes get equal names, and unequal
-    ones do not (but by chance, 2^-64 a pair), also where a source uses an id twice behind
-    different prefixes, which it should not: an engine's cache takes a name for a prefix. Raises
-    `TraceError` for sizes where neither divides.
+    One size must divide the other, else `TraceError` is raised. If the sizes are equal, a hash is
+    of an id and all ids before it. If the engine's blocks are smaller, each id gives k hashes; a
+    partial block that the source lists serves as far as the prompt reaches. If the engine's blocks
+    are larger, every k-th hash is taken. Equal prefixes get equal hashes and unequal prefixes do
+    not (except by chance, 2^-64 a pair). This holds even if a source wrongly uses an id twice
+    behind different prefixes, because an engine's cache takes a hash for a whole prefix.
     """
 
     def __init__(self, source_block: int, engine_block: int) -> None:
@@ -42,11 +43,11 @@ class Chainer:
         self._lanes: Hashes = np.arange(1, self._split + 1, dtype=np.uint64) * SECOND
 
     def chain(self, job: Job, serial: int) -> Hashes:
-        """Hashes of the job's full blocks: the prompt's, then the answer's where known.
+        """Return the hashes of the job's full blocks: the prompt's, then the answer's if known.
 
-        uint64, `[prompt_tokens // engine_block + known ones of the answer]`, first block first.
-        Prompt blocks that the source gives no id to are private to the job with this `serial`
-        (arrivals counted from 0).
+        The result is uint64 `[prompt_tokens // engine_block + known ones of the answer]`, first
+        block first. Prompt blocks without an id in the source are private to the job with this
+        `serial` (arrivals counted from 0).
         """
         full = job.prompt_tokens // self.engine_block
         if self._split > 1:
@@ -60,7 +61,9 @@ class Chainer:
         return np.concatenate((named, private_ids(serial, len(named), full)))
 
     def _merged_ids(self, job: Job) -> Hashes:
-        """The ids of all of its engine's blocks, which are as large as the source's or larger."""
+        """Return the ids of all of the job's engine blocks, which are not smaller than the
+        source's.
+        """
         full = job.prompt_tokens // self.source_block
         ids = job.ids[:full]
         if len(ids) == full and len(job.answer_ids):
@@ -69,8 +72,11 @@ class Chainer:
         return ids[: blocks * self._merge]
 
     def _split_ids(self, job: Job) -> Hashes:
-        """`_split` hashes per id. Where the answer is known, the block that prompt and answer
-        share goes by the name that the next turn will use for it."""
+        """Return `_split` hashes per id of the job.
+
+        If the answer is known, the block that prompt and answer share gets the hash that the next
+        turn will use for it.
+        """
         full, ids, tokens = job.prompt_tokens // self.source_block, job.ids, job.prompt_tokens
         if len(job.answer_ids) and len(ids) >= full:
             ids = np.concatenate((ids[:full], job.answer_ids))
@@ -80,18 +86,20 @@ class Chainer:
 
 
 def prefix_names(ids: Hashes) -> Hashes:
-    """Each id with all ids before it, as the chain hash of blocks that hold one id each."""
+    """Return for each id the chain hash of it and all ids before it, as blocks that hold one id
+    each.
+    """
     return chain_hashes(ids.view(np.int32), 2)
 
 
 def light_mix(ids: Hashes) -> Hashes:
-    """A permutation of uint64 in three operations: every bit of an id reaches the low half."""
+    """Permute uint64 values in three operations; every bit of an id affects the low half."""
     mixed: Hashes = ids * GOLDEN
     mixed ^= mixed >> S32
     return mixed
 
 
 def private_ids(serial: int, first: int, end: int) -> Hashes:
-    """Hashes of the blocks `first` to `end - 1` of a prompt that nobody else has."""
+    """Return hashes of the blocks `first` to `end - 1` that only the job `serial` has."""
     start = PRIVATE_FROM + (serial << PRIVATE_BITS)
     return light_mix(np.arange(start + first, start + end, dtype=np.uint64))

@@ -7,10 +7,10 @@
     {"created_at": "2026-11-21T10:00:00Z", "request": {"messages": [...]},
      "response": {"usage": {"prompt_tokens": 21, "completion_tokens": 40}}}
 
-Text becomes tokens and names of blocks as its line is read (`prompt_text`), and is kept nowhere. An
-answer is as long as `usage` says, else as its text: a `response` or `completion`, or a last message
-of the assistant. An `input` is read as the router reads it: `instructions` come first, and an item
-without a role counts as its JSON.
+Text is turned into tokens and block hashes as its line is read (`prompt_text`), and is not kept.
+The length of an answer comes from `usage`, else from its text: a `response` or `completion`, or a
+last message of the assistant. An `input` is read as the router reads it: `instructions` come first,
+and an item without a role counts as its JSON.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _ChatBody(msgspec.Struct, frozen=True, gc=False):
 
 
 class _ChatUsage(msgspec.Struct, frozen=True, gc=False):
-    """Counts of an answer; `input_tokens` and `output_tokens` are those of responses."""
+    """The token counts of an answer; responses call them `input_tokens` and `output_tokens`."""
 
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
     completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
@@ -72,7 +72,7 @@ class _ChatUsage(msgspec.Struct, frozen=True, gc=False):
 
 
 class _ChatAnswer(msgspec.Struct, frozen=True, gc=False):
-    """A response, or what a batch's results wrap around it."""
+    """A response, or the object that a batch's results wrap around it."""
 
     usage: _ChatUsage | None = None
     choices: list[dict[str, Any]] | None = None
@@ -83,7 +83,7 @@ class _ChatAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _ChatLine(_ChatBody, frozen=True, gc=False):
-    """A request's body, or a line with one in it."""
+    """A request's body, or a line that contains one."""
 
     body: _ChatBody | None = None
     request: _ChatBody | None = None
@@ -101,7 +101,7 @@ class _ChatLine(_ChatBody, frozen=True, gc=False):
 
 
 def is_chat(raw: bytes) -> bool:
-    """Whether a line is a request, or has one in it."""
+    """Return True if a line is a request or contains one."""
     try:
         line = msgspec.json.decode(raw)
     except DECODE_ERRORS:
@@ -113,12 +113,17 @@ def is_chat(raw: bytes) -> bool:
 
 
 def _has_prompt(body: dict[str, Any]) -> bool:
-    """Whether it is a request's body; many other files have an `input`, but no model beside it."""
+    """Return True if the object is a request's body.
+
+    Many other files have an `input`, but no `model` in the same object.
+    """
     return "messages" in body or "prompt" in body or ("input" in body and "model" in body)
 
 
 class ChatReader:
-    """Reads the lines of one file, and counts what it has to assume. Lifetime: stream."""
+    """Reads the lines of one file, and counts the assumptions that it has to make. Lifetime:
+    stream.
+    """
 
     def __init__(self, block_tokens: int, options: ChatOptions, seed: int) -> None:
         self._decode = msgspec.json.Decoder(_ChatLine).decode
@@ -131,7 +136,7 @@ class ChatReader:
         self._continued = 0  # requests whose earlier turns only the server has
 
     def parse(self, raw: bytes) -> Job | None:
-        """The request of a line; None: of another model. Raises `LineError`."""
+        """Return the request of a line, or None if it is for another model. Raises `LineError`."""
         try:
             return self._job(self._decode(raw))
         except (*DECODE_ERRORS, UnicodeEncodeError) as error:
@@ -160,7 +165,7 @@ class ChatReader:
         return Job(at_ns, len(tokens), output, names, session=session)
 
     def _prompt(self, request: _ChatBody) -> tuple[Tokens, str | None]:
-        """The prompt's tokens, and the answer where the last message is one."""
+        """Return the prompt's tokens, and the answer if the last message is one."""
         prompt = request.prompt
         messages, said = request.messages, None
         if messages is None and prompt is None and request.input is not None:
@@ -189,7 +194,7 @@ class ChatReader:
     def _output_tokens(
         self, request: _ChatBody, usage: _ChatUsage, said: str | None
     ) -> tuple[int, str]:
-        """Tokens of the answer, and how they are known."""
+        """Return the number of tokens of the answer, and how it is known."""
         told = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
         if told is not None:
             return told or 1, "usage"
@@ -213,7 +218,7 @@ class ChatReader:
         return round(self._made_s * NS)
 
     def notes(self) -> Iterator[str]:
-        """What the reading had to assume."""
+        """Yield notes on the assumptions that the reading had to make."""
         options, requests = self._options, self._answers.total()
         if self._has_times is False:
             yield (
@@ -236,7 +241,7 @@ class ChatReader:
 
 
 def _messages_of(said: Any) -> list[dict[str, Any]]:
-    """The messages of a response's `input`: a text, or items."""
+    """Return the messages of a response's `input`, which is a text or a list of items."""
     if isinstance(said, str) and said:
         return [{"role": "user", "content": said}]
     if not isinstance(said, list) or not said or not all(isinstance(one, dict) for one in said):
@@ -250,7 +255,10 @@ def _messages_of(said: Any) -> list[dict[str, Any]]:
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as chats have it: responses name its fields without a `function` around them."""
+    """Return a tool as chats have it.
+
+    Responses name its fields without a `function` object around them.
+    """
     if tool.get("type") != "function" or "function" in tool:
         return tool
     function = {key: value for key, value in tool.items() if key != "type"}
@@ -258,7 +266,7 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_of_answer(answer: _ChatAnswer) -> str | None:
-    """What a chat, a completion or a response says, where that is text."""
+    """Return the text of a chat, a completion or a response, or None if it has none."""
     if answer.choices:
         choice = answer.choices[0]
         message = choice.get("message")
@@ -274,7 +282,7 @@ def _text_of_answer(answer: _ChatAnswer) -> str | None:
 
 
 def _time_of(line: _ChatLine, answer: _ChatAnswer | None) -> tuple[str, float | str | None]:
-    """The name and value of the first field that has a time."""
+    """Return the name and value of the first field that has a time, or ("", None) without one."""
     for name in _TIMES:
         if (value := getattr(line, name)) is not None:
             return name, value
@@ -284,8 +292,9 @@ def _time_of(line: _ChatLine, answer: _ChatAnswer | None) -> tuple[str, float | 
 
 
 def _unix_ns(field: str, value: float | str) -> int:
-    """Nanoseconds since 1970 of seconds, of parts of them, or of ISO 8601, UTC where it has no
-    zone.
+    """Return a time as nanoseconds since 1970.
+
+    The time is in seconds or fractions of them, or ISO 8601, in UTC if it has no time zone.
     """
     try:
         seconds = float(value)

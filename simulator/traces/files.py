@@ -1,4 +1,4 @@
-"""A trace in one file or several as bounded lines, packed or not."""
+"""Reads a trace from one file or several as lines of bounded length, compressed or not."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ PIECE_BYTES = 2048  # four bytes may unpack to 128 KiB: so one piece gives 64 Mi
 
 
 class ZstdReader(io.RawIOBase):
-    """The unpacked bytes of `packed`, frame after frame. Lifetime: stream.
+    """The decompressed bytes of `packed`, frame after frame.
 
-    Reading raises EOFError where the last frame is not whole, OSError where the data are damaged.
+    Reading raises EOFError if the last frame is not whole, OSError if the data are damaged.
+    Lifetime: stream.
     """
 
     def __init__(self, packed: BinaryIO) -> None:
@@ -73,7 +74,7 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class TraceFile:
-    """An open file, unpacked as its first bytes say (gzip, zstd, else plain). Lifetime: stream.
+    """An open file; its first bytes say whether it is gzip, zstd or plain. Lifetime: stream.
 
     Raises `TraceError` when it cannot be opened.
     """
@@ -96,20 +97,23 @@ class TraceFile:
             raise
 
     def close(self) -> None:
-        """Closes the file; harmless when it is closed."""
+        """Close the file; it may be closed already."""
         self._stream.close()
         self._raw.close()
 
     def fraction_read(self) -> float:
-        """Share of the file's bytes, as packed, that have been read; 1.0 once it is closed."""
+        """Return the share of the file's (compressed) bytes that have been read; 1.0 once it is
+        closed.
+        """
         if self._raw.closed or not self._bytes:
             return 1.0
         return min(1.0, self._raw.tell() / self._bytes)
 
     def lines(self, errors: ErrorLog) -> Iterator[tuple[int, bytes]]:
-        """(number from 1, line) of all lines but blank ones; too long ones are told `errors`.
+        """Yield (number from 1, line) of all lines that are not blank.
 
-        Closes the file at the end. Raises `TraceError` where the file is damaged.
+        Lines that are too long are added to `errors`. The file is closed at the end. Raises
+        `TraceError` if the file is damaged.
         """
         number = 0
         try:
@@ -135,7 +139,7 @@ class TraceFile:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Opens a pipe without waiting for somebody to write to it."""
+    """Open a file or a pipe without waiting for another process to write to it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -154,13 +158,17 @@ _PACKINGS = (".gz", ".zst")
 
 
 class TraceParts:
-    """Files one after the other; lines are counted through. Lifetime: stream.
+    """Reads several files one after the other; line numbers go on from one to the next.
 
-    Each is opened when it is reached: a part may be packed or begun while others are read.
+    Each file is opened when it is reached: a part may be compressed or begun while others are read.
+    Lifetime: stream.
     """
 
     def __init__(self, path: Path, parts: Sequence[Path]) -> None:
-        """`path`: as it was asked for. Raises `TraceError` for a part that cannot be opened."""
+        """Keep the parts of the trace that the user named as `path`.
+
+        Raises `TraceError` for a part that cannot be opened.
+        """
         self.path = path
         self._parts = parts
         self._sizes = [_size(part) for part in parts]
@@ -168,12 +176,12 @@ class TraceParts:
         self._open: TraceFile | None = None
 
     def close(self) -> None:
-        """Closes what is open; harmless when nothing is."""
+        """Close the part that is open, if any."""
         if self._open is not None:
             self._open.close()
 
     def fraction_read(self) -> float:
-        """Share of all parts' bytes, as packed, that have been read."""
+        """Return the share of all parts' (compressed) bytes that have been read."""
         total = sum(self._sizes)
         if not total:
             return 1.0
@@ -182,7 +190,7 @@ class TraceParts:
         return min(1.0, (self._done_bytes + share * at) / total)
 
     def lines(self, errors: ErrorLog) -> Iterator[tuple[int, bytes]]:
-        """As `TraceFile.lines`, of all parts."""
+        """Yield the lines of all parts, as `TraceFile.lines` does for one file."""
         before = number = 0
         for part, size in zip(self._parts, self._sizes, strict=True):
             self._open = TraceFile(part)
@@ -195,17 +203,19 @@ class TraceParts:
 
 
 def opened(path: Path) -> TraceParts:
-    """The file at `path`, or the parts in that folder or of that pattern, by name.
+    """Open the file at `path`, or the parts in that folder or matching that pattern, sorted by
+    name.
 
-    Raises `TraceError` where there is none, or it cannot be read.
+    Raises `TraceError` if there is none, or if it cannot be read.
     """
     path = located(path)
     return TraceParts(path, parts_of(path) or [path])
 
 
 def located(path: Path) -> Path:
-    """The path itself; of `simulator/data/NAME`, as pages call the sample, outside the checkout the
-    installed file.
+    """Return the path itself, or the installed file of a sample.
+
+    Pages call a sample `simulator/data/NAME`, which exists only in a checkout.
     """
     installed = DATA / path.name
     if path.parent == Path("simulator", "data") and not path.exists() and installed.is_file():
@@ -214,9 +224,9 @@ def located(path: Path) -> Path:
 
 
 def parts_of(path: Path) -> list[Path] | None:
-    """The parts in a folder or of a pattern (`*`, `?`, `[...]`), by name; None: `path` is a file.
+    """Return the parts in a folder or matching a pattern (`*`, `?`, `[...]`), sorted by name.
 
-    Raises `TraceError` where there is none.
+    Returns None if `path` is a file. Raises `TraceError` if there is no part.
     """
     if path.is_dir():
         found = {part for pattern in PATTERNS for part in path.glob(pattern)}

@@ -1,4 +1,4 @@
-"""The formats of trace files, how to tell them apart, and lines as jobs in order."""
+"""The formats of trace files: how to tell them apart, and how lines become jobs in order."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _JOB_BYTES = 400  # of one that is held, besides its ids, roughly
 def read_jobs(
     lines: Iterable[tuple[int, bytes]], parse: Parse, errors: ErrorLog, slack_ns: int = 0
 ) -> Iterator[Job]:
-    """Yields the jobs of `lines` in order of arrival, those of one instant in the file's order.
+    """Yield the jobs of `lines` in order of arrival; jobs at the same time keep the file's order.
 
     A line may be up to `slack_ns` older than the newest one before it (logs are written when a
-    request ends); older ones are wrong. To put them in order at most `MAX_HELD_JOBS` are held, and
-    no more than make up `MAX_HELD_BYTES`.
+    request ends); an older line is an error. To sort them, at most `MAX_HELD_JOBS` jobs are held,
+    with at most `MAX_HELD_BYTES` bytes.
     """
     held: list[tuple[int, int, Job]] = []
     newest_ns, given_ns, count, held_bytes, number = -(1 << 62), -(1 << 62), 0, 0, 0
@@ -89,7 +89,7 @@ def _too_old(by_ns: int, slack_ns: int) -> str:
 
 
 def from_zero(jobs: Iterable[Job]) -> Iterator[Job]:
-    """The same jobs with the first arrival at 0."""
+    """Yield the same jobs, shifted so that the first arrives at 0."""
     first_ns = None
     for job in jobs:
         if first_ns is None:
@@ -101,7 +101,7 @@ LOOKED_AT_LINES = 10  # in which one must show what the file is
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For formats that leave nothing to choose."""
+    """The options of formats that have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one kind of file is known and read."""
+    """One kind of trace file: how to recognize it and how to read it."""
 
     name: str
     about: str  # one line for help
@@ -132,7 +132,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class FoundFormat:
-    """A file's format, what it was told, and its block size."""
+    """A file's format, the options given for it, and its block size."""
 
     format: Format
     options: Any
@@ -140,9 +140,10 @@ class FoundFormat:
 
 
 def find_format(spec: str, path: Path, block_tokens: int | None) -> FoundFormat:
-    """What `spec` names (`NAME?key=value`), or with "auto" what the file's first lines show.
+    """Return the format that `spec` names (`NAME?key=value`), or for "auto" that of the first
+    lines.
 
-    Raises `TraceError` for an unknown name or key, and for a file that nothing recognizes.
+    Raises `TraceError` for an unknown name or key, and for a file that no format recognizes.
     """
     name = name_of(spec)
     known = ", ".join(one.name for one in FORMATS)
@@ -160,12 +161,12 @@ def find_format(spec: str, path: Path, block_tokens: int | None) -> FoundFormat:
 
 
 def file_jobs(reading: Reading, found: FoundFormat) -> Iterator[Job]:
-    """The jobs of an open file, in order of arrival."""
+    """Return the jobs of an open file, in order of arrival."""
     return found.format.read(reading)
 
 
 def _told_size(path: Path, form: Format, options: Any) -> int:
-    """As the first line says that says it, else as the format has it."""
+    """Return the block size of the first line that names one, else the format's default."""
     if form.block_size_of is None:
         return form.block_tokens
     file = opened(path)
@@ -180,7 +181,7 @@ def _told_size(path: Path, form: Format, options: Any) -> int:
 
 
 def _head(path: Path) -> list[bytes]:
-    """The first lines, one at least."""
+    """Return the first lines of a file. Raises `TraceError` if it has none."""
     file, errors = opened(path), ErrorLog(str(path))
     try:
         head = [raw for _, raw in islice(file.lines(errors), LOOKED_AT_LINES)]
@@ -194,7 +195,10 @@ def _head(path: Path) -> list[bytes]:
 def _by_line(
     parser: Callable[[int], Parse], slack_s: int = 0, from_first: bool = True
 ) -> Callable[[Reading], Iterator[Job]]:
-    """Reads a format with one request a line; `from_first` makes the first arrival 0."""
+    """Return the function that reads a format with one request a line.
+
+    With `from_first`, the first request arrives at 0.
+    """
 
     def read(reading: Reading) -> Iterator[Job]:
         lines, parse = reading.file.lines(reading.errors), parser(reading.block_tokens)
@@ -239,9 +243,9 @@ def _by_session(
         [Iterable[tuple[int, bytes]], ErrorLog, Iterator[int], int, float], Iterator[Job]
     ],
 ) -> Callable[[Reading], Iterator[Job]]:
-    """Reads a format with one session a line, whose start the file does not say.
+    """Return the function that reads a format with one session a line and no start times.
 
-    count: returns the number of sessions that need a start of their own.
+    `count` returns the number of sessions that need a start of their own.
     """
 
     def read_all(reading: Reading) -> Iterator[Job]:

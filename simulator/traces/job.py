@@ -1,4 +1,4 @@
-"""One request of a workload, the stream of them, and errors that name the place in a source."""
+"""One request of a workload, streams of requests, and errors that name the place in a source."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ NO_IDS: Hashes = np.zeros(0, dtype=np.uint64)
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """Lifetime: workload. Times are integer nanoseconds.
+    """One request of a workload. Times are integer nanoseconds.
 
     `ids` names the prompt's blocks of the source's size, first block first; an id stands for the
     whole prefix up to and including its block, so equal ids mean an equal prefix. Sources list
-    every block, the last one usually partial, or full blocks only. `answer_ids` goes on where the
-    full blocks of the prompt end: what the answer completes, where a later turn shows it.
+    every block, the last one usually partial, or full blocks only. `answer_ids` continues after the
+    full blocks of the prompt: these are the blocks that the answer completes, if a later turn shows
+    them.
 
-    A sub-agent's session starts after the last turn of its `parent` that arrived no later than it,
-    a side request after that turn of the session named as its `group`; a closed loop holds to it
-    (`simulator.replay.arrivals`).
+    A sub-agent's session starts after the last turn of its `parent` that arrived no later than it.
+    A side request starts after that turn of the session named as its `group`. A closed loop keeps
+    this order (`simulator.replay.arrivals`). Lifetime: workload.
     """
 
     at_ns: int  # recorded arrival, from the start of the workload
@@ -49,17 +50,22 @@ MAX_WRONG_SHARE = 0.01
 
 
 class TraceError(ValueError):
-    """A source that cannot be used: says the file, the line, the field and what is expected."""
+    """Raised for a source that cannot be used; it names the file, the line, the field and what is
+    expected.
+    """
 
 
 class LineError(ValueError):
-    """One line that cannot be read: says the field and what is expected; the reader adds where."""
+    """Raised for one line that cannot be read; it names the field and what is expected.
+
+    The reader adds the file and the line.
+    """
 
 
 class ErrorLog:
-    """The wrong lines of one reading: all counted, the first ones told. Lifetime: stream.
+    """The wrong lines of one reading: all are counted, messages are kept of the first ten.
 
-    `total` counts; as a sequence it holds the first ten messages.
+    `total` is the count; as a sequence it holds the messages. Lifetime: stream.
     """
 
     def __init__(self, where: str, strict: bool = False) -> None:
@@ -79,7 +85,10 @@ class ErrorLog:
         return self.messages[index]
 
     def add(self, line: int, what: object) -> None:
-        """Counts a wrong line, once. Raises `TraceError` when strict, or if too many are wrong."""
+        """Count a wrong line, once.
+
+        Raises `TraceError` if `strict`, or if too many lines are wrong.
+        """
         message = f"{self.where}, line {line}: {what}"
         if line == self._last_line:
             return
@@ -92,7 +101,7 @@ class ErrorLog:
         self.judge(line)
 
     def judge(self, lines: int) -> None:
-        """Raises `TraceError` when more than one in a hundred of the first `lines` were wrong."""
+        """Raise `TraceError` if more than one in a hundred of the first `lines` were wrong."""
         if lines >= MIN_LINES_JUDGED and self.total > MAX_WRONG_SHARE * lines:
             raise TraceError(
                 f"{self.where}: {self.total} of the first {lines} lines are wrong, "
@@ -101,9 +110,9 @@ class ErrorLog:
             )
 
     def judge_whole(self, lines: int) -> None:
-        """Judges a source of `lines` lines that is read to its end, however short it is.
+        """Raise `TraceError` if too many of all `lines` of a source were wrong.
 
-        A short one may have ten wrong lines, as many as a thousand lines may. Raises `TraceError`.
+        A short source may have ten wrong lines, as many as a thousand lines may.
         """
         if self.total > MAX_WRONG_SHARE * max(lines, MIN_LINES_JUDGED):
             raise TraceError(
@@ -112,7 +121,7 @@ class ErrorLog:
             )
 
     def nothing_read(self) -> TraceError:
-        """The error of a source that had no good line."""
+        """Return the error of a source that had no good line."""
         if not self.messages:
             return TraceError(f"{self.where}: holds no requests")
         return TraceError(
@@ -122,7 +131,7 @@ class ErrorLog:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of the loads that follow each other. Lifetime: workload."""
+    """One stage of a workload whose load changes in stages. Lifetime: workload."""
 
     start_ns: int
     end_ns: int  # arrivals lie in [start_ns, end_ns)
@@ -133,10 +142,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class JobStream:
-    """One reading of a source, in order of arrival; nothing but what is ahead is held.
+    """One reading of a source, in order of arrival; past jobs are not held.
 
-    Lifetime: stream. Open the source again to read it again. Iterating raises `TraceError` for a
-    file that is damaged or has too many wrong lines.
+    Open the source again to read it again. Iterating raises `TraceError` for a file that is damaged
+    or has too many wrong lines. Lifetime: stream.
     """
 
     name: str  # short, for tables

@@ -1,13 +1,14 @@
-"""Mooncake's lines (Qin et al., FAST 2025), those of files made in their image, and Qwen-Bailian's.
+"""Mooncake's trace lines (Qin et al., FAST 2025) and files of the same form, and Qwen-Bailian's.
 
     {"timestamp": 3000, "input_length": 1300, "output_length": 52, "hash_ids": [0, 1, 2]}
 
 `timestamp` is the arrival in ms; an id stands for 512 prompt tokens and names the whole prefix up
-to there. Files list every block (the last one usually partial) or full blocks only; `session_id`
-is read where a file has it.
+to there. Files list every block (the last one usually partial) or full blocks only; `session_id` is
+read if a file has it.
 
-Qwen-Bailian's ("KVCache Cache in the Wild", ATC 2025) have ids of 16 tokens, and chats with
-parents; times are seconds, and a request's session is the chat at the root of its line of parents:
+Qwen-Bailian's lines ("KVCache Cache in the Wild", ATC 2025) have ids of 16 tokens, and chats with
+parents; times are in seconds, and a request's session is the chat at the root of its chain of
+parents:
 
     {"chat_id": 7, "parent_chat_id": 3, "timestamp": 61.5, "input_length": 40, "output_length": 9,
      "type": "text", "turn": 2, "hash_ids": [12, 13, 14]}
@@ -39,7 +40,7 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Line(msgspec.Struct, frozen=True, gc=False):
-    """A line as it stands in the file; fields that are not named here are ignored."""
+    """A line of a Mooncake file; fields that are not named here are ignored."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0, le=MAX_ARRIVAL_S * 1000)]
     input_length: PromptTokens
@@ -49,7 +50,7 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class _QwenLine(msgspec.Struct, frozen=True, gc=False):
-    """The same of Qwen-Bailian's."""
+    """A line of a Qwen-Bailian file; fields that are not named here are ignored."""
 
     chat_id: int
     timestamp: Annotated[float, msgspec.Meta(ge=0, le=MAX_ARRIVAL_S)]
@@ -63,7 +64,7 @@ L = TypeVar("L", _Line, _QwenLine)
 
 
 def parser(block_tokens: int) -> Callable[[bytes], Job]:
-    """Makes the function that reads one line of Mooncake's; it raises `LineError`."""
+    """Return the function that reads one line of Mooncake's; it raises `LineError`."""
 
     def session_of(line: _Line) -> str | None:
         return None if line.session_id is None else str(line.session_id)
@@ -72,7 +73,9 @@ def parser(block_tokens: int) -> Callable[[bytes], Job]:
 
 
 def qwen_parser(block_tokens: int) -> Callable[[bytes], Job]:
-    """The same of Qwen-Bailian's, after the lines before it."""
+    """Return the function that reads one line of Qwen-Bailian's, given in order; it raises
+    `LineError`.
+    """
     roots: dict[int, int] = {}
 
     def session_of(line: _QwenLine) -> str:
@@ -90,7 +93,10 @@ def qwen_parser(block_tokens: int) -> Callable[[bytes], Job]:
 def _parser(
     kind: type[L], unit_ns: float, session_of: Callable[[L], str | None], block_tokens: int
 ) -> Callable[[bytes], Job]:
-    """An answer of no tokens counts as one of one token: an engine gives at least that."""
+    """Return the function that reads lines of the type `kind`.
+
+    An answer of no tokens counts as one of one token, because an engine gives at least one.
+    """
     decode = msgspec.json.Decoder(kind).decode
 
     def parse(raw: bytes) -> Job:
@@ -111,7 +117,7 @@ def _parser(
 
 
 def _check_count(ids: int, prompt_tokens: int, block_tokens: int) -> None:
-    """Raises `LineError` unless there is an id for each full block, and at most one more."""
+    """Raise `LineError` unless there is an id for each full block, and at most one more."""
     full, rest = divmod(prompt_tokens, block_tokens)
     if not full <= ids <= full + (rest > 0):
         raise LineError(

@@ -1,6 +1,7 @@
-"""Files that are nearly a trace: what their first lines hold, and the command that makes one.
+"""Hints for files that are nearly a trace: what their first lines hold, and a command to convert
+them.
 
-Says names of fields that are listed here, and no text of the file.
+A hint names only fields that are listed here, and no text of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _IN_TURN = (
 
 
 def hint_of(head: Sequence[bytes]) -> str:
-    """What was seen, what is understood, what to do; "" where the lines show nothing known."""
+    """Return what the lines hold, what is expected, and a command; "" if they show
+    nothing known.
+    """
     first = head[0].lstrip()
     try:
         line = msgspec.json.decode(first)
@@ -77,7 +80,9 @@ def _of_object(line: dict[str, Any]) -> str:
 
 
 def _turn(one: Any) -> str:
-    """What makes messages of a conversation, by its first turn."""
+    """Return the jq expression that makes messages of a conversation's turns, chosen by the first
+    turn.
+    """
     if isinstance(one, str):
         return _IN_TURN
     if isinstance(one, dict) and {"from", "value"} <= one.keys():

@@ -1,4 +1,4 @@
-"""`NAME?key=value&key=value`: what formats and generators are told, checked against a struct."""
+"""Reads `NAME?key=value&key=value`: the options of formats and generators, checked by a struct."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ SHAPE = re.compile(r"(\d+)(?:(~|\.\.)(\d+)|(\*)(\d(?:\.\d+)?))?")
 
 
 class Size:
-    """`1200` always; `1200~360` normal with this mean and deviation, rounded; `2..20` uniform;
-    `700*0.6` log-normal with this median and sigma, rounded.
+    """A number of tokens or turns, fixed or drawn from a distribution.
 
-    Draws are at least 1, or 0 where `mean` is 0: what may be absent. Immutable. Lifetime: process.
+    `1200` is fixed; `1200~360` is normal with this mean and deviation, rounded; `2..20` is uniform;
+    `700*0.6` is log-normal with this median and sigma, rounded. Draws are at least 1, or at least 0
+    if `mean` is 0, for things that may be absent. Immutable. Lifetime: process.
     """
 
     __slots__ = ("kind", "mean", "other")
@@ -35,7 +36,7 @@ class Size:
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """Reads one of the four forms. Raises ValueError for anything else."""
+        """Read one of the four forms. Raises ValueError for any other text."""
         match = SHAPE.fullmatch(text)
         if match is None or max(map(int, filter(None, match.group(1, 3)))) > MAX_SIZE:
             raise ValueError(
@@ -56,18 +57,20 @@ class Size:
 
     @property
     def fixed(self) -> bool:
-        """Whether every draw is the same."""
+        """True if every draw is the same."""
         return not self.kind
 
     @property
     def most(self) -> int:
-        """No draw is above it, but for one in a thousand million of a normal or log-normal one."""
+        """An upper bound of draws, which one in a thousand million normal or log-normal draws
+        exceeds.
+        """
         if self.kind == "*":
             return min(MAX_SIZE, math.ceil(self.mean * math.exp(6 * self.other)))
         return int(self.other if self.kind == ".." else self.mean + 6 * self.other)
 
     def draw(self, random: Random) -> int:
-        """One of them; what is fixed draws no chance."""
+        """Draw one value; a fixed size uses no random number."""
         if not self.kind:
             return self.mean
         if self.kind == "..":
@@ -83,12 +86,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def name_of(spec: str) -> str:
-    """What stands before the question mark."""
+    """Return the part of a specification before the question mark."""
     return unquote(spec.partition("?")[0])
 
 
 def parse_options(spec: str, kind: type[S]) -> S:
-    """The options in `spec` as a `kind`; what is not named has its default.
+    """Return the options in `spec` as a `kind`; keys that are not named have their defaults.
 
     Raises `TraceError` for an unknown key (with the valid ones) and for a bad value.
     """
@@ -119,7 +122,7 @@ def _size(kind: type, value: Any) -> Any:
 
 
 def option_rows(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str, str]]:
-    """(key, default, meaning) of each option, for help texts."""
+    """Yield (key, default, meaning) of each option, for help texts."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     for field in info.fields:

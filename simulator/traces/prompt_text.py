@@ -1,8 +1,8 @@
-"""Prompts that a trace holds as text: tokens and names of blocks, made where a line is read.
+"""Turns prompts that a trace holds as text into tokens and block hashes, as each line is read.
 
-No text is kept. Equal beginnings get equal names, and different ones do not. Without a tokenizer
+No text is kept. Equal beginnings get equal hashes, and different ones do not. Without a tokenizer
 four bytes of UTF-8 count as one token, and each message begins a new token, so that the turns of a
-chat share all tokens of what was said before.
+chat share all tokens of the earlier messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What can be asked for of files that hold text."""
+    """The options of files that hold text."""
 
     model: Annotated[
         str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
@@ -52,9 +52,9 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PromptText:
-    """Turns prompts into tokens, names of blocks and sessions. Lifetime: stream.
+    """Turns prompts into tokens, block hashes and sessions. Lifetime: stream.
 
-    Raises `TraceError` where the tokenizer cannot be read.
+    Raises `TraceError` if the tokenizer cannot be read.
     """
 
     def __init__(self, block_tokens: int, options: TextOptions) -> None:
@@ -68,7 +68,7 @@ class PromptText:
         self._counted = self._told = 0  # prompt tokens, where the trace has their number, too
 
     def wants(self, model: str | None) -> bool:
-        """Whether requests of a model are asked for."""
+        """Return True if the options ask for requests of this model."""
         if self._model not in (None, model):
             return False
         if len(self._models) < _MAX_MODELS:
@@ -78,9 +78,10 @@ class PromptText:
     def named(
         self, tokens: Tokens, told: int | None, session: str | int | None
     ) -> tuple[Hashes, str]:
-        """The names of a prompt's full blocks, and its session, which is found where none is given.
+        """Return the hashes of a prompt's full blocks, and its session.
 
-        told: number of its tokens by the trace, where that is known.
+        If no session is given, one is found by the prompt's beginning. `told` is the number of the
+        prompt's tokens by the trace, or None if it is unknown.
         """
         self._prompts += 1
         if told:
@@ -93,7 +94,7 @@ class PromptText:
         return names, self._conversations.session_of(tokens, names)
 
     def notes(self) -> Iterator[str]:
-        """What had to be assumed of prompts and sessions."""
+        """Yield notes on what had to be assumed of prompts and sessions."""
         by = "the tokenizer counts the tokens"
         if self._tokenizer is None:
             by = "without --tokenizer FOLDER, four bytes of a prompt are a token"
@@ -115,7 +116,7 @@ class PromptText:
             )
 
     def of_chat(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Tokens:
-        """The tokens of a chat, up to where the answer begins. Raises `LineError`."""
+        """Return the tokens of a chat, up to where the answer begins. Raises `LineError`."""
         if not messages:
             raise LineError("messages: is empty; expected one or more")
         shown = [self._shown(message, number) for number, message in enumerate(messages)]
@@ -131,7 +132,9 @@ class PromptText:
             raise LineError(f"{where}: the tokenizer's chat template refuses it") from error
 
     def of_text(self, text: str) -> Tokens:
-        """The tokens of a plain prompt; by bytes, the last three bytes may not count."""
+        """Return the tokens of a plain prompt; without a tokenizer, up to three last bytes may not
+        count.
+        """
         if self._tokenizer is not None:
             return _checked(np.array(self._encoded(text, framed=True), np.int32))
         data = text.encode()
@@ -139,13 +142,13 @@ class PromptText:
         return _checked(np.frombuffer(data[:whole] or _padded(data), np.dtype("<i4")))
 
     def of_ids(self, ids: Sequence[int]) -> Tokens:
-        """The tokens of a prompt that came as their ids."""
+        """Return the tokens of a prompt that is given as token ids."""
         if not all(0 <= one <= _MAX_ID for one in ids):
             raise LineError(f"prompt: a token id is beyond 0..{_MAX_ID}")
         return _checked(np.array(ids, np.int32))
 
     def count(self, text: str) -> int:
-        """How many tokens an answer has."""
+        """Return how many tokens an answer has."""
         if self._tokenizer is None:
             return -(-len(text.encode()) // BYTES_A_TOKEN)
         return len(self._encoded(text, framed=False))
@@ -158,7 +161,7 @@ class PromptText:
             raise LineError("prompt: is not valid Unicode") from error
 
     def _shown(self, message: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """The message as a template takes it: all of its parts are text."""
+        """Return the message as a chat template takes it, with its parts as one text."""
         where = f"messages[{number}]"
         if not isinstance(message.get("role"), str):
             raise LineError(f"{where}.role: expected a string")
@@ -193,7 +196,7 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 
 def _piece(message: Mapping[str, Any]) -> bytes:
-    """A message's role and text, and whatever else it holds."""
+    """Return a message's role and text as bytes, then its other fields as JSON."""
     more = {
         key: value for key, value in message.items() if value and key not in ("role", "content")
     }
@@ -206,7 +209,10 @@ def _json(value: Any) -> bytes:
 
 
 def _padded(piece: bytes) -> bytes:
-    """The piece with one to four zero bytes: no piece begins with the tokens of a shorter one."""
+    """Return the piece with one to four zero bytes added.
+
+    Then no piece begins with the tokens of a shorter one.
+    """
     return piece + bytes(BYTES_A_TOKEN - len(piece) % BYTES_A_TOKEN)
 
 
@@ -217,15 +223,17 @@ def _checked(tokens: Tokens) -> Tokens:
 
 
 def session_digest(name: str | int) -> str:
-    """A session's name for one that the trace gives, which may tell who it was."""
+    """Return a hash of a session's name in the trace, because the name may tell who the
+    user was.
+    """
     return blake2b(str(name).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class _Conversations:
     """Finds the session of each prompt that names none. Lifetime: stream.
 
-    A prompt that begins with all of an earlier one, and is longer, is its next turn. The first one
-    takes the turn; another one that does so begins a session of its own.
+    A prompt that begins with all of an earlier one, and is longer, is its next turn. Only the first
+    such prompt continues the session; another one begins a session of its own.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -236,7 +244,7 @@ class _Conversations:
         self.begun = 0
 
     def session_of(self, tokens: Tokens, names: Hashes) -> str:
-        """The session that a prompt continues, or begins."""
+        """Return the session that a prompt continues or begins."""
         listed = [0, *names.tolist()]
         session = self._continued(tokens, listed)
         if session is None:

@@ -1,10 +1,10 @@
 """The router's own request log (`router.record.request_line`) as a workload.
 
-What arrived is what counts: a request that was turned away is in the workload like any other.
-Where the log does not know how long an answer would have been, the mean of the known ones so far
-stands in. Lines of a model that nobody serves, and of prompts that were never read, are no
-workload. A log that went on after a restart has several headings, and each part of a recording
-has one; sessions and tenants do not compare across headings of different salts, and are kept apart.
+All requests that arrived count: one that was turned away is in the workload like any other. If the
+log does not know how long an answer would have been, the mean of the known ones so far is used.
+Lines of a model that no worker serves, and of prompts that were never read, are left out. A log
+that continues after a restart has several headings, and each part of a recording has one; sessions
+and tenants cannot be compared across headings of different salts, and are kept apart.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOK_AHEAD_JOBS = 1 << 15
 
 
 class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request log can be asked for."""
+    """The options of a request log."""
 
     model: Annotated[
         str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
@@ -47,7 +47,7 @@ class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class _LogLine(msgspec.Struct, frozen=True, gc=False):
-    """What a replay needs of a line, and `format`, which headings alone have."""
+    """The fields of a line that a replay needs, and `format`, which only headings have."""
 
     format: str | None = None
     version: int | None = None
@@ -68,7 +68,9 @@ class _LogLine(msgspec.Struct, frozen=True, gc=False):
 
 
 def block_size_of(raw: bytes, options: RequestLogOptions) -> int | None:
-    """Tokens a block of this line's chain stands for, where it says and where it is asked for."""
+    """Return the tokens per block of this line's chain; None if it does not say or was not asked
+    for.
+    """
     try:
         line = msgspec.json.decode(raw, type=_LogLine)
     except DECODE_ERRORS:
@@ -77,7 +79,7 @@ def block_size_of(raw: bytes, options: RequestLogOptions) -> int | None:
 
 
 def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job | None]:
-    """Makes the function that reads one line, after those before it; it raises `LineError`."""
+    """Return the function that reads the lines, given in order; it raises `LineError`."""
     decode = msgspec.json.Decoder(_LogLine).decode
     headings = known = known_tokens = 0
     names = "0"  # whose names compare: of headings with one salt, or below one heading
@@ -122,14 +124,14 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
 
 
 def continued(jobs: Iterable[Job], block_tokens: int) -> Iterator[Job]:
-    """The same jobs, with what later turns of their sessions tell of them.
+    """Yield the same jobs, completed with what later turns of their sessions show.
 
-    A log names full blocks of prompts alone. Where a turn of a session begins with all full
-    blocks of the one before it and is no shorter, it is taken to begin with all of that prompt,
-    and, if it is long enough, with its answer. Then the block in which the earlier prompt ends and
-    the blocks that its answer fills have the later turn's names; what no later turn names gets a
-    name that its session alone has. A next turn is looked for among the `LOOK_AHEAD_JOBS` that
-    follow at least; twice as many jobs are held.
+    A log names only the full blocks of prompts. If a turn of a session begins with all full blocks
+    of the one before it and is no shorter, it is taken to begin with all of that prompt, and, if it
+    is long enough, with its answer. Then the block in which the earlier prompt ends and the blocks
+    that its answer fills get the hashes of the later turn; a block that no later turn names gets a
+    hash that its session alone has. A next turn is looked for among at least the next
+    `LOOK_AHEAD_JOBS` jobs; twice as many jobs are held.
     """
     held: list[Job] = []
     given = 0
@@ -143,7 +145,10 @@ def continued(jobs: Iterable[Job], block_tokens: int) -> Iterator[Job]:
 
 
 def _linked(jobs: Sequence[Job], block_tokens: int, before: int) -> list[Job]:
-    """Each of the jobs with what those after it tell; `before`: jobs of the log before these."""
+    """Return each of the jobs, completed with what later ones show.
+
+    `before` is the number of jobs of the log before these.
+    """
     linked = list(jobs)
     later: dict[str, tuple[Hashes, int]] = {}  # names of a session's next turn, and its length
     for place in range(len(linked) - 1, -1, -1):
@@ -164,7 +169,7 @@ def _linked(jobs: Sequence[Job], block_tokens: int, before: int) -> list[Job]:
 
 
 def _own_name(session: str, place: int) -> np.uint64:
-    """A name that nothing else has, but by chance."""
+    """Return a hash that nothing else has, except by chance."""
     told = blake2b(f"{session}/{place}".encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(told, "little"))
 
@@ -189,7 +194,9 @@ def _check_chain(line: _LogLine, blocks: int, block_tokens: int) -> None:
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What a log says of itself: who served it, how, and what clients saw. None: not told."""
+    """What a log records: the workers, the policies, and what clients saw. None means not
+    recorded.
+    """
 
     policies: tuple[str, ...]  # specifications of its headings, each once, the last one last
     workers: int | None  # of the last heading
@@ -208,7 +215,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class _Seen(_LogLine, frozen=True, gc=False):
-    """What clients saw, besides what a replay needs."""
+    """The fields of a line with what clients saw, in addition to those that a replay needs."""
 
     policy: str | None = None
     workers: int | None = None
@@ -221,7 +228,7 @@ class _Seen(_LogLine, frozen=True, gc=False):
 
 
 def read_recorded(lines: Iterable[tuple[int, bytes]], model: str | None = None) -> Recorded:
-    """Goes over a log's lines; wrong ones count for nothing."""
+    """Summarize a log's lines; wrong lines are ignored."""
     decode = msgspec.json.Decoder(_Seen).decode
     headings: dict[str, _Seen] = {}
     models: Counter[str] = Counter()

@@ -3,12 +3,12 @@
     {"id": "a", "block_size": 64, "requests": [{"t": 0.0, "in": 130, "out": 9, "think_time": 0.0,
      "hash_runs": [[1, 2]]}, ...]}
 
-`hash_runs` are `[first id, count]`; ids are local to a session, and a sub-agent (`id` "a/agent_1",
-`t0` its start within "a", on a line after it) shares the name space of its parent (coding-agent
-sessions of callanjfox/kv-cache-tester). "a" and its sub-agents are a group; a session without any
-is in none. What a turn's answer completes is read off the next turn, where that goes on from it. A
-sub-agent pauses, before its first turn, from its parent's answer to `t0` (`api_time`: how long the
-answer took).
+`hash_runs` are `[first id, count]`. Ids are local to a session. A sub-agent (`id` "a/agent_1", `t0`
+its start within "a", on a line after it) shares the name space of its parent (coding-agent sessions
+of callanjfox/kv-cache-tester). "a" and its sub-agents are a group; a session without sub-agents is
+in none. The blocks that a turn's answer completes are taken from the next turn, if it continues
+this one. Before its first turn, a sub-agent pauses from its parent's answer to `t0` (`api_time` is
+how long the answer took).
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When sessions start, as the file does not say. Sub-agents start within their parents."""
+    """The options for session starts, which the file does not say.
+
+    Sub-agents start within their parents.
+    """
 
     span_s: Annotated[Positive, msgspec.Meta(description="starts uniform over so long")] = 3600.0
     rate: Annotated[
@@ -73,13 +76,18 @@ class _Root(msgspec.Struct, frozen=True):
     times: list[tuple[float, int]]  # (recorded seconds, ns with long gaps cut), ascending
 
     def within_ns(self, t0: float, gap_s: float) -> int:
-        """Where `t0` of the recording lies once the long gaps of this session are cut."""
+        """Return the time in ns for `t0` of the recording, after long gaps of this
+        session are cut.
+        """
         before = [(0.0, 0), *(pair for pair in self.times if pair[0] <= t0)]
         recorded_s, cut_ns = before[-1]
         return cut_ns + round(min(gap_s, t0 - recorded_s) * NS)
 
     def pause_ns(self, t0: float, gap_s: float) -> int | None:
-        """From the answer of the last turn before `t0` until then; None: nobody recorded it."""
+        """Return the pause from the answer of the last turn before `t0` until `t0`, in ns.
+
+        Returns None if it was not recorded.
+        """
         before = [request for request in self.session.requests if request.t <= t0]
         if not before or before[-1].api_time is None:
             return None
@@ -87,7 +95,7 @@ class _Root(msgspec.Struct, frozen=True):
 
 
 class _Opened(NamedTuple):
-    """A session of the file, and when it starts. Lifetime: until the next root."""
+    """A session of the file, and the time at which it starts. Lifetime: until the next root."""
 
     number: int  # its line
     session: _Session
@@ -95,7 +103,7 @@ class _Opened(NamedTuple):
 
 
 def block_size_of(raw: bytes, _: SessionOptions) -> int | None:
-    """Tokens an id stands for, where the line says."""
+    """Return the tokens that an id of this line stands for, or None if it does not say."""
     try:
         return msgspec.json.decode(raw, type=_Session).block_size
     except DECODE_ERRORS:
@@ -103,7 +111,7 @@ def block_size_of(raw: bytes, _: SessionOptions) -> int | None:
 
 
 def count_roots(lines: Iterable[tuple[int, bytes]]) -> int:
-    """Number of sessions that are nobody's sub-agents."""
+    """Return the number of sessions that are not sub-agents."""
     decode = msgspec.json.Decoder(_Session).decode
     count = 0
     for _, raw in lines:
@@ -115,7 +123,9 @@ def count_roots(lines: Iterable[tuple[int, bytes]]) -> int:
 
 
 def starts_ns(options: SessionOptions, roots: int, seed: int) -> Iterator[int]:
-    """Times at which sessions start, ascending: one for each root, in the file's order."""
+    """Yield the times at which sessions start, ascending: one for each root, in the
+    file's order.
+    """
     random = Random(f"sessions {seed}")
     at_s = 0.0
     for left in range(roots, 0, -1):
@@ -134,7 +144,7 @@ def read_sessions(
     block_tokens: int,
     gap_s: float,
 ) -> Iterator[Job]:
-    """The requests of all sessions in order of arrival; holds the sessions that are under way."""
+    """Yield the requests of all sessions in order of arrival; only sessions under way are held."""
     decode = msgspec.json.Decoder(_Session).decode
     under_way: UnderWay = []
     root: _Root | None = None
@@ -176,7 +186,7 @@ UnderWay = list[tuple[int, int, Job, Iterator[Job]]]  # a heap: arrival, serial,
 
 
 def jobs_before(under_way: UnderWay, end_ns: int) -> Iterator[Job]:
-    """Take the jobs that come before a time out of a heap of sessions that are under way."""
+    """Take the jobs that come before `end_ns` out of a heap of sessions that are under way."""
     while under_way and under_way[0][0] < end_ns:
         _, number, job, rest = heappop(under_way)
         yield job

@@ -1,14 +1,15 @@
-"""The sessions of a workload: its jobs by session, and other draws of the same sessions.
+"""The sessions of a workload: its jobs grouped by session, and other draws of the same sessions.
 
-A recorded trace is one draw: near saturation its figures say as much of chance as of the policy. A
-`Draw` is another one, by the bootstrap (Efron, 1979): as many sessions as were recorded, drawn with
-replacement, each moved by a little. Turns of a session keep their order, gaps and prefixes.
+A recorded trace is one draw: near saturation its figures depend on chance as much as on the policy.
+A `Draw` is another one, by the bootstrap (Efron, 1979): as many sessions as were recorded, drawn
+with replacement, each moved by a little. Turns of a session keep their order, gaps and prefixes.
 
-Which jobs are drawn together: those of one session or group, and those that go on behind the same
-block, except where a prefix goes on in `FORK` ways or more: that is a system prompt or tools, which
-belong to nobody. So sub-agents come with their parent, and chats without names are found by what
-their turns share. Blocks of two or more such sessions keep their names in every draw. All others
-get new ones each time the session is drawn again, for a copy is another user with another text.
+Jobs are drawn together if they are of one session or group, or if they continue behind the same
+block. A prefix that continues in `FORK` ways or more does not count: it is a system prompt or
+tools, which belong to no session. So sub-agents come with their parent, and chats without names are
+found by the blocks that their turns share. Blocks of two or more such sessions keep their hashes in
+every draw. All others get new ones each time the session is drawn again, because a copy is another
+user with another text.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ COPY = 0xD1342543DE82EF95  # odd, and unlike those of `chain.py`: a copy's names
 
 
 def sessions(jobs: Iterator[Job]) -> list[tuple[str | None, list[Job]]]:
-    """The jobs by conversation, conversations in order of their first arrival, turns in order.
+    """Return the jobs grouped by conversation, in order of first arrival, with turns in order.
 
     A job without a session is a conversation of its own (None). Raises `TraceError` above
-    `MAX_SESSION_JOBS` jobs, which a closed loop would have to hold.
+    `MAX_SESSION_JOBS` jobs, because a closed loop would have to hold them.
     """
     groups: list[tuple[str | None, list[Job]]] = []
     by_name: dict[str, list[Job]] = {}
@@ -68,13 +69,14 @@ class _Drawn(NamedTuple):
 
 
 class Draw:
-    """Other sessions like those of `jobs`; the same jobs and seed give the same. Lifetime: stream.
+    """Another draw of the sessions of `jobs`; equal jobs and seed give an equal draw.
 
-    As many sessions as `jobs` has, each equally likely every time, so that number of requests and
-    rate are the same in expectation. A session's start moves by at most the time in which
-    `JITTER_SESSIONS` begin, either way; where one of its requests would leave the span from first
-    to last arrival, the move is reflected at the end it would cross. Holds all jobs and names of
-    blocks. Raises `TraceError` for too many of them, and for less than two sessions.
+    It draws as many sessions as `jobs` has, each equally likely every time, so that number of
+    requests and rate are the same in expectation. A session's start moves by at most the time in
+    which `JITTER_SESSIONS` begin, either way; if one of its requests would leave the span from
+    first to last arrival, the move is reflected at the end it would cross. It holds all jobs and
+    block hashes. Raises `TraceError` for too many of them, and for fewer than two sessions.
+    Lifetime: stream.
     """
 
     def __init__(self, jobs: Iterable[Job], seed: int) -> None:
@@ -109,7 +111,7 @@ class Draw:
         return len(self._drawn)
 
     def jobs(self) -> Iterator[Job]:
-        """The jobs in order of arrival."""
+        """Yield the jobs of the draw in order of arrival."""
         names: dict[tuple[str, int], str] = {}
 
         def named(name: str | None, copy: int) -> str | None:
@@ -141,7 +143,7 @@ class Draw:
         return found
 
     def _own(self, ids: Hashes, copy: int) -> Hashes:
-        """Ids of a copy: shared ones, which come first, as they are, the others its own."""
+        """Return the ids of a copy: shared ids, which come first, stay; the others are new."""
         places = range(len(ids))
         shared = bisect_left(places, True, key=lambda place: not self._shared(ids.item(place)))
         if shared == len(ids):
@@ -151,7 +153,7 @@ class Draw:
 
 
 def _reflected(moved: float, low: float, high: float) -> float:
-    """`moved`, thrown back at `low` <= 0 and `high` >= 0 as often as it would cross them."""
+    """Return `moved`, reflected at `low` <= 0 and `high` >= 0 as often as it would cross them."""
     span = high - low
     if span <= 0:
         return 0.0
@@ -163,7 +165,7 @@ NOBODY, SHARED = -1, -2
 
 
 class _Held:
-    """All jobs with the tree of their blocks, where an id is a node. Lifetime: stream."""
+    """All jobs, and the tree of their blocks, in which each id is a node. Lifetime: stream."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.jobs: list[Job] = []
@@ -181,12 +183,14 @@ class _Held:
             self._grow(job.ids)
 
     def is_shared(self, one: int) -> bool:
-        """Whether two sessions or more have this block."""
+        """Return True if two or more sessions have this block."""
         node = self._node.get(one)
         return node is not None and self._owner[node] == SHARED
 
     def groups(self) -> list[list[Job]]:
-        """The jobs of each session in order of arrival, sessions in order of their first one."""
+        """Return the jobs of each session in order of arrival, sessions in order of their first
+        job.
+        """
         union, begun = _Union(), self._begun()
         keys: list[Hashable] = []
         for number, job in enumerate(self.jobs):
@@ -208,7 +212,10 @@ class _Held:
         return list(groups.values())
 
     def _grow(self, ids: Hashes) -> None:
-        """Adds what is new of a chain; what is known comes first, as an id names its prefix."""
+        """Add the new blocks of a prompt to the tree.
+
+        The known blocks come first, because an id names its whole prefix.
+        """
         node = self._node
         known = bisect_left(range(len(ids)), True, key=lambda place: ids.item(place) not in node)
         parent = node[ids.item(known - 1)] if known else NOBODY
@@ -228,7 +235,9 @@ class _Held:
             parent = node[one]
 
     def _begun(self) -> array[int]:
-        """For each node the first one on the way to it that is behind all prefixes of many."""
+        """Return for each node its first ancestor (or itself) that follows all widely shared
+        prefixes.
+        """
         begun = array("i")
         for node, parent in enumerate(self._parent):
             first = parent == NOBODY or self._ways[parent] >= FORK
@@ -236,7 +245,7 @@ class _Held:
         return begun
 
     def _take(self, ids: Hashes, session: int) -> None:
-        """Blocks of a session that nobody had become its own, those of another one shared."""
+        """Make the session the owner of its blocks; blocks with another owner become shared."""
         owner = self._owner
         for place in range(len(ids) - 1, -1, -1):
             node = self._node[ids.item(place)]
@@ -247,19 +256,19 @@ class _Held:
 
 
 class _Union:
-    """Keys that belong together (union-find). Lifetime: one grouping."""
+    """Groups of keys that belong together (union-find). Lifetime: one grouping."""
 
     def __init__(self) -> None:
         self._above: dict[Hashable, Hashable] = {}
 
     def root(self, key: Hashable) -> Hashable:
-        """The key that stands for all that were joined with this one."""
+        """Return the key that stands for the whole group of this key."""
         while (above := self._above.get(key, key)) != key:
             self._above[key] = key = self._above.get(above, above)
         return key
 
     def join(self, key: Hashable, other: Hashable) -> None:
-        """Puts two together, with all that were joined with them."""
+        """Merge the groups of two keys."""
         one, two = self.root(key), self.root(other)
         if one != two:
             self._above[two] = one

@@ -3,11 +3,11 @@
     {"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": "1700000000000000000",
      "attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "130"}}, ...]}]}]}]}
 
-A span is a request where it has `gen_ai.usage.input_tokens` or the prompt, and its operation is a
-chat or a completion; agents' and tools' spans around it are left out. The prompt is read off
-`gen_ai.input.messages` and its like, in the span or in its events, and becomes names of blocks at
-once (`prompt_text`). Where spans have no prompt, a turn of a `gen_ai.conversation.id` that is no
-shorter than the turn before it with its answer is taken to begin with both.
+A span is a request if it has `gen_ai.usage.input_tokens` or the prompt, and its operation is a chat
+or a completion; spans of agents and tools around it are left out. The prompt is read from
+`gen_ai.input.messages` and similar fields, in the span or in its events, and is turned into block
+hashes at once (`prompt_text`). If spans have no prompt, a turn of a `gen_ai.conversation.id` that
+is no shorter than the turn before it with its answer is taken to begin with both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_NS = 1 << 63
 
 
 class _Value(msgspec.Struct, frozen=True, gc=False):
-    """OTLP's AnyValue: one of these."""
+    """OTLP's AnyValue: exactly one of the fields is set."""
 
     text: str | None = msgspec.field(name="stringValue", default=None)
     integer: int | str | None = msgspec.field(name="intValue", default=None)
@@ -79,7 +79,7 @@ class _Export(msgspec.Struct, frozen=True):
 
 
 def spans_of(lines: Iterable[tuple[int, bytes]], errors: ErrorLog) -> Iterator[tuple[int, bytes]]:
-    """(number of the line, span) of all spans; a line has those of one export."""
+    """Yield (number of the line, span) of all spans; a line holds the spans of one export."""
     decode = msgspec.json.Decoder(_Export).decode
     for number, raw in lines:
         try:
@@ -94,7 +94,9 @@ def spans_of(lines: Iterable[tuple[int, bytes]], errors: ErrorLog) -> Iterator[t
 
 
 class SpanReader:
-    """Reads the spans of one file, and counts what it has to assume. Lifetime: stream."""
+    """Reads the spans of one file, and counts the assumptions that it has to make. Lifetime:
+    stream.
+    """
 
     def __init__(self, block_tokens: int, options: TextOptions) -> None:
         self._decode = msgspec.json.Decoder(_Span).decode
@@ -105,7 +107,10 @@ class SpanReader:
         self._spans: Counter[str] = Counter()
 
     def parse(self, raw: bytes) -> Job | None:
-        """The request of a span; None: it is none, or of another model. Raises `LineError`."""
+        """Return the request of a span, or None if it is no request or of another model.
+
+        Raises `LineError`.
+        """
         try:
             return self._job(self._decode(raw))
         except (*DECODE_ERRORS, UnicodeEncodeError) as error:
@@ -157,7 +162,7 @@ class SpanReader:
         return self._text.of_chat(chat, tools if isinstance(tools, list) else None)
 
     def _assumed(self, session: str, tokens: int, output: int) -> Hashes:
-        """Names of a turn's blocks: the last turn's, then its own."""
+        """Return hashes for a turn's blocks: those of the last turn, then new ones."""
         full = tokens // self._block_tokens
         names, reaches = self._last.pop(session, (NO_IDS, 0))
         if reaches > tokens:  # begun anew, or another agent's
@@ -170,7 +175,7 @@ class SpanReader:
         return names
 
     def notes(self) -> Iterator[str]:
-        """What the reading had to assume."""
+        """Yield notes on the assumptions that the reading had to make."""
         spans, requests = self._spans, self._spans["requests"]
         if others := spans["others"]:
             yield f"{others} spans are no calls to a model and left out"
@@ -189,7 +194,7 @@ class SpanReader:
 
 
 def _plain(value: _Value) -> object:
-    """The value as JSON would have it."""
+    """Return the value as JSON would have it."""
     if value.array is not None:
         return [_plain(one) for one in value.array.values]
     if value.fields is not None:
@@ -201,7 +206,7 @@ def _plain(value: _Value) -> object:
 
 
 def _decoded(value: object) -> object:
-    """The list or object that a text has as JSON; else the value."""
+    """Return the list or object that a text holds as JSON, else the value itself."""
     if not isinstance(value, str):
         return value
     try:
@@ -212,7 +217,7 @@ def _decoded(value: object) -> object:
 
 
 def _messages(told: Mapping[str, object]) -> object | None:
-    """The prompt: messages, or a text; None: the span has none."""
+    """Return the prompt as messages or a text, or None if the span has none."""
     for name in _PROMPTS:
         if told.get(name):
             return _decoded(told[name])
@@ -225,7 +230,7 @@ def _messages(told: Mapping[str, object]) -> object | None:
 
 
 def _count(told: Mapping[str, object], names: tuple[str, ...], most: int) -> int | None:
-    """A number of tokens, which OTLP writes as text; None: not told."""
+    """Return a number of tokens, which OTLP writes as text, or None if it is missing."""
     for name in names:
         if (value := told.get(name)) is None:
             continue

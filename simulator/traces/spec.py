@@ -1,4 +1,4 @@
-"""Which requests a run has, and when they come."""
+"""The workload of a run: which requests it has, and when they arrive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which requests, and when.
+    """Which requests a run has, and when they arrive.
 
     `source` is a file, or `gen:NAME?key=value&key=value` for a generator.
     """

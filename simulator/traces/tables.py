@@ -1,9 +1,9 @@
 """CSV logs of lengths and times, without prefixes: Azure's (2023 and 2024) and BurstGPT's.
 
-Azure (Patel et al., ISCA 2024): `TIMESTAMP,ContextTokens,GeneratedTokens`, times of the calendar
-with up to nine decimals. BurstGPT (Wang et al., 2024): `Timestamp` in seconds, `Request tokens`,
-`Response tokens` and more; `Session ID` is read where a file has it. Answers of no tokens, which
-BurstGPT has for failed requests, count as one token.
+Azure's logs (Patel et al., ISCA 2024) have `TIMESTAMP,ContextTokens,GeneratedTokens`, with calendar
+times of up to nine decimals. BurstGPT's (Wang et al., 2024) have `Timestamp` in seconds, `Request
+tokens`, `Response tokens` and more; `Session ID` is read if a file has it. Answers of no tokens,
+which BurstGPT has for failed requests, count as one token.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Cells = list[str]
 
 
 def is_azure(raw: bytes) -> bool:
-    """Whether a line is Azure's heading."""
+    """Return True if a line is Azure's heading."""
     return set(AZURE) <= set(_cells(raw))
 
 
 def is_burstgpt(raw: bytes) -> bool:
-    """Whether a line is BurstGPT's heading."""
+    """Return True if a line is BurstGPT's heading."""
     return set(BURSTGPT) <= set(_cells(raw))
 
 
 def azure_parser(_block_tokens: int) -> Callable[[bytes], Job | None]:
-    """Makes the function that reads one line of an Azure log; it raises `LineError`."""
+    """Return the function that reads one line of an Azure log; it raises `LineError`."""
     return _parser(AZURE, _calendar_ns)
 
 
 def burstgpt_parser(_block_tokens: int) -> Callable[[bytes], Job | None]:
-    """Makes the function that reads one line of a BurstGPT log; it raises `LineError`."""
+    """Return the function that reads one line of a BurstGPT log; it raises `LineError`."""
     return _parser(BURSTGPT, _seconds_ns)
 
 
@@ -94,7 +94,9 @@ def _tokens(text: str, name: str, low: int, high: int) -> int:
 
 
 def _calendar_ns(text: str) -> int:
-    """Nanoseconds since 1970 of `2023-11-16 18:15:46.6805900`, with or without `+00:00`."""
+    """Return the nanoseconds since 1970 of `2023-11-16 18:15:46.6805900`, with or without
+    `+00:00`.
+    """
     since = datetime.fromisoformat(text[:TO_SECONDS]) - EPOCH
     rest = text[TO_SECONDS:].removesuffix("+00:00").removesuffix("Z")
     fraction = rest.removeprefix(".")

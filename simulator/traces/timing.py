@@ -1,4 +1,6 @@
-"""Which of the jobs, and when: part of a source, coarse clocks spread, faster or slower."""
+"""Selects and times the jobs of a source: a part of them, coarse clocks spread, faster or
+slower.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ MAX_SPREAD_JOBS = 100_000  # of one instant: they are held
 
 
 def check_timing(spec: WorkloadSpec) -> None:
-    """Raises `TraceError` for a value that is out of range."""
+    """Raise `TraceError` for a value that is out of range."""
     for name in ("speed", "rate_per_s", "seconds"):
         value = getattr(spec, name)
         if value is not None and not 0 < value < math.inf:
@@ -46,7 +48,9 @@ def check_timing(spec: WorkloadSpec) -> None:
 
 
 def chosen(jobs: Iterator[Job], spec: WorkloadSpec) -> Iterator[Job]:
-    """The part of `jobs` that `spec` asks for, in recorded time, spread where it says so."""
+    """Return the part of `jobs` that `spec` asks for, in recorded time, spread if it asks
+    for that.
+    """
     if spec.spread_s:
         jobs = spread(jobs, round(spec.spread_s * NS))
     if spec.skip_s:
@@ -58,15 +62,16 @@ def chosen(jobs: Iterator[Job], spec: WorkloadSpec) -> Iterator[Job]:
 
 
 def _after(jobs: Iterator[Job], start_ns: int) -> Iterator[Job]:
-    """What comes from `start_ns` on, counted from there."""
+    """Yield the jobs from `start_ns` on, with times counted from there."""
     for job in dropwhile(lambda job: job.at_ns < start_ns, jobs):
         yield msgspec.structs.replace(job, at_ns=job.at_ns - start_ns)
 
 
 def spread(jobs: Iterable[Job], span_ns: int) -> Iterator[Job]:
-    """Spreads the jobs of one instant evenly over the `span_ns` after it, or up to the next one.
+    """Spread the jobs at one instant evenly over the `span_ns` after it, or up to the next one.
 
-    Traces recorded on a coarse clock put ten requests on one instant, which nobody sent that way.
+    Traces recorded on a coarse clock put ten requests on one instant, although clients did not send
+    them together.
     """
     group: list[Job] = []
     for job in jobs:
@@ -86,10 +91,10 @@ def _spread(group: list[Job], span_ns: int) -> Iterator[Job]:
 
 
 def faster(jobs: Iterable[Job], factor: float) -> Iterator[Job]:
-    """Times divided by `factor`, the client's pauses too, so that sessions keep their shape.
+    """Divide times and the client's pauses by `factor`, so that sessions keep their shape.
 
-    Raises `TraceError` for a month without a request, which is a damaged time or no sensible
-    factor: who replays the jobs lets all of it pass.
+    Raises `TraceError` for a month without a request, which means a damaged time or a wrong factor;
+    a replay would have to let all of that time pass.
     """
     limit_ns, before_ns = MAX_GAP_S * NS * min(factor, 1e9), 0
     for job in jobs:
@@ -108,9 +113,9 @@ def faster(jobs: Iterable[Job], factor: float) -> Iterator[Job]:
 
 
 def count_and_rate(jobs: Iterable[Job]) -> tuple[int, float]:
-    """Number of jobs and their mean rate per second, first to last arrival.
+    """Return the number of jobs and their mean rate per second from first to last arrival.
 
-    Raises `TraceError` when there is no such rate: one request, or all at once.
+    Raises `TraceError` if there is no such rate: one request, or all at once.
     """
     count, first_ns, last_ns = 0, 0, 0
     for job in jobs:

@@ -7,9 +7,9 @@
 
 The form is that of kv-cache-tester and of AIPerf (`weka_trace_models.py`, 2026). Ids name a block's
 content within one trace, so here a prefix is named by all its ids together. Times of a sub-agent's
-requests count from the trace's start, or from the sub-agent's where the first one lies before it.
-The main agent's next request waits for all sub-agents before it, but for those whose status is
-`async_launched`: they were started and not waited for.
+requests count from the trace's start, or from the sub-agent's if its first request lies before
+that. The main agent's next request waits for all sub-agents before it, except for those whose
+status is `async_launched`: they were started and not waited for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOT_AWAITED = "async_launched"
 
 
 class _Call(msgspec.Struct, frozen=True, gc=False):
-    """One request, of whichever agent."""
+    """One request of the main agent or a sub-agent."""
 
     type: Literal["n", "s"]
     t: Seconds
@@ -69,7 +69,9 @@ class _Trace(msgspec.Struct, frozen=True):
 
 
 class _Agent(NamedTuple):
-    """One conversation of a trace. Lifetime: until the trace's last request is read."""
+    """The conversation of one agent of a trace. Lifetime: until the trace's last request
+    is read.
+    """
 
     name: str
     parent: str | None
@@ -79,7 +81,7 @@ class _Agent(NamedTuple):
 
 
 def block_size_of(raw: bytes, _: msgspec.Struct) -> int | None:
-    """Tokens an id stands for, where the line says."""
+    """Return the tokens that an id of this line stands for, or None if it does not say."""
     try:
         return msgspec.json.decode(raw, type=_Trace).block_size
     except DECODE_ERRORS:
@@ -87,7 +89,7 @@ def block_size_of(raw: bytes, _: msgspec.Struct) -> int | None:
 
 
 def count_traces(lines: Iterable[tuple[int, bytes]]) -> int:
-    """Number of lines that are traces."""
+    """Return the number of lines that are traces."""
     return sum(block_size_of(raw, msgspec.Struct()) is not None for _, raw in lines)
 
 
@@ -98,9 +100,10 @@ def read_traces(
     block_tokens: int,
     gap_s: float,
 ) -> Iterator[Job]:
-    """The requests of all traces in order of arrival; holds the traces that are under way.
+    """Yield the requests of all traces in order of arrival; only traces under way are held.
 
-    starts: when each trace begins, ascending, ns. gap_s: longer gaps and pauses are cut.
+    `starts` gives the time in ns at which each trace begins, ascending. Gaps and pauses longer than
+    `gap_s` are cut to it.
     """
     decode = msgspec.json.Decoder(_Trace).decode
     under_way: UnderWay = []
@@ -174,7 +177,7 @@ def _check_call(call: _Call, where: str, block_tokens: int) -> None:
 
 
 def _agents(trace: _Trace) -> list[_Agent]:
-    """The main agent and its sub-agents, each with its calls in order of time."""
+    """Return the main agent and its sub-agents, each with its calls in order of time."""
     main: list[_Call] = []
     waits_for: dict[int, tuple[str, ...]] = {}
     agents: list[_Agent] = []
@@ -203,7 +206,7 @@ def _agents(trace: _Trace) -> list[_Agent]:
 
 
 def _in_order(calls: list[_Call]) -> list[_Call]:
-    """The calls, of which none is earlier than the one before it: recorders round."""
+    """Return the calls with times that never decrease; recorders round times."""
     last_s, ordered = 0.0, []
     for call in calls:
         last_s = max(last_s, call.t)
@@ -214,7 +217,7 @@ def _in_order(calls: list[_Call]) -> list[_Call]:
 def _jobs_of(
     agents: list[_Agent], start_ns: int, serial: int, block_tokens: int, gap_s: float
 ) -> Iterator[Job]:
-    """All jobs of a trace in order of arrival. Gaps of the trace as a whole are cut."""
+    """Return all jobs of a trace in order of arrival, with gaps of the trace as a whole cut."""
     recorded = sorted({call.t for agent in agents for call in agent.calls})
     cut_ns, at_s, last_s = [], 0.0, recorded[0]
     for t in recorded:
@@ -264,7 +267,7 @@ def _jobs(
 
 
 def _ids(call: _Call, serial: int) -> Hashes:
-    """Names of the prefixes that end with each block, of this trace alone."""
+    """Return hashes of the prefixes that end with each block, which this trace alone has."""
     if not call.hash_ids:
         return NO_IDS
     # Ids are below 2^32: as many bits as an int32 has.

@@ -1,12 +1,12 @@
-"""People at work with coding agents: a main agent each, its sub-agents and its side requests.
+"""People who work with coding agents: each has a main agent, its sub-agents and side requests.
 
-Prompts have layers: tools and system prompt, which all with one version of the client share; what
-the agent is told of its project; the conversation. They grow turn by turn, to hundreds of thousands
-of tokens, are reset now and then, and compacted where the model's limit is reached. The shapes are
-log-normal fits to two published sets of Claude Code sessions: `file` to 592 recorded ones
-(callanjfox/kv-cache-tester, 94f6046), `heavy` to the percentiles of 219 (llm-d's blog, 22 July
-2026). Sub-agents share nothing with their parents, and their tools and system prompt with all other
-sub-agents of their version.
+Prompts have layers: tools and system prompt, which all users of one client version share; the
+description of the project; and the conversation. Prompts grow turn by turn, to hundreds of
+thousands of tokens. They are reset now and then, and compacted when the model's limit is reached.
+The shapes are log-normal fits to two published sets of Claude Code sessions: `file` to 592 recorded
+ones (callanjfox/kv-cache-tester, 94f6046), `heavy` to the percentiles of 219 (llm-d's blog, 22 July
+2026). Sub-agents share nothing with their parents; they share tools and system prompt with all
+other sub-agents of their version.
 """
 
 from __future__ import annotations
@@ -69,16 +69,18 @@ PRESETS: dict[Preset, _Preset] = {
 
 
 class CodingAgentsKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sessions of coding agents: long prompts that grow, sub-agents, side requests.
+    """Sessions of coding agents: long prompts that grow, sub-agents and side requests.
 
-    `heavy`: main agents of 107 turns (median) and prompts of some 155,000 tokens, half of the
-    requests are sub-agents'. `file`: 44 turns, 90,000 tokens, hardly a sub-agent. A first prompt is
-    21000*0.35 tokens, or 280000*0.6 in the 12 % (`file`) or 20 % of sessions that are resumed. Each
-    turn adds 632*1.3 tokens, in one of 50 (`file`) or 40 times 20 or 150 as many. Pauses: 1.8 s
-    (log-normal, sigma 1), after 12 % of the answers 70 s (sigma 1.7). One spawn is
-    1 sub-agent (70 %) or 2 to 12. In a closed loop they start when their parent's answer has come,
-    and it goes on when all of them have ended (`wait`) or at once. Prompts of more than `limit`
-    tokens are compacted: give the context length that your workers have.
+    With `heavy`, main agents have 107 turns (median) and prompts of some 155,000 tokens, and half
+    of the requests come from sub-agents. With `file`, they have 44 turns and 90,000 tokens, and
+    hardly a sub-agent. A first prompt has 21000*0.35 tokens, or 280000*0.6 in the sessions that are
+    resumed (12 % with `file`, 20 % with `heavy`). Each turn adds 632*1.3 tokens; one turn in 50
+    adds 20 times as many (`file`), or one in 40 adds 150 times as many (`heavy`). Pauses have a
+    median of 1.8 s (log-normal, sigma 1), or of 70 s (sigma 1.7) after 12 % of the answers. A turn
+    that starts sub-agents starts one (70 %) or 2 to 12. In a closed loop sub-agents start when
+    their parent's answer has come, and the parent goes on when all of them have ended (`wait`) or
+    at once. Prompts of more than `limit` tokens are compacted: set it to the context length of your
+    workers.
     """
 
     preset: Annotated[Preset, Meta(description="shape of the sessions: file or heavy")] = "heavy"
@@ -147,11 +149,11 @@ class CodingAgentsKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def coding_agents(keys: CodingAgentsKeys, seed: int, block: int | None) -> Made:
-    """Sessions that begin as a Poisson process; holds those under way.
+    """Make sessions whose starts are a Poisson process; only sessions under way are held.
 
     Each session has random numbers of its own, so that another rate moves it and changes nothing
-    else. Arrivals of later turns are what an open loop would record: the answer at `token_ms` a
-    token, the pause, and, where an agent waits for others, their end.
+    else. Later turns arrive as an open loop would record them: after the answer at `token_ms` a
+    token, the pause, and, if the agent waits for sub-agents, their end.
     """
     if keys.burst > keys.sessions:
         raise TraceError(f"burst {keys.burst}: expected at most the {keys.sessions} sessions")
@@ -177,7 +179,10 @@ def coding_agents(keys: CodingAgentsKeys, seed: int, block: int | None) -> Made:
 
 
 def _merged(people: Iterator[tuple[int, Iterator[Job]]]) -> Iterator[Job]:
-    """The jobs of all in order of time; `people` gives (start in ns, jobs), ascending."""
+    """Yield the jobs of all people in order of time.
+
+    `people` gives (start in ns, jobs), ascending.
+    """
     due: list[tuple[int, int, Job, Iterator[Job]]] = []  # by time, then by who began first
     begun, upcoming = 0, next(people, None)
     while due or upcoming is not None:
@@ -198,8 +203,8 @@ def _merged(people: Iterator[tuple[int, Iterator[Job]]]) -> Iterator[Job]:
 class _World:
     """The keys, presets and prompt parts that all simulated people share. Lifetime: stream.
 
-    Parts, in which ids are counted (`common.span`): tools of each version, its sub-agents' tools,
-    projects of each version, then what one conversation has for itself.
+    Ids are counted within a part (`common.span`). The parts are: the tools of each version, the
+    tools of its sub-agents, the projects of each version, then one part for each conversation.
     """
 
     def __init__(self, keys: CodingAgentsKeys, preset: _Preset, block: int) -> None:
@@ -209,7 +214,7 @@ class _World:
         self._own = count(keys.versions * (2 + keys.projects))
 
     def own_part(self) -> int:
-        """A part that nobody else has."""
+        """Return a new part, which no other conversation has."""
         return next(self._own)
 
 
@@ -218,18 +223,21 @@ Layer = tuple[int, int]  # a part, and at which token of the prompt it ends
 
 
 class _Chain:
-    """The prompts of one agent. Lifetime: its session.
+    """The prompts of one agent.
 
-    Turns that go on from each other have ids that begin one array, so that it is held once.
+    The ids of turns that continue each other are slices of one array, so that they are held once.
+    Lifetime: its session.
     """
 
     def __init__(self, world: _World, who: Job, layers: tuple[Layer, ...], tokens: int) -> None:
-        """`who`: a job with the names that all of its turns have."""
+        """Begin the prompts of the agent; `who` is a job with the names that all of its
+        turns have.
+        """
         self._world, self._who = world, who
         self.begin(layers, tokens)
 
     def begin(self, layers: tuple[Layer, ...], tokens: int) -> None:
-        """The next prompt is of these shared layers, the rest is new."""
+        """Begin a new prompt of `tokens` with these shared layers; the rest of it is new."""
         first, pieces = 0, []
         for part, end in layers:
             pieces.append(span(part, first, end // self._world.block))
@@ -241,8 +249,11 @@ class _Chain:
     def turn(
         self, at_ns: int, think_ns: int, answer: int, following: int | None, *awaited: str
     ) -> Job:
-        """The turn of `tokens` that comes now. `following`: tokens of the next one, where that goes
-        on from this one and its answer, or the beginning of it."""
+        """Return the job of the turn that comes now.
+
+        `following` is the number of tokens of the next prompt if it continues this one and its
+        answer or is a beginning of them; else None.
+        """
         block, tokens = self._world.block, self.tokens
         full = tokens // block
         end = (tokens + answer if following is None else min(tokens + answer, following)) // block
@@ -265,7 +276,9 @@ class _Chain:
 
 
 class _Person:
-    """One session: a main agent and what it starts. Lifetime: session."""
+    """One session: a main agent with the sub-agents and side requests that it starts. Lifetime:
+    session.
+    """
 
     def __init__(self, world: _World, serial: int, random: Random) -> None:
         self._world, self._keys, self._random = world, world.keys, random
@@ -279,7 +292,7 @@ class _Person:
         self._serials = count()
 
     def jobs(self, at_ns: int) -> Iterator[Job]:
-        """All requests of this person in order of time."""
+        """Yield all requests of this person in order of time."""
         keys, preset, random = self._keys, self._world.preset, self._random
         tokens = self._first_tokens(RESUMED if random.random() < preset.resumed else FRESH)
         chain = _Chain(self._world, self._who(self._name), self._layers(tokens), tokens)
@@ -307,7 +320,7 @@ class _Person:
             yield heappop(others)[2]
 
     def _push(self, others: list[_Due], jobs: list[Job]) -> None:
-        """Puts the jobs of one session on their way; those of one instant keep their order."""
+        """Add the jobs of one session to the heap; jobs at the same time keep their order."""
         for job in jobs:
             heappush(others, (job.at_ns, next(self._serials), job))
 
@@ -319,13 +332,16 @@ class _Person:
         return max(self._keys.tools + OWN_TOKENS, min(most, size.draw(self._random)))
 
     def _layers(self, tokens: int) -> tuple[Layer, ...]:
-        """The shared ones of a prompt so long; of the project as much as leaves it some words."""
+        """Return the shared layers of a prompt of `tokens`.
+
+        The project's layer is cut so that the prompt has some tokens of its own.
+        """
         keys = self._keys
         tools = (self._version, keys.tools)
         return tools, (self._project_part, min(keys.tools + keys.project, tokens - OWN_TOKENS))
 
     def _following(self, tokens: int) -> tuple[int, tuple[Layer, ...] | None]:
-        """Tokens of the next prompt, and its layers where it does not go on from this one."""
+        """Return the tokens of the next prompt, and its layers if it does not continue this one."""
         keys, preset, random = self._keys, self._world.preset, self._random
         growth = _draw(keys.growth, random, MAX_GROWTH)
         if random.random() < preset.leap:
@@ -338,7 +354,7 @@ class _Person:
         return tokens + growth, None
 
     def _drawn_ns(self, pause: tuple[float, float]) -> int:
-        """A pause of this median, seconds, and sigma."""
+        """Draw a pause in ns from (median in seconds, sigma)."""
         median_s, sigma = pause
         drawn_s = median_s * math.exp(self._random.gauss(0.0, sigma))
         return round(min(self._keys.gap_s, drawn_s) * NS)
@@ -351,7 +367,10 @@ class _Person:
         return chain.turn(at_ns, 0, _draw(keys.side_output, random), None)
 
     def _spawn(self, at_ns: int, others: list[_Due]) -> tuple[int, tuple[str, ...]]:
-        """Starts sub-agents: until when the parent waits for them, and for which."""
+        """Start sub-agents.
+
+        Returns the time until which the parent waits, and the names of those it waits for.
+        """
         random, names, until_ns = self._random, [], at_ns
         children = 1
         if random.random() >= ALONE:
@@ -367,7 +386,7 @@ class _Person:
         return (until_ns, tuple(names)) if waits else (at_ns, ())
 
     def _sub_agent(self, at_ns: int) -> tuple[list[Job], int]:
-        """The turns of one, and when the last answer has come."""
+        """Return the turns of a new sub-agent, and the time of its last answer in ns."""
         keys, random = self._keys, self._random
         self._children += 1
         who = self._who(f"{self._name}/agent_{self._children}", parent=self._name)

@@ -1,4 +1,4 @@
-"""What generators share - their keys, times of arrival, ids of prompts, turns."""
+"""Parts that generators share: types of keys, times of arrival, ids of prompts, turns."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ USUAL_BLOCK = 16
 
 
 def span(part: int, first: int, end: int) -> Hashes:
-    """Ids of the blocks `first` to `end - 1` of a prompt, which end within `part`."""
+    """Return the ids of the blocks `first` to `end - 1` of a prompt, which end within `part`."""
     base = part << BLOCK_BITS
     return np.arange(base + first, base + max(first, end), dtype=np.uint64)
 
 
 def block_for(shared: list[Size]) -> int:
-    """Tokens a block: one that ends where each of the `shared` parts does, where that can be.
+    """Return the tokens per block, such that a block ends where each of the `shared` parts ends, if
+    possible.
 
-    16, as engines have it, or the largest power of two below that divides, down to 1: engines'
-    blocks are powers of two, and so are a multiple of it.
+    It is 16, as engines have it, or the largest smaller power of two that divides the parts, down
+    to 1. Engines' blocks are powers of two, so they are a multiple of it.
     """
     if not all(size.fixed for size in shared):
         return USUAL_BLOCK
@@ -55,7 +56,10 @@ Arrivals = Literal["poisson", "even"]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a generator was asked for, ready to be gone through once. Lifetime: stream."""
+    """The output of a generator: jobs that can be read once, with their number and origin.
+
+    Lifetime: stream.
+    """
 
     jobs: Iterator[Job]
     block_tokens: int
@@ -65,7 +69,7 @@ class Made:
 
 
 def check_prompt(*parts: Size) -> None:
-    """Raises `TraceError` when a prompt of these parts may be longer than any may be, or empty."""
+    """Raise `TraceError` if a prompt of these parts may be too long or has no tokens."""
     most = sum(part.most for part in parts)
     if most > MAX_PROMPT_TOKENS:
         raise TraceError(f"a prompt of {most} tokens; expected {MAX_PROMPT_TOKENS} at most")
@@ -74,13 +78,13 @@ def check_prompt(*parts: Size) -> None:
 
 
 def check_corpus(prompts: int) -> None:
-    """Raises `TraceError` when more prompts are to be held than can be."""
+    """Raise `TraceError` if more than `MAX_CORPUS` prompts would have to be held."""
     if prompts > MAX_CORPUS:
         raise TraceError(f"{prompts} different prompts; expected {MAX_CORPUS} at most")
 
 
 def check_total(requests: int) -> int:
-    """`requests`; raises `TraceError` when there are too many."""
+    """Return `requests`. Raises `TraceError` if there are more than `MAX_REQUESTS`."""
     if requests > MAX_REQUESTS:
         raise TraceError(f"{requests} requests; expected {MAX_REQUESTS} at most")
     return requests
@@ -91,10 +95,11 @@ STAGE = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
 
 
 def at_rate(rate_per_s: float, count: int, random: Random, shape: float = 1.0) -> Iterator[int]:
-    """`count` times in ns from 0, ascending; all 0 at an infinite rate.
+    """Yield `count` times in ns from 0, ascending; all are 0 at an infinite rate.
 
-    Gaps follow a gamma distribution of this `shape` and mean `1 / rate_per_s`: 1 is a Poisson
-    process, less is burstier, an infinite one is even (as vLLM's bench_serving does, 2024).
+    Gaps follow a gamma distribution of this `shape` and mean `1 / rate_per_s`: shape 1 is a Poisson
+    process, a lower one is burstier, an infinite one gives even gaps (as vLLM's bench_serving does,
+    2024).
     """
     at_s = 0.0
     for _ in range(count):
@@ -110,10 +115,10 @@ def at_rate(rate_per_s: float, count: int, random: Random, shape: float = 1.0) -
 
 
 def parse_stages(text: str, pause_s: float = 0.0, warm_ups: int = 0) -> tuple[Stage, ...]:
-    """Stages of `rate:seconds,rate:seconds`, one after the other with `pause_s` between them.
+    """Return the stages of `rate:seconds,rate:seconds`, one after the other with `pause_s` between.
 
-    The first `warm_ups` of them are not to be reported. Raises `TraceError` for anything else,
-    and for a stage without a request.
+    The first `warm_ups` stages are left out of reports. Raises `TraceError` for any other text, and
+    for a stage without a request.
     """
     stages: list[Stage] = []
     start_ns = 0
@@ -132,10 +137,10 @@ def parse_stages(text: str, pause_s: float = 0.0, warm_ups: int = 0) -> tuple[St
 
 
 def in_stages(stages: tuple[Stage, ...], random: Random, even: bool = False) -> Iterator[int]:
-    """Times in ns, ascending: in each stage its number of requests, evenly or as Poisson's are.
+    """Yield times in ns, ascending: each stage has its number of requests, evenly or at random.
 
-    A Poisson process of which the count is known is so many uniform draws; they are drawn in
-    order, each as the least of those that remain.
+    A Poisson process whose count is known is as many uniform draws. They are drawn in order, each
+    as the least of those that remain.
     """
     for stage in stages:
         span_ns = stage.end_ns - stage.start_ns
@@ -150,7 +155,7 @@ def in_stages(stages: tuple[Stage, ...], random: Random, even: bool = False) -> 
 
 @dataclass(slots=True)
 class Talk:
-    """One conversation: a shared head, then its own words. Lifetime: from first to last turn."""
+    """One conversation: a shared head, then words of its own. Lifetime: from first to last turn."""
 
     serial: int
     shared_part: int
@@ -163,7 +168,7 @@ class Talk:
 
 
 class Turn(NamedTuple):
-    """What happens in a turn and after it."""
+    """The answer of a turn, and the pause and question after it."""
 
     answer_tokens: int
     question_tokens: int  # of the next turn
@@ -174,10 +179,10 @@ class Turn(NamedTuple):
 def turns(
     starts: Iterator[tuple[int, Talk]], take: Callable[[Talk], Turn], block: int, most_tokens: int
 ) -> Iterator[Job]:
-    """The turns of all talks, merged; holds the talks that are under way.
+    """Yield the turns of all conversations in order of time; only those under way are held.
 
-    `starts` gives (ns, talk), ascending. A talk ends early where a prompt would be longer than
-    `most_tokens`. Every turn's answer is known, so that the next one finds it in the cache.
+    `starts` gives (ns, talk), ascending. A conversation ends early if a prompt would be longer than
+    `most_tokens`. Every turn's answer is known, so that the next turn finds it in the cache.
     """
     due: list[tuple[int, int, Talk]] = []
     upcoming = next(starts, None)
@@ -199,7 +204,7 @@ def turns(
 
 
 def turn_job(talk: Talk, at_ns: int, answer: int, block: int) -> Job:
-    """The turn of `talk` that is next, with the blocks that its answer completes."""
+    """Return the job of the next turn of `talk`, with the blocks that its answer completes."""
     full = talk.prompt_tokens // block
     shared = min(talk.shared_blocks, full)
     head = span(talk.shared_part, 0, shared)

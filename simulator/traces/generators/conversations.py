@@ -1,8 +1,8 @@
-"""Conversations with think time: system prompts that many share, a context of one's own, turns.
+"""Conversations with think time: a system prompt that many share, a context of their own, turns.
 
-Each prompt is the one before, its answer and a new question. Answers are known, so that later
-turns find them cached. The cases of `gen:sessions` are those of inference-perf's
-`conversation_replay` (2026); `gen:agentic` and `gen:tenants` stress a router's memory of sessions.
+Each prompt is the one before, its answer and a new question. Answers are known, so that later turns
+find them cached. The cases of `gen:sessions` are those of inference-perf's `conversation_replay`
+(2026); `gen:agentic` and `gen:tenants` stress a router's memory of sessions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Exponent = Annotated[float, Meta(ge=0, le=10)]
 
 
 class TalkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What can be asked of any kind of conversation; None: as the case has it."""
+    """The keys of every kind of conversation; None means the value of the case."""
 
     sessions: Sessions = 1000
     rate: Begun = 1.0
@@ -84,11 +84,12 @@ class TalkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
-    """Conversations as in inference-perf's catalogue; what is left out is as the case has it.
+    """Conversations as in inference-perf's catalogue. A key that is left out has the value of the
+    case.
 
-    Shared + own tokens, turns, in/out a turn, pause: chat 1,000 + 4,000, 4, 50/300, 45 s; code
-    3,000 + 160,000, 2..100, 1,500/425, 15 s; deep_research 2,000 + 45,000, 15, 3,000/300, 25 s;
-    reasoning 250 + 0, 1, 1,000/8,000; rag 500 + 0, 1, 15,000/500.
+    The cases are, with shared + own tokens, turns, tokens in/out per turn, and pause: chat 1,000 +
+    4,000, 4, 50/300, 45 s; code 3,000 + 160,000, 2..100, 1,500/425, 15 s; deep_research 2,000 +
+    45,000, 15, 3,000/300, 25 s; reasoning 250 + 0, 1, 1,000/8,000; rag 500 + 0, 1, 15,000/500.
     """
 
     case: Annotated[
@@ -97,10 +98,11 @@ class SessionKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
 
 
 class AgenticKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
-    """Agents at work: one long prompt for all, much context of their own, many quick turns.
+    """Agents with one long prompt that all share, much context of their own, and many quick turns.
 
-    What is left out: 10,000 shared and 6000*0.6 own tokens, 2..20 turns of 1500*0.6 in and 90*0.6
-    out, 1 s and a log-normal pause of median 3 s (sigma 0.6) between them; some 6,000 requests.
+    The defaults are 10,000 shared and 6000*0.6 own tokens, 2..20 turns of 1500*0.6 tokens in and
+    90*0.6 out, and 1 s and a log-normal pause of median 3 s (sigma 0.6) between them; some 6,000
+    requests.
     """
 
     sessions: Sessions = 545
@@ -110,9 +112,9 @@ class AgenticKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
 class TenantsKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
     """Chats of a few large and many small customers, each with a system prompt of its own.
 
-    What is left out: 20 tenants (Zipf 1.1) with 2,560 shared tokens each, 1..7 turns of 400*0.6 in
-    and 220*0.6 out, 5 s and a log-normal pause of median 10 s (sigma 0.6) between them; some 6,000
-    requests.
+    The defaults are 20 tenants (Zipf 1.1) with 2,560 shared tokens each, 1..7 turns of 400*0.6
+    tokens in and 220*0.6 out, and 5 s and a log-normal pause of median 10 s (sigma 0.6) between
+    them; some 6,000 requests.
     """
 
     sessions: Sessions = 1500
@@ -151,24 +153,25 @@ TENANTS = _Case(
 
 
 def sessions(keys: SessionKeys, seed: int, block: int | None) -> Made:
-    """Conversations of one of inference-perf's cases."""
+    """Make the conversations of one of inference-perf's cases."""
     return _conversations(keys, keys.case, CASES[keys.case], seed, block)
 
 
 def agentic(keys: AgenticKeys, seed: int, block: int | None) -> Made:
-    """Agents' sessions."""
+    """Make the sessions of agents."""
     return _conversations(keys, "agentic", AGENTIC, seed, block)
 
 
 def tenants(keys: TenantsKeys, seed: int, block: int | None) -> Made:
-    """Chats of many tenants."""
+    """Make the chats of many tenants."""
     return _conversations(keys, "tenants", TENANTS, seed, block)
 
 
 def _conversations(keys: TalkKeys, name: str, usual: _Case, seed: int, block: int | None) -> Made:
-    """`sessions` conversations that begin as a Poisson process; holds those under way.
+    """Make `sessions` conversations whose starts are a Poisson process; only those under way are
+    held.
 
-    Arrivals of later turns are what an open loop would record: the answer at `token_ms` a token,
+    Later turns arrive as an open loop would record them: after the answer at `token_ms` a token,
     then the pause. A closed loop takes the pause alone.
     """
     told = {

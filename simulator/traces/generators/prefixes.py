@@ -41,7 +41,9 @@ from simulator.traces.timing import NS
 
 
 class SglangKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`generated-shared-prefix` of SGLang's bench_serving (2024), with its defaults."""
+    """The `generated-shared-prefix` workload of SGLang's bench_serving (2024), with its
+    defaults.
+    """
 
     groups: Annotated[Count, Meta(description="number of system prompts")] = 64
     prompts: Annotated[Count, Meta(description="prompts of each group")] = 16
@@ -71,7 +73,7 @@ class SglangKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VllmKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`prefix_repetition` of vLLM's benchmark (2025), with its defaults."""
+    """The `prefix_repetition` workload of vLLM's benchmark (2025), with its defaults."""
 
     prefix: Annotated[Size, Meta(description="tokens of a prefix")] = Size(256)
     suffix: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(256)
@@ -87,7 +89,9 @@ class VllmKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SharedKeys(VllmKeys, frozen=True, forbid_unknown_fields=True):
-    """One system prompt before every request: where affinity alone makes a hot spot."""
+    """One system prompt before every request: a policy of prefix affinity alone makes a
+    hot spot.
+    """
 
     prefix: Annotated[Size, Meta(description="tokens of a prefix")] = Size(6016)
     suffix: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(
@@ -102,7 +106,7 @@ class SharedKeys(VllmKeys, frozen=True, forbid_unknown_fields=True):
 
 
 def sglang(keys: SglangKeys, seed: int, block: int | None) -> Made:
-    """`groups` x `prompts` conversations, each question distinct."""
+    """Make `groups` x `prompts` conversations; each question is distinct."""
     system, question, output = (
         _ranged(size, keys.range_ratio) for size in (keys.system, keys.question, keys.output)
     )
@@ -130,7 +134,7 @@ def sglang(keys: SglangKeys, seed: int, block: int | None) -> Made:
 
 
 def vllm(keys: VllmKeys, seed: int, block: int | None) -> Made:
-    """`requests` prompts with equal shares of the prefixes."""
+    """Make `requests` prompts with equal shares of the prefixes."""
     check_prompt(keys.prefix, keys.suffix)
     check_corpus(keys.requests)
     each = keys.requests // keys.prefixes
@@ -178,7 +182,9 @@ def _single(
 def shared_then_own(
     at_ns: int, part: int, shared_tokens: int, own: int, tokens: int, output: int, block: int
 ) -> Job:
-    """A prompt of `tokens`: the first `shared_tokens` are `part`, the rest is part `own`."""
+    """Return a job of `tokens`: the first `shared_tokens` are of `part`, the rest of the part
+    `own`.
+    """
     shared = min(shared_tokens, tokens) // block
     ids = np.concatenate((span(part, 0, shared), span(own, shared, -(-tokens // block))))
     return Job(at_ns, tokens, output, ids)
@@ -205,7 +211,7 @@ def _origin(keys: msgspec.Struct) -> str:
 
 
 class InferencePerfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`shared_prefix` of inference-perf, with its defaults but for the stages, which are asked."""
+    """The `shared_prefix` workload of inference-perf, with its defaults except for the stages."""
 
     groups: Annotated[Count, Meta(description="number of system prompts")] = 10
     prompts: Annotated[Count, Meta(description="prompts of each group")] = 10
@@ -236,10 +242,10 @@ class InferencePerfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class LlmdKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of llm-d's published workloads, with its ladder.
+    """One of llm-d's published workloads, with its load stages.
 
-    The tool that made them waits until a stage's answers have come before it goes on; a pause
-    that is long enough stands for that, so that no stage inherits the queue of the one before.
+    The original tool waits for all answers of a stage before the next stage. Here a long pause does
+    the same, so that no stage inherits the queue of the one before.
     """
 
     case: Annotated[
@@ -274,7 +280,7 @@ LLMD_83X3 = InferencePerfKeys(
 
 
 def llmd(keys: LlmdKeys, seed: int, block: int | None) -> Made:
-    """The reports' prompts and loads: 7,200 and 9,000 tokens in, 1,000 out."""
+    """Make the prompts and loads of llm-d's reports: 7,200 and 9,000 tokens in, 1,000 out."""
     case = LLMD_150X5 if keys.case == "150x5" else LLMD_83X3
     told = {"pause_s": keys.pause_s}
     if keys.stages:
@@ -283,7 +289,9 @@ def llmd(keys: LlmdKeys, seed: int, block: int | None) -> Made:
 
 
 def inference_perf(keys: InferencePerfKeys, seed: int, block: int | None) -> Made:
-    """`groups` x `prompts` prompts, shuffled once, then cycled through until the stages end."""
+    """Make `groups` x `prompts` prompts, shuffled once, then repeated in order until the stages
+    end.
+    """
     check_prompt(keys.system, keys.question)
     check_corpus(keys.groups * keys.prompts)
     stages = parse_stages(keys.stages, keys.pause_s, keys.warm_ups)

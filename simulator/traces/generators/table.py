@@ -38,7 +38,7 @@ PREFIX = "gen:"
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """A way of making requests up."""
+    """A generator of requests, with its name and keys."""
 
     name: str
     about: str  # one line for help
@@ -71,7 +71,7 @@ GENERATORS = (
 
 
 def find_generator(source: str) -> tuple[Generator, Any]:
-    """The generator that `gen:NAME?key=value` names, and its keys.
+    """Return the generator that `gen:NAME?key=value` names, and its keys.
 
     Raises `TraceError` for an unknown name or key (with the valid ones), or a bad value.
     """
@@ -84,6 +84,6 @@ def find_generator(source: str) -> tuple[Generator, Any]:
 
 
 def kv_block(source: str) -> int:
-    """Tokens a KV block of workers for `gen:NAME...`, where nobody says."""
+    """Return the default tokens per KV block of workers for the generator `gen:NAME...`."""
     name = name_of(source.removeprefix(PREFIX))
     return next((one.kv_block for one in GENERATORS if one.name == name), USUAL_BLOCK)

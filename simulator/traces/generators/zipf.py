@@ -1,8 +1,9 @@
 """Prefixes with a heavy tail, nested in each other, that are born and die.
 
-What no benchmark tool draws and every large service sees: few prefixes carry most of the traffic
-(group `r` of `n` is asked with probability proportional to `r^-exponent`: Zipf), applications share
-a system prompt, their users a document below it, and the popular prefix of today is gone tomorrow.
+No benchmark tool draws this, but every large service sees it: few prefixes carry most of the
+traffic (group `r` of `n` is asked with probability proportional to `r^-exponent`: Zipf),
+applications share a system prompt, their users share a document below it, and the popular prefix of
+today is gone tomorrow.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OWN_FROM = 1 << 40  # parts of the requests' own; those of prefixes lie below
 
 
 class ZipfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests below paths of prefixes, drawn level by level; the popular ones come and go."""
+    """Requests below paths of prefixes, drawn level by level; popular prefixes come and go."""
 
     requests: Annotated[Requests, Meta(description="number of requests")] = 10_000
     rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = 10.0
@@ -70,9 +71,9 @@ class ZipfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def zipf(keys: ZipfKeys, seed: int, block: int | None) -> Made:
-    """`requests` prompts, each below a path of prefixes drawn level by level.
+    """Make `requests` prompts, each below a path of prefixes drawn level by level.
 
-    A prefix that dies (exponential lives, independent) is replaced by a new one at its rank.
+    A prefix that dies (lives are exponential and independent) is replaced by a new one at its rank.
     """
     levels = [Size(keys.system)] * keys.levels
     check_prompt(*levels, keys.question)
@@ -91,7 +92,7 @@ def zipf(keys: ZipfKeys, seed: int, block: int | None) -> Made:
 
 
 def weights(count: int, exponent: float) -> array[float]:
-    """`[count]` running sums of `rank^-exponent`, ranks from 1: for draws by bisection."""
+    """Return `[count]` running sums of `rank^-exponent`, ranks from 1, for draws by bisection."""
     return array("d", accumulate(rank**-exponent for rank in range(1, count + 1)))
 
 
@@ -115,7 +116,7 @@ def _jobs(keys: ZipfKeys, block: int, random: Random) -> Iterator[Job]:
 
 
 class _Lives:
-    """Which prefix stands at each rank now. Lifetime: stream."""
+    """The prefixes that are at each rank now. Lifetime: stream."""
 
     def __init__(self, ranks: int, lifetime_s: float, random: Random) -> None:
         self._now = array("q", range(ranks))
@@ -126,7 +127,9 @@ class _Lives:
         self._draw_death()
 
     def at(self, now_ns: int, rank: int) -> int:
-        """Number of the prefix at `rank`, after those that have died until `now_ns`."""
+        """Return the number of the prefix at `rank`, after replacing those that died until
+        `now_ns`.
+        """
         while self._death_ns <= now_ns:
             self._now[self._random.randrange(len(self._now))] = self._next
             self._next += 1
