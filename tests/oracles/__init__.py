@@ -1,7 +1,6 @@
-"""Plain-Python oracles of the native code: slow, plain and exact; only tests and benches use them.
+"""Plain-Python oracles of the native code: slow, simple and exact; only tests and benches use them.
 
-Owns: what each native class and function of `kvkernels` must answer.
-Gives: `index`, `event_batch`, `worker_blocks`, `mirror`, `prefix_owners`, `columns`.
-Never imports: router, engine, simulator.
+Owns: the answer that each native class and function of `kvkernels` must give.
+Gives: `index`, `event_batch`, `worker_blocks`, `mirror`, `prefix_owners`, `columns`, and others.
 Start reading at: `index.py`.
 """

@@ -1,6 +1,7 @@
-"""Whether a reply of status 200 is an answer, in plain Python: `kernels/src/answer`.
+"""The plain-Python twin of `kernels/src/answer`: whether a reply of status 200 is an answer.
 
-The whole body is there at once; the native judge reads it as it comes, and must say the same.
+It reads the whole body at once. The native judge reads the body as it arrives and must come to the
+same result.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _FIELDS = ("data:", "event:", "id:", "retry:", ":")
 
 @dataclass
 class Said:
-    """As of `said.h`."""
+    """The facts that a JSON value states about an answer, as in `said.h`."""
 
     content: bool = False
     ends: bool = False
@@ -73,7 +74,7 @@ class Said:
 
 
 def said_by(value: Any, event: str = "") -> Said:
-    """What a JSON value says, of objects as pairs."""
+    """Return the facts that a JSON value states; its objects are given as pairs."""
     if is_object(value):
         return _object(value, event, 0)
     said = Said()
@@ -87,7 +88,9 @@ def is_object(value: Any) -> bool:
 
 
 def _pairs(value: Any) -> Pairs:
-    """An object's; TypeError for what is none, which no engine sends there."""
+    """Return the pairs of an object. Raises TypeError for any other value, which no engine sends
+    there.
+    """
     if not is_object(value):
         raise TypeError("no object")
     pairs: Pairs = value
@@ -95,7 +98,7 @@ def _pairs(value: Any) -> Pairs:
 
 
 class Object(list):  # type: ignore[type-arg]
-    """The pairs of an object, to tell it from an array."""
+    """The pairs of a JSON object, in a class of their own that tells them from an array."""
 
 
 def _object(pairs: Pairs, event: str, depth: int) -> Said:
@@ -275,7 +278,9 @@ def _clients(kind: Any, code: Any) -> bool:
 def judged(
     body: bytes, form: str, tokens: bool = True, event_stream: bool = False
 ) -> tuple[str, bool]:
-    """(why it is no answer, or "" where it is one; whether it is an error of the client's)."""
+    """Return why a body is no answer ("" if it is one), and whether it is an error that the client
+    caused.
+    """
     text = body.decode().removeprefix("\ufeff")
     begin = text.lstrip(" \t\r\n")
     if not begin:

@@ -1,4 +1,4 @@
-"""What holds of a pool of blocks after every call, whatever was called."""
+"""Checks of the invariants that a pool of blocks has after every call."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def _check_host(pool: BlockPool) -> None:
 
 
 def _check_idle(blocks: IdleBlocks, parents: dict[int, int]) -> None:
-    """Raise AssertionError unless the order holds; `parents`: block to block, visible ones."""
+    """Raise AssertionError unless the order holds; `parents` gives the parent of each visible
+    block.
+    """
     counted = [0] * len(blocks._children)
     for block, parent in parents.items():
         assert blocks._parent[block] == parent, "a block has another parent"

@@ -1,8 +1,10 @@
-"""The plain-Python oracle of a hybrid model's cache groups: what each holds, how long a hit may be.
+"""The plain-Python oracle of a hybrid model's cache groups: the blocks that each group holds, and
+the length of a hit that all allow.
 
-A hybrid model has, beside full attention, layers whose cache keeps less of a prompt: a sliding
-window needs the blocks of its last W tokens, a state-space layer one state. vLLM keeps each kind in
-a cache group of its own, and a prefix of L tokens is reused only where every group can go on at L.
+Besides full attention, a hybrid model has layers whose cache keeps less of a prompt: a sliding
+window needs the blocks of its last W tokens, and a state-space layer needs one state. vLLM keeps
+each kind in a cache group of its own, and it reuses a prefix of L tokens only if every group can
+continue at L.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ MOST_HELD = 1 << 20  # blocks of all groups together
 
 @dataclass(slots=True)
 class Group:
-    """`kind` "window" or "state", `window` in tokens (0: state), `held` how often by name."""
+    """A cache group: `kind` is "window" or "state", `window` counts tokens (0 for a state), and
+    `held` counts the copies of each block by name.
+    """
 
     kind: str
     window: int
@@ -26,16 +30,17 @@ class Group:
 
 
 class CacheGroups:
-    """The groups of one worker with windows or states, by number, in the order of their coming.
+    """One worker's groups with windows or states, by number, in the order in which they were first
+    stored.
 
-    A group that comes with another kind, window or block size has lost what it held.
+    If a group comes with another kind, window or block size, everything it held is dropped.
     """
 
     def __init__(self) -> None:
         self.groups: dict[int, Group] = {}
 
     def store(self, number: int, group: Group, names: Sequence[int], counts_copies: bool) -> bool:
-        """False where there was no room for all of it."""
+        """Store blocks in a group; return False if there was no room for all of them."""
         known = self.groups.get(number)
         if known is None and len(self.groups) == MOST_GROUPS:
             return False
@@ -52,7 +57,7 @@ class CacheGroups:
         return True
 
     def remove(self, number: int, names: Sequence[int]) -> None:
-        """One copy less of each; unknown ones change nothing."""
+        """Remove one copy of each block; unknown blocks change nothing."""
         if number in self.groups:
             held = self.groups[number].held
             for name in names:
@@ -61,12 +66,12 @@ class CacheGroups:
                     del held[name]
 
     def forget(self) -> None:
-        """Nothing is held any more; the groups are those that they were."""
+        """Drop all blocks and keep the groups."""
         for group in self.groups.values():
             group.held.clear()
 
     def judge(self, block_size: int) -> bool:
-        """One of them can judge hits in blocks of this size."""
+        """Return whether at least one group can limit hits in blocks of this size."""
         return any(_needed(group) for group in self._asked(block_size))
 
     def _asked(self, block_size: int) -> list[Group]:
@@ -76,11 +81,12 @@ class CacheGroups:
     def longest(
         self, chain: Sequence[int], blocks: int, block_size: int, names: Mapping[int, int]
     ) -> int:
-        """The greatest number of the chain's leading blocks that every group lets the engine reuse.
+        """Return the greatest number of the chain's leading blocks that every group lets the engine
+        reuse.
 
-        `blocks`: how many of them full attention has. `names` by chain hash. Every end is tried,
-        and every block that it needs looked up. A group whose block size is no multiple of
-        `block_size` is not asked.
+        `blocks` is the number of them that full attention holds, and `names` gives names by chain
+        hash. Every end is tried, and every block that it needs is looked up. Groups whose block
+        size is no multiple of `block_size` do not count.
         """
         asked = self._asked(block_size)
         for end in range(min(blocks, len(chain)), 0, -1):
@@ -90,14 +96,14 @@ class CacheGroups:
 
 
 def _needed(group: Group) -> int:
-    """How many of its blocks a hit needs at its end."""
+    """Return how many of the group's blocks a hit needs at its end."""
     return 1 if group.kind == "state" else -(-(group.window - 1) // group.block_size)
 
 
 def _goes_on(
     group: Group, chain: Sequence[int], end: int, block_size: int, names: Mapping[int, int]
 ) -> bool:
-    """Whether the group can go on behind the first `end` blocks."""
+    """Return whether the group can continue behind the first `end` blocks."""
     step = group.block_size // block_size
     needed = _needed(group)
     if not needed:

@@ -1,4 +1,4 @@
-"""The plain-Python oracle of the arithmetic over a pool's columns, one row a worker."""
+"""The plain-Python oracle of the arithmetic over a pool's columns, with one row per worker."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ _TIE = 1e-9  # costs this close, relative to the best or absolute, are equal
 def drain_queues(
     drained: Column, rate: Column, charged: Column, limit: Column, elapsed_s: float
 ) -> None:
-    """Raise each `drained` by rate x elapsed_s, to at most `charged` and `limit`; none falls.
+    """Raise each element of `drained` by rate x elapsed_s, to at most `charged` and `limit`; no
+    element falls.
 
-    All are float64[rows], C-contiguous; `drained` is written in place. Raises TypeError for other
-    buffers, ValueError for unequal lengths and where `drained` must not be written to.
+    All columns are float64[rows] and C-contiguous; `drained` is written in place. Raises TypeError
+    for other buffers, and ValueError for unequal lengths or a read-only `drained`.
     """
     reached = np.minimum(np.minimum(rate * elapsed_s + drained, charged), limit)
     np.maximum(reached, drained, out=drained)
 
 
 def missing_tokens(hit_tokens: Ids, prompt_tokens: int) -> Column:
-    """float64[rows]: prompt tokens each row lacks, each at 1 / (rows that hold it); at least 1.
+    """Return float64[rows]: the prompt tokens that each row lacks, each priced at 1 / (rows that
+    hold it), and at 1 at least.
 
-    `hit_tokens`: int64[rows], leading tokens of the prompt that the row holds. The last token of
-    a prompt counts as missing even where it is held. To the last bit what
-    `policies.pricing.missing_tokens` gives, which says what the price is for.
+    `hit_tokens` is int64[rows], the leading tokens of the prompt that the row holds. The last token
+    of a prompt counts as missing even if it is held. The result equals
+    `policies.pricing.missing_tokens` to the last bit; that function explains the price.
     """
     hits = np.minimum(hit_tokens, prompt_tokens - 1).tolist()
     priced, depth = 0.0, 0
@@ -44,16 +46,19 @@ def missing_tokens(hit_tokens: Ids, prompt_tokens: int) -> Column:
 
 
 def hit_tokens(blocks: Hits, slots: Ids, block_size: int, most: int) -> Ids:
-    """int64[slots]: tokens of the blocks that each holds, at most `most`.
+    """Return int64[slots]: the tokens of the blocks that each slot holds, at most `most`.
 
-    `blocks`: int32[workers], `slots`: int64, rows of it. Raises ValueError for others.
+    `blocks` is int32[workers]; `slots` is int64 and holds rows of it. Raises ValueError for other
+    slots.
     """
     _within(slots, blocks)
     return np.minimum(blocks[slots].astype(np.int64) * block_size, most)
 
 
 def median_product(a: Column, b: Column, slots: Ids) -> float:
-    """The median of a x b, float64[workers], over these slots; 0 of none, NaN if one is NaN."""
+    """Return the median of a x b, float64[workers], over these slots: 0 if there are none, NaN if
+    one product is NaN.
+    """
     _within(slots, a, b)
     products: list[float] = sorted((a[slots] * b[slots]).tolist())
     if any(map(math.isnan, products)):
@@ -70,10 +75,11 @@ def load_tokens(
     slots: Ids,
     step_tokens: float,
 ) -> Column:
-    """float64[slots]: tokens queued there, and `step_tokens` for each of its requests.
+    """Return float64[slots]: the tokens queued at each slot, plus `step_tokens` for each of its
+    requests.
 
-    Queued is the work charged and not drained, over the work of a token (None: 1). All columns
-    have a row for each worker.
+    Queued tokens are the work charged and not drained, divided by the work of one token
+    (`token_work`, None for 1). All columns have a row for each worker.
     """
     _within(slots, charged, drained, requests, *(() if token_work is None else (token_work,)))
     queued = charged[slots] - drained[slots]
@@ -84,10 +90,11 @@ def load_tokens(
 
 
 def cheapest(costs: Column, draw: float) -> int:
-    """The row of the lowest cost, drawn among equal ones; -1 where all are +inf, or there is none.
+    """Return the row of the lowest cost, drawn by `draw` among equal ones, or -1 if all are +inf or
+    there are no rows.
 
-    `draw` is uniform in [0, 1). What `policies.pick.pick` gives without a temperature. Raises
-    ValueError for a draw out of range and for costs that are NaN or -inf.
+    `draw` is uniform in [0, 1). The result is that of `policies.pick.pick` without a temperature.
+    Raises ValueError for a draw out of range and for costs that are NaN or -inf.
     """
     if not 0.0 <= draw < 1.0:
         raise ValueError("draw must be in [0, 1)")
@@ -103,21 +110,24 @@ def cheapest(costs: Column, draw: float) -> int:
 
 
 def sum_of(column: Column, slots: Ids) -> float:
-    """The sum over these slots, rounded as numpy rounds it. Raises ValueError for others."""
+    """Return the sum over these slots, rounded as numpy rounds it. Raises ValueError for slots out
+    of range.
+    """
     _within(slots, column)
     return float(np.add.reduce(column[slots]))
 
 
 def sum_of_least(a: Column, times: float, b: Column, slots: Ids) -> float:
-    """The same of the lesser of a x times and b; NaN where one is."""
+    """Return the sum over these slots of the lesser of a x times and b; NaN if one of
+    them is NaN.
+    """
     _within(slots, a, b)
     return float(np.add.reduce(np.minimum(a[slots] * times, b[slots])))
 
 
 def leading(hit_tokens: Ids) -> tuple[int, int, int]:
-    """(First row with the most tokens, these, the most of any other row or 0.)
-
-    Raises ValueError where there are no rows.
+    """Return the first row with the most tokens, these tokens, and the most tokens of any other row
+    (or 0). Raises ValueError if there are no rows.
     """
     if not len(hit_tokens):
         raise ValueError("hit_tokens must not be empty")

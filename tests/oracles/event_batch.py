@@ -19,7 +19,9 @@ Kind = Literal["int", "nil", "bool", "float", "str", "bin", "array", "map", "ext
 
 
 class Header(NamedTuple):
-    """What begins at a place. `size`: bytes that follow, or elements, or pairs of a map."""
+    """The header of a msgpack value. `size` counts the bytes that follow, the elements of an array,
+    or the pairs of a map.
+    """
 
     kind: Kind
     value: int = 0  # of an int
@@ -53,14 +55,16 @@ _NUMBERS: dict[int, tuple[Kind, str]] = {
 
 
 class Reader:
-    """Reads `data` from `at` on. Raises ValueError where it ends early or is no msgpack."""
+    """Reads the msgpack values of `data` from `at` on. Raises ValueError if the data ends early or
+    is no msgpack.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
 
     def header(self) -> Header:
-        """The header here; goes past it, and past the eight bytes of a float at most."""
+        """Read the header at this place and move past it; a float's eight bytes are part of it."""
         first = self._number(">B")
         if first < 0x80:
             return Header("int", first)
@@ -88,14 +92,14 @@ class Reader:
         return self._sized(kind, number + (kind == "ext"))
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
         if size > len(self.data) - self.at:
             raise ValueError("it ends within a value")
         self.at += size
         return self.data[self.at - size : self.at]
 
     def skip(self) -> None:
-        """Go past one value, whatever it holds."""
+        """Move past one value, with everything in it."""
         values = 1
         while values:
             values -= 1
@@ -108,7 +112,9 @@ class Reader:
                     raise ValueError("it ends within a value")
 
     def _sized(self, kind: Kind, size: int) -> Header:
-        """Whatever it promises must be there: each element takes a byte at least."""
+        """Return a header with a size. Raises ValueError if fewer bytes follow than its elements
+        need; each takes at least one.
+        """
         least = 2 * size if kind == "map" else size
         if least > len(self.data) - self.at:
             raise ValueError("it ends within a value")
@@ -120,7 +126,9 @@ class Reader:
 
 
 class UnusableError(Exception):
-    """An event cannot be used, and `why`; those around it can."""
+    """Raised if an event cannot be used, with the reason `why`; other events of the batch can be
+    used.
+    """
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -128,10 +136,11 @@ class UnusableError(Exception):
 
 
 def read_images(reader: Reader, counted: Callable[[bytes], bytes]) -> list[bytes]:
-    """The bytes to hash for each image of one block: a list of maps with `hash` and
-    `start_offset`, or nil. Raises UnusableError.
+    """Return the bytes to hash for each image of one block, which is a list of maps with `hash` and
+    `start_offset`, or nil.
 
-    Format: NVIDIA TensorRT-LLM, KV event publisher, 2026-08. `counted` is told each image.
+    Raises UnusableError. The format is that of NVIDIA TensorRT-LLM's KV event publisher, 2026-08.
+    `counted` is called with each image.
     """
     outer = reader.header()
     if outer.kind == "nil":
@@ -148,7 +157,9 @@ def read_images(reader: Reader, counted: Callable[[bytes], bytes]) -> list[bytes
 
 
 def _image(reader: Reader, pairs: int) -> bytes:
-    """Its hash as it is written, then its offset. Of a key given twice, the last counts."""
+    """Return an image's hash as it is written, then its offset. If a key occurs twice, the last one
+    counts.
+    """
     image: bytes | None = None
     offset = bytes(4)
     for _ in range(pairs):
@@ -168,7 +179,7 @@ def _image(reader: Reader, pairs: int) -> bytes:
 
 
 def _key(reader: Reader) -> bytes:
-    """A map's next key; empty where it is no string."""
+    """Return a map's next key, or b"" if it is no string."""
     start = reader.at
     name = reader.header()
     if name.kind == "str":
@@ -179,7 +190,7 @@ def _key(reader: Reader) -> bytes:
 
 
 def offset_of(header: Header) -> bytes:
-    """An image's place in its block, 4 bytes. Raises UnusableError for what is no int32."""
+    """Return an image's place in its block as 4 bytes. Raises UnusableError if it is no int32."""
     if header.kind != "int" or not -(2**31) <= header.value < 2**31:
         raise UnusableError("bad_extra_keys")
     return header.value.to_bytes(4, "little", signed=True)
@@ -220,11 +231,11 @@ FIELDS = {b"BlockStored": _STORED, b"BlockRemoved": _REMOVED, b"AllBlocksCleared
 
 
 class Fields:
-    """Reads the fields of one event after another; `open` goes to the next. Lifetime: batch.
+    """Reads the fields of one event after another; `open` moves to the next event. Lifetime: batch.
 
-    Members take the event's field by its place, whatever the order on the wire. An absent field
-    and nil mean the same. UnusableError for a value that the field cannot have. The sums are of the
-    events that are used: `keep` after such an event, `drop` after another one.
+    The methods find a field whatever the order on the wire. An absent field and nil mean the same.
+    They raise UnusableError for a value that the field cannot have. The sums cover the events that
+    are used: call `keep` after a used event and `drop` after a skipped one.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -235,17 +246,16 @@ class Fields:
         self._sums = [0, 0, 0]
 
     def keep(self) -> None:
-        """The event is used."""
+        """Count the event, which is used."""
         self._kept = list(self._sums)
 
     def drop(self) -> None:
-        """The event is skipped."""
+        """Take the event, which is skipped, out of the sums."""
         self._sums = list(self._kept)
 
     def open(self) -> bytes:
-        """The tag of the event here; goes past the event. Of a key given twice, the last counts.
-
-        Empty where it has none.
+        """Return the tag of the event at this place, or b"" if it has none, and move past the
+        event. If a key occurs twice, the last one counts.
         """
         reader = self._reader
         start = reader.at
@@ -282,7 +292,7 @@ class Fields:
         return tag
 
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """Names of blocks, uint64."""
+        """Return the names of the blocks as uint64."""
         header = self._field("block_hashes")
         if header is None or header.kind != "array":
             raise UnusableError("bad_hashes")
@@ -291,13 +301,15 @@ class Fields:
         return np.array(names, dtype=np.uint64)
 
     def parent(self) -> int | None:
-        """Name of the block before the first one."""
+        """Return the name of the block before the first one, or None if the event has none."""
         header = self._field("parent_block_hash")
         return None if header is None else self._hash(header)
 
     def tokens(self) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
-        """Token ids, int64 where one of them is beyond int32, as SGLang's stand-ins for images
-        are. Pairs (bigrams), strings (images) and others are none.
+        """Return the token ids, as int64 if one of them is beyond int32, like SGLang's stand-ins
+        for images.
+
+        Pairs (bigrams), strings (images) and other values are not token ids.
         """
         header = self._field("token_ids")
         if header is None:
@@ -315,7 +327,9 @@ class Fields:
         return np.array(tokens, dtype=np.int64 if is_wide else np.int32)
 
     def small(self, field: str, most: int, why: str = "bad_field") -> int | None:
-        """An int of at most that."""
+        """Return the integer field, which is 0 to `most`, or None if it is absent. Raises
+        UnusableError for other values.
+        """
         header = self._field(field)
         if header is None:
             return None
@@ -324,14 +338,16 @@ class Fields:
         return header.value
 
     def lora_id(self) -> int:
-        """The adapter's number; 0 is none."""
+        """Return the adapter's number, or 0 if there is none."""
         header = self._field("lora_id")
         if header is not None and header.kind != "int":
             raise UnusableError("bad_field")
         return 0 if header is None else header.value
 
     def tier(self) -> int:
-        """0 gpu, 1 host, 2 disk, or anywhere that is not local to the worker (vLLM 0.27)."""
+        """Return the tier: 0 for the GPU, 1 for the host, 2 for disk or any place that is not local
+        to the worker (vLLM 0.27).
+        """
         told = self.text("medium", "unknown_medium")
         medium = b"GPU" if told is None else told
         tier = _TIERS.get(medium.lower())
@@ -352,7 +368,7 @@ class Fields:
         return UnusableError("unknown_medium")
 
     def text(self, field: str, why: str = "bad_field") -> bytes | None:
-        """A string, as the bytes it has on the wire."""
+        """Return a string field as the bytes on the wire, or None if it is absent."""
         header = self._field(field)
         if header is None:
             return None
@@ -361,7 +377,7 @@ class Fields:
         return self._utf8(header.size, why)
 
     def is_text(self, field: str, texts: tuple[bytes, ...]) -> bool:
-        """Whether it is one of these strings; whatever else it is raises nothing."""
+        """Return whether the field is one of these strings; no value raises an error."""
         header = self._field(field)
         is_text = header is not None and header.kind == "str"
         return is_text and self._reader.take(header.size) in texts
@@ -369,12 +385,12 @@ class Fields:
     def extra_keys(
         self, blocks: int, lora_name: bytes | None, at_root: bool
     ) -> tuple[tuple[bytes, ...], bytes | None]:
-        """(what each block's identity holds besides its tokens, the salt among it).
+        """Return (what each block's identity holds besides its tokens, the salt).
 
-        `at_root`: block 0 is the first of its prompt, and the salt is not said elsewhere; then its
-        last bare string is the salt. A bare string equal to `lora_name` is the adapter. Further
-        ones identify images (vLLM 0.18), as [identifier, offset] does from 0.20 on; bytes are
-        digests of embeddings.
+        `at_root` says that block 0 is the first of its prompt and that no other field gives the
+        salt; then its last bare string is the salt. A bare string equal to `lora_name` is the
+        adapter. Other bare strings identify images (vLLM 0.18), as [identifier, offset] does from
+        0.20 on; bytes are digests of embeddings.
         """
         header = self._field("extra_keys")
         if header is None:
@@ -392,7 +408,7 @@ class Fields:
         return (tuple(extras) if any(extras) else ()), salt
 
     def mm_keys(self, extras: tuple[bytes, ...], blocks: int) -> tuple[bytes, ...]:
-        """`extras` with TensorRT-LLM's images behind them."""
+        """Return `extras` with TensorRT-LLM's images appended to each block's bytes."""
         header = self._field("mm_keys")
         if header is None:
             return extras
@@ -406,7 +422,9 @@ class Fields:
         return tuple(joined) if any(joined) else ()
 
     def _entry(self, lora_name: bytes | None) -> tuple[list[bytes], int | None]:
-        """One block's keys as the bytes to hash, and the place of its last bare string."""
+        """Return one block's keys as the bytes to hash, and the place of its last bare string or
+        None.
+        """
         reader = self._reader
         entry = reader.header()
         parts: list[bytes] = []
@@ -427,7 +445,7 @@ class Fields:
         return parts, bare
 
     def _identified(self, item: Header) -> bytes:
-        """The bytes to hash for a digest, or for [identifier] or [identifier, offset]."""
+        """Return the bytes to hash for a digest, for [identifier] or for [identifier, offset]."""
         reader = self._reader
         if item.kind == "bin":
             return reader.take(item.size) + bytes(4)
@@ -465,7 +483,9 @@ class Fields:
         return None if header.kind == "nil" else header
 
     def _hash(self, header: Header) -> int:
-        """vLLM's own way to shorten a digest: its last 8 bytes, big-endian."""
+        """Return a block's name; a digest becomes its last 8 bytes, big-endian, as vLLM itself
+        shortens it.
+        """
         if header.kind == "int":
             return header.value % 2**64
         if header.kind != "bin" or not 1 <= header.size <= MAX_HASH_BYTES:
@@ -494,20 +514,21 @@ _MAX_WINDOW = 2**31 - 1
 
 
 class EventBatch:
-    """One decoded batch; lifetime: call to feed.
+    """A batch of KV events, decoded. Lifetime: call to feed.
 
-    `blocks` counts the stored ones, `len` the events that can be used, `skipped` the others and
-    `skips` the same by why: "unknown_type"; "bad_hashes", of blocks or the parent; "bad_tokens",
-    which are not all ints in 0..2^63-1 (bigrams and strings are not); "token_count", not blocks x
-    block_size of them; "bad_block_size", not in 0..65536, or 0 with tokens; "unknown_medium";
-    "bad_extra_keys", of an unknown shape; "bad_field", any other; "over_limit", too many blocks,
-    tokens or bytes of extra keys for one batch; "never_removed", of LMCache's connector in vLLM's
-    process, which tells what it stores and never what it drops: the one that tells tokens of a
-    medium "cpu", in lower case, and no cache group. Of several reasons the first one counts, in
-    this order but for "token_count", which stands behind "bad_block_size". Such an event costs no
-    other one. Names are uint64: ints modulo 2^64, digests by their last 8 bytes, big-endian.
-    Raises TypeError for a payload that is no buffer of bytes, ValueError with the reason for bytes
-    that are no msgpack of an array [time, events, rank], or too many.
+    `blocks` counts the stored blocks, `len` the events that can be used, `skipped` the others, and
+    `skips` the same by reason. The reasons are: "unknown_type"; "bad_hashes" of blocks or of the
+    parent; "bad_tokens", which are not all ints in 0..2^63-1 (bigrams and strings are not);
+    "token_count", not blocks x block_size tokens; "bad_block_size", not in 0..65536, or 0 with
+    tokens; "unknown_medium"; "bad_extra_keys" of an unknown shape; "bad_field", a bad value of any
+    other field; "over_limit", too many blocks, tokens or bytes of extra keys for one batch;
+    "never_removed", an event of LMCache's connector in vLLM's process, which reports what it stores
+    and never what it drops. Such an event gives tokens for the medium "cpu", in lower case, and no
+    cache group. If an event has several faults, the first one counts, in this order, except that
+    "token_count" comes after "bad_block_size". A faulty event does not affect the others. Names are
+    uint64: ints modulo 2^64, digests by their last 8 bytes, big-endian. Raises TypeError for a
+    payload that is no buffer of bytes. Raises ValueError with the reason for bytes that are no
+    msgpack of an array [time, events, rank], and for too many bytes.
     """
 
     def __init__(self, payload: Buffer) -> None:
@@ -530,39 +551,45 @@ class EventBatch:
 
     @property
     def skipped(self) -> int:
-        """Events that cannot be used."""
+        """The number of events that cannot be used."""
         return sum(self._skips.values())
 
     def skips(self) -> dict[str, int]:
-        """`skipped`, by why."""
+        """Return the number of unusable events by reason."""
         return dict(self._skips)
 
     def unknown_media(self) -> dict[str, int]:
-        """Of those skipped for an unknown medium: how many, by its name; beyond the first eight
-        names of a batch by "". A medium is named by what of its first 48 bytes is whole; a GPU that
-        is not the worker's by its locality, too ("GPU REMOTE").
+        """Return the number of events skipped for an unknown medium, by its name; events beyond the
+        first eight names of a batch are under "".
+
+        A medium's name is the whole characters of its first 48 bytes. A GPU that is not the
+        worker's own has its locality in the name, too ("GPU REMOTE").
         """
         return dict(self._unknown_media)
 
     @property
     def windows_alone(self) -> bool:
-        """It tells blocks of windows or states, and none of full attention."""
+        """Whether the batch stores blocks of windows or states and none of full attention."""
         kinds = {event[10] for event in self._events if event[0] == "stored"}
         return bool(kinds & {"window", "state"}) and "full" not in kinds
 
     def listed(self) -> list[tuple[Any, ...]]:
-        """The events, in order, each one of these tuples:
+        """Return the events in order, each as one of these tuples:
 
-        ("stored", names, parent, tokens, block_size, tier, lora_name, salt, extras, group,
-        cache, window, masked): a chain of blocks. `names` uint64; `parent` the name before the
-        first, or None; `tokens` int32, int64 where one is beyond that, empty where blocks are
-        only named (offload tiers); `tier` 0 gpu, 1 host, 2 disk; `extras` bytes to hash after the
-        tokens of each block, () where no block has any; `group` a hybrid model's cache group or
-        None; `cache` what it keeps, None where that was not told: "full" every block, "window"
-        those of the last `window` tokens, "state" one state, "other" nobody knows; `masked`, in a
-        window or states only: `tokens` are those of more blocks than are named, and none where one
-        is beyond int32;
-        ("removed", names, tier, group); ("cleared",).
+        ("stored", names, parent, tokens, block_size, tier, lora_name, salt, extras, group, cache,
+        window, masked): a chain of blocks. `names` are uint64. `parent` is the name before the
+        first one, or None. `tokens` are int32, or int64 if one is beyond that, and empty if blocks
+        are only named (offload tiers). `tier` is 0 for the GPU, 1 for the host, 2 for disk.
+        `extras` are the bytes to hash after the tokens of each block, or () if no block has any.
+        `group` is a hybrid model's cache group or None. `cache` says what the group keeps, or is
+        None if the event does not say: "full" every block, "window" those of the last `window`
+        tokens, "state" one state, "other" an unknown part. `masked` occurs for windows and states
+        only: `tokens` are then those of more blocks than are named, and empty if one is beyond
+        int32;
+
+        ("removed", names, tier, group);
+
+        ("cleared",).
         """
         return list(self._events)
 
@@ -648,7 +675,9 @@ class EventBatch:
 
 
 def _cache(fields: Fields) -> tuple[str | None, int]:
-    """What a cache group keeps, and its window's tokens; a window of none is not understood."""
+    """Return what a cache group keeps, and its window's tokens; a window without a size counts as
+    "other".
+    """
     kind = fields.text("kv_cache_spec_kind")
     if kind in _WINDOWS:
         window = fields.small("kv_cache_spec_sliding_window", _MAX_WINDOW) or 0

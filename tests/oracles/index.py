@@ -27,7 +27,7 @@ _HOLDERS_MASK = 0x1FFF
 
 
 class Header(NamedTuple):
-    """What is not an entry."""
+    """The fields of a dump before its entries."""
 
     workers: int
     max_entries: int
@@ -36,7 +36,9 @@ class Header(NamedTuple):
 
 
 def write(header: Header, holders: Holders) -> bytes:
-    """The dump. The order of entries within a tier is kept: age of last use."""
+    """Return the dump as bytes. The order of entries within a tier is kept; it is that of their
+    last use.
+    """
     counts = [sum(tier == wanted for tier, _ in holders) for wanted in range(TIERS)]
     parts = [_HEADER.pack(_MAGIC, _VERSION, *header, *counts)]
     for (_, block), workers in sorted(holders.items(), key=lambda item: item[0][0]):
@@ -46,7 +48,9 @@ def write(header: Header, holders: Holders) -> bytes:
 
 
 def read(frame: bytes) -> tuple[Header, Holders]:
-    """What `write` was given. Raises ValueError for anything else, in the native words."""
+    """Return what `write` was given. Raises ValueError for any other bytes, with the native code's
+    text.
+    """
     if len(frame) < _HEADER.size + _SUM_BYTES:
         raise _refusal(f"{len(frame)} bytes are too few")
     magic, version, *numbers = _HEADER.unpack_from(frame)
@@ -104,13 +108,13 @@ Bytes = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 
 def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes:
-    """Chain hashes of the full blocks of `tokens`, first block first.
+    """Return the chain hashes of the full blocks of `tokens`, first block first.
 
     h_i = XXH3-64(h_{i-1} as 8 little-endian bytes + block i's tokens as int32 little-endian),
-    h_{-1} = `seed` (uint64). The partial last block is not hashed. To go on from a known block,
-    pass its hash as `seed`. `tokens` is a C-contiguous 1-D buffer of int32, read in place.
-    Raises TypeError for another element type or no buffer at all, ValueError for another shape
-    or layout, a block_size below 1, or a seed outside uint64.
+    h_{-1} = `seed` (uint64). The partial last block is not hashed. To continue from a known block,
+    pass its hash as `seed`. `tokens` is a C-contiguous 1-D buffer of int32, read in place. Raises
+    TypeError for another element type or for no buffer at all, ValueError for another shape or
+    layout, a block_size below 1, or a seed outside uint64.
     """
     block_size, seed = _integer(block_size, "block_size"), _integer(seed, "seed")
     if not 0 <= seed < 1 << 64:
@@ -129,8 +133,10 @@ def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes:
 
 
 def wide_chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes:
-    """The same of ids of 64 bits: a buffer of int64. A block with one beyond int32 is hashed over
-    its ids as 8 bytes each, all others as `chain_hashes` does it.
+    """Return the chain hashes of ids of 64 bits, which are a buffer of int64.
+
+    A block with an id beyond int32 is hashed over its ids as 8 bytes each, and all other blocks as
+    in `chain_hashes`.
     """
     block_size, seed = _integer(block_size, "block_size"), _integer(seed, "seed")
     if not 0 <= seed < 1 << 64:
@@ -146,21 +152,22 @@ def wide_chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes:
 
 
 def block_bytes(ids: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> bytes:
-    """What is hashed of one block's ids."""
+    """Return the bytes that are hashed for one block's ids."""
     narrow = ids.astype(np.int32)
     return narrow.tobytes() if (narrow == ids).all() else ids.tobytes()
 
 
 class PrefixIndex:
-    """Exact membership of (worker, block, tier); lifetime: process.
+    """Exact membership of (worker, block, tier). Lifetime: process.
 
-    `workers` slots, numbered from 0; tiers 0 gpu, 1 host, 2 disk. An entry is a block in a tier.
-    At most `max_entries` of them, in at most `max_bytes`: beyond it the coldest is forgotten and
-    counted in `evicted`; here that is the one whose last store or lookup lies furthest back, the
-    native index comes close to it with a clock. Hashes are C-contiguous 1-D buffers of uint64,
-    every value of which is a legal block; a chain may repeat a hash. Members raise TypeError and
-    ValueError for hashes as `chain_hashes` does for tokens, IndexError for a worker that is not
-    there and ValueError for a tier that is not.
+    There are `workers` slots, numbered from 0, and the tiers 0 GPU, 1 host, 2 disk. An entry is a
+    block in a tier. There are at most `max_entries` of them in at most `max_bytes`. Beyond that the
+    coldest entry is dropped and counted in `evicted`; here it is the one whose last store or lookup
+    is the oldest, and the native index comes close to it with a clock.
+
+    Hashes are C-contiguous 1-D buffers of uint64; every value is a legal block, and a chain may
+    repeat a hash. Methods raise TypeError and ValueError for hashes as `chain_hashes` does for
+    tokens, IndexError for an unknown worker and ValueError for an unknown tier.
     """
 
     def __init__(self, workers: int, max_entries: int = 1 << 20, max_bytes: int = 1 << 62) -> None:
@@ -182,7 +189,7 @@ class PrefixIndex:
         self._held = [[0] * workers for _ in range(TIERS)]
 
     def store(self, worker: int, hashes: Buffer, tier: int = 0) -> int:
-        """Say that `worker` holds these blocks; returns how many it did not hold before."""
+        """Record that `worker` holds these blocks; return how many it did not hold before."""
         blocks, worker, tier = self._arguments(worker, hashes, tier)
         before = self._held[tier][worker]
         for block in blocks:
@@ -196,34 +203,38 @@ class PrefixIndex:
         return self._held[tier][worker] - before
 
     def remove(self, worker: int, hashes: Buffer, tier: int = 0) -> int:
-        """Say that `worker` dropped these blocks; returns how many it held."""
+        """Record that `worker` dropped these blocks; return how many it held."""
         blocks, worker, tier = self._arguments(worker, hashes, tier)
         return sum(self._drop(worker, (tier, block)) for block in blocks)
 
     def clear_worker(self, worker: int) -> int:
-        """Forget everything of `worker`, in all tiers; returns how many blocks it held."""
+        """Forget all blocks of `worker` in all tiers; return how many it held."""
         worker = self._checked(worker)
         self._evicted_of[worker] = 0
         held = [entry for entry, holders in self._holders.items() if worker in holders]
         return sum(self._drop(worker, entry) for entry in held)
 
     def longest_prefix(self, hashes: Buffer) -> Hits:
-        """int32[workers]: how many leading blocks of the chain each worker holds on the gpu."""
+        """Return int32[workers]: how many leading blocks of the chain each worker holds
+        on the GPU.
+        """
         blocks = _buffer(hashes, "hashes", "uint64").tolist()
         return self._depths([self._used(0, block) for block in blocks])
 
     def raise_prefix(self, hashes: Buffer, hits: Hits) -> None:
-        """Raise `hits`, int32[workers], to what `longest_prefix` gives, where that is more.
+        """Raise `hits`, int32[workers], to the result of `longest_prefix` where that is more.
 
-        Written in place while other threads run: nobody else may use it meanwhile. Raises
-        ValueError for a buffer of another size and for one that must not be written to.
+        `hits` is written in place while other threads run, so no other thread may use it meanwhile.
+        Raises ValueError for a buffer of another size and for a read-only one.
         """
         _buffer(hashes, "hashes", "uint64")
         raised = _depths(hits, self.workers)
         np.maximum(raised, self.longest_prefix(hashes), out=raised)
 
     def longest_prefix_tiers(self, hashes: Buffer) -> Hits:
-        """int32[3, workers]: the same, row t counting tiers 0..t."""
+        """Return int32[3, workers]: how many leading blocks each worker holds; row t counts the
+        tiers 0..t.
+        """
         blocks = _buffer(hashes, "hashes", "uint64").tolist()
         held: list[set[int]] = [set() for _ in blocks]
         rows = []
@@ -235,26 +246,26 @@ class PrefixIndex:
         return np.stack(rows)
 
     def held(self, worker: int, tier: int = 0) -> int:
-        """How many blocks `worker` holds in the tier."""
+        """Return how many blocks `worker` holds in the tier."""
         return self._held[_tier(tier)][self._checked(worker)]
 
     def evicted_of(self, worker: int) -> int:
-        """Blocks of `worker` forgotten because of the bounds since it was cleared last."""
+        """Return how many blocks of `worker` the bounds have evicted since it was last cleared."""
         return self._evicted_of[self._checked(worker)]
 
     def contains(self, worker: int, hashes: Buffer, tier: int = 0) -> int:
-        """How many of these blocks `worker` holds in the tier."""
+        """Return how many of these blocks `worker` holds in the tier."""
         blocks, worker, tier = self._arguments(worker, hashes, tier)
         return sum(worker in self._holders.get((tier, block), ()) for block in blocks)
 
     def dump(self) -> bytes:
-        """Everything, in the format of `write`, for `load`."""
+        """Return the whole index in the format of `write`, for `load`."""
         header = Header(self.workers, self.max_entries, self.max_bytes, self.evicted)
         return write(header, self._holders)
 
     @staticmethod
     def load(data: Bytes) -> PrefixIndex:
-        """The index that was dumped; ValueError for anything but a whole dump."""
+        """Return the index that was dumped. Raises ValueError for anything but a complete dump."""
         header, holders = read(bytes(_buffer(data, "data", "uint8")))
         index = PrefixIndex(header.workers, header.max_entries, header.max_bytes)
         for (tier, block), workers in holders.items():
@@ -264,17 +275,17 @@ class PrefixIndex:
         return index
 
     def __len__(self) -> int:
-        """Distinct (block, tier) held by at least one worker."""
+        """Return the number of distinct (block, tier) pairs that at least one worker holds."""
         return len(self._holders)
 
     @property
     def tiers(self) -> int:
-        """1 + the highest tier that holds anything, at least 1."""
+        """One more than the highest tier that holds anything, and at least 1."""
         return 1 + max((tier for tier in range(TIERS) if any(self._held[tier])), default=0)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in use: a rough estimate here, exact in the native index."""
+        """The bytes in use: a rough estimate here, exact in the native index."""
         return 160 * len(self._holders) + 32 * sum(map(sum, self._held))
 
     def _make_room(self) -> None:
@@ -352,7 +363,7 @@ _FORMATS = {
 
 
 def _buffer(values: Any, name: str, dtype: str) -> npt.NDArray[Any]:
-    """`values` as an array without a copy, refused in the words of the native core."""
+    """Return `values` as an array without a copy; refuse others with the native core's text."""
     formats, item_bytes = _FORMATS[dtype]
     try:
         view = memoryview(values)
@@ -385,7 +396,7 @@ def _integer(value: SupportsIndex, name: str) -> int:
 
 
 def in_range(value: int, name: str, least: int, most: int) -> int:
-    """An int within both limits. TypeError, ValueError."""
+    """Return `value` as an int within both limits. Raises TypeError or ValueError."""
     number = _integer(value, name)
     if not least <= number <= most:
         raise ValueError(f"{name} must be {least}..{most}, got {value}")
@@ -393,7 +404,7 @@ def in_range(value: int, name: str, least: int, most: int) -> int:
 
 
 def uint64(value: int, name: str) -> int:
-    """An int in 0..2^64-1. TypeError, ValueError."""
+    """Return `value` as an int in 0..2^64-1. Raises TypeError or ValueError."""
     number = _integer(value, name)
     if not 0 <= number < 1 << 64:
         raise ValueError(f"{name} must be a uint64, got {number}")
@@ -401,18 +412,18 @@ def uint64(value: int, name: str) -> int:
 
 
 def parent_of(parent: int | None) -> int | None:
-    """The name of a parent, or None where there is none."""
+    """Return the name of a parent, or None if there is no parent."""
     return None if parent is None else uint64(parent, "parent")
 
 
 def names_of(names: Buffer) -> list[int]:
-    """A buffer of uint64 as ints."""
+    """Return a buffer of uint64 as ints."""
     blocks: list[int] = _buffer(names, "names", "uint64").tolist()
     return blocks
 
 
 def data_bytes(data: Buffer, name: str) -> bytes:
-    """A copy of a buffer's bytes. TypeError for anything else."""
+    """Return a copy of a buffer's bytes. Raises TypeError for anything else."""
     try:
         return bytes(memoryview(data))
     except TypeError:

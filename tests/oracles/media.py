@@ -17,7 +17,7 @@ MOST = 2**31 - 1
 
 
 class Medium(NamedTuple):
-    """A medium among a prompt's tokens: `length` of these from `offset` on stand for it."""
+    """A medium among a prompt's tokens; `length` tokens from `offset` on stand for it."""
 
     identifier: bytes
     offset: int
@@ -25,22 +25,22 @@ class Medium(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where its tokens end."""
+        """The place after the medium's last token."""
         return self.offset + self.length
 
 
 def media_chain_hashes(
     tokens: Buffer, block_size: int, seed: int, media: Sequence[tuple[str, int, int]]
 ) -> Hashes:
-    """Chain hashes of a prompt in which tokens stand for media.
+    """Return the chain hashes of a prompt in which tokens stand for media. `tokens` are int32 or
+    int64.
 
-    `tokens` are int32 or int64. A block with tokens of media is hashed over more than its tokens:
-    behind these come, for each of the media in turn, its identifier and where it begins, counted
-    from the begin of the block, as int32 little-endian (negative where it began before). All other
-    blocks are hashed as `chain_hashes` and `wide_chain_hashes` do it.
-
-    `media` have (identifier, offset, length) in the order of their offsets, 0..2^31-1. Which of
-    them a block has is vLLM's rule, also where some overlap. Raises TypeError, ValueError.
+    A block with tokens of media is hashed over more than its tokens: these are followed, for each
+    medium in turn, by its identifier and the place where it begins, counted from the begin of the
+    block, as int32 little-endian (negative if it began before). All other blocks are hashed as in
+    `chain_hashes` and `wide_chain_hashes`. `media` are (identifier, offset, length) in the order of
+    their offsets, 0..2^31-1. vLLM's rule decides which media a block has, also if some overlap.
+    Raises TypeError, ValueError.
     """
     size, before = _integer(block_size, "block_size"), uint64(seed, "seed")
     wide = memoryview(tokens).itemsize == 8
@@ -61,10 +61,10 @@ def media_chain_hashes(
 def media_of(
     media: Sequence[Medium], start: int, end: int, first: int
 ) -> tuple[list[tuple[bytes, int]], int]:
-    """The identifiers of the media in the block from `start` to `end`, each with where it begins,
-    counted from `start`; and the `first` for the next block.
+    """Return the identifiers of the media in the block from `start` to `end`, each with the place
+    where it begins, counted from `start`; and the `first` for the next block.
 
-    As vLLM 0.32 does it (`_gen_mm_extra_hash_keys` in `v1/core/kv_cache_utils.py`).
+    The rule is vLLM 0.32's (`_gen_mm_extra_hash_keys` in `v1/core/kv_cache_utils.py`).
     """
     among: list[tuple[bytes, int]] = []
     if not media or media[-1].end <= start:

@@ -1,4 +1,6 @@
-"""The plain-Python oracle of the native mirror of workers that publish no events."""
+"""The plain-Python oracle of the native mirror, which models the caches of workers that publish no
+events.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +28,26 @@ class _Recency:
         self.stamps: OrderedDict[int, int] = OrderedDict()
 
     def warmest(self, count: int) -> list[int]:
-        """The warmest so many blocks, coldest first."""
+        """Return the `count` warmest blocks, coldest first."""
         return list(self.stamps)[len(self.stamps) - count :]
 
 
 class Mirror:
-    """LRU caches of workers that tell nothing of theirs; lifetime: process.
+    """LRU caches of workers that publish no events. Lifetime: process.
 
-    Each of `workers` slots keeps its blocks by last use (R. Mattson et al., "Evaluation
-    Techniques for Storage Hierarchies", 1970). The warmest are *resident*: what the worker is
-    believed to hold. Colder ones are only remembered, so that the bound between the two can be
-    found wrong, and moved. At most `max_blocks` are remembered of all workers together.
+    Each of the `workers` slots keeps its blocks by last use (R. Mattson et al., "Evaluation
+    Techniques for Storage Hierarchies", 1970). The warmest blocks are *resident*: the worker is
+    believed to hold them. Colder blocks are only remembered, so that the border between the two can
+    be found wrong, and moved. At most `max_blocks` are remembered for all workers together.
 
-    A touch puts a chain's first block on top and its last one deepest, as engines free a
-    request's blocks tail first (vLLM's free queue; `engine.block_pool`), so evictions go from the
-    leaves to the root and a block is never resident without those before it in its chain. What
-    is not modelled: running requests pin their blocks, so while an answer runs longer than it
-    takes to turn the rest of the cache over, its blocks are believed gone though they are there;
-    and blocks of answers take room that nothing here is told of.
+    A touch puts a chain's first block on top and its last one deepest, as engines free a request's
+    blocks from the tail (vLLM's free queue; `engine.block_pool`). So evictions go from the leaves
+    to the root, and a block is never resident without those before it in its chain.
 
-    Hashes are buffers as in `PrefixIndex`; members raise as its members do.
+    Two things are not modelled. Running requests pin their blocks, so while an answer takes longer
+    than the rest of the cache takes to turn over, its blocks are believed gone although they are
+    there. And blocks of answers take room of which the mirror does not know. Hashes are buffers as
+    in `PrefixIndex`; methods raise the same errors as its methods.
     """
 
     def __init__(self, workers: int, max_blocks: int = 1 << 20) -> None:
@@ -59,10 +61,11 @@ class Mirror:
         self._recency = [_Recency() for _ in range(self.workers)]
 
     def resize(self, worker: int, resident: int, remembered: int) -> int:
-        """Set a worker's bounds; returns how many blocks are resident no more.
+        """Set a worker's bounds; return how many blocks are no longer resident.
 
-        Blocks resident, and all remembered; both are 0 at first. Raises ValueError unless
-        0 <= resident <= remembered and `max_blocks` suffices for what all workers may remember.
+        `resident` bounds the resident blocks and `remembered` all blocks; both are 0 at first.
+        Raises ValueError unless 0 <= resident <= remembered and `max_blocks` suffices for what all
+        workers may remember.
         """
         worker, resident = _integer(worker, "worker"), _integer(resident, "resident")
         remembered = _integer(remembered, "remembered")
@@ -80,11 +83,12 @@ class Mirror:
         return self._trim(worker)
 
     def touch(self, worker: int, chain: Buffer) -> Touch:
-        """Make a chain the warmest of a worker; (leading blocks resident, stamp, runs).
+        """Make a chain the warmest of a worker; return (leading blocks that were resident, stamp,
+        runs).
 
-        Of a chain longer than what may be resident, its leading part. The stamp, from 1 up,
-        numbers the touch. `runs` says when the leading blocks were used last: (depth after a
-        run's last block, stamp of that touch, or 0 where unknown), at most 32 of them.
+        If the chain is longer than what may be resident, only its leading part counts. The stamp,
+        from 1 up, numbers the touch. `runs` says when the leading blocks were last used: (depth
+        after a run's last block, stamp of that touch, or 0 if unknown), at most 32 of them.
         """
         named = _buffer(chain, "chain", "uint64").tolist()
         blocks = self._of(_integer(worker, "worker"))
@@ -112,7 +116,9 @@ class Mirror:
         return hit_blocks, self._stamp, runs
 
     def forget(self, worker: int, chain: Buffer, stamp: int) -> int:
-        """Take back a touch, as far as nobody used its blocks since; returns how many left."""
+        """Take back a touch for the blocks that no later touch used; return how many
+        blocks left.
+        """
         hashes: list[int] = _buffer(chain, "chain", "uint64").tolist()
         blocks, stamp = self._of(_integer(worker, "worker")), _uint64(stamp)
         gone = [each for each in dict.fromkeys(hashes) if blocks.stamps.get(each) == stamp]
@@ -123,13 +129,13 @@ class Mirror:
         return left
 
     def drop_colder(self, worker: int, stamp: int) -> int:
-        """Blocks last used at `stamp` or before are resident no more; returns how many."""
+        """Make blocks last used at `stamp` or before no longer resident; return how many."""
         blocks, stamp = self._of(_integer(worker, "worker")), _uint64(stamp)
         warmer = sum(each > stamp for each in blocks.stamps.values())
         return self._demote(worker, min(blocks.resident, warmer))
 
     def revive_warmer(self, worker: int, stamp: int) -> int:
-        """Blocks last used after `stamp` are resident after all; returns how many."""
+        """Make blocks last used after `stamp` resident again; return how many."""
         blocks, stamp = self._of(_integer(worker, "worker")), _uint64(stamp)
         warmer = sum(each > stamp for each in blocks.stamps.values())
         before = blocks.resident
@@ -138,35 +144,37 @@ class Mirror:
         return blocks.resident - before
 
     def clear_worker(self, worker: int) -> int:
-        """Forget everything of `worker` but its bounds; returns how many blocks it held."""
+        """Forget all blocks of `worker` but keep its bounds; return how many blocks it held."""
         blocks = self._of(_integer(worker, "worker"))
         blocks.stamps.clear()
         blocks.resident = 0
         return self._index.clear_worker(worker)
 
     def longest_prefix(self, chain: Buffer) -> Hits:
-        """int32[workers]: how many leading blocks of the chain are resident on each."""
+        """Return int32[workers]: how many leading blocks of the chain are resident on
+        each worker.
+        """
         return self._index.longest_prefix(chain)
 
     def raise_prefix(self, chain: Buffer, hits: Hits) -> None:
-        """Raise `hits`, int32[workers], to what `longest_prefix` gives, where that is more."""
+        """Raise `hits`, int32[workers], to the result of `longest_prefix` where that is more."""
         self._index.raise_prefix(chain, hits)
 
     def held(self, worker: int) -> int:
-        """Blocks resident on `worker`."""
+        """Return the number of blocks resident on `worker`."""
         return self._of(_integer(worker, "worker")).resident
 
     def remembered(self, worker: int) -> int:
-        """Blocks remembered of `worker`, resident ones among them."""
+        """Return the number of blocks remembered for `worker`, including the resident ones."""
         return len(self._of(_integer(worker, "worker")).stamps)
 
     def __len__(self) -> int:
-        """Distinct blocks resident on at least one worker."""
+        """Return the number of distinct blocks resident on at least one worker."""
         return len(self._index)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in use: a rough estimate here, exact in the native mirror."""
+        """The bytes in use: a rough estimate here, exact in the native mirror."""
         return self._index.memory_bytes + sum(160 * len(each.stamps) for each in self._recency)
 
     def _of(self, worker: int) -> _Recency:

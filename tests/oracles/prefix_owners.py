@@ -19,23 +19,24 @@ _OWNER_MAX = (1 << 61) - 1
 
 
 class PrefixOwners:
-    """Which blocks one owner uses, and which several do; lifetime: process.
+    """Remembers which blocks one owner uses and which several owners use. Lifetime: process.
 
-    An owner is whatever claims chains: a session, a tenant. Who uses a block uses those before
-    it, so along a chain come first the blocks that several use, then those of one owner, then
-    unknown ones. Both ends are found by bisection, so a claim of a conversation's next turn
-    visits its new blocks only.
+    An owner is anything that claims chains: a session, a tenant. An owner that uses a block also
+    uses those before it. So along a chain the blocks that several use come first, then those of one
+    owner, then unknown ones. Both borders are found by bisection, so a claim of a conversation's
+    next turn visits only its new blocks.
 
     At most `max_entries` blocks are known. A clock with counters (GCLOCK: A. Smith, "Sequentiality
-    and Prefetching in Database Systems", 1978) makes room: a block claimed once goes when its
-    hand comes by, one claimed again survives three passes; a claim warms all blocks of its chain
-    again when the hand came by. While nothing has been evicted, every answer is exact. After that,
-    "used by" means "as far as is remembered", and a block that left from the midst of a chain can
-    make `shared` and `owner` tell less than the truth, never more; the next claim of the chain
-    fills such holes that it meets.
+    and Prefetching in Database Systems", 1978) makes room: a block that was claimed once goes when
+    the clock's hand comes by, and one that was claimed again survives three passes. A claim warms
+    all blocks of its chain again if the hand has come by.
 
-    Hashes are C-contiguous 1-D buffers of uint64. Members raise TypeError for anything else and
-    ValueError for what is out of range. Any thread may call; the native one releases the GIL.
+    While nothing has been evicted, every answer is exact. After that, "used by" means "as far as is
+    remembered": a block that left from the middle of a chain can make `shared` and `owner` report
+    less than the truth, never more. The next claim of the chain fills the holes that it meets.
+
+    Hashes are C-contiguous 1-D buffers of uint64. Methods raise TypeError for anything else and
+    ValueError for values out of range. Any thread may call; the native class releases the GIL.
     """
 
     def __init__(self, max_entries: int = 1 << 20) -> None:
@@ -51,8 +52,8 @@ class PrefixOwners:
         self._looks = 1  # what the hand may still look at in this claim
 
     def claim(self, chain: Buffer, owner: int) -> int:
-        """Mark the chain as used by `owner`, 0..2^61-1; returns how many leading blocks several
-        use, this claim included.
+        """Mark the chain as used by `owner`, 0..2^61-1; return how many leading blocks several
+        owners use, this claim included.
         """
         blocks: list[int] = _buffer(chain, "chain", "uint64").tolist()
         owner = _integer(owner, "owner")
@@ -71,29 +72,29 @@ class PrefixOwners:
         return max(shared, end)
 
     def shared(self, chain: Buffer) -> int:
-        """How many leading blocks two owners or more have claimed."""
+        """Return how many leading blocks two or more owners have claimed."""
         return self._ends(_buffer(chain, "chain", "uint64").tolist())[0]
 
     def owner(self, chain: Buffer) -> tuple[int, int]:
-        """(Owner of the deepest known block, its depth in blocks).
+        """Return (owner of the deepest known block, its depth in blocks).
 
-        The owner is -1 where several use that block, and where nothing is known, at depth 0.
+        The owner is -1 if several use that block, and if no block is known; then the depth is 0.
         """
         blocks: list[int] = _buffer(chain, "chain", "uint64").tolist()
         known = self._ends(blocks)[1]
         return (self._users[blocks[known - 1]], known) if known else (_SHARED, 0)
 
     def __len__(self) -> int:
-        """Blocks known."""
+        """Return the number of known blocks."""
         return len(self._users)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the native one: it takes all of them when it is made."""
+        """The bytes of the native class, which takes all of them when it is made."""
         return self.max_entries * (16 + 2 * 8)
 
     def _ends(self, blocks: list[int]) -> tuple[int, int]:
-        """(End of the blocks that several use, end of the known ones)."""
+        """Return (end of the blocks that several use, end of the known blocks)."""
         known = _first_without(blocks, len(blocks), lambda block: block in self._users)
         shared = _first_without(blocks, known, lambda block: self._users.get(block) == _SHARED)
         return shared, known
@@ -102,7 +103,7 @@ class PrefixOwners:
         return self._warmth.get(block, 0) < _AGAIN
 
     def _settle(self, blocks: list[int], first: int, end: int, users: int) -> tuple[int, int]:
-        """Walk from the last block to the first, on which users only add up.
+        """Claim the blocks from the last to the first; towards the first, users can only be added.
 
         Returns (users of the first one, end of those that several use).
         """
@@ -122,7 +123,9 @@ class PrefixOwners:
         return users, shared
 
     def _make_room(self, block: int) -> None:
-        """Give the new block a place on the clock, the coldest one's if there is no other."""
+        """Give the new block a place on the clock, which is the coldest block's place if no other
+        is left.
+        """
         if len(self._clock) < self.max_entries:
             self._clock.append(block)
             return
@@ -147,7 +150,9 @@ class PrefixOwners:
 
 
 def _first_without(blocks: list[int], end: int, holds: Callable[[int], bool]) -> int:
-    """The end of the leading blocks that are such, if all behind it are not: by bisection."""
+    """Return the end of the leading blocks for which `holds` is true, by bisection; it must be
+    false for all blocks behind them.
+    """
     first = 0
     while first < end:
         for at in range(first, end, -(-(end - first) // _PIVOTS)):

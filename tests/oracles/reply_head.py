@@ -1,4 +1,4 @@
-"""The head of a worker's reply, read in plain Python: the twin of `kvkernels.reply_head`."""
+"""The plain-Python twin of `kvkernels.reply_head`, which parses the head of a worker's reply."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _FIELDS = re.compile(rb"(?:" + _TOKEN + rb":" + _VALUE + rb"\r\n)*")
 
 
 def parse_head(head: bytes, method: str) -> ReplyHead:
-    """Read a reply's head: status line and fields, each with its CRLF, without the empty line.
+    """Parse the head of a reply: status line and fields, each with its CRLF, without the empty
+    line.
 
-    What only the router says to clients (`x-warmroute-*`) is left out: a worker may not say it.
-    Raises WorkerError("garbage") for anything that two readers could frame differently: bare LF,
-    folded lines, a length beside chunks, lengths that differ, an unknown transfer coding.
+    Fields that only the router may send to clients (`x-warmroute-*`) are left out, because a worker
+    may not send them. Raises WorkerError("garbage") for anything that two readers could frame
+    differently: bare LF, folded lines, a length beside chunks, lengths that differ, an unknown
+    transfer coding.
     """
     status_line = _STATUS.match(head)
     if status_line is None or not _FIELDS.fullmatch(head, status_line.end()):
@@ -61,7 +63,7 @@ def parse_head(head: bytes, method: str) -> ReplyHead:
 def _framing(
     status: int, method: str, lengths: set[bytes], codings: list[bytes], minor: bytes
 ) -> tuple[Framing, int]:
-    """How the body ends, and its length where that is given (RFC 9112, section 6.3)."""
+    """Return how the body ends, and its length if that is given (RFC 9112, section 6.3)."""
     if codings and (codings != [b"chunked"] or lengths or minor == b"0"):
         raise WorkerError("garbage", "the worker's reply can be framed in more than one way")
     if len(lengths) > 1:

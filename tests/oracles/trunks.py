@@ -20,7 +20,7 @@ _MEMORY_SHARE = 0.2  # of the pool's KV memory that all copies of one trunk may 
 
 @record
 class Trunk:
-    """A head of prompts, as it stands now. Lifetime: one decision."""
+    """The common head of many prompts, with its figures at one moment. Lifetime: one decision."""
 
     last_hash: int  # chain hash of its last block
     tokens: int
@@ -32,9 +32,9 @@ class Trunk:
 
 
 class Trunks:
-    """The heads that weigh most. Lifetime: process; at most `TRUNKS_MAX` heads.
+    """The heads of prompts with the most arrivals. Lifetime: process; at most `TRUNKS_MAX` heads.
 
-    Deterministic: time comes with each call and never goes back.
+    The class is deterministic: time comes with each call and never goes back.
     """
 
     def __init__(self, heads: int = TRUNKS_MAX) -> None:
@@ -65,7 +65,9 @@ class Trunks:
         capacity_tokens: float,
         now_s: float,
     ) -> None:
-        """What the workers can do now: to be told with each arrival, and on ticks between them."""
+        """Set the present capacity of the workers. Call this with each arrival, and on ticks
+        between arrivals.
+        """
         self._pace = PoolPace(workers, prefill_tokens_per_s, answer_s, capacity_tokens)
         self._scaled(now_s)
 
@@ -78,10 +80,11 @@ class Trunks:
         known_blocks: int,
         now_s: float,
     ) -> None:
-        """A request came in.
+        """Count the arrival of a request.
 
-        `shared_blocks`: leading blocks that other sessions use, too; `known_blocks`: those that
-        any prompt before it had (`kvkernels.PrefixOwners`), so nobody need compute them again.
+        `shared_blocks` are the leading blocks that other sessions use, too. `known_blocks` are
+        those that any earlier prompt had (`kvkernels.PrefixOwners`), so no worker needs to compute
+        them again.
         """
         scale = self._scaled(now_s)
         self._arrivals += scale
@@ -100,7 +103,9 @@ class Trunks:
             self._drained_at_s[row] = now_s
 
     def of(self, chain: Hashes) -> Trunk | None:
-        """The trunk a prompt begins with: the longest that wants copies, else the longest."""
+        """Return the trunk with which a prompt begins: the longest that wants copies, else the
+        longest, or None if there is none.
+        """
         now_s = self._now_s
         scale, longest = self._scaled(now_s), None
         for row in sorted(self._begun_with(chain), key=self._tokens.__getitem__, reverse=True):
@@ -111,7 +116,7 @@ class Trunks:
         return longest
 
     def table(self) -> list[Trunk]:
-        """All heads kept as of the last time told, the greatest demand first."""
+        """Return all heads as of the last time given, the greatest demand first."""
         scale = self._scaled(self._now_s)
         rows = [self._trunk(row, scale, self._now_s) for row in range(self._used)]
         return sorted(rows, key=lambda trunk: (-trunk.demand, -trunk.tokens, trunk.last_hash))
@@ -120,7 +125,9 @@ class Trunks:
         return self._used
 
     def _begun_with(self, chain: Hashes) -> list[int]:
-        """Rows of the heads that the chain begins with, which is looked at where heads end."""
+        """Return the rows of the heads with which the chain begins. Only places where heads end are
+        looked at.
+        """
         ends = self._ends
         if not len(ends):
             return []
@@ -130,7 +137,9 @@ class Trunks:
         return sorted([self._row[last_hash] for last_hash in found])
 
     def _enter(self, last_hash: int, blocks: int, tokens: int, now_s: float) -> int:
-        """A row for a new head: an unused one, or the lightest's, with its count as the error."""
+        """Return a row for a new head: an unused one, or that of the head with the fewest arrivals,
+        whose count becomes the error.
+        """
         left = None
         if self._used < len(self._count):
             row, self._used = self._used, self._used + 1
@@ -148,7 +157,9 @@ class Trunks:
         return row
 
     def _ends_moved(self, left: int | None, entered: int) -> None:
-        """One head ends at the place `left` no more, and one at `entered`."""
+        """Record that one head no longer ends at the place `left` and that one ends at
+        `entered`.
+        """
         heads, places = self._heads_at, len(self._heads_at)
         heads[entered] = heads.get(entered, 0) + 1
         moved = len(heads) != places
@@ -176,12 +187,13 @@ class Trunks:
         )
 
     def _wanted(self, tokens: int, recent: float, demand: float, backlog_s: float) -> int:
-        """How many workers should hold a trunk.
+        """Return how many workers should hold a trunk.
 
-        So many as keep up with the demand. And as long as one more saves those who wait more
-        time in all than computing the trunk takes a worker: n requests that wait for half of a
-        backlog B over r copies save n * B / (2 * r * (r + 1)). But none that is not used again
-        before the counts fade, nor more than memory has room for.
+        There are as many copies as keep up with the demand, and more as long as one more saves the
+        waiting requests more time in all than one worker takes to compute the trunk: n requests
+        that wait for half of a backlog B over r copies save n * B / (2 * r * (r + 1)). But there is
+        no copy that is not used again before the counts fade, and no more copies than memory has
+        room for.
         """
         pace = self._pace
         trunk_s = tokens / pace.prefill_tokens_per_s
@@ -192,7 +204,9 @@ class Trunks:
         return max(1, min(copies, int(room)))
 
     def _backlog(self, row: int, scale: float, now_s: float) -> float:
-        """Seconds of work left, had the copies wanted last done one second of it each second."""
+        """Return the seconds of work left if each of the copies last wanted did one second of it
+        per second.
+        """
         left_s, elapsed_s = self._backlog_s[row], now_s - self._drained_at_s[row]
         if not left_s or not elapsed_s:
             return left_s
@@ -202,7 +216,9 @@ class Trunks:
         return max(left_s - copies * elapsed_s, 0.0)
 
     def _scaled(self, now_s: float) -> float:
-        """What one arrival of now counts; long since the first, all counts are scaled down."""
+        """Return the weight of an arrival at `now_s`. Long after the first arrival, all counts are
+        scaled down.
+        """
         if self._since_s is None:
             self._since_s = now_s
         self._now_s = now_s

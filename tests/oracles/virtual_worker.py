@@ -1,7 +1,8 @@
-"""A worker on virtual time: the real scheduler and block pool, integer nanoseconds, no tokens.
+"""A worker on virtual time: the real scheduler and block pool, with integer nanoseconds and without
+tokens.
 
-It takes every step by itself and is the oracle of `kvkernels.VirtualWorker`, its native twin: the
-same outputs at the same times, many times faster.
+It takes every step by itself and is the oracle of `kvkernels.VirtualWorker`, its native twin, which
+gives the same outputs at the same times, many times faster.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ MAX_NS = 2**62  # a hundred and forty years
 
 
 def in_range(name: str, value: int, least: int, most: int) -> int:
-    """`value` as an int within both limits, or ValueError; TypeError if it is no integer."""
+    """Return `value` as an int within both limits. Raises ValueError if it is outside, TypeError if
+    it is no integer.
+    """
     try:
         number = index(value)
     except TypeError:
@@ -46,14 +49,14 @@ def in_range(name: str, value: int, least: int, most: int) -> int:
 
 
 def check_finite(name: str, value: float) -> float:
-    """`value`, or ValueError unless it is finite and above 0."""
+    """Return `value`. Raises ValueError unless it is finite and above 0."""
     if not (isfinite(value) and value > 0.0):
         raise ValueError(f"{name} must be finite and above 0, got {value}")
     return value
 
 
 def check_time(now_ns: int, last_ns: int) -> int:
-    """`now_ns`, or ValueError if time went back or is out of range."""
+    """Return `now_ns`. Raises ValueError if time went back or is out of range."""
     in_range("now_ns", now_ns, 0, MAX_NS)
     if now_ns < last_ns:
         raise ValueError(f"now_ns must not go back: got {now_ns} after {last_ns}")
@@ -61,7 +64,7 @@ def check_time(now_ns: int, last_ns: int) -> int:
 
 
 def check_chain(chain: npt.NDArray[np.uint64]) -> None:
-    """TypeError or ValueError unless `chain` is a contiguous vector of uint64."""
+    """Raise TypeError or ValueError unless `chain` is a contiguous vector of uint64."""
     if not isinstance(chain, np.ndarray) or chain.dtype != np.uint64:
         raise TypeError("chain must be a buffer of uint64")
     if chain.ndim != 1:
@@ -75,9 +78,10 @@ _MASK = (1 << 64) - 1
 
 
 def own_hash(request_id: int, depth: int) -> int:
-    """Name of a full block that no chain was given for: nobody else's, the same in both twins.
+    """Return the name of a full block for which no chain was given; it is unique and the same in
+    both twins.
 
-    The finalizer of splitmix64 (Steele, Lea, Flood, 2014) over request and depth.
+    It is the finalizer of splitmix64 (Steele, Lea, Flood, 2014) over request and depth.
     """
     mixed = (request_id * 0x9E3779B97F4A7C15 + depth + 1) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -86,7 +90,9 @@ def own_hash(request_id: int, depth: int) -> int:
 
 
 def groups_of(pairs: Sequence[tuple[int, int]], host_blocks: int) -> tuple[CacheGroup, ...]:
-    """Windows of so many tokens, or where there are none states. Raises ValueError."""
+    """Return cache groups: windows of the given tokens, or states where the window is 0. Raises
+    ValueError.
+    """
     groups = []
     for window, cost in pairs:
         in_range("window", window, 0, MAX_WINDOW)
@@ -101,25 +107,28 @@ def groups_of(pairs: Sequence[tuple[int, int]], host_blocks: int) -> tuple[Cache
 
 @dataclass(slots=True, eq=False)
 class VirtualRequest(Request):
-    """Lifetime: request. `names`: chain hashes it came with, the answer's blocks perhaps too."""
+    """A request whose `names` are the chain hashes it came with, maybe including the answer's
+    blocks. Lifetime: request.
+    """
 
     names: list[int] = field(default_factory=list)
     zeros: Tokens = field(default_factory=lambda: NO_TOKENS)  # as long as any request may be
 
     def tokens(self, start: int, stop: int) -> Tokens:
-        """int32[stop - start] of zeros."""
+        """Return int32[stop - start] of zeros."""
         return self.zeros[: stop - start]
 
     def extend_chain(self, full_blocks: int, block_size: int) -> None:
-        """Name on until `chain` covers `full_blocks` blocks of prompt and output."""
+        """Add names until `chain` covers `full_blocks` blocks of prompt and output."""
         self.chain += self.names[len(self.chain) : full_blocks]
         self.chain += [own_hash(self.request_id, at) for at in range(len(self.chain), full_blocks)]
 
 
 def runs_of(contents: Iterable[Stored]) -> list[tuple[int | None, list[int]]]:
-    """(parent chain hash, chain hashes after it), parents before children.
+    """Return (parent chain hash, chain hashes after it), parents before children.
 
-    Where the tree forks a run follows the smallest hash; the others start runs of their own.
+    Where the tree forks, a run follows the smallest hash, and each of the other hashes starts a run
+    of its own.
     """
     children: dict[int | None, list[int]] = {}
     for stored in contents:
@@ -151,22 +160,23 @@ NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
 
 
 def hashes_of(values: Sequence[int]) -> Hashes:
-    """uint64[len(values)]."""
+    """Return `values` as uint64."""
     return np.array(values, dtype=np.uint64)
 
 
 class VirtualWorker:
     """A worker on virtual time. Lifetime: replay.
 
-    Every call says what time it is, in ns from 0; time never goes back. Steps that ended at or
-    before it are taken in first, each followed at once by the next. What they gave is kept for
-    `advance`, which the driver calls at `next_ns`. `step_time`: the constants of
+    Every call gives the time in ns from 0, which never goes back. A call first ends the steps that
+    end at or before this time, each followed at once by the next. Their results are kept for
+    `advance`, which the driver calls at `next_ns`. `step_time` holds the constants of
     `engine.step_time.StepTime` in the order of its fields; a step lasts that long divided by
-    `speed`, rounded half to even, 1 ns at least. So does the load of blocks from the host, which
-    keeps `host_blocks`: `load_block_s` each, one load after the other; what has come runs in the
-    step that starts then, or next. `cache_groups`: (tokens, cost) of windows, (0, cost) of states
-    beside full attention (`engine.cache_groups`). The other limits are `SchedulerSettings`.
-    Bad arguments raise ValueError or TypeError and change nothing.
+    `speed`, rounded half to even, and at least 1 ns. The same holds for loading blocks from the
+    host, which keeps `host_blocks`: each block takes `load_block_s`, one load follows the other,
+    and a request whose blocks have arrived runs in the step that starts then, or in the next.
+    `cache_groups` are (tokens, cost) for windows and (0, cost) for states beside full attention
+    (`engine.cache_groups`). The other limits are those of `SchedulerSettings`. Bad arguments raise
+    ValueError or TypeError and change nothing.
     """
 
     def __init__(
@@ -240,12 +250,13 @@ class VirtualWorker:
         imports: bool = False,
         exports: bool = False,
     ) -> str:
-        """Queue a request; "" or the code of its refusal. ValueError for an id still in use.
+        """Queue a request; return "" or the code of its refusal. Raises ValueError for an id still
+        in use.
 
-        `chain` names the full blocks of the prompt and may go on with those that the answer
-        completes. Where it ends early, blocks get names that nobody else has. `imports`: another
-        worker has its prompt's KV (`take_reads`); `exports`: its prompt's blocks are held when it
-        has ended, until `release`.
+        `chain` names the full blocks of the prompt and may continue with those that the answer
+        completes. If it ends early, blocks get names that no other request has. `imports` says that
+        another worker holds the KV of its prompt (`take_reads`). `exports` says that its prompt's
+        blocks are held after its end, until `release`.
         """
         in_range("request_id", request_id, 0, MAX_INT64)
         check_chain(chain)
@@ -272,7 +283,7 @@ class VirtualWorker:
         return ""
 
     def cancel(self, request_id: int, now_ns: int) -> bool:
-        """Forget a request; False if it is finished or was never added."""
+        """Forget a request; return False if it is finished or was never added."""
         in_range("request_id", request_id, 0, MAX_INT64)
         self._settle(now_ns)
         self._reads = [read for read in self._reads if read[0] != request_id]
@@ -287,14 +298,19 @@ class VirtualWorker:
         return cancelled
 
     def take_reads(self, now_ns: int) -> list[tuple[int, int, int]]:
-        """Requests whose prompt's KV is to be read from another worker since the last call, and
-        which tokens of it: (id, start, stop). Where there are none, it has begun already."""
+        """Return the requests whose prompt's KV must be read from another worker, new since the
+        last call, with the tokens to read: (id, start, stop).
+
+        If there are no tokens to read, the request has begun already.
+        """
         self._settle(now_ns)
         reads, self._reads = self._reads, []
         return reads
 
     def end_read(self, request_id: int, arrived: bool, now_ns: int) -> bool:
-        """A read has ended: the KV is there, or is computed here. False: it does not read."""
+        """End a read: the KV has arrived, or the worker computes it. Return False if the request is
+        not reading.
+        """
         in_range("request_id", request_id, 0, MAX_INT64)
         self._settle(now_ns)
         request = self._scheduler.requests.get(request_id)
@@ -309,7 +325,9 @@ class VirtualWorker:
         return ended
 
     def release(self, request_id: int, now_ns: int) -> bool:
-        """Nobody reads the prompt of an ended request any more; False if nobody could."""
+        """Release the held prompt of an ended request, which no worker reads any more; return False
+        if none was held.
+        """
         in_range("request_id", request_id, 0, MAX_INT64)
         self._settle(now_ns)
         export = self._exports.pop(request_id, None)
@@ -321,7 +339,9 @@ class VirtualWorker:
         return True
 
     def next_ns(self) -> int:
-        """When to call `advance` next; -1: not before something else is asked of the worker."""
+        """Return the time of the next call of `advance`, or -1 if there is nothing to do before
+        another call.
+        """
         if self._first or self._finished or self._changes or self._reads:
             return self._now_ns
         if self._step is not None:
@@ -329,13 +349,14 @@ class VirtualWorker:
         return self._loads[0][0] if self._loads else -1
 
     def advance(self, now_ns: int) -> Ended:
-        """What came out since the last call: ids of requests that got their first token, their
-        prompt tokens found cached at the first admission, ids of finished ones, and the cache's
-        changes in order: (0 stored, parent chain hash or None, hashes), (1 removed, None, hashes),
-        (2 cleared, None, none); those of the host: (3 stored, None, hashes), (4 removed, None,
-        hashes); those of the nth group beside full attention: (3 + 2n stored, parent chain hash,
-        hashes), (4 + 2n removed, None, hashes). What a step evicts is told at its end, as engines
-        do.
+        """Return what happened since the last call.
+
+        These are the ids of requests that got their first token, their prompt tokens found cached
+        at the first admission, the ids of finished requests, and the cache's changes in order: (0
+        stored, parent chain hash or None, hashes), (1 removed, None, hashes), (2 cleared, None,
+        none); those of the host: (3 stored, None, hashes), (4 removed, None, hashes); those of the
+        nth group beside full attention: (3 + 2n stored, parent chain hash, hashes), (4 + 2n
+        removed, None, hashes). Blocks that a step evicts are reported at its end, as engines do.
         """
         self._settle(now_ns)
         ended = (self._first, self._first_hit_tokens, self._finished, self._changes)
@@ -343,8 +364,9 @@ class VirtualWorker:
         return ended
 
     def progress(self, now_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Ids and output tokens so far of running requests past their first token, in the
-        order in which they are served."""
+        """Return ids and output tokens so far of the running requests past their first token, in
+        the order in which they are served.
+        """
         self._settle(now_ns)
         running = [one for one in self._running() if one.output]
         running.sort(key=lambda one: one.queue_key)
@@ -352,7 +374,7 @@ class VirtualWorker:
         return ids, np.array([len(one.output) for one in running], dtype=np.int32)
 
     def stats(self, now_ns: int) -> WorkerStats:
-        """Counters and gauges at `now_ns`."""
+        """Return counters and gauges at `now_ns`."""
         self._settle(now_ns)
         scheduler, pool, past = self._scheduler, self._pool, self._past
         in_flight_ns = 0 if self._step is None else now_ns - self._start_ns
@@ -372,33 +394,39 @@ class VirtualWorker:
         )
 
     def queued_tokens(self, now_ns: int) -> int:
-        """Tokens left for prefills: uncached ones of who waits, the rest of who runs.
+        """Return the tokens that prefills must still compute: the uncached ones of waiting requests
+        and the rest of running ones.
 
-        Looks at every request; the figures of `stats` are at hand.
+        The method visits every request, while the figures of `stats` are at hand.
         """
         self._settle(now_ns)
         return sum(map(self._left_tokens, self._scheduler.requests.values()))
 
     def hit_blocks(self, chain: Hashes) -> int:
-        """Leading blocks of `chain` that are reused, as of the last call with a time."""
+        """Return how many leading blocks of `chain` can be reused, at the time of the last call
+        with a time.
+        """
         check_chain(chain)
         return self._pool.reusable(chain.tolist(), len(chain))
 
     def set_speed(self, speed: float, now_ns: int) -> None:
-        """Divide the length of later steps by `speed`; the one in flight keeps its own."""
+        """Divide the length of later steps by `speed`; the step in flight keeps its own."""
         check_finite("speed", speed)
         self._settle(now_ns)
         self._speed = speed
 
     def clear(self, now_ns: int) -> None:
-        """Reset the cache; what running requests hold stays private to them."""
+        """Clear the cache; blocks that running requests hold stay private to them."""
         self._settle(now_ns)
         self._pool.clear()
         self._tell_changes()
 
     def abort(self, now_ns: int) -> list[int]:
-        """The process died: ids of unfinished requests, oldest first. It starts anew at once,
-        with nothing cached and nothing queued; what it had given before is still told."""
+        """Let the process die; return the ids of unfinished requests, oldest first.
+
+        It starts again at once, with nothing cached and nothing queued; results from before are
+        still reported.
+        """
         self._past = self.stats(now_ns)
         self._busy_ns = self._past.busy_ns
         unfinished = list(self._scheduler.requests)
@@ -406,9 +434,9 @@ class VirtualWorker:
         return unfinished
 
     def snapshot(self, now_ns: int) -> list[tuple[int | None, Hashes]]:
-        """The visible contents as (parent chain hash, chain hashes after it), parents first.
+        """Return the visible contents as (parent chain hash, chain hashes after it), parents first.
 
-        Runs follow the smallest hash wherever the tree forks; the others follow it.
+        Where the tree forks, a run follows the smallest hash; the other runs come after it.
         """
         self._settle(now_ns)
         snapshot = self._pool.snapshot()
@@ -416,20 +444,24 @@ class VirtualWorker:
         return [(parent, hashes_of(run)) for parent, run in runs_of(on_gpu)]
 
     def host_blocks(self, now_ns: int) -> Hashes:
-        """Chain hashes of the blocks that the host has, parents first where both are there."""
+        """Return the chain hashes of the blocks in the host's memory, parents first if both are
+        there.
+        """
         self._settle(now_ns)
         in_host = (one for one in self._pool.snapshot() if one.tier == "host")
         return hashes_of([block_hash for one in in_host for block_hash in one.block_hashes])
 
     def group_blocks(self, now_ns: int) -> list[Hashes]:
-        """Of each group of windows or states, the chain hashes of what it keeps, oldest first."""
+        """Return, for each group of windows or states, the chain hashes of the blocks that it
+        keeps, oldest first.
+        """
         self._settle(now_ns)
         kept = [place for place, _ in self._pool.groups or ()]
         numbers = range(1, len(self._groups) + 1)
         return [hashes_of([one for group, one in kept if group == number]) for number in numbers]
 
     def check(self) -> None:
-        """AssertionError when an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         check_pool(self._pool)
         requests = self._scheduler.requests.values()
         held = {block for one in requests for block in (*one.block_ids, *one.group_ids)}
@@ -439,7 +471,7 @@ class VirtualWorker:
         assert self._step is not None or not requests or rests, "requests, but no step"
 
     def _begin(self) -> None:
-        """An empty cache, an empty queue, no step."""
+        """Begin with an empty cache, an empty queue and no step."""
         self._pool = BlockPool(
             self._blocks,
             self._block_size,
@@ -455,7 +487,7 @@ class VirtualWorker:
         self._start_ns = self._end_ns = 0
 
     def _settle(self, now_ns: int) -> None:
-        """Take in the steps that ended at or before `now_ns`."""
+        """End the steps that end at or before `now_ns`."""
         self._now_ns = check_time(now_ns, self._now_ns)
         while True:
             if self._step is not None and self._end_ns <= now_ns:
@@ -484,7 +516,7 @@ class VirtualWorker:
         self._start_step(end_ns)
 
     def _end_loads(self, now_ns: int) -> None:
-        """What has come by now may run in the next step."""
+        """End the loads that have arrived by now; their requests may run in the next step."""
         if not self._loads or self._loads[0][0] > now_ns:
             return
         while self._loads and self._loads[0][0] <= now_ns:
@@ -533,7 +565,7 @@ class VirtualWorker:
         return [one for one in requests if one.state is State.RUNNING]
 
     def _left_tokens(self, request: Request) -> int:
-        """Tokens that prefills have yet to compute of it."""
+        """Return the tokens that prefills must still compute for the request."""
         if request.state is State.RUNNING:
             return max(0, request.prefill_target - request.computed_tokens)
         if request.state is State.READING:
@@ -548,7 +580,9 @@ class VirtualWorker:
 
 @contextmanager
 def plain_workers() -> Iterator[None]:
-    """Replays and bounds made inside take the plain worker in place of the native one."""
+    """Make replays and bounds use the plain worker instead of the native one while the context
+    lasts.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet, "VirtualWorker", VirtualWorker)
         patch.setattr(losses, "VirtualWorker", VirtualWorker)

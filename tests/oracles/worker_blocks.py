@@ -1,4 +1,6 @@
-"""The plain-Python oracle of the native `WorkerBlocks`, named as the engine names them."""
+"""The plain-Python oracle of the native `WorkerBlocks`, which knows one worker's blocks by the
+engine's names.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ Name = tuple[int, int]  # an engine's name of a block, and its tier
 
 @dataclass(slots=True)
 class Run:
-    """Blocks stored in a row, by their chain hashes or by what is hashed."""
+    """Blocks stored in a row, given by their chain hashes or by the tokens to hash."""
 
     names: list[int]
     parent: int | None
@@ -55,8 +57,8 @@ class Run:
 
     @property
     def cost_tokens(self) -> int:
-        """What it takes while it is parked; a chain hash counts as two tokens, so do a name and a
-        token of 64 bits.
+        """The room that the run takes while it is parked, in tokens. A chain hash, a name and a
+        token of 64 bits each count as two.
         """
         size = 2 * len(self.names)
         size += 2 * len(self.chain) if self.chain is not None else 0
@@ -65,7 +67,9 @@ class Run:
 
 
 class ParkedBlocks:
-    """Orphans of one worker, at most `limit` blocks. Lifetime: worker."""
+    """One worker's parked blocks, whose parents are unknown; at most `limit` blocks. Lifetime:
+    worker.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -80,7 +84,7 @@ class ParkedBlocks:
         return self._blocks
 
     def park(self, run: Run) -> bool:
-        """Keep a run until its parent is stored; False where there is no room for it."""
+        """Keep a run until its parent is stored; return False if there is no room for it."""
         assert run.parent is not None
         if not self._has_room(run):
             self._bury()
@@ -93,28 +97,32 @@ class ParkedBlocks:
         return True
 
     def revive(self, names: Sequence[int], tier: int) -> None:
-        """These blocks are stored anew: an eviction before says nothing of them any more."""
+        """Note that these blocks are stored again, so that an earlier eviction no longer counts."""
         self.dead.difference_update((name, tier) for name in names)
 
     def evict(self, names: Sequence[int], tier: int) -> None:
-        """Those of these blocks that are parked must not come to life with their parent."""
+        """Note that these blocks are evicted, so that those of them that are parked are dropped
+        when their parent comes.
+        """
         self.dead.update((name, tier) for name in names if (name, tier) in self._names)
 
     def wake(self, parents: Sequence[int]) -> list[Run]:
-        """The runs that waited for these parents; parked no longer."""
+        """Return the runs that waited for these parents; they are no longer parked."""
         woken = [run for parent in parents for run in self.runs.pop(parent, ())]
         for run in woken:
             self._unpark(run)
         return woken
 
     def take_dead(self, names: Sequence[int], tier: int) -> list[int]:
-        """Those of these blocks that were evicted while they were parked; forgotten here."""
+        """Return the blocks among these that were evicted while they were parked, and
+        forget that.
+        """
         dead = [name for name in names if (name, tier) in self.dead]
         self.revive(dead, tier)
         return dead
 
     def clear(self) -> None:
-        """Nothing is parked any more."""
+        """Drop everything that is parked."""
         self.runs.clear()
         self.dead.clear()
         self._names.clear()
@@ -127,9 +135,10 @@ class ParkedBlocks:
         )
 
     def _bury(self) -> None:
-        """Make room: park no longer what was evicted whole, for its parent may never come.
+        """Make room by dropping the runs that were evicted completely, because their parent may
+        never come.
 
-        Worth a look at everything parked only where a good part of it died since the last look.
+        Everything parked is looked at only if a good part of it was evicted since the last look.
         """
         self._seen_dead = min(self._seen_dead, len(self.dead))
         if (len(self.dead) - self._seen_dead) * 8 < self._blocks:
@@ -165,7 +174,7 @@ MOST_SIZES = 8  # of blocks that are told apart, one of them "more sizes"
 
 
 class Contents(NamedTuple):
-    """What a dump holds; the three arrays are of equal length, names ascending."""
+    """The contents of a dump; the three arrays are of equal length, with names ascending."""
 
     group: int
     full_attention: bool
@@ -189,8 +198,9 @@ def contents_of(
     groups: CacheGroups,
     chunks: Mapping[int, list[int]],
 ) -> Contents:
-    """A copy of what is known: chain hash and tiers by name, copies, what is parked, groups, and
-    chunks."""
+    """Return a copy of everything known: chain hash and tiers by name, copies, parked runs, groups,
+    and chunks.
+    """
     rows = sorted((name, chain, tiers) for name, (chain, tiers) in known.items())
     columns = np.array(rows, dtype=np.uint64).reshape(-1, 3).T
     tiers = columns[2].astype(np.uint8)
@@ -200,14 +210,14 @@ def contents_of(
 
 
 class FrozenBlocks(NamedTuple):
-    """One worker's blocks as of a moment. Lifetime: one dump."""
+    """One worker's blocks at one moment. Lifetime: one dump."""
 
     block_size: int
     model: str
     contents: Contents
 
     def dump(self) -> bytes:
-        """What `WorkerBlocks.dump` gave at that moment."""
+        """Return the bytes that `WorkerBlocks.dump` would have given at that moment."""
         return _written(self.block_size, self.model, self.contents)
 
 
@@ -242,7 +252,9 @@ def _written(block_size: int, model: str, contents: Contents) -> bytes:
 
 
 def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
-    """What is in a dump. ValueError for anything that `written` did not write for such a worker."""
+    """Return the contents of a dump. Raises ValueError for bytes that `_written` did not write for
+    such a worker.
+    """
     parts = _Parts(data)
     if parts.take(len(_MAGIC)) != _MAGIC or parts.unpack("<I") != (_VERSION,):
         raise ValueError(f"dump of blocks: not one of version {_VERSION}")
@@ -386,56 +398,59 @@ _INNER = 0x6B6E756863FF00FF
 
 
 def inner_name(chain: int) -> int:
-    """The name of a block within a chunk, which has none at the engine; chunks that begin alike
-    share it.
+    """Return our name for a block within a chunk, for which the engine has none; chunks that begin
+    alike share it.
     """
     return chain ^ _INNER
 
 
 class Known(NamedTuple):
-    """What a name stands for: a chain hash, and as bit t whether tier t holds it."""
+    """What a name stands for: a chain hash, and a set of tiers in which bit t says that tier t
+    holds it.
+    """
 
     chain: int
     tiers: int
 
 
 class WorkerBlocks:
-    """What one worker's KV events say, told to the index; lifetime: worker.
+    """Applies one worker's KV events to the index. Lifetime: worker.
 
     Blocks have the names that the engine gives them; `names` and chain hashes are buffers of
-    uint64, `tokens` of int32, or of int64 where one is beyond that. The index gets chain hashes:
-    those given, or those computed from the tokens, on from the parent's. A run of blocks whose
+    uint64, `tokens` of int32, or of int64 if one is beyond that. The index gets chain hashes: those
+    given, or those computed from the tokens, starting from the parent's. A run of blocks whose
     parent is unknown is parked until the parent comes (at most `max_parked` blocks); a parked block
-    that is removed meanwhile never comes to life. A name that is stored again with another chain
-    leaves the old one. Each tier has its own stores and removals; a name is known while any tier
-    holds it.
+    that is removed meanwhile is never stored. A name that is stored again with another chain leaves
+    the old one. Each tier has its own stores and removals; a name is known while any tier holds it.
 
-    Where `counts_copies`, a block that a tier has and that is stored there again under its name is
-    there once more, and stays until it was removed as often: vLLM keeps copies of equal blocks, and
-    tells of the blocks that chunks in its host memory share once a chunk. Else a store that repeats
-    another changes nothing. Blocks that were parked are no copies: nobody knows
-    how many of their stores and removals belong together.
+    With `counts_copies`, a block that is stored again under its name in a tier that has it counts
+    as another copy, and it stays until it was removed as often: vLLM keeps copies of equal blocks,
+    and it reports blocks that several chunks in its host memory share once for each chunk. Without
+    it, a repeated store changes nothing. Blocks that were parked are no copies, because it is
+    unknown which of their stores and removals belong together.
 
-    The counters only grow. `stored_blocks` and `removed_blocks` are those of tier 0, whose
-    capacity says when a cache has turned over. `orphans`: blocks that were parked. `clears`: clear
-    events in batches. `skipped_events`, and by why `skips`: events of an "other_group" or
-    "other_block_size", "unknown_names" without tokens, "masked" ones where nothing else is told,
-    orphans and blocks of groups for which there was "no_room".
-    `own_size` counts the events that tell blocks of tier 0 by tokens in blocks of this size,
-    `other_sizes` those in others: (size, whole, perhaps unfinished), where a block alone that is
-    smaller than ours may be the unfinished end of a prompt; of more than seven sizes the last ones
-    count as size 0.
-    Of a hybrid model's cache groups the first told to be one of full attention is what the index
-    gets, until then group 0; blocks told without a group count always. Groups with a window or
-    states are kept by name, tier 0 alone, and `limit` says what they leave of a hit. Where no
-    group has full attention, their events do not say where in a prompt their blocks are, and those
-    that are "masked" tell nothing at all, unless `apply` is given what their names stand for. From
-    then on the groups alone say how much of a chain is reused.
-    Outside tier 0 a name may stand for several blocks, a chunk (LMCache, 256 tokens): each of them
-    is there as often as chunks that have it are, until these are removed. A "chunk_size" that is no
-    multiple of the block size, or that comes with extra keys, is of no use; nor are chunks of
-    hybrid models, which do not say whose they are ("other_group").
-    Raises IndexError for a worker the index does not have, ValueError for other bad arguments.
+    The counters only grow. `stored_blocks` and `removed_blocks` are those of tier 0, whose capacity
+    says when a cache has turned over. `orphans` counts blocks that were parked, and `clears` the
+    clear events in batches. `skipped_events` counts events without effect, and `skips` the same by
+    reason: "other_group" or "other_block_size"; "unknown_names" without tokens; "masked" if the
+    event says nothing else; "no_room" for orphans and blocks of groups. `own_size` counts the
+    events that give blocks of tier 0 by tokens in blocks of this size, and `other_sizes` those in
+    other sizes: (size, whole, perhaps unfinished). A single block that is smaller than ours may be
+    the unfinished end of a prompt. If there are more than seven sizes, the last ones count as size
+    0.
+
+    Of a hybrid model's cache groups, the index gets the first one that is reported as full
+    attention, and until then group 0; blocks without a group always count. Groups with a window or
+    states are kept by name, for tier 0 alone, and `limit` says how much of a hit they allow. If no
+    group has full attention, the events do not say where in a prompt their blocks are, and "masked"
+    ones say nothing at all, unless `apply` is given what their names stand for. From then on the
+    groups alone say how much of a chain can be reused.
+
+    Outside tier 0 a name may stand for several blocks, a chunk (LMCache, 256 tokens): each block
+    counts once for every chunk that has it, until these are removed. A chunk is useless if its size
+    is no multiple of the block size or if it has extra keys ("chunk_size"). Chunks of hybrid models
+    are useless, too, because they do not say to which group they belong ("other_group"). Raises
+    IndexError for a worker the index does not have, ValueError for other bad arguments.
     """
 
     def __init__(
@@ -480,11 +495,11 @@ class WorkerBlocks:
     def apply(
         self, batch: EventBatch, names: Buffer | None = None, chain: Buffer | None = None
     ) -> npt.NDArray[np.uint64] | None:
-        """All events of a batch, in order.
+        """Apply all events of a batch in order.
 
-        `names` and `chain`: what blocks of windows without full attention stand for, as far as
-        somebody computed it. Returns the chain hashes that left tier 0 by it, in order; None: there
-        are none.
+        `names` and `chain` say what blocks of windows without full attention stand for, as far as
+        the caller computed it. Returns the chain hashes that thereby left tier 0, in order, or None
+        if there are none.
         """
         self._left, self._placed, self._windows_alone = [], {}, batch.windows_alone
         if names is not None or chain is not None:
@@ -504,7 +519,7 @@ class WorkerBlocks:
         return self._told_left()
 
     def store(self, names: Buffer, parent: int | None, chain: Buffer, tier: int = 0) -> None:
-        """Blocks whose chain hashes are known (replays, recordings), in order."""
+        """Store blocks whose chain hashes are known (replays, recordings), in order."""
         blocks, hashes = names_of(names), _buffer(chain, "chain", "uint64").copy()
         tier = in_range(tier, "tier", 0, TIERS - 1)
         if len(hashes) != len(blocks):
@@ -520,11 +535,12 @@ class WorkerBlocks:
         tier: int = 0,
         extras: Sequence[bytes] = (),
     ) -> None:
-        """Blocks told by their tokens, in order; `seed` starts the chain where there is no parent.
+        """Store blocks given by their tokens, in order; `seed` starts the chain if there is no
+        parent.
 
-        No tokens: the names are known already, from another tier. `extras`: bytes to hash after
-        the tokens of each block, one a block, or none at all. Outside tier 0 and without extras,
-        each name may stand for the same number of blocks.
+        Without tokens the names must be known already, from another tier. `extras` are the bytes to
+        hash after the tokens of each block, one for each block, or none at all. Outside tier 0 and
+        without extras, each name may stand for the same number of blocks.
         """
         is_wide = isinstance(tokens, np.ndarray) and tokens.dtype == np.int64
         blocks = names_of(names)
@@ -543,37 +559,42 @@ class WorkerBlocks:
         self._store_told(run, seed)
 
     def remove(self, names: Buffer, tier: int = 0) -> npt.NDArray[np.uint64] | None:
-        """These blocks left a tier; those that are not known there change nothing.
-
-        Returns as `apply`.
+        """Remove these blocks from a tier; those that the tier does not have change nothing.
+        Returns the same as `apply`.
         """
         self._left = []
         self._remove(names_of(names), in_range(tier, "tier", 0, TIERS - 1))
         return self._told_left()
 
     def clear(self) -> None:
-        """Forget all, in the index too. Counts nothing."""
+        """Forget all blocks, in the index too. No counter changes."""
         self._forget_blocks()
         self._groups.forget()
 
     def limit(self, chain: Buffer, blocks: int) -> int:
-        """How many of the chain's first `blocks` blocks, which full attention has, are reused."""
+        """Return how many of the chain's first `blocks` blocks, which full attention holds, can be
+        reused.
+        """
         if not self.is_hybrid:
             return blocks
         return self._groups.longest(names_of(chain), blocks, self._block_size, self._by_chain)
 
     @property
     def is_hybrid(self) -> bool:
-        """It has groups with windows or states beside full attention, or alone in known places."""
+        """Whether the worker has groups with windows or states, beside full attention or alone in
+        known places.
+        """
         return self._is_hybrid
 
     @property
     def has_full_attention(self) -> bool:
-        """Some event told of a group of full attention."""
+        """Whether an event has reported a group of full attention."""
         return self._full_attention
 
     def groups(self) -> list[tuple[int, str, int, int, int]]:
-        """Groups with windows or states: (number, kind, window, block size, blocks held)."""
+        """Return the groups with windows or states: (number, kind, window, block size, blocks
+        held).
+        """
         return [
             (number, one.kind, one.window, one.block_size, len(one.held))
             for number, one in self._groups.groups.items()
@@ -600,17 +621,17 @@ class WorkerBlocks:
         self._parked.clear()
 
     def chains(self, tier: int = 0) -> npt.NDArray[np.uint64]:
-        """uint64, ascending, each once: the chain hashes held in a tier."""
+        """Return the chain hashes held in a tier as uint64, ascending, each once."""
         bit = 1 << in_range(tier, "tier", 0, TIERS - 1)
         held = {known.chain for known in self._known.values() if known.tiers & bit}
         return np.array(sorted(held), dtype=np.uint64)
 
     def dump(self) -> bytes:
-        """Everything but the counters, as bytes (`_written`)."""
+        """Return everything but the counters, as bytes (`_written`)."""
         return self.frozen().dump()
 
     def frozen(self) -> FrozenBlocks:
-        """All of it as it is now, for a thread to dump: a copy, made at once."""
+        """Return a copy of the present contents, made at once, which a thread can dump."""
         contents = contents_of(
             *(self._group, self._full_attention, self._is_placed, self._known, self._copies),
             *(self._parked, self._groups, self._chunks),
@@ -618,10 +639,10 @@ class WorkerBlocks:
         return FrozenBlocks(self._block_size, self._model, contents)
 
     def load(self, data: Buffer) -> None:
-        """Replace everything by what `dump` gave, in the index too; the counters go on.
+        """Replace everything by what `dump` gave, in the index too; the counters continue.
 
-        ValueError, and nothing is changed, for bytes that `dump` did not write for a worker of the
-        same model and block size.
+        Raises ValueError, and changes nothing, for bytes that `dump` did not write for a worker of
+        the same model and block size.
         """
         contents = read(data_bytes(data, "data"), self._block_size, self._model, self._parked.limit)
         self.clear()
@@ -636,35 +657,37 @@ class WorkerBlocks:
             self._tell_stored(contents.chains[contents.tiers >> tier & 1 > 0].tolist(), tier)
 
     def __len__(self) -> int:
-        """Names known in any tier."""
+        """Return the number of names known in any tier."""
         return len(self._known)
 
     @property
     def parked(self) -> int:
-        """Blocks waiting for their parent."""
+        """The number of blocks that wait for their parent."""
         return len(self._parked)
 
     @property
     def skipped_events(self) -> int:
-        """Events that changed nothing."""
+        """The number of events that changed nothing."""
         return sum(self._skips.values())
 
     def skips(self) -> dict[str, int]:
-        """`skipped_events`, by why."""
+        """Return the number of skipped events by reason."""
         return dict(self._skips)
 
     @property
     def other_size(self) -> int:
-        """Events skipped for their block size."""
+        """The number of events skipped for their block size."""
         return self._skips.get("other_block_size", 0)
 
     def other_sizes(self) -> list[tuple[int, int, int]]:
-        """Events of tier 0 in blocks of other sizes: (size, whole, perhaps unfinished)."""
+        """Return the events of tier 0 in blocks of other sizes: (size, whole, perhaps
+        unfinished).
+        """
         return [(size, whole, partial) for size, (whole, partial) in self._other_sizes.items()]
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in use: a rough estimate here, exact in the native class."""
+        """The bytes in use: a rough estimate here, exact in the native class."""
         return 200 * len(self._known) + 300 * len(self._parked)
 
     def _take_stored(
@@ -726,7 +749,9 @@ class WorkerBlocks:
         self._store_told(run, chain_seed(self._model, lora_name, salt))
 
     def _take_placed(self, names: list[int], block_size: int, tier: int) -> bool:
-        """Blocks of windows alone, whose places somebody computed; False where nobody did."""
+        """Store blocks of windows alone whose places the caller computed; return False if it
+        computed none.
+        """
         known = [name for name in names if name in self._placed]
         if self._full_attention or block_size != self._block_size or not known:
             return False
@@ -804,8 +829,9 @@ class WorkerBlocks:
             self._drop(self._parked.take_dead(run.names, run.tier), run.tier)
 
     def _chain(self, run: Run, seed: int) -> list[int]:
-        """The chain hashes of the run's blocks. Outside tier 0 a name that is known keeps its
-        chain: there vLLM leaves out salts and images.
+        """Return the chain hashes of the run's blocks.
+
+        Outside tier 0 a known name keeps its chain, because vLLM leaves out salts and images there.
         """
         if run.chain is not None:
             return [int(block) for block in run.chain]
@@ -817,8 +843,8 @@ class WorkerBlocks:
         return chain
 
     def _hold_chunks(self, run: Run, seed: int, counts_copies: bool) -> None:
-        """A chunk's name stands for its last block; those before it are held as often as chunks
-        have them.
+        """Store chunks: a chunk's name stands for its last block, and each block before that counts
+        once for every chunk that has it.
         """
         for i, name in enumerate(run.names):
             known, is_new = self._known.get(name), name not in self._chunks
@@ -841,7 +867,9 @@ class WorkerBlocks:
         self._drop([inner_name(block) for block in chain], tier)
 
     def _forget_chunks(self) -> None:
-        """Groups cannot judge their blocks: nobody knows the names that the engine has for them."""
+        """Forget all chunks. Groups cannot limit hits on their blocks, because the engine's names
+        for these are unknown.
+        """
         for chunk in list(self._chunks):
             for tier in range(1, TIERS):
                 self._copies[tier].pop(chunk, None)
@@ -857,7 +885,7 @@ class WorkerBlocks:
     def _hold(
         self, names: Sequence[int], chain: Iterable[int], tier: int, counts_copies: bool
     ) -> None:
-        """One block after another: store it, having dropped what its name stood for before."""
+        """Store the blocks one after another; each first loses what its name stood for before."""
         pending: list[int] = []
         for name, block in zip(names, chain, strict=True):
             known = self._known.get(name, Known(block, 0))
@@ -937,7 +965,7 @@ class HybridWorkers:
         self._blocks: dict[int, WorkerBlocks] = {}
 
     def set(self, worker: int, blocks: WorkerBlocks | None) -> None:
-        """Limit the worker's hits by these blocks; None: not any more."""
+        """Limit the worker's hits by these blocks, or no longer if `blocks` is None."""
         slot = in_range(worker, "worker", 0, self._workers - 1)
         if blocks is None:
             self._blocks.pop(slot, None)
@@ -945,21 +973,22 @@ class HybridWorkers:
             self._blocks[slot] = blocks
 
     def limit(self, chain: Buffer, hits: npt.NDArray[np.int32], most: int) -> None:
-        """Lower int32[workers], leading blocks of the chain that full attention has, to what each
-        of these workers reuses, at most `most`. Of workers without full attention, what is there
-        counts for nothing.
+        """Lower `hits`, int32[workers], from the leading blocks that full attention holds to what
+        each of these workers can reuse, at most `most`.
+
+        For workers without full attention, the present value of `hits` does not count.
         """
         for slot, blocks in self._blocks.items():
             told = int(hits[slot]) if blocks.has_full_attention else len(names_of(chain))
             hits[slot] = blocks.limit(chain, min(told, most))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of workers."""
         return len(self._blocks)
 
 
 def _hashed(run: Run, i: int, block_size: int, seed: int) -> int:
-    """The chain hash of the run's block `i`, from its tokens."""
+    """Return the chain hash of the run's block `i`, computed from its tokens."""
     assert run.tokens is not None
     tokens = run.tokens[i * block_size : (i + 1) * block_size]
     if run.extras:
