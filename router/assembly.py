@@ -1,4 +1,4 @@
-"""The router's parts, built from a configuration and wired together."""
+"""Builds the router's parts from a configuration and wires them together."""
 
 from __future__ import annotations
 
@@ -101,12 +101,14 @@ _LAST_POLLS_S = 2.5  # for answers under way: TensorRT-LLM waits up to 2 s for e
 
 
 class Router:
-    """All parts, wired. Lifetime: process."""
+    """All parts of the router, wired together. Lifetime: process."""
 
     def __init__(
         self, config: Config, http: aiohttp.ClientSession, trust: WorkerTrust | None = None
     ) -> None:
-        """`trust`: TLS towards workers; none: as configured, but for what `http` asks."""
+        """Build all parts for `config`. `trust` is the TLS towards workers; None takes it from
+        `config`, but then not for the requests that `http` sends.
+        """
         self.config = config
         core = _core(config)
         calls = self._fleet_calls()
@@ -162,7 +164,9 @@ class Router:
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Read what a router before this one saved, before any worker joins; follow key files."""
+        """Load the caches that an earlier router saved, before any worker joins, and begin to watch
+        the key files.
+        """
         if self._context.relay is not None:  # now, not when open files have run out
             self._context.relay.thread()
         self._watching = [asyncio.create_task(ring.watch()) for ring in self._rings.values()]
@@ -175,7 +179,9 @@ class Router:
             self.replica.link.start()
 
     def _replica(self, config: Config, core: RouterCore) -> Replica | None:
-        """This router as one of several, where it is."""
+        """Return this router's part among several replicas, or None if `state` is not
+        configured.
+        """
         if config.state is None:
             return None
         from router.replicas.replica import Replica
@@ -184,7 +190,9 @@ class Router:
         return Replica(replica_terms(config), core, self.dispatcher.tell, use)
 
     def _former(self, config: Config) -> FormerRouters | None:
-        """The routers that this one followed, where it may follow any."""
+        """Return the object that follows earlier routers at a hot restart, or None if `hot_restart`
+        is not configured.
+        """
         if config.hot_restart is None:
             return None
         from router.replicas.former import FormerRouters
@@ -267,7 +275,7 @@ class Router:
         return WorkerWait(core.workers, known, clock, lambda: self.config.waiting)
 
     def _fleet_calls(self) -> FleetCalls:
-        """The core's calls of the fleet, which is built after the core."""
+        """Return the functions by which the core calls the fleet, which is built after the core."""
         return FleetCalls(
             resync=self._resync,
             probe=lambda worker_id, within_s: self.fleet.probe(worker_id, within_s),
@@ -301,7 +309,9 @@ class Router:
         register(lambda: render_metrics(self.tokenizing.renderers, self.tokenizing.rendered))
 
     def _movers(self, config: Config) -> Migrations | None:
-        """The extra that moves streams to another worker; None while `migration.moves` is 0."""
+        """Return the extra that moves streams to another worker; None while
+        `migration.moves` is 0.
+        """
         if not config.migration.moves:
             return None
         if self._migrations is None:
@@ -312,7 +322,9 @@ class Router:
         return self._migrations
 
     def _name_models(self, config: Config) -> None:
-        """Let clients ask for the names of the configuration; without any, the path knows none."""
+        """Let clients use the model names of the configuration; without any, requests are not
+        looked up by name.
+        """
         if not (config.names.aliases or config.names.targets):
             self.service.names = None
             if self._names is not None:  # it is asked which models are known
@@ -327,7 +339,7 @@ class Router:
         self.service.names = self._names
 
     def client_port(self) -> ClientPort:
-        """The handler of all requests at the client port."""
+        """Return the handler of all requests at the client port."""
         forwards = self.config.unknown_paths == "forward"
         return ClientPort(self.inference.handle, self.service, forwards, self._dialects)
 
@@ -336,7 +348,7 @@ class Router:
         return () if self._kserve is None else (self._kserve,)
 
     def grpc_port(self) -> GrpcPort | None:
-        """The port of KServe's gRPC; None if the configuration has none."""
+        """Return the port of KServe's gRPC, or None if the configuration has none."""
         if self.config.grpc_port < 0 or self._kserve is None:
             return None
         from router.kserve.grpc_port import GrpcPort
@@ -346,7 +358,7 @@ class Router:
         )
 
     def picker_port(self) -> PickerPort | None:
-        """The port of the endpoint picker; None if the configuration has none."""
+        """Return the port of the endpoint picker, or None if the configuration has none."""
         if self.config.picker.port < 0:
             return None
         from router.picker.port import PickerPort
@@ -378,7 +390,9 @@ class Router:
                 self.roles.look()
 
     async def _until_tick(self) -> None:
-        """Until the next tick is due: rarer while nothing is under way, at most `_QUIET_TICK_S`."""
+        """Wait until the next tick is due: `tick_s`, or up to `_QUIET_TICK_S` while no request is
+        under way.
+        """
         tick_s, core, busy = self.config.intervals.tick_s, self.dispatcher.core, self._context.busy
         for _ in range(max(int(_QUIET_TICK_S / tick_s), 1)):
             await self._context.pauses.sleep(tick_s)
@@ -388,10 +402,9 @@ class Router:
         busy.clear()
 
     def apply(self, config: Config) -> list[str]:
-        """Take over a new configuration; returns what cannot change while running, and why.
-
-        Raises ValueError for a policy or a worker that cannot be used; nothing has changed then.
-        A worker for which there is no slot is named among what is refused.
+        """Take over a new configuration. Return the changes that a running router cannot make, with
+        reasons; a worker for which there is no slot is among them. Raises ValueError for a policy
+        or a worker that cannot be used; then nothing has changed.
         """
         applied, refused = reloadable(self.config, config)
         policy = load(config.policy)
@@ -413,7 +426,7 @@ class Router:
         return lines
 
     def _settle_terms(self) -> None:
-        """Give each part what it needs of the configuration in force."""
+        """Give each part the values that it needs of the configuration in force."""
         config = self.config
         self._context.renew(fleet_terms(config))
         if self.admin is not None:
@@ -427,7 +440,9 @@ class Router:
             self.service.tracer.renew(below_of(config.tracing.sample))
 
     def reload_keys(self) -> None:
-        """Read the files of keys anew. One that cannot be used changes nothing."""
+        """Read the files of keys again. A file that cannot be used is logged, and its old keys
+        stay.
+        """
         for name, ring in self._rings.items():
             try:
                 ring.reload()
@@ -435,35 +450,37 @@ class Router:
                 log.error("%s not read anew, the old keys stay: %s", name, error)
 
     def reopen_files(self) -> None:
-        """Go on in new files where those written to were moved away."""
+        """Open new log files where the present ones were moved away."""
         if self._request_log is not None:
             self._request_log.reopen()
         if self.access is not None:
             self.access.reopen()
 
     async def save(self) -> None:
-        """Write down what is known of caches, for a router that follows."""
+        """Save what the router knows of the workers' caches, for a router that follows."""
         if self._keeper is not None:
             await self._keeper.save()
 
     def teller(self, line: socket.socket) -> Teller:
-        """What tells a router that follows of our requests, by its connection."""
+        """Return the object that tells a following router of this router's requests, over the
+        connection `line`.
+        """
         from router.replicas.former import Teller
 
         return Teller(line, self.dispatcher.core, time.monotonic)
 
     def retire(self, why: str) -> None:
-        """Let `/ready` say no from now on; `why` is the reason that it gives."""
+        """Make `/ready` answer no from now on; `why` is the reason that it gives."""
         self.service.retire(why)
 
     def hand_over(self) -> None:
-        """Another router has what we know, and keeps it from now on."""
+        """Retire, and save no more caches, because another router has taken over."""
         self.retire("another router has taken over")
         if self._keeper is not None:
             self._keeper.retire()
 
     async def aclose(self) -> None:
-        """Stop following workers, write what waits, free sockets and threads."""
+        """Stop following workers, write all queued lines, and free sockets and threads."""
         for task in self._watching:
             task.cancel()
         if self.config.state is not None:  # while what is read is ours to tell
@@ -522,7 +539,9 @@ def _access_log(config: Config) -> AccessLog | None:
 
 
 def _shares(config: Config) -> str:
-    """Where this router is one of several, for comparing; empty: nowhere."""
+    """Return a text that names the fleet and Redis with which this router shares state, to compare
+    routers; "" if it shares none.
+    """
     return "" if config.state is None else f"{config.replicas.fleet} {redacted(config.state)}"
 
 
@@ -545,7 +564,9 @@ def _kserve(
 
 
 def _reading_threads() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
-    """Those that tokenize, and those that read long bodies, for which nobody else must wait."""
+    """Return the threads that tokenize, and those that read long bodies, so that short prompts need
+    not wait for long bodies.
+    """
     one, other = (
         ThreadPoolExecutor(_READING_THREADS, thread_name_prefix=name)
         for name in ("tokenizer", "long-body")
@@ -556,7 +577,7 @@ def _reading_threads() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
 def _inference(
     service: Service, prompts: PromptReader, config: Config, keys: KeyRing | None
 ) -> Inference:
-    """The handler of inference paths; `keys` are clients' API keys."""
+    """Return the handler of inference paths; `keys` are clients' API keys."""
     peers = tuple(ip_network(peer) for peer in config.trusted_peers)
     tenants = Tenants(keys, config.tenant_header, peers)
     asks_keys = tenants.asks_keys
@@ -578,6 +599,8 @@ def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeepe
 
 
 def _rings(config: Config, clock: Callable[[], float]) -> dict[str, KeyRing]:
-    """The keys of each port that asks for any. Raises KeyFileError."""
+    """Return the keys of each port that asks for keys, by configuration key. Raises
+    KeyFileError.
+    """
     files = {"api_keys_file": config.api_keys_file, "admin_keys_file": config.admin_keys_file}
     return {name: KeyRing(Path(path), clock) for name, path in files.items() if path is not None}

@@ -1,7 +1,6 @@
-"""Another router's command line as our configuration file: `warmroute config --from`.
-
-Values of flags that become no key are never printed, and neither are API keys and passwords: a
-command line may hold them.
+"""Converts another router's command line to a configuration file of this router: `warmroute config
+--from`. Values of flags that become no key are never printed, and neither are API keys and
+passwords: a command line may hold them.
 """
 
 from __future__ import annotations
@@ -527,10 +526,10 @@ def _parameters(
 
 
 def _concurrency(draft: _Draft, given: _Given) -> None:
-    """The requests that all workers together have at a time, and those that wait for that.
-
-    Their cap is the router's, so a share of it for each worker would be another limit: it would
-    keep requests from the worker that has their prefix while the others are idle.
+    """Convert the flags that limit how many requests all workers compute at a time, and how many
+    wait for them. The other router limits the sum over all workers. A limit for each worker would
+    not be the same: it would keep requests from the worker that has their prefix while other
+    workers are idle.
     """
     flag = "--max-concurrent-requests"
     number = _number(given.last(flag))

@@ -91,7 +91,7 @@ class _Command:
 
 
 def _absent(help: str, extra: str) -> _Command:
-    """Return a subcommand whose extra is not installed; it says which extra it needs."""
+    """Return a subcommand that only says which extra must be installed for it."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("arguments", nargs=argparse.REMAINDER)

@@ -186,7 +186,7 @@ class Server:
         return f" picker={picker.address}{health}"
 
     async def leave(self) -> tuple[RestartHandover, list[socket.socket]]:
-        """Return what a following router gets."""
+        """Return the state and the sockets that the next router gets."""
         from router.cli.handover import added_by_hand, workers_of
         from router.restart.hot_restart import RestartHandover
 

@@ -206,8 +206,8 @@ def _mode(row: Mapping[str, Any]) -> str:
 
 
 def _inexact(now: Look) -> list[str]:
-    """Return why workers' hits are not exact, and what would change that; approximate ones come
-    first.
+    """Return lines that say why workers' hits are not exact, and what would change that;
+    approximate ones come first.
     """
     workers: dict[tuple[str, str, str], list[str]] = {}
     for row in now.rows:

@@ -72,7 +72,7 @@ def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
 def _core_metrics(
     core: RouterCore, fleet: FleetManager, prompts: PromptReader, replies: Replies
 ) -> Iterator[Metric]:
-    """Yield the core's own counts."""
+    """Yield the metrics of the decision core."""
     yield from _decisions(core)
     yield from _failures(core)
     yield from _prompts(prompts)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def server_metrics(server: HttpServer) -> Iterator[Metric]:
-    """The client port's own counts."""
+    """Yield the metrics of the client port."""
     yield counters(
         "warmroute_server_refusals",
         "Requests and connections that the HTTP server refused or closed, by reason",
@@ -41,7 +41,7 @@ def server_metrics(server: HttpServer) -> Iterator[Metric]:
 
 
 def state_metrics(keeper: StateKeeper | None) -> Iterator[Metric]:
-    """The keeper's own counts; zero where nothing is saved."""
+    """Yield the metrics of saved caches; all are 0 if nothing is saved."""
     saves = failed = size_bytes = 0
     age_s = 0.0
     if keeper is not None:
@@ -63,7 +63,9 @@ def state_metrics(keeper: StateKeeper | None) -> Iterator[Metric]:
 
 
 def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]:
-    """The check's own counts, with a series for each model that was checked, and the memo's."""
+    """Yield the metrics of the token check, with a series for each checked model, and those of the
+    piece memo.
+    """
     exact = dict(check.exact())
     yield counters(
         "warmroute_tokenizer_mismatch",
@@ -93,7 +95,7 @@ def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]
 
 
 def log_metrics(of: str, log: QueuedLog[Any] | None) -> Iterator[Metric]:
-    """A log's lines; zero where there is none."""
+    """Yield the number of lines of a log; 0 if there is no such log."""
     yield counters(
         f"warmroute_{of}_log_lines",
         f"Lines of the {of} log, `written` or `lost`",
@@ -106,7 +108,9 @@ _PICKER_ENDS = ("placed", "refused", "unasked", "left", "watched", "broken")
 
 
 def picker_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
-    """Requests that data planes asked the picker about, by their ends; zero where it is off."""
+    """Yield the metrics of requests about which data planes asked the picker, by outcome; all are 0
+    if the picker is off.
+    """
     text = "Unfinished requests about which a gateway has asked the endpoint picker"
     yield gauge("warmroute_picker_streams", text, counts.get("open", 0))
     yield counters(
@@ -127,7 +131,7 @@ def picker_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
 
 
 def tracing_metrics(exporter: QueuedLog[Any] | None) -> Iterator[Metric]:
-    """The exporter's traces; zero where tracing is off."""
+    """Yield the number of exported and lost traces; 0 if tracing is off."""
     yield counters(
         "warmroute_traces",
         "Sampled requests whose spans were `exported` to the collector, or `lost`",

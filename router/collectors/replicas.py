@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def replica_metrics(replica: Replica | None) -> Iterator[Metric]:
-    """No families where the router shares nothing."""
+    """Yield the metrics of replicas; none if the router shares no state."""
     if replica is None:
         return
     yield from _link(replica.link)
@@ -26,7 +26,9 @@ def replica_metrics(replica: Replica | None) -> Iterator[Metric]:
 
 
 def former_metrics(former: FormerRouters | None) -> Iterator[Metric]:
-    """Of routers that this one followed and that have not ended; zero where it follows none."""
+    """Yield the number of earlier routers that have not ended, and of their requests; 0 if there
+    are none.
+    """
     count, requests = (0, 0) if former is None else (len(former), former.requests)
     yield gauge(
         "warmroute_former_routers",
@@ -126,7 +128,9 @@ def _peers(link: Link, sharing: Sharing) -> Iterator[Metric]:
 
 
 def _kv(sharing: Sharing) -> Iterator[Metric]:
-    """KV events that one router alone can read, and snapshots of those that each reads."""
+    """Yield the metrics of KV events that only one router can read, and of snapshots of events that
+    each router reads.
+    """
     kv, name = sharing.kv, "warmroute_replicas_kv"
     sent, received = kv.publisher.counters, kv.counters()
     yield gauges(

@@ -15,7 +15,7 @@ from router.metrics.exposition import counter, gauge, gauges
 
 
 def session_metrics(core: RouterCore) -> Iterator[Metric]:
-    """The families, as of now; all 0 where sessions are not followed."""
+    """Yield the metrics of sessions; all are 0 if sessions are not tracked."""
     followed = core.session_tracking.sessions
     active, idle = (0, 0) if followed is None else followed.count()
     states = {"active": active, "idle": idle}
@@ -88,7 +88,7 @@ _RANKS = 5  # series a family: trunks come and go, their ranks do not
 
 
 def trunk_metrics(core: RouterCore) -> Iterator[Metric]:
-    """The families, as of now; all 0 where sessions are not followed."""
+    """Yield the metrics of trunks; all are 0 if sessions are not tracked."""
     sessions = core.session_tracking.sessions
     trunks = None if sessions is None else sessions.trunks
     table = [] if trunks is None else trunks.table()

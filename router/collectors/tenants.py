@@ -14,7 +14,7 @@ from router.metrics.exposition import counters, gauge, gauges
 
 
 def tenant_metrics(counts: TenantCounts) -> Iterator[Metric]:
-    """Requests, refusals and tokens of the busiest tenants, and of all others together."""
+    """Yield requests, refusals and tokens of the busiest tenants, and of all others together."""
     rows = {**counts.rows, OTHERS: counts.others}
     yield counters(
         "warmroute_tenant_requests",
@@ -50,7 +50,7 @@ _PRIORITIES_SHOWN = 10
 
 
 def held_metrics(core: RouterCore, now_s: float) -> Iterator[Metric]:
-    """Held requests by tenant and priority, and their predicted waits."""
+    """Yield the held requests by tenant and by priority, and their predicted waits."""
     held = list(core.held)
     yield gauges(
         "warmroute_held_by_priority",
@@ -90,6 +90,8 @@ def held_metrics(core: RouterCore, now_s: float) -> Iterator[Metric]:
 
 
 def _greatest(counts: Counter[str], shown: int) -> dict[str, float]:
-    """The greatest by name, all others together: few series, whoever waits."""
+    """Return the `shown` greatest counts by name, and the sum of all others, so that there are few
+    series.
+    """
     named = {value: count for value, count in counts.most_common(shown) if value != OTHERS}
     return {**named, OTHERS: counts.total() - sum(named.values())}

@@ -1,7 +1,6 @@
-"""Metrics of the workers and of the sources that name them.
-
-Samples of the large families are made here, not by the library's `add_metric`, which takes five
-times as long: with a thousand workers there are thirty thousand, read while nothing else runs.
+"""Metrics of the workers and of the sources that list them. Samples of the large families are made
+here, not by the library's `add_metric`, which takes five times as long: with a thousand workers
+there are thirty thousand samples, read while nothing else runs.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ _OF_STATE = (
 
 
 def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
-    """All families of the workers, as of now."""
+    """Yield all metrics of the workers."""
     lag = _per_worker("warmroute_worker_event_lag_seconds", _LAG)
     events = CounterMetricFamily(
         "warmroute_kv_events", "KV events of the worker, by kind", labels=["worker", "kind"]
@@ -168,7 +167,7 @@ def _fleet_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
 
 
 def hit_metrics(core: RouterCore, fleet: FleetManager, hits: WorkerHits) -> Iterator[Metric]:
-    """Yields the gauge of each worker's hit mode."""
+    """Yield the gauge of each worker's hit mode."""
     family = GaugeMetricFamily(
         "warmroute_worker_hit_mode",
         "1 for how exact the worker's expected hits are: `exact`, `degraded` or "
@@ -183,7 +182,7 @@ def hit_metrics(core: RouterCore, fleet: FleetManager, hits: WorkerHits) -> Iter
 
 
 def panic_metric(core: RouterCore) -> Metric:
-    """By base model."""
+    """Return the gauge that shows for each base model whether most of its workers do not answer."""
     family = GaugeMetricFamily(
         "warmroute_panic",
         "1 while most workers of a base model do not answer. Requests then stay where "
@@ -197,7 +196,9 @@ def panic_metric(core: RouterCore) -> Metric:
 
 
 def halves_missing_metric(core: RouterCore) -> Metric:
-    """Empty where each role has its other half."""
+    """Return the gauge of workers without a partner in disaggregation; it is empty if each group
+    has both roles.
+    """
     family = GaugeMetricFamily(
         "warmroute_pool_half_missing",
         "Workers without a partner in disaggregation: no ready worker of their group "
@@ -211,7 +212,7 @@ def halves_missing_metric(core: RouterCore) -> Metric:
 
 
 def role_metrics(keeper: RoleKeeper | None) -> Iterator[Metric]:
-    """What `roles.follow` sees; nothing where it is off."""
+    """Yield the work in each role as `roles.follow` measures it; nothing if that is off."""
     if keeper is None:
         return
     family = GaugeMetricFamily(
@@ -227,7 +228,7 @@ def role_metrics(keeper: RoleKeeper | None) -> Iterator[Metric]:
 
 
 def _gauges(workers: list[Worker], columns: WorkerColumns, now_s: float) -> Iterator[Metric]:
-    """A family each; a worker of which a value was never told is left out."""
+    """Yield each gauge with the values of all workers; unknown values are left out."""
     labels = [{"worker": str(worker.worker_id)} for worker in workers]
     values = _values(workers, columns, now_s)
     for (name, text), column in zip(_GAUGES.items(), values, strict=True):
@@ -239,7 +240,9 @@ def _gauges(workers: list[Worker], columns: WorkerColumns, now_s: float) -> Iter
 
 
 def _info(fleet: FleetManager) -> Metric:
-    """Whose number it is: dashboards join names by it."""
+    """Return the gauge by whose labels dashboards show a worker's URL, engine, role and
+    revision.
+    """
     info = GaugeMetricFamily(
         "warmroute_worker_info",
         "Always 1. The labels say which worker a number is",
@@ -255,7 +258,9 @@ def _info(fleet: FleetManager) -> Metric:
 
 
 def _values(workers: list[Worker], columns: WorkerColumns, now_s: float) -> tuple[list[float], ...]:
-    """Of the gauges, in their order: of each worker; not finite: not known."""
+    """Return for each gauge, in the order of `_GAUGES`, the values of all workers; an unknown value
+    is not finite.
+    """
     slots = np.array([worker.slot for worker in workers], dtype=np.int64)
     queued = columns.queued_tokens(slots)
     kv = [worker.kv for worker in workers]
@@ -281,7 +286,7 @@ def _values(workers: list[Worker], columns: WorkerColumns, now_s: float) -> tupl
 
 
 def _events(member: Member, worker: Worker | None) -> dict[str, int]:
-    """What was counted of its KV events, by kind."""
+    """Return the counts of a worker's KV events by kind."""
     counts: dict[str, int] = {}
     skipped = 0
     if member.feed is not None:
@@ -300,7 +305,7 @@ def _per_worker(name: str, text: str) -> GaugeMetricFamily:
 
 
 def discovery_metrics(discovery: Discovery, fleet: FleetManager) -> Iterator[Metric]:
-    """What sources name, as of now; their families are empty where there is no source."""
+    """Yield the metrics of sources of workers; the families are empty if there is no source."""
     sources, now_s, name = discovery.sources, fleet.now_s, "warmroute_discovery"
     yield gauges(
         f"{name}_up",

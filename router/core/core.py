@@ -173,7 +173,7 @@ class RouterCore:
         return self.guard.policy
 
     def set_model_limits(self, limits: Mapping[str, ModelLimit]) -> None:
-        """Bound models by these from now on."""
+        """Replace the limits of models by these, from now on."""
         self.model_limits.limits = limits
 
     def set_policy(self, policy: LoadedPolicy) -> None:
@@ -185,23 +185,23 @@ class RouterCore:
 
     @property
     def inflight_requests(self) -> int:
-        """Accepted and unfinished: dispatched or held."""
+        """The number of requests that were accepted and have not ended, dispatched or held."""
         return len(self._pending)
 
     @property
     def is_quiet(self) -> bool:
-        """No request is under way that this router knows of, its peers' included."""
+        """True if no request is under way, of this router or, as far as it knows, of its peers."""
         return not self._pending and not len(self.ledger)
 
     @property
     def held_requests(self) -> int:
-        """Waiting at the router."""
+        """The number of requests that wait at the router."""
         return self.held.size
 
     # --- requests ---------------------------------------------------------------------------
 
     def on_arrival(self, fact: Arrival) -> list[Action]:
-        """A request came in: dispatch, hold or reject it."""
+        """Dispatch, hold or reject a request that has arrived."""
         assert fact.request_id not in self._pending, f"request {fact.request_id} arrived twice"
         self._observe(fact)
         serial, self._serial = self._serial, self._serial + 1

@@ -134,7 +134,9 @@ class Objects(Generic[Kind]):
     """All objects of a resource after the latest event. Lifetime: from one list to the next."""
 
     def __init__(self, resource: Resource[Kind], version: str, items: Iterable[Kind]) -> None:
-        """Raises WatchError if there are too many objects."""
+        """Take the objects of one list answer, as of `version`. Raises WatchError if there are too
+        many objects.
+        """
         self.version = version
         self.by_name: dict[str, Kind] = {one.metadata.name: one for one in items}
         self._resource = resource

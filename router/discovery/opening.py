@@ -33,7 +33,9 @@ class DiscoveryTerms:
 
 
 def open_source(text: str, terms: Callable[[], DiscoveryTerms]) -> Source:
-    """The source that `text` names. Raises ValueError if `terms` lack what the source needs."""
+    """Return the source that `text` names. Raises ValueError if `terms` lack what the
+    source needs.
+    """
     match spec := parse_source(text):
         case FileSpec(path):
             return FileSource(Path(path))

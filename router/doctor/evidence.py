@@ -253,7 +253,7 @@ class Evidence:
 
     @property
     def loaded(self) -> bool:
-        """Whether any server had any load."""
+        """True if any server had any load."""
         return any(server.loaded for server in self.servers)
 
 

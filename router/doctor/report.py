@@ -49,7 +49,7 @@ class Finding:
 
     @property
     def harmless(self) -> bool:
-        """Whether there is nothing to change."""
+        """True if there is nothing to change."""
         return not self.found.changes
 
 

@@ -1,4 +1,4 @@
-"""One file an engine: how to recognize it, what it says of itself, how to read its load.
+"""Adapters to engines, one file for each: they recognize an engine and read its load.
 
 Owns: what each engine answers on which path, in all the versions we know; a worker as an operator
 names it.

@@ -235,8 +235,8 @@ def error_in(body: bytes) -> str:
 
 
 def is_triton_queue_full(status: int, body: bytes) -> bool:
-    """True if Triton refused a request because its queue was full, or because the request waited
-    too long in it: another worker may be quicker.
+    """Return True if Triton refused a request because its queue was full, or because the request
+    waited too long in it: another worker may be quicker.
     """
     if status not in (400, 503) or len(body) > 4_096:
         return False
@@ -252,7 +252,7 @@ _PARSER = (
 
 
 def is_unreadable_request(kind: str | None, status: int, body: bytes) -> bool:
-    """True if a worker could not read a request's body, although the status of its answer blames
-    the worker.
+    """Return True if a worker could not read a request's body, although the status of its answer
+    blames the worker.
     """
     return kind == ADAPTER.kind and status == 500 and error_in(body).startswith(_PARSER)

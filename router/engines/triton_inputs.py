@@ -283,7 +283,7 @@ def _is_engine(others: Mapping[str, ModelConfig], step: _Step) -> bool:
 
 
 def _computes(model: ModelConfig) -> bool:
-    """True if the model is an LLM engine, which computes prompts."""
+    """Return True if the model is an LLM engine, which computes prompts."""
     names = {one.name for one in model.input}
     return model.backend in _ENGINES or {"input_ids", "request_output_len"} <= names
 

@@ -69,7 +69,7 @@ class _ServerInfo(msgspec.Struct):
 
 
 def loads_in(text: str) -> Mapping[int, RankLoad]:
-    """The load of each rank in `vllm:...` gauges. Raises WireError."""
+    """Return the load of each rank in `vllm:...` gauges. Raises WireError."""
     return {rank: _load_of(load) for rank, load in parse_loads(text).items()}
 
 

@@ -30,7 +30,7 @@ class Claim(Protocol):
 
     @property
     def reads(self) -> bool:
-        """Whether this router is to read the events now."""
+        """True if this router is to read the events now."""
 
     @property
     def source(self) -> str:

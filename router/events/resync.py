@@ -60,12 +60,12 @@ class ZmqPublisher:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether the publisher offers snapshots of its whole cache."""
+        """True if the publisher offers snapshots of its whole cache."""
         return self._source.snapshot is not None
 
     @property
     def has_replay(self) -> bool:
-        """Whether the publisher can replay batches."""
+        """True if the publisher can replay batches."""
         return self._source.replay is not None
 
     @property
@@ -185,7 +185,7 @@ class _Question:
 
     @property
     def proves(self) -> bool:
-        """Whether the answer shows if the publisher is still the same one."""
+        """True if the answer shows whether the publisher is still the same one."""
         return self.heard_seq >= 0
 
     def proven_by(self, replayed: Replayed) -> bool:
@@ -316,7 +316,7 @@ class Resynchronizer:
 
     @property
     def _lacking(self) -> bool:
-        """Whether to request a snapshot, by all that the core knows now."""
+        """True if a snapshot is to be requested, by all that the core knows now."""
         return self._publisher.has_snapshot and self._wants_snapshot()
 
     async def _sync(self, question: _Question) -> Answer:

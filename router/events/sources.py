@@ -41,7 +41,7 @@ class ZmqSource:
 
     @property
     def exclusive(self) -> bool:
-        """Whether only one router can read the events: the one to which engines connect."""
+        """True if only one router can read the events: the one to which engines connect."""
         return self.bind
 
     @property

@@ -1,5 +1,4 @@
-"""Everything the router asks of its workers besides inference: what they are, their health and
-load.
+"""Follows the workers: recognizes their engines, and tracks their health and load.
 
 Owns: recognition of a worker given by URL (by the adapters of `router.engines`), load reports,
 health probes, joining and leaving; one worker for each data-parallel rank; how far the router

@@ -157,7 +157,7 @@ class Member:
 
     @property
     def leaving(self) -> bool:
-        """Whether the worker is to be removed once idle."""
+        """True if the worker is to be removed once it is idle."""
         return self.leave is not None
 
     @property
@@ -424,17 +424,15 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """Whether the worker may get new requests: it answers, and is not draining.
-
-        A worker whose latest probes got no answer still counts as ready.
+        """True if the worker may get new requests: it answers, and is not draining. A worker whose
+        latest probes got no answer still counts as ready.
         """
         return self.answers and not self.draining
 
     @property
     def answers(self) -> bool:
-        """Whether the router has recognized the worker, and the worker has not failed since.
-
-        A worker whose latest probes got no answer still counts as answering.
+        """True if the router has recognized the worker, and the worker has not failed since. A
+        worker whose latest probes got no answer still counts as answering.
         """
         return self.state in ("serving", "silent")
 

@@ -80,7 +80,7 @@ class SourceTrust:
 
     @property
     def moves(self) -> bool:
-        """Whether time alone can change what is believed."""
+        """True if time alone, without a new report, can change which workers count as present."""
         return self._silent_s is not None or bool(self._lingering)
 
     def silent_s(self, now_s: float) -> float:

@@ -63,7 +63,7 @@ class ClientError(Exception):
         self.headers = headers
 
     def body(self) -> bytes:
-        """The reply's JSON body."""
+        """Return the JSON body of the reply."""
         return error_body(self.message, error_type(self.status), self.param, self.code)
 
 

@@ -1,4 +1,4 @@
-"""API keys: who a client is, what its key allows, how much of it is left.
+"""API keys of clients: they identify a client, and limit its use of the router.
 
 Owns: the key file, look-up by keyed digests, rate limits, counts by tenant.
 Gives: `key_ring.KeyRing`, `key_file.KeyTerms`, `quota.Grant`, `tenant_counts.TenantCounts`.

@@ -280,7 +280,7 @@ class ClientStream:
         return not self._room.is_set()
 
     def put(self, message: bytes) -> None:
-        """Write a message after those before it."""
+        """Send a message to the client, after all earlier ones."""
         self._out.append(message)
         self._out_bytes += len(message)
         if self._out_bytes > self._buffer_bytes:

@@ -52,7 +52,7 @@ class DataPlaneReply:
 
     @property
     def by_worker(self) -> bool:
-        """Whether a worker gave the answer, as far as is known; else the data plane made it
+        """True if a worker gave the answer, as far as is known; False if the data plane made it
         itself.
         """
         if self.details is not None:
@@ -105,12 +105,12 @@ class PickerExchange:
 
     @property
     def shows_pieces(self) -> bool:
-        """Whether the answer's body passes here in pieces as it is made."""
+        """True if the answer's body passes through the exchange in pieces, as it is made."""
         return self._response_mode in _PIECES
 
     @property
     def shows_body(self) -> bool:
-        """Whether the answer's body passes here."""
+        """True if the answer's body passes through the exchange."""
         return self._response_mode is not Mode.NONE
 
     def taken(self) -> list[bytes]:

@@ -300,7 +300,7 @@ class PickedCarrier(Carrier):
 
     @property
     def follows(self) -> bool:
-        """Whether another worker got the request, which is charged next."""
+        """True if another worker got the request, which is charged next."""
         return self._moved_to is not None
 
     # --- what the data plane is told, and tells -------------------------------------------------

@@ -80,7 +80,7 @@ class Pulse:
 
     @property
     def serves(self) -> bool:
-        """Whether this process serves, and no other in its place."""
+        """True if this process serves, and no other in its place."""
         return self._serves
 
     def hangs(self) -> str:

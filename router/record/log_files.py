@@ -406,7 +406,7 @@ class Parts:
 
     @property
     def fresh(self) -> bool:
-        """Whether the next line is the first of its part."""
+        """True if the next line is the first of its part."""
         return self._file is None or self._file.fresh
 
     @property

@@ -18,7 +18,7 @@ class NamedModel:
 
     @property
     def renames(self) -> bool:
-        """Whether workers get another name than the client's."""
+        """True if workers get another model name than the client's."""
         return self.asked is not None and self.asked != self.model
 
     @property

@@ -248,7 +248,7 @@ class FactRecorder:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the recorder has stopped writing to its file."""
+        """True if the recorder has stopped writing to its file."""
         return self._sink.is_closed
 
     def record(self, fact: Fact, take: Callable[[Fact], list[Action]]) -> list[Action]:
@@ -352,7 +352,7 @@ class _FactSink:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more will be written to the file."""
+        """True if nothing more will be written to the file."""
         return bool(self._why)
 
     def end(self, why: str) -> None:

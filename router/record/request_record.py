@@ -103,7 +103,7 @@ class Attempt:
 
     @property
     def prefilled(self) -> bool:
-        """Whether this was a prefill leg that succeeded. Its answer was for the router, not for the
+        """True if this was a prefill leg that succeeded. Its answer was for the router, not for the
         client.
         """
         outcome = self.outcome

@@ -69,12 +69,12 @@ class ElectionClaim:
 
     @property
     def reads(self) -> bool:
-        """Whether this replica is to read the events now."""
+        """True if this replica is to read the events now."""
         return self._publisher.stream(self.name) is not None
 
     @property
     def knows(self) -> bool:
-        """Whether this replica knows everything that the reader has published."""
+        """True if this replica knows everything that the reader has published."""
         return self.reads or self.subscriber.heard
 
     @property
@@ -328,7 +328,7 @@ class KvSharing:
         return found
 
     def counters(self) -> KvSubscriberCounters:
-        """The counts of events received from all peers so far."""
+        """Return the counts of events received from all peers so far."""
         total = KvSubscriberCounters(
             *(getattr(self._gone, field.name) for field in fields(self._gone))
         )

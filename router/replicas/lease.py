@@ -132,7 +132,7 @@ class Leases:
             self._lost(lease)
 
     def held(self) -> int:
-        """The number of leases that this replica holds."""
+        """Return the number of leases that this replica holds."""
         return sum(lease.fence is not None for lease in self._wanted.values())
 
     def commands(self) -> tuple[list[str], list[Command]]:
@@ -218,7 +218,7 @@ class ReaderCandidate(Protocol):
 
     @property
     def knows(self) -> bool:
-        """Whether this replica knows everything that the reader has published."""
+        """True if this replica knows everything that the reader has published."""
 
     def elected(self) -> None:
         """Check again whether this replica is the reader."""
@@ -243,14 +243,14 @@ class Election:
 
     @property
     def reads(self) -> bool:
-        """Whether this replica is to read the events now."""
+        """True if this replica is to read the events now."""
         if self._lease is not None and self._lease.fence is not None:
             return True
         return not self._connected and self._last and not self._torn
 
     @property
     def _last(self) -> bool:
-        """Whether no other replica is known to have read after this one."""
+        """True if no other replica is known to have read after this one."""
         return self.token > self._rival
 
     def consider(self, now_s: float, alone: bool, lease_s: float) -> None:

@@ -1,7 +1,6 @@
-"""Which replicas are present, their names, and the settings on which all must agree.
-
-If settings differ, a prefix has one hash on one replica and another hash on the next, sessions or
-tenants are confused, or two placement rules work against each other.
+"""Tracks which replicas are present, gives them names, and checks the settings on which all must
+agree. If settings differ, a prefix has one hash on one replica and another hash on the next,
+sessions or tenants are confused, or two placement rules work against each other.
 
 With each heartbeat a replica rewrites its entry with a growing number. Each observer measures by
 its own clock how long a peer's number has not changed, and only between its own looks. So no two

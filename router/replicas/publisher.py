@@ -56,7 +56,7 @@ class SnapshotBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no snapshot bytes may be sent now."""
+        """True if no snapshot bytes may be sent now."""
         return self._left_bytes <= 0
 
     def earn(self, now_s: float) -> None:
@@ -104,12 +104,12 @@ class WorkerPublisher:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether a snapshot is in the queue."""
+        """True if a snapshot is in the queue."""
         return any(type(one) is QueuedSnapshot for one in self._queue)
 
     @property
     def ready(self) -> bool:
-        """Whether a message is ready to send."""
+        """True if a message is ready to send."""
         if self._head_due:
             return True
         first = self._queue[0] if self._queue else None
@@ -117,7 +117,7 @@ class WorkerPublisher:
 
     @property
     def snapshot_next(self) -> bool:
-        """Whether the next message is a piece of a snapshot."""
+        """True if the next message is a piece of a snapshot."""
         return not self._head_due and bool(self._queue) and type(self._queue[0]) is QueuedSnapshot
 
     def tell_head(self) -> None:
@@ -132,7 +132,7 @@ class WorkerPublisher:
         self._head_due = True
 
     def drop(self) -> None:
-        """Empty the queue."""
+        """Remove all messages from the queue."""
         self._queue.clear()
         self._size_bytes = 0
         self._head_due = True

@@ -153,7 +153,7 @@ class Sharing:
         return sorted(rows, key=lambda row: row.name)
 
     def counters(self) -> SubscriberCounters:
-        """The counts of messages received from all peers so far."""
+        """Return the counts of messages received from all peers so far."""
         total = SubscriberCounters()
         for counters in (
             self._gone,

@@ -254,7 +254,7 @@ class KvSubscriber:
 
     @property
     def heard(self) -> bool:
-        """Whether no batch was missed and the reader is present."""
+        """True if no batch was missed and the reader is present."""
         return self.in_sync and self.reader is not None
 
     def wanted(self, now_s: float) -> KvWanted | None:

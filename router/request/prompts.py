@@ -167,7 +167,7 @@ class PromptReader:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the router has a tokenizer of its own."""
+        """True if the router has a tokenizer of its own."""
         return self._encoders is not None
 
     def next_turn(self) -> int:

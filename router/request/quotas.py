@@ -53,7 +53,7 @@ class Tenants:
 
     @property
     def asks_keys(self) -> bool:
-        """Whether the router checks clients' API keys, and so does not pass them to workers."""
+        """True if the router checks clients' API keys, and so does not pass them to workers."""
         return self._keys is not None
 
     def key_of(self, request: Request) -> Key:

@@ -415,7 +415,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the connection stays open after the request that is being answered."""
+        """True if the connection stays open after the request that is being answered."""
         return self.transport is not None and not (self._last or self._server.closing)
 
     async def drain(self) -> None:
@@ -433,7 +433,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _begun(self) -> bool:
-        """Whether a part of a request has arrived."""
+        """True if a part of a request has arrived."""
         reader = self._reader
         return reader.held_bytes > 0 or reader.in_body or bool(self._deferred)
 

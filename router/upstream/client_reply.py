@@ -86,7 +86,7 @@ class Reply(ReplySink, Protocol):
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the client's connection stays open after the reply."""
+        """True if the client's connection stays open after the reply."""
 
     @property
     def body_length(self) -> int:
@@ -94,7 +94,7 @@ class Reply(ReplySink, Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether the client has a part of the reply."""
+        """True if the client has a part of the reply."""
 
 
 class ClientSocket(NamedTuple):
@@ -137,7 +137,7 @@ class ClientReply:
 
     @property
     def congested(self) -> bool:
-        """Whether more than `buffer_bytes` wait for the client."""
+        """True if more than `buffer_bytes` wait for the client."""
         return self._client.connection.writing_paused
 
     def head(self, head: ReplyHead) -> None:
@@ -194,7 +194,7 @@ class ClientReply:
 
     @property
     def begun(self) -> bool:
-        """Whether the client has a part of the reply."""
+        """True if the client has a part of the reply."""
         return self.body_length > 0
 
     def lend(self) -> ClientSocket | str:

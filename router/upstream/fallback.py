@@ -94,7 +94,7 @@ class Receiver(Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether the client has seen nothing of the reply that only this worker could continue."""
+        """True if the client has seen nothing of the reply that only this worker could continue."""
 
     def feed(self, data: bytes) -> None:
         """Take bytes from the worker."""
@@ -125,12 +125,12 @@ class WorkerConnection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """True if nothing can be sent any more."""
         return self.transport.is_closing()
 
     @property
     def can_write(self) -> bool:
-        """Whether the worker takes more bytes now."""
+        """True if the worker takes more bytes now."""
         return not self._write_paused and not self.transport.is_closing()
 
     def begin(self, receiver: Receiver) -> None:
@@ -216,12 +216,12 @@ class Sending:
 
     @property
     def done(self) -> bool:
-        """Whether the whole body was written."""
+        """True if the whole body was written."""
         return not self._unsent
 
     @property
     def can_go_on(self) -> bool:
-        """Whether some of the body is left and the worker takes more now."""
+        """True if some of the body is left and the worker takes more now."""
         return bool(self._unsent) and self._connection.can_write
 
     def go_on(self) -> None:
@@ -360,7 +360,7 @@ class Exchange:
 
     @property
     def silent(self) -> bool:
-        """Whether the client has seen nothing of the reply, or nothing that needs this worker."""
+        """True if the client has seen nothing of the reply, or nothing that needs this worker."""
         return not self._outcome.bytes_to_client or self._sink.movable
 
     def feed(self, data: bytes) -> None:

@@ -78,8 +78,8 @@ class Meter:
 
     @property
     def begun(self) -> bool:
-        """Whether tokens have arrived: with the first byte, or with the first mark if there is
-        one.
+        """True if tokens have arrived: with the first byte, or with the first mark if
+        there is one.
         """
         return self._begin is None or self.events > 0
 
@@ -101,7 +101,7 @@ class Meter:
 
     @property
     def whole(self) -> bool:
-        """Whether the whole body was kept."""
+        """True if the whole body was kept."""
         return not self._dropped and self._kept_bytes <= self._tail_bytes
 
     @property

@@ -14,7 +14,7 @@ DisaggregationMode = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """Every bound of the core, with safe defaults. Times in seconds."""
+    """All limits of the decision core, with safe defaults. Times are in seconds."""
 
     max_workers: int = 256  # worker slots of the index; at most 4,096
     index_entries: int = 1 << 21  # distinct blocks the index remembers

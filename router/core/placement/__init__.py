@@ -1,4 +1,4 @@
-"""Where a request goes: who may take it, what each choice costs, and what waits meanwhile.
+"""Places requests: which workers may take one, what each choice costs, and which requests wait.
 
 Owns: admission, the hold queue, eligibility, ejection of failing workers, the hits of each worker,
 the policy's choice under a guard, two legs of one request, retries.

@@ -24,7 +24,9 @@ _MODELS_MAX = 1_024
 
 @dataclass(slots=True)
 class _Pool:
-    """One model's. Time passes for it only while it has something to compute."""
+    """The queued and the recently computed prompt tokens of one model, or of one kind of its
+    requests. Its time passes only while there is something to compute.
+    """
 
     at_s: float
     queued_tokens: int = 0

@@ -40,11 +40,11 @@ def tier_hits(
     hit_tokens: Ints,
     confidence: Floats | None = None,
 ) -> tuple[Ints, Ints]:
-    """(host, disk), each int64[rows]: further leading prompt tokens, beyond `hit_tokens`.
-
-    `confidence`: share of each row's that counts. A block counts in the highest tier that holds all
-    before it too: host tokens go on where the GPU's end, disk tokens where those end. At least one
-    token of the prompt is left to compute.
+    """Return the leading prompt tokens beyond `hit_tokens` that each worker holds in host memory
+    and on disk, each int64[rows]. `confidence` is the share of each row's hits that counts, 0..1;
+    None counts all. A block counts in the highest tier that also holds all blocks before it: host
+    tokens continue where the GPU's end, and disk tokens where the host's end. At least one token of
+    the prompt is left to compute.
     """
     reach = np.zeros((2, len(rows)), dtype=np.int64)  # up to where host, and disk, would do
     own_sizes = np.array(rows.block_sizes)
@@ -254,7 +254,7 @@ class Chooser:
         return self._eligibility.may_have_model(pending, leg)
 
     def missing_tokens(self, pending: Pending, leg: Role) -> int:
-        """Tokens of a prompt that even the best worker would have to compute; at least 1."""
+        """Return the prompt tokens that even the best worker would have to compute; at least 1."""
         arrival, rows = pending.arrival, self._eligibility.rows(pending, leg)
         if isinstance(rows, Reject):
             return max(arrival.prompt_tokens, 1)
@@ -264,7 +264,9 @@ class Chooser:
         return max(arrival.prompt_tokens - int(hits.max()), 1)
 
     def modelled_rate(self, model: str) -> float:
-        """Tokens a second that the workers of a model should prefill together, by calibration."""
+        """Return the tokens per second that a model's workers should prefill together, by
+        calibration.
+        """
         rates, able = self._columns.prefill_tokens_per_s, self._workers.serving(model)
         return sum(float(rates[worker.slot]) for worker in able if worker.takes_requests)
 

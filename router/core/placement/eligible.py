@@ -67,10 +67,9 @@ class Unheard:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A pool's workers that take requests, and what a request must be so that all of them may.
-
-    True until a worker changes: nearly every request is like that, and asking each worker anew
-    would make a decision cost what it costs to look at the whole pool.
+    """The workers of a pool that take requests, and the conditions under which all of them may take
+    a request. It is valid until a worker changes. Nearly every request meets the conditions;
+    otherwise each decision would cost a look at the whole pool.
     """
 
     rows: Rows

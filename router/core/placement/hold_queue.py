@@ -300,10 +300,10 @@ class HoldQueue:
             groups.served(group_of(arrival), pending.work_tokens, pending.held)
 
     def victim(self, arrival: Arrival) -> Pending | None:
-        """Who should give way to `arrival` where there is no room for both; None: nobody.
-
-        The newest of the least important ones: of a lower priority; or of the tenant that has the
-        most for its weight, where that is more than the newcomer's would have then.
+        """Return the held request that should give way to `arrival` if there is no room for both,
+        or None. It is the newest of the least important requests: one of a lower priority, or one
+        of the tenant that has the most requests for its weight, if that is more than the newcomer's
+        tenant would then have.
         """
         if not self._classes:
             return None
@@ -320,10 +320,10 @@ class HoldQueue:
         return flow.members[-1]
 
     def work_before(self, arrival: Arrival, begun: bool) -> float:
-        """Tokens of work of its model and kind that would be done before `arrival`, were it last
-        of its tenant's line. `begun`: its session has.
-
-        Of its own priority no more than its tenant's share makes it wait for.
+        """Return the tokens of work that would be done before `arrival` if it were the last of its
+        tenant's requests. Only requests count that are of its model and whose sessions have begun
+        like its own (`begun`) or not. Of requests with its own priority, no more counts than its
+        tenant's share makes it wait for.
         """
 
         def work(waiting: Iterable[Pending]) -> float:

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a failing worker is ejected. Lifetime: until the next reload."""
+    """Settings of the ejection of failing workers. Lifetime: until the next reload."""
 
     failures: Annotated[
         int, Meta(ge=1, le=1_000, description="failures in a row that eject a worker")
@@ -64,7 +64,9 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a failed request goes to another worker. Lifetime: until the next reload."""
+    """Settings of retries: when a failed request goes to another worker. Lifetime: until the next
+    reload.
+    """
 
     attempts: Annotated[
         int,

@@ -52,7 +52,7 @@ from router.core.workers.table import BusySpell, Worker, WorkerHealth, WorkerTab
 
 
 class TableFullError(Exception):
-    """No worker slot is free; `max_workers` is the bound to raise."""
+    """Raised if no worker slot is free; `max_workers` is the setting to raise."""
 
 
 _WINDOW_S = 60.0

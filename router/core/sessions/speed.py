@@ -1,16 +1,17 @@
-"""How fast each worker really computes and loads KV, learned from the times of answers.
+"""Learns how fast each worker really computes and loads KV, from the times of answers.
 
 A prefill rate is learned over a period in which a worker always had prompts to compute: the work of
-all of them over the time that passed (the utilization law of operational analysis, Denning and
-Buzen, 1978), which holds whatever the engine batches together. The rate of one worker is the median
-of its first samples, which one absurd sample does not move, and then an exponentially weighted mean
-of logarithms: ratios, not differences, are what matters between a fast and a slow GPU.
+all prompts divided by the time that passed (the utilization law of operational analysis, Denning
+and Buzen, 1978). This holds whatever the engine batches together. The rate of one worker is at
+first the median of its samples, which one absurd sample does not move, and later an exponentially
+weighted mean of logarithms, because ratios, not differences, matter between a fast and a slow GPU.
 
-Workers mostly run on equal machines, and believing noise would send everything of an idle pool to
-the one that looked fastest. So a worker has the pool's rate, relative to the one that was given for
-it, until its own samples differ clearly from that (shrinkage by a pre-test). Newcomers begin with
-it, too. What attention adds to a token late in a long context is the same for all workers of a
-model but for their speed, so it is learned from all of them together (`PairCost` of the columns).
+Workers mostly run on equal machines, and if noise were believed, all requests of an idle pool would
+go to the worker that looks fastest. So a worker has the pool's rate, relative to the rate in its
+description, until its own samples differ clearly from that (shrinkage by a pre-test). New workers
+begin with the pool's rate, too. The extra work of attention for a token late in a long context is
+the same for all workers of a model except for their speed, so it is learned from all of them
+together (`PairCost` of the columns).
 """
 
 from __future__ import annotations

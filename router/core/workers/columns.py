@@ -257,7 +257,7 @@ class Cells:
 
 
 def float_cells(column: Floats) -> memoryview[float]:
-    """Return a view of a float64 column that gives Python floats, for fast single access."""
+    """Return a view of a float64 column whose cells are Python floats, for fast single access."""
     return column.data.cast("B").cast("d")
 
 

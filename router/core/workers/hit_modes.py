@@ -88,7 +88,7 @@ Lift = str | Callable[[HitFacts], str | None] | None
 
 @dataclass(frozen=True, slots=True)
 class HitCause:
-    """One thing that decides how exact expected hits are. Lifetime: process."""
+    """One cause that decides how exact expected hits are. Lifetime: process."""
 
     name: str
     mode: HitMode

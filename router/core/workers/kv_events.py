@@ -1,4 +1,4 @@
-"""KV events as they came from the wire, applied to the native record of a worker's blocks."""
+"""Applies KV events, as they come from the wire, to the native record of a worker's blocks."""
 
 from __future__ import annotations
 

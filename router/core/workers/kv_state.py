@@ -1,31 +1,32 @@
-"""One worker's KV events in order, what is missing of them, and how well its cache is known.
+"""Applies one worker's KV events in order, and judges how well its cache is known.
 
-The stream of a worker is numbered from 0. Only `KvState` decides what is missing of it; a feed
-carries out what is asked, and asks for a snapshot while one is wanted:
+The batches of a worker's events are numbered from 0. Only `KvState` decides which batches are
+missing; a feed carries out its requests, and asks the worker for a snapshot while `KvState` wants
+one. The state is one of these:
 
-- *exact*: all before `next_seq` was seen, and nothing that is known to exist lies behind it.
-- *asked* (`resyncing`), on a gap: the missed batches are asked for again, later ones wait. A
-  replay that brought some of them is followed by another one; else a snapshot is wanted.
-- *half told*, while a replay goes on beyond all that was heard of: more may follow until it ends.
-- *lower bound*, when the answers ended and the gap did not: all that was known is dropped and
-  rebuilt from what follows. A snapshot, the stream's batch 0 or a cleared cache makes it exact.
-- the same, with all that was known kept, when a replay brought a batch that cannot be read.
-- *turned over*, when as many blocks were stored since as it holds: known, not exact.
-- *crowded*, when the index forgot blocks of it at its bound: a lower bound until it is told anew or
-  has turned over.
+- *exact*: all batches before `next_seq` were applied, and no later batch is known to exist.
+- *asked* (`resyncing`), after a gap: the missed batches are requested again, and later ones wait.
+  If a replay brings some of them, another replay follows; otherwise a snapshot is wanted.
+- *half told*, while a replay goes beyond all batches heard of: more may follow until it ends.
+- *lower bound*, if the answers end and the gap remains: all known blocks are dropped, and the
+  record is built again from later events. A snapshot, batch 0 or a cleared cache makes it exact.
+- *lower bound* with all known blocks kept, if a replay brings an unreadable batch.
+- *turned over*, once as many blocks were stored since then as the cache holds: known, not exact.
+- *crowded*, if the index forgot blocks of the worker at its limit: a lower bound until the worker's
+  cache is reported anew or has turned over.
 
-A number identifies a batch only within one life of its publisher; the payload's digest
-identifies it for good. A replay is therefore asked for from one batch before the first missing
-one: where that comes with another digest, the publisher restarted unseen. Where digests are not
-given, the numbers alone decide.
+A number identifies a batch only within one life of its publisher; the payload's digest identifies
+it for good. So a replay is requested from one batch before the first missing one: if that batch
+comes with another digest, the publisher has restarted unseen. If there are no digests, the numbers
+alone decide.
 
-Where the connection was lost and nobody can tell what was missed, all is a lower bound, though the
-numbers may go on: another life may have published as many batches. The life is proven by a snapshot
-or a copy, or by its process's start time; disproved by an answer that finds nothing of what was
-promised (*severed*).
+If the connection was lost and nothing shows what was missed, all is a lower bound, even if the
+numbers continue: another life may have published as many batches. The life is proven by a snapshot
+or a copy, or by the start time of the engine's process. It is disproved by an answer that finds
+nothing of what the events promised (*severed*).
 
-Where another router reads the events, a copy of what it knows comes first, and then the batches
-that it applied, in order (`router.replicas.kv_events`). While these do not arrive it is *unheard*.
+If another router reads the events, a copy of its record comes first, and then the batches that it
+applied, in order (`router.replicas.kv_events`). While these do not arrive, the worker is *unheard*.
 """
 
 from __future__ import annotations

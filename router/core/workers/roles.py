@@ -1,9 +1,10 @@
-"""How many workers prefill and how many decode: a controller that follows the mix of requests.
+"""Controls how many workers prefill and how many decode, by the mix of requests.
 
-Both halves of a pool work on the same requests, so that the work of each, in workers, is the ratio
-that the pool should have, whichever half holds the other up: n_P : n_D = E[S] : E[o - 1] t(B) / B
-(rate matching, as in DistServe, Zhong et al., OSDI 2024, section 4). A change pays where the better
-split carries so much more that it outweighs what changes cost, and a way back costs more each time.
+Both halves of a pool work on the same requests. So the pool should be split in the ratio of the
+work of each half, counted in workers, whichever half is the bottleneck: n_P : n_D = E[S] : E[o - 1]
+t(B) / B (rate matching, as in DistServe, Zhong et al., OSDI 2024, section 4). A change is made if
+the better split carries so much more that this outweighs the cost of the change; changing back
+costs more each time.
 """
 
 from __future__ import annotations

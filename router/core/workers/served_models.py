@@ -1,4 +1,6 @@
-"""The models that workers list, counted, so that nobody must look through all workers for one."""
+"""Counts the models that workers list, so that no caller must look through all workers for one
+model.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,9 @@ class EngineFacts:
 
     @property
     def prefix_caching(self) -> bool | None:
-        """Whether the engine keeps prefixes, as it reports; None if it does not report it."""
+        """True if the engine reports that it keeps prefixes, False if it reports that it does not;
+        None if it reports neither.
+        """
         if "enable_prefix_caching" in self.settings:
             return self.settings["enable_prefix_caching"] == "True"
         if "disable_radix_cache" in self.settings:
@@ -178,7 +180,7 @@ class PoolFacts:
 
     @property
     def low(self) -> bool:
-        """Whether requests were judged and few of their tokens were in a cache."""
+        """True if requests were judged and few of their tokens were in a cache."""
         return self.hit_share < LOW_SHARE
 
     def of(self, worker: ExaminedWorker) -> tuple[DecisionRow, ...]:
