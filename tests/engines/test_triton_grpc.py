@@ -100,7 +100,7 @@ async def streamed(stub: Stub, requests: Iterable[pb.ModelInferRequest], **more:
 
 async def test_the_command_in_the_docs_finds_grpc_beside_http(three: Pool) -> None:
     page = (CHECKOUT / "docs" / "triton.md").read_text()
-    (line,) = re.findall(r"\$ warmroute (serve .*--grpc-port.*)", page)
+    (line,) = re.findall(r"^warmroute (serve .*--grpc-port.*)", page, re.MULTILINE)
     for port in ("--port 8000", "--grpc-port 8001"):
         line = line.replace(port, f"{port.split()[0]} 0")
     for n, server in enumerate(three.servers[:2], 1):

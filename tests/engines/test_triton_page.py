@@ -56,7 +56,7 @@ def shown(begin: str) -> str:
 
 
 async def test_what_is_installed_is_there() -> None:
-    (extra,) = re.findall(r"\[(.*)\]", shown("pip install"))
+    (extra,) = re.findall(r"'\.\[(.*)\]'", shown("pip install '.["))
     assert extra in (metadata("warmroute").get_all("Provides-Extra") or [])
 
 
@@ -278,11 +278,17 @@ async def test_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
 # How each command begins, and the test that runs it; another file's by its name.
 RUN: Mapping[str, Callable[..., object] | str] = {
     "pip install '.[grpc]'": test_what_is_installed_is_there,
+    "pip install 'tritonclient[http]'": (
+        "tests/live/test_kserve.py::test_the_client_in_the_docs_gets_an_answer"
+    ),
     "warmroute serve --port 8000": (
         "tests/engines/test_triton_grpc.py::test_the_command_in_the_docs_finds_grpc_beside_http"
     ),
     "warmroute serve --worker http://127.0.0.1:8000": test_our_engine_inside_triton_behind_a_router,
     "warmroute workers": test_our_engine_inside_triton_behind_a_router,
+    "curl -s localhost:8000": (
+        "tests/live/test_kserve.py::test_the_client_in_the_docs_gets_an_answer"
+    ),
     "curl -si localhost:8000": test_what_a_request_is_routed_by,
     "curl 'http://127.0.0.1:8081/explain": test_why_a_request_waits,
     "warmroute doctor http://gpu1:8000 --max": (

@@ -8,6 +8,7 @@ import asyncio
 import gzip
 import json
 import re
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -323,6 +324,27 @@ async def test_the_command_in_the_docs_says_by_what_a_request_was_routed(stack) 
     out, _ = await process.communicate()
     assert out.decode().strip() == '"routed_by":"usual names"'
     assert found[2].startswith('"routed_by":"')
+
+
+async def test_the_client_in_the_docs_gets_an_answer(stack) -> None:
+    """The test runs the page's first request, and its program of `tritonclient`."""
+    page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
+    curl = re.search(r"^curl -s localhost:8000.*$", page, re.MULTILINE)
+    program = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert curl is not None
+    assert program is not None
+    model = ("ensemble", MODEL)
+    address = ("localhost:8000", stack.url.removeprefix("http://"))
+    first = ("bash", "-c", curl[0].replace(*model).replace(*address))
+    second = (sys.executable, "-c", program[1].replace(*model).replace(*address))
+    texts = []
+    for words in (first, second):
+        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+        texts.append(out.decode())
+    assert len(json.loads(texts[0])["text_output"].split()) == 20
+    assert json.loads(texts[0])["text_output"] in texts[1]
 
 
 async def test_requests_of_a_sequence_meet_one_worker(stack) -> None:

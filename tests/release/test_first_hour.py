@@ -406,10 +406,11 @@ def test_triton_and_a_data_plane(stranger: Host) -> None:
         online(stranger.folder, page.refused(), PATH=stranger.environ["PATH"])
         does(stranger, line)
         model = (r"models/ensemble/", "models/warmroute-timed/")
+        page.does(2, model)
         assert "routed_by" in page.does(1, model)
         page.does(1, (r"request=13", "last=1"))
         page.does(1, (r"$", " --seconds 1"))
-        page.does(3)
+        page.does(2)
     stranger.stop(2)
     with Page(gateway, stranger) as page:
         here = ((r"10.0.0.11", "10.0.0.1"), (r"10.0.0.12", "10.0.0.2"))
