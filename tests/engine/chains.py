@@ -1,4 +1,4 @@
-"""Prompts and the hashes of their blocks."""
+"""Prompts and the chain hashes of their blocks, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A tiny model and what it says; a folder with a real tokenizer only."""
+"""Fixtures: a tiny model, the tokens that it must give, and a folder that has only a real
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model."""
+    """Return a folder with a tiny random model."""
     path = tmp_path_factory.mktemp("model")
     make_tiny(path)
     return path
@@ -26,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Reference:
-    """The model in `folder`, one prompt at a time."""
+    """Return the oracle for the model in `folder`, which computes one prompt at a time."""
     from tests.engine.real import Reference  # with torch, which most tests here do without
 
     return Reference(folder)
@@ -34,7 +36,9 @@ def reference(folder: Path) -> Reference:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A byte-level tokenizer that puts <s> before plain prompts, and a list of templates."""
+    """Return a folder with a byte-level tokenizer, which puts <s> before plain prompts, and a list
+    of templates.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: number for number, token in enumerate(["<s>", "</s>", *alphabet])}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))

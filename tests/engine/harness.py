@@ -1,4 +1,4 @@
-"""A real worker on loopback for tests: real HTTP, real ZMQ, ports chosen by the system."""
+"""A real worker on loopback for tests: real HTTP, real ZMQ, and ports that the system chooses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ DEADLINE_S = 10.0
 
 @dataclass
 class Running:
-    """One worker that answers, and a client session for it."""
+    """A running worker, and a client session for it."""
 
     url: str
     worker: Worker
     http: aiohttp.ClientSession
 
     async def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Status and decoded JSON. A bytes body is sent as it is."""
+        """Post `body` and return the status and the decoded JSON; bytes are sent as they are."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.http.post(self.url + path, data=data) as reply:
             return reply.status, await reply.json(content_type=None)
@@ -42,7 +42,9 @@ class Running:
             return await reply.read()
 
     async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """The events of a stream, decoded; checks that it ends with [DONE]."""
+        """Post a streaming request and return its decoded events; assert that the stream ends with
+        [DONE].
+        """
         async with self.http.post(self.url + path, json=body | {"stream": True}) as reply:
             assert reply.status == 200, await reply.text()
             assert reply.content_type == "text/event-stream"
@@ -54,7 +56,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(tokenizer: Tokenizer | None = None, **changes: Any) -> AsyncIterator[Running]:
-    """A worker 50 times as fast as the real one, with the settings given changed."""
+    """Yield a worker that is 50 times as fast as a real one, with `changes` to its settings."""
     options: dict[str, Any] = {
         "profile_name": "llama-3.1-8b-h100",
         "speed": 50.0,
@@ -71,7 +73,7 @@ async def running(tokenizer: Tokenizer | None = None, **changes: Any) -> AsyncIt
 
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait until `condition` holds, or fail saying what did not happen."""
+    """Wait until `condition` holds; fail with `what` if it does not hold in time."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + DEADLINE_S
     while not condition():
@@ -81,9 +83,9 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
 
 @contextlib.asynccontextmanager
 async def subscriber(worker: Worker) -> AsyncIterator[zmq.asyncio.Socket]:
-    """A SUB socket that certainly hears what comes next.
+    """Yield a SUB socket that is certain to receive the next events.
 
-    Subscribing takes a moment, so batches are caused until one arrives.
+    Subscribing takes a moment, so the function causes batches until one arrives.
     """
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)
@@ -101,7 +103,7 @@ async def subscriber(worker: Worker) -> AsyncIterator[zmq.asyncio.Socket]:
 
 
 async def drain_live(socket: zmq.asyncio.Socket, last_seq: int) -> list[Live]:
-    """Live batches up to `last_seq`."""
+    """Return the live batches up to `last_seq`."""
     got: list[Live] = []
     async with asyncio.timeout(DEADLINE_S):
         while not got or got[-1].seq < last_seq:
@@ -110,7 +112,7 @@ async def drain_live(socket: zmq.asyncio.Socket, last_seq: int) -> list[Live]:
 
 
 async def replay(worker: Worker, start_seq: int) -> list[Live]:
-    """What the ROUTER gives from `start_seq` on."""
+    """Return the batches that the worker's replay socket (ROUTER) gives from `start_seq` on."""
     context = zmq.asyncio.Context()
     try:
         socket = context.socket(zmq.DEALER)

@@ -1,7 +1,7 @@
-"""Model directories like those that people serve, built here: no downloads.
+"""Model directories like those that users serve, built here without downloads.
 
-Small tokenizers of each kind, trained on a few sentences, and chat templates written for these
-tests with what real ones have: tools, thinking, trims, content parts, refusals.
+They have small tokenizers of each kind, trained on a few sentences, and chat templates written for
+these tests with the features of real ones: tools, thinking, trims, content parts, refusals.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ KINDS = ("bytes", "metaspace-first", "metaspace-always", "prepend", "lowercase",
 
 @cache
 def tokenizer_text(kind: str) -> str:
-    """A tokenizer of one of KINDS as the text of a `tokenizer.json`."""
+    """Return a tokenizer of one of KINDS as the text of a `tokenizer.json`."""
     if kind == "bytes":
         made = tokenizers.Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -189,7 +189,9 @@ def tokenizer_text(kind: str) -> str:
 def write_model(
     directory: Path, kind: str = "bytes", template: str = "chatml", **config: Any
 ) -> Path:
-    """Write a model directory: a tokenizer of `kind`, one of TEMPLATES, and more configuration."""
+    """Write a model directory with a tokenizer of `kind`, one of TEMPLATES, and more configuration;
+    return it.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "tokenizer.json").write_text(tokenizer_text(kind))
     settings = {

@@ -1,4 +1,6 @@
-"""A worker that computes with a tiny random model, in this process, and what it should say."""
+"""A worker that computes with a tiny random model in this process, and the tokens that it must
+give.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def loaded(
     host_kv_tokens: int = 0,
     **scheduler: Any,
 ) -> Loaded:
-    """The model in `directory`; tensor-parallel ranks and stages, its scheduler's limits."""
+    """Load the model in `directory`. `ranks` are its tensor-parallel ranks and stages; `scheduler`
+    are limits of its scheduler.
+    """
     limits = Limits(
         block_size=block_size,
         max_tokens_in_paged_kv_cache=kv_tokens,
@@ -68,7 +72,7 @@ def loaded(
 
 @contextlib.asynccontextmanager
 async def computing(model: Loaded, **changes: Any) -> AsyncIterator[Running]:
-    """A worker that serves `model`, with the settings given changed."""
+    """Yield a worker that serves `model`, with `changes` to its settings."""
     settings = WorkerSettings(
         profile_name=None,
         kv_tokens=model.capacity.tokens,
@@ -88,20 +92,22 @@ async def computing(model: Loaded, **changes: Any) -> AsyncIterator[Running]:
 
 
 def greedy(prompt: object, tokens: int, **fields: object) -> dict[str, object]:
-    """A body that asks for the likeliest `tokens` tokens."""
+    """Return the body of a request for the `tokens` likeliest tokens."""
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     return body | {"return_token_ids": True} | fields
 
 
 async def ids_of(worker: Running, body: dict[str, object]) -> list[int]:
-    """The token ids of its first choice."""
+    """Post `body` and return the token ids of the first choice."""
     status, answer = await worker.post(COMPLETIONS, body)
     assert status == 200, answer
     return answer["choices"][0]["token_ids"]  # type: ignore[no-any-return]
 
 
 class Reference:
-    """Greedy tokens of one prompt at a time: no scheduler, no batch, no chunks, no cache hits."""
+    """Computes greedy tokens of one prompt at a time, without scheduler, batch, chunks or cache
+    hits.
+    """
 
     def __init__(self, directory: Path) -> None:
         config = read_config(directory)
@@ -111,7 +117,9 @@ class Reference:
         torch.set_num_threads(1)
 
     def greedy(self, prompt: Sequence[int], count: int, ends: bool = False) -> list[int]:
-        """The `count` likeliest next tokens; `ends`: or fewer, up to the model's own end."""
+        """Return the `count` likeliest next tokens, or fewer with `ends`, up to the model's own
+        end.
+        """
         blocks = -(-(len(prompt) + count) // BLOCK_SIZE)
         kv = KvCache(self._config, blocks, BLOCK_SIZE)
         said: list[int] = []

@@ -1,4 +1,6 @@
-"""Helpers of the scheduler's tests: prompts, tokens that follow from tokens, a driver."""
+"""Helpers for tests of the scheduler: prompts, tokens that follow from earlier tokens, and a
+driver.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def request(
 
 
 def next_token(of: Request) -> int:
-    """A pure function of all tokens before it, as a model's greedy choice is."""
+    """Return the next token, a pure function of all tokens before it, like a model's
+    greedy choice.
+    """
     return int(chain_hashes(of.tokens(0, of.total_tokens), 1)[-1] % np.uint64(50))
 
 
@@ -36,7 +40,7 @@ def make(blocks: int = 64, size: int = SIZE, **limits: float) -> Scheduler:
 
 @dataclass
 class Driver:
-    """Runs steps of one scheduler, `step_s` of virtual time each."""
+    """Runs steps of one scheduler, each of `step_s` in virtual time."""
 
     scheduler: Scheduler
     step_s: Callable[[Step], float] = lambda step: 0.01
@@ -46,7 +50,7 @@ class Driver:
     finished: dict[int, str] = field(default_factory=dict)
 
     def step(self) -> list[Output]:
-        """One step; an empty list too when there is nothing to do yet."""
+        """Run one step; return its outputs, or [] if there is nothing to do yet."""
         for late in self.scheduler.expire(self.now_s):
             assert late.request_id not in self.finished
             self.finished[late.request_id] = "timeout"
@@ -67,7 +71,7 @@ class Driver:
         return outputs
 
     def run(self, limit: int = 100_000) -> None:
-        """Steps until no request is left."""
+        """Run steps until no request is left."""
         for _ in range(limit):
             if not self.scheduler.requests:
                 return
@@ -76,7 +80,7 @@ class Driver:
 
 
 def alone(prompt: list[int], max_output_tokens: int) -> list[int]:
-    """What a request answers when nothing else is in the engine."""
+    """Return what a request answers if nothing else is in the engine."""
     driver = Driver(make(blocks=256))
     driver.scheduler.add(request(0, prompt, max_output_tokens), 0.0)
     driver.run()

@@ -1,4 +1,4 @@
-"""Two legs of a request by hand: what a router sends, and what it carries between two workers."""
+"""The two legs of a split request: what a router sends to both workers and carries between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH = "/v1/completions"
 
 
 async def prefilled(worker: Running, body: dict[str, Any], path: str = PATH) -> Any:
-    """The first leg; `kv_transfer_params` of its answer."""
+    """Send the first leg; return the `kv_transfer_params` of its answer."""
     leg = body | {"max_tokens": 1, "stream": False, "kv_transfer_params": ASK}
     status, answer = await worker.post(path, leg)
     assert status == 200, answer
@@ -25,7 +25,7 @@ async def prefilled(worker: Running, body: dict[str, Any], path: str = PATH) -> 
 async def split(
     prefill: Running, decode: Running, body: dict[str, Any], path: str = PATH
 ) -> dict[str, Any]:
-    """Both legs; the second one's answer."""
+    """Send both legs; return the answer of the second."""
     params = await prefilled(prefill, body, path)
     assert params is not None
     status, answer = await decode.post(path, body | {"kv_transfer_params": params})
@@ -34,12 +34,12 @@ async def split(
 
 
 def computed(worker: Running) -> int:
-    """Prompt tokens that it computed so far."""
+    """Return the prompt tokens that the worker has computed so far."""
     return int(worker.worker.steps.tokens["prefill"])
 
 
 async def at_rest(*workers: Running) -> None:
-    """Wait until nothing of any transfer is left, but what is cached."""
+    """Wait until nothing of any transfer is left except cached blocks."""
 
     def idle() -> bool:
         parts = [one.worker.transfers for one in workers]

@@ -1,5 +1,6 @@
-"""The block pool and its pins against a naive model: a tree, stamps, and a search for the leaf that
-is worth least."""
+"""Tests of the block pool and its pins against a naive model: a tree, stamps, and a search for the
+leaf of least worth.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ WORTHS = st.sampled_from([STANDARD, Worth(0), Worth(34), Worth(80), Worth(80, 3.
 
 @dataclass(eq=False)
 class Node:
-    """One block of the model. `path` is its whole prefix in tokens; None: never visible."""
+    """One block of the model. `path` is its whole prefix in tokens, or None if it was never
+    visible.
+    """
 
     path: tuple[int, ...] | None = None
     holders: int = 0
@@ -35,13 +38,15 @@ class Node:
     until_s: float = inf  # while nobody holds it
 
     def said(self, worth: Worth) -> None:
-        """Who shares it says what it is worth: the more demanding wins."""
+        """Raise the block's worth to `worth`; of several requests that share it, the most demanding
+        wins.
+        """
         self.worth = max(self.worth, worth)
 
 
 @dataclass(eq=False)
 class Holder:
-    """One request of the model beside what it holds in the real pool."""
+    """One request of the model, with the blocks that it holds in the real pool."""
 
     tokens: list[int]
     chain: list[int]
@@ -57,7 +62,7 @@ class Holder:
 
 @dataclass(eq=False)
 class ModelPin:
-    """A pin of the model: what it wants, what it holds."""
+    """A pin of the model, with the prefixes it wants and the blocks it holds."""
 
     paths: list[tuple[int, ...]]
     until_s: float
@@ -66,7 +71,7 @@ class ModelPin:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random lives of requests; after each step both must tell the same."""
+    """Runs random histories of requests; after each step the pool and the model must agree."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,8 +255,9 @@ class PoolMachine(RuleBasedStateMachine):
         return BLOCKS - len(self.held() | {id(node) for node in exclude})
 
     def evict(self, count: int) -> None:
-        """Make room for `count` blocks: of the leaves that nobody holds the one worth least, and
-        of those the oldest, again and again."""
+        """Make room for `count` blocks: evict, again and again, the leaf of least worth that no
+        request holds, and of equal ones the oldest.
+        """
         held = self.held() | {id(node) for node in self.resident.values() if node.holders}
         idle = [node for node in self.resident.values() if not node.holders]
         for _ in range(max(0, count - (BLOCKS - len(held) - len(idle)))):

@@ -1,4 +1,6 @@
-"""What fits beside a model: counted in blocks and requests, refused where nothing fits."""
+"""Tests of the capacity beside a model, counted in blocks and requests, and refused if nothing
+fits.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_the_report_counts_what_fits() -> None:
 
 
 def test_a_default_that_holds_one_request_is_named_as_what_limits() -> None:
-    """2,560 tokens for a window of 2,560: eight active, one scheduled (docs)."""
+    """A default that holds one request is named as the limit: 2,560 tokens for a window of 2,560
+    give eight active and one scheduled request (docs).
+    """
     limits = Limits(
         max_tokens_in_paged_kv_cache=2560, expected_input_tokens=2048, expected_output_tokens=512
     )

@@ -1,4 +1,4 @@
-"""Several instances on one device, before they start: shares, ports, refusals, waits."""
+"""Tests of several instances on one device before they start: shares, ports, refusals, waits."""
 
 from __future__ import annotations
 
@@ -158,7 +158,9 @@ def test_bad_flags(
 def test_a_model_that_is_not_there_is_exit_code_1(
     tmp_path: Path, instances: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Several are measured by a program of their own first, which `--instances 9` below starts."""
+    """A missing model gives exit code 1. Several instances are first measured by another program,
+    which `--instances 9` in the test below starts.
+    """
     assert cli.main(["serve", str(tmp_path / "none"), "--instances", instances]) == 1
     assert "none" in capfd.readouterr().err
 

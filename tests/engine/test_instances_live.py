@@ -1,4 +1,6 @@
-"""`serve --instances 2` as a program: both serve, one that dies comes back, all end together."""
+"""Tests of `serve --instances 2` as a program: both instances serve, one that dies comes back, and
+all end together.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Ready:
-    """What a ready line says."""
+    """The fields of a ready line."""
 
     def __init__(self, line: bytes) -> None:
         words = line.decode().split()
@@ -60,7 +62,7 @@ async def ready(program: asyncio.subprocess.Process) -> Ready:
 
 
 def is_gone(pid: int) -> bool:
-    """Ended, or left for somebody else to collect."""
+    """Return whether a process has ended, or is a zombie that its parent has not collected."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""Pinned prefixes: never evicted, bounded, ended by time, and requests still find their room."""
+"""Tests of pinned prefixes: they are never evicted, are bounded, end with time, and leave requests
+their room.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def pinned(driver: Driver, blocks: int, until_s: float = inf) -> list[int]:
 
 
 def flood(driver: Driver, first: int = 100) -> None:
-    """Requests that fill the cache several times over, one after another."""
+    """Run requests, one after another, that fill the cache several times over."""
     for number in range(first, first + 10):
         driver.scheduler.add(request(number, prompt(number, 8)), driver.now_s)
         driver.run()

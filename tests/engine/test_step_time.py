@@ -1,4 +1,6 @@
-"""The step-time formula against numbers worked out by hand, and the profiles' own."""
+"""Tests of the step-time formula against numbers computed by hand, and of the profiles' own
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_a_mixed_step_adds_its_parts():
 
 
 def test_experts_are_read_as_far_as_tokens_visit_them():
-    """One token visits a quarter of them, two of them 7 of 16, and many all."""
+    """Experts are read as far as tokens visit them: one token visits a quarter of them, two tokens
+    7 of 16, and many tokens all.
+    """
     experts = replace(PLAIN, experts_s=0.016, expert_share=0.25, softmax_p=1.0)
     assert experts.read_s(0) == 0.01
     assert experts.read_s(1) == pytest.approx(0.014)
@@ -87,8 +91,9 @@ def test_the_convex_step_time_is_convex_and_below(name: str, few: int, more: int
 
 
 def test_published_prefill_is_slower_than_the_kernels_of_its_profile():
-    """llm-d's two rates at 8,192 tokens a chunk: 15,928 tokens/s of Qwen3-32B on two H100, and
-    39,100 of gpt-oss-120b on one: the tables' kernels are faster by some 8 %, profiles by 3 to 12.
+    """Published prefill rates are below those of the profiles' kernels. llm-d gives two rates at
+    8,192 tokens a chunk: 15,928 tokens/s of Qwen3-32B on two H100, and 39,100 of gpt-oss-120b on
+    one. The tables' kernels are faster by some 8 %, the profiles by 3 to 12 %.
     """
     assert 15_928 < profile("qwen3-32b-h100-tp2").step_time.prefill_tokens_per_s < 1.13 * 15_928
     assert 39_100 < profile("gpt-oss-120b-h100").step_time.prefill_tokens_per_s < 1.13 * 39_100
@@ -105,8 +110,10 @@ def test_profiles_are_complete_and_sane():
 
 
 def test_a_wide_mixture_of_experts_is_as_fast_as_published():
-    """SGLang on GB200, NVFP4 and FP8 attention, prompts of 2,000: 26,156 tokens per second and
-    GPU of prefill on 8 GPUs; 13,386 of decode on 48, for which 32 stand in."""
+    """A wide mixture of experts is as fast as published by SGLang on GB200, with NVFP4 and FP8
+    attention and prompts of 2,000 tokens: 26,156 tokens per second and GPU of prefill on 8 GPUs,
+    and 13,386 of decode on 48, for which 32 stand in.
+    """
     eight, wide = (profile(f"deepseek-r1-gb200-ep{gpus}") for gpus in (8, 32))
     tokens = 8192 * 8
     step_s = eight.step_time.decode_step_s(tokens, 0)

@@ -1,4 +1,4 @@
-"""The timed runner on a virtual clock: its timeline, its overruns, its tokens."""
+"""Tests of the timed runner on a virtual clock: its timeline, its overruns, its tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ STEP_S = 0.1
 
 
 class VirtualClock:
-    """Time that passes only by sleeping, later than asked by the lateness listed."""
+    """A clock whose time passes only by sleeping; each sleep ends later than asked by the next of
+    `late_s`.
+    """
 
     def __init__(self, *late_s: float) -> None:
         self.time_s = 100.0
@@ -41,14 +43,14 @@ class VirtualClock:
 
 
 class ConstantTime:
-    """Every step takes STEP_S."""
+    """A step time of STEP_S for every step."""
 
     def seconds(self, step: StepLoad) -> float:
         return STEP_S
 
 
 class Bench:
-    """A runner, what it gave, and when."""
+    """A runner, with the tokens it gave and their times."""
 
     def __init__(
         self, clock: VirtualClock, speed: float = 1.0, blocks: int = 64, **limits: int

@@ -1,4 +1,6 @@
-"""Timed workers that move modelled KV: real HTTP, real connections, faults of either end."""
+"""Tests of timed workers that move modelled KV: real HTTP, real connections, faults at
+either end.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ LEASE_S = 0.6
 
 @asynccontextmanager
 async def pair(**changes: Any) -> AsyncIterator[tuple[Running, Running]]:
-    """One that prefills and one that decodes; `decode_...`: of the second alone."""
+    """Yield a worker that prefills and one that decodes; `decode_...` are settings of the second
+    alone.
+    """
     of_decode = {
         name.removeprefix("decode_"): changes.pop(name)
         for name in [*changes]
@@ -89,7 +93,9 @@ async def test_only_what_is_not_cached_is_read() -> None:
 
 
 async def test_a_transfer_takes_as_long_as_its_bytes() -> None:
-    """100 blocks of 2 MiB at 2 GB/s, twice at once over one link."""
+    """A transfer takes as long as its bytes: 100 blocks of 2 MiB at 2 GB/s, twice at once over one
+    link.
+    """
     async with pair(speed=1.0, kv_gbytes_per_s=2.0, kv_latency_ms=50.0) as (one, other):
         bodies = [asked(seed, 1600, 1) for seed in (1, 2)]
         both = [await prefilled(one, body) for body in bodies]
@@ -253,7 +259,9 @@ async def test_a_request_that_is_refused_gives_its_kv_back() -> None:
 
 
 async def test_the_lease_lasts_while_its_reader_waits_for_room() -> None:
-    """Longer than the lease, behind a request that fills the cache."""
+    """The lease lasts while its reader waits for room longer than the lease, behind a request that
+    fills the cache.
+    """
     terms = SchedulerSettings(export_lease_s=LEASE_S)
     async with pair(scheduler=terms, decode_kv_tokens=256, speed=1.0) as (one, other):
         params = await prefilled(one, asked())
@@ -275,7 +283,9 @@ async def test_the_lease_lasts_while_its_reader_waits_for_room() -> None:
 
 
 async def test_nobody_waits_for_room_for_ever() -> None:
-    """Ten leases: then the KV is given back, though its reader lives."""
+    """No reader waits for room for ever: after ten leases the KV is given back, although its reader
+    lives.
+    """
     terms = SchedulerSettings(export_lease_s=0.06)
     async with pair(scheduler=terms, decode_kv_tokens=256, speed=1.0) as (one, other):
         params = await prefilled(one, asked())
@@ -324,7 +334,9 @@ async def test_a_prefix_that_two_read_at_once_is_read_once() -> None:
 
 
 async def test_a_client_that_leaves_leaves_nothing() -> None:
-    """Before its turn, while its KV comes, while it decodes; in the first leg."""
+    """A client that leaves at any stage leaves nothing: before its turn, while its KV comes, while
+    it decodes, or in the first leg.
+    """
     async with pair(kv_gbytes_per_s=0.01, speed=20.0) as (one, other):
         scheduler = other.worker.runner.scheduler
         importer = other.worker.transfers.importer
@@ -357,7 +369,7 @@ async def test_a_deadline_ends_a_read() -> None:
 
 
 async def test_a_holder_that_leaves_costs_a_prefill() -> None:
-    """Before the read begins, and within it."""
+    """A holder that leaves before the read begins, or within it, costs a prefill."""
     async with running(kv_gbytes_per_s=0.01) as other:
         for wait in (False, True):
             body = asked(int(wait), 800)
@@ -412,7 +424,9 @@ async def test_a_second_reader_is_sent_away_and_a_dead_one_frees_the_kv() -> Non
 
 
 async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
-    """A router that released it while it was read: 200 with another prompt's text must not be."""
+    """A read that outlives its lease is told so. If a router released the KV during the read,
+    status 200 with another prompt's text must not occur.
+    """
     async with pair(kv_gbytes_per_s=0.05) as (one, other):
         body = asked(0, 1600)
         params = await prefilled(one, body)
@@ -516,7 +530,9 @@ LIVES = 300 if QUICK else 10_000
 
 
 async def test_random_lives_leave_nothing() -> None:
-    """Clients leave in either leg, connections are cut, leases end unread: answers are right."""
+    """Random histories leave nothing and give right answers: clients leave in either leg,
+    connections are cut, leases end unread.
+    """
     draw = random.Random(7)
     terms = SchedulerSettings(export_lease_s=2.0, max_batch_size=16, max_num_tokens=512)
     turns = asyncio.Semaphore(48)
@@ -566,7 +582,7 @@ async def test_random_lives_leave_nothing() -> None:
 
 
 def cut_one(worker: Running, draw: random.Random) -> None:
-    """Close a connection by which its KV is read."""
+    """Close a connection over which the worker's KV is read."""
     assert worker.worker.transfers is not None
     readers = sorted(worker.worker.transfers.exporter._readers, key=id)
     if readers:
@@ -581,7 +597,9 @@ CHUNKS = SchedulerSettings(max_num_tokens=512, export_lease_s=LEASE_S)
 
 
 async def test_kv_leaves_while_the_rest_is_computed() -> None:
-    """Where the transfer takes as long as the prefill: first token after three fifths of both."""
+    """KV leaves while the rest is computed: if the transfer takes as long as the prefill, the first
+    token comes after three fifths of the sum of both.
+    """
     chunks = SchedulerSettings(max_num_tokens=512)
     link = {"scheduler": chunks, "speed": 0.3, "kv_gbytes_per_s": 8192 * 131_072 / 0.25 / 1e9}
     times: dict[bool, float] = {}
@@ -642,7 +660,9 @@ NAMED = ASK | {"transfer_id": "t-1"}
 
 
 async def sent(worker: Running, body: dict[str, Any]) -> tuple[Any, Any]:
-    """A first leg by a socket of its own, which has read nothing of the answer."""
+    """Send a first leg over a socket of its own, which has read nothing of the answer; return the
+    socket and the worker's exports.
+    """
     text = json.dumps(body | {"max_tokens": 1, "kv_transfer_params": NAMED}).encode()
     host, port = worker.url.removeprefix("http://").split(":")
     raw = socket.create_connection((host, int(port)))
@@ -680,7 +700,9 @@ async def test_whoever_has_read_it_may_hang_up() -> None:
 
 
 async def test_who_has_hung_up_when_it_is_answered_leaves_no_kv() -> None:
-    """The event loop has not heard of it when it answers."""
+    """A client that has hung up when it is answered leaves no KV, although the event loop has not
+    noticed it.
+    """
     async with running(speed=1.0) as one:
         raw, exports = await sent(one, asked(tokens=1_000))
         await eventually(lambda: one.worker.unfinished == 1, "it is computed")

@@ -1,4 +1,4 @@
-"""Tiny checkpoints on disk, our model over them, and transformers as the oracle."""
+"""Tiny checkpoints on disk, our model of them, and transformers as the oracle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.model.transformer import Transformer
 
 
 def written(directory: Path, settings: TinySettings) -> Path:
-    """The checkpoint of `settings` in a new folder below `directory`."""
+    """Write the checkpoint of `settings` into a new folder below `directory`; return the folder."""
     folder = directory / "model"
     make_tiny(folder, settings)
     return folder
@@ -29,7 +29,7 @@ def loaded(
     max_tokens: int | None = None,
     quantization: Quantization = PLAIN,
 ) -> Transformer:
-    """Our model of the checkpoint in `folder`."""
+    """Load our model of the checkpoint in `folder`."""
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
         return Transformer(
@@ -42,14 +42,14 @@ def cache(model: Transformer, blocks: int = 64, block_size: int = 16, kv: str = 
 
 
 def whole(model: Transformer, ids: Sequence[int], kv_dtype: str = "auto") -> torch.Tensor:
-    """Logits [tokens, vocab] of `ids` in one step, in blocks from the cache's end."""
+    """Return the logits [tokens, vocab] of `ids` in one step, with blocks from the cache's end."""
     kv = cache(model, len(ids) // 16 + 1, kv=kv_dtype)
     blocks = list(reversed(range(kv.blocks)))
     return model.forward(flat_batch([Piece(ids, 0, blocks, wants_all=True)], 16), kv)
 
 
 def oracle(folder: Path, ids: Sequence[int], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Logits [tokens, vocab] of `ids` by transformers."""
+    """Return the logits [tokens, vocab] of `ids` by transformers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager"
     )
@@ -58,5 +58,5 @@ def oracle(folder: Path, ids: Sequence[int], dtype: torch.dtype = torch.float64)
 
 
 def some_ids(count: int, vocab: int = 264) -> list[int]:
-    """Ids that look random and are always the same."""
+    """Return ids that look random and are always the same."""
     return [(at * at * 7 + at * 31 + 3) % vocab for at in range(count)]

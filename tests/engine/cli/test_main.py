@@ -1,4 +1,4 @@
-"""`warmroute-engine` as a program: its flags, its ready line, its ports, its end."""
+"""Tests of `warmroute-engine` as a program: its flags, its ready line, its ports, its end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ READY = re.compile(
 
 
 class Program(NamedTuple):
-    """A worker started as a process, and what its ready line said."""
+    """A worker that runs as a process, with the fields of its ready line."""
 
     process: subprocess.Popen[str]
     ready: dict[str, str]
 
     def open_stream(self, tokens: int) -> IO[bytes]:
-        """A running stream, its first event already read."""
+        """Open a stream of `tokens` tokens; return it with its first event already read."""
         body = json.dumps({"prompt": [1, 2, 3], "max_tokens": tokens, "stream": True})
         request = urllib.request.Request(
             self.ready["url"] + "/v1/completions", data=body.encode(), method="POST"
@@ -53,7 +53,9 @@ def command(*flags: str) -> list[str]:
 
 @contextlib.contextmanager
 def program(*flags: str) -> Iterator[Program]:
-    """`python -m engine`, ready; killed at the end if it still runs."""
+    """Start `python -m engine` and yield it once it is ready; kill it at the end if it
+    still runs.
+    """
     process = subprocess.Popen(
         command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -95,7 +97,7 @@ def test_streams_beyond_the_grace_are_cut(signals: list[signal.Signals]) -> None
 
 
 def wait_until_refused(url: str) -> None:
-    """Wait until the program has seen its first signal: it accepts no one any more."""
+    """Wait until the program refuses connections, which means that it has seen its first signal."""
     host, port = url.removeprefix("http://").split(":")
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:

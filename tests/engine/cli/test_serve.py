@@ -1,4 +1,6 @@
-"""`warmroute-engine serve` before it serves: what it refuses, in one line, with which exit code."""
+"""Tests of `warmroute-engine serve` before it serves: what it refuses, in one line and with which
+exit code.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What GPUs without the kernels get, on the CPU: the numbers of plain attention in float64."""
+"""Tests of the attention for GPUs without the kernels, on the CPU: its numbers are those of plain
+attention in float64.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def poisoned(config: ModelConfig, size: int, dtype: torch.dtype) -> KvCache:
 
 
 def numbers(batch: FlatBatch, caches: list[LayerKv]) -> torch.Tensor:
-    """Queries of the batch, whose K and V are written to each cache."""
+    """Write random K and V of the batch to each cache; return the queries."""
     draw = torch.Generator().manual_seed(len(batch.slots))
     drawn = torch.randn(len(batch.slots), HEADS + 2 * KV_HEADS, DIM, generator=draw)
     q, k, v = drawn.bfloat16().split([HEADS, KV_HEADS, KV_HEADS], dim=1)
@@ -85,7 +87,9 @@ def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 def test_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
-    """As a graph has it: sizes say nothing of the requests; padding is finite."""
+    """A fixed batch with padding is right: its sizes say nothing of the requests, as in a graph,
+    and the padding is finite.
+    """
     cache = KvCache(config, BLOCKS, 16, dtype=torch.float32, kv=kv)
     cache.pool.zero_() if kv == "int8" else cache.pool.fill_(float("nan"))
     layer = cache.layer(0)
@@ -103,7 +107,9 @@ def test_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
 
 @pytest.mark.parametrize("tokens", [40, 1 << 17])
 def test_what_it_gathers_is_counted(tokens: int, config: ModelConfig) -> None:
-    """By the bytes that a prompt takes at once, of the longest that there may be."""
+    """The memory that it gathers is counted as the bytes that the longest allowed prompt takes at
+    once.
+    """
     limits = Limits(max_model_tokens=tokens)
     counted = gathered_bytes(config, Shard(), limits, "bfloat16")
     each = tokens * KV_HEADS * DIM * 2

@@ -1,4 +1,6 @@
-"""A request's logits are its own: the same bits in every batch, chunking, cache and block size."""
+"""Tests that a request's logits have the same bits in every batch, chunking, cache and
+block size.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, torch.dt
 
 
 def poisoned(model: Transformer, blocks: int, block_size: int) -> KvCache:
-    """A cache whose blocks hold NaN, as one may after a request that went wrong."""
+    """Return a cache whose blocks hold NaN, as after a request that went wrong."""
     kv = cache(model, blocks, block_size)
     kv.pool.fill_(float("nan"))
     return kv

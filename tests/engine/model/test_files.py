@@ -1,4 +1,6 @@
-"""Model folders that cannot be served: one error that names file, field or tensor, and a remedy."""
+"""Tests of model folders that cannot be served: one error names the file, the field or tensor, and
+a remedy.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def change(path: Path, **fields: Any) -> None:
-    """Set fields of a JSON file; None takes one away."""
+    """Set fields of a JSON file; None removes a field."""
     value = json.loads(path.read_text()) | fields
     path.write_text(json.dumps({k: v for k, v in value.items() if v is not None}))
 

@@ -1,4 +1,6 @@
-"""Parts of steps by FlashInfer, which needs a GPU: here by torch, called as FlashInfer is."""
+"""Tests of steps that FlashInfer computes in part; torch stands in for FlashInfer, which needs a
+GPU, and is called alike.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ HEADS, KV_HEADS, DIM = 6, 2, 32
 
 
 class Wrapper:
-    """`BatchPrefillWithPagedKVCacheWrapper` of FlashInfer 0.7, as its docstrings have it.
+    """A stand-in for `BatchPrefillWithPagedKVCacheWrapper` of FlashInfer 0.7, according to its
+    docstrings.
 
-    Its plan is read when it runs, not when it is made: as on a device, which gets it later.
+    It reads its plan when it runs, not when it is made, like a device, which receives the plan
+    later.
     """
 
     made: list[Wrapper]
@@ -89,7 +93,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layer_of(pages: int, page_tokens: int, draw: torch.Generator) -> LayerKv:
-    """K and V as they lie in the pool: by strides."""
+    """Return K and V of a layer with the strides that they have in the pool."""
     pool = torch.randn(pages, KV_HEADS, 2, page_tokens, DIM, generator=draw, dtype=torch.float64)
     return LayerKv(pool[:, :, 0].transpose(1, 2), pool[:, :, 1].transpose(1, 2))
 
@@ -104,7 +108,7 @@ def layer_of(pages: int, page_tokens: int, draw: torch.Generator) -> LayerKv:
 def test_any_part_of_a_step(
     requests: list[tuple[int, int]], page_tokens: int, seed: int, data: st.DataObject
 ) -> None:
-    """Requests before and after it are left alone."""
+    """Any part of a step is computed right, and requests before and after it stay as they are."""
     draw = torch.Generator().manual_seed(seed)
     counts = [-(-(start + new) // page_tokens) for start, new in requests]
     pages = torch.randperm(sum(counts) + 2, generator=draw).tolist()
@@ -130,7 +134,9 @@ def test_any_part_of_a_step(
 
 
 def test_steps_of_decodes_and_chunks(tmp_path: Path) -> None:
-    """Each kind of part has a wrapper: a plan is not written over while the other one's goes."""
+    """Each kind of part has a wrapper of its own, so that no plan is overwritten while the other
+    kind runs.
+    """
     folder = written(tmp_path, TinySettings("qwen3"))
     with Checkpoint(folder) as checkpoint:
         config = read_config(folder)
@@ -208,7 +214,9 @@ def test_where_it_cannot_be_the_kernels_are(
 
 
 def test_the_package_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the signatures of what is installed, which needs no GPU to be imported."""
+    """The calls match the signatures of the installed package, which can be imported
+    without a GPU.
+    """
     monkeypatch.delitem(sys.modules, "flashinfer")
     theirs = pytest.importorskip("flashinfer").BatchPrefillWithPagedKVCacheWrapper
     monkeypatch.setitem(

@@ -1,4 +1,6 @@
-"""Which backend multiplies INT8 weights: chosen by name, counted, the same tokens by either."""
+"""Tests of the backend that multiplies INT8 weights: it is chosen by name and counted, and both
+give the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def test_what_is_chosen_on_a_cpu(folder: Path) -> None:
 def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
     dtype: str, shape: dict[str, int], why: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the device is asked: so on any machine."""
+    """If a GPU has no kernel for a model, the reason is named before the device is asked, and so on
+    any machine.
+    """
     made = chosen("auto", folder, dtype=dtype, **{"head_dim": 64} | shape)
     assert made is not None
     assert made.backend == TORCH

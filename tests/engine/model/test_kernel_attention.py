@@ -1,4 +1,6 @@
-"""The kernels' operators behind the model: the same logits as plain torch, whatever the steps."""
+"""Tests of the kernels' operators behind the model: they give the logits of plain torch in any
+steps.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Pair = tuple[Transformer, Transformer]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, torch.dtype], Pair]:
-    """In plain torch, and by the operators."""
+    """Return each model twice, in plain torch and with the operators, by architecture and dtype."""
     made = {}
     for arch in ARCHS:
         folder = written(tmp_path_factory.mktemp(arch), TinySettings(arch))
@@ -61,7 +63,9 @@ def close(made: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> boo
 def test_logits_are_those_of_torch_in_any_steps(
     data: st.DataObject, models: dict[tuple[str, torch.dtype], Pair]
 ) -> None:
-    """Decodes first, then chunks, some of one token; a pool of NaN, blocks in any order."""
+    """The logits are those of torch in any steps: decodes first, then chunks, some of one token, in
+    a pool of NaN with blocks in any order.
+    """
     arch, dtype = data.draw(st.sampled_from(sorted(models, key=str)))
     plain, model = models[arch, dtype]
     size = data.draw(st.sampled_from((1, 7, 16, 64)))
@@ -106,7 +110,9 @@ def test_padded_steps_on_fixed_buffers(
     data: st.DataObject,
     models: dict[tuple[str, torch.dtype], Pair],
 ) -> None:
-    """One buffer for all steps of a size, as a graph has it; what was cached stays as it is."""
+    """Padded steps use one buffer for all steps of a size, as a graph does, and leave cached blocks
+    as they are.
+    """
     arch, dtype = data.draw(st.sampled_from(sorted(models, key=str)))
     plain, model = models[arch, dtype]
     pages, size = 38, 16
@@ -138,8 +144,9 @@ def test_padded_steps_on_fixed_buffers(
 def test_graphs_have_no_longest_context(
     models: dict[tuple[str, torch.dtype], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of the table are as wide as each step's longest. What contexts have together is
-    limited: plans and partial results have room for that."""
+    """Graphs have no longest context, because rows of the table are as wide as each step's longest.
+    The sum of the contexts is limited to the room of plans and partial results.
+    """
     monkeypatch.setattr("engine.runner.graphs.KERNEL_GRAPH_TOKENS", 16)
     plain, model = models["llama", torch.float32]
     kv = cache(model, 64, 8)
@@ -172,7 +179,9 @@ def test_a_batch_without_a_plan_is_refused(models: dict[tuple[str, torch.dtype],
 
 
 def test_what_is_planned() -> None:
-    """Decodes are the first requests of one token; a later one of one token is prefill."""
+    """Decodes are the first requests of one token; a later request of one token is planned as
+    prefill.
+    """
     planner = KernelPlanner(AttentionShape(4, 2, 16), blocks=40, block_size=16)
     pieces = [
         Piece([1], 300, list(range(19))),
@@ -193,7 +202,9 @@ def test_what_is_planned() -> None:
 def test_a_quantized_cache_is_written_and_read_as_torch_does(
     kv_dtype: str, models: dict[tuple[str, torch.dtype], Pair]
 ) -> None:
-    """To a unit of a byte that rounds the other way."""
+    """A quantized cache is written and read as torch does it, up to one unit of a byte that is
+    rounded the other way.
+    """
     plain, model = models["qwen3", torch.float32]
     ids, blocks = some_ids(300), list(range(19, -1, -1))
     wanted = whole(plain, ids, kv_dtype)
@@ -215,7 +226,9 @@ def test_a_quantized_cache_is_written_and_read_as_torch_does(
 
 
 def test_requests_that_share_pages(models: dict[tuple[str, torch.dtype], Pair]) -> None:
-    """Two trunks, one nested in another's first half, and somebody alone."""
+    """Requests that share pages get the right logits: two trunks, one of which shares the other's
+    first half, and a request alone.
+    """
     plain, model = models["llama", torch.float64]
     kv = cache(model, 80, 16)
     planner = planner_of(model, kv)
@@ -241,7 +254,7 @@ def test_requests_that_share_pages(models: dict[tuple[str, torch.dtype], Pair]) 
 
 
 def test_views_of_a_layer_are_made_once(models: dict[tuple[str, torch.dtype], Pair]) -> None:
-    """So that kernels find again how they lie."""
+    """The views of a layer are made once, so that the kernels recognise their layout."""
     kv = cache(models["llama", torch.float32][0], 3, 8)
     first, last = kv.layer(0), kv.layer(1)
     assert kv.layer(0) is first

@@ -1,7 +1,7 @@
-"""The whole model in bfloat16 with the kernels' own device code, in the emulator.
+"""Tests of the whole model in bfloat16 with the kernels' own device code, in the emulator.
 
 What the engine passes (views of the pool, plans inside a batch, tables, slots, weights) must be
-what the kernels' entries take: they refuse anything else by name, and check every address.
+what the kernels accept. They refuse anything else by name and check every address.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOLERANCES = {"auto": 2e-2, "int8": 3e-2, "fp8": 8e-2}
 
 
 class Emulated(TorchDispatchMode):
-    """The operators of the kernels, by the emulator; counts them."""
+    """Runs the kernels' operators in the emulator, and counts them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,9 @@ def test_mixed_steps_then_decodes_on_fixed_buffers(
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
 def test_int8_weights_are_read_as_they_are_kept(arch: str, tmp_path: Path) -> None:
-    """Steps of up to 64 rows by the kernel, others by torch: the same numbers; biases, too."""
+    """INT8 weights give the same numbers, with biases too, by the kernel in steps of up to 64 rows
+    and by torch in others.
+    """
     folder = written(tmp_path, TinySettings(arch, head_dim=64, intermediate_size=192))
     ids, blocks = some_ids(100), list(range(7))
     made = {}

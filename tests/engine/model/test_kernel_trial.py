@@ -1,4 +1,6 @@
-"""The trial of each kernel at start: by the emulator, and with kernels that fail in every way."""
+"""Tests of each kernel's trial at start, with the emulator and with kernels that fail in
+every way.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_int8_weights_pass_on_a_small_gpu_too(small_gpu: None) -> None:
 
 
 def test_a_gpu_with_little_shared_memory_is_named(small_gpu: None) -> None:
-    """Pages of 16 bits fit, those of bytes at head_dim 128 do not."""
+    """A GPU with too little shared memory is named: pages of 16 bits fit, and those of bytes at
+    head_dim 128 do not.
+    """
     assert AttentionTrial(4, 1, 128, 16, BF16, BF16).why_not(emulate, "cpu") == ""
     why = AttentionTrial(4, 1, 128, 16, BF16, torch.int8).why_not(emulate, "cpu")
     assert why == (
@@ -58,7 +62,9 @@ def test_a_gpu_with_little_shared_memory_is_named(small_gpu: None) -> None:
 
 
 def failing(broken: str, how: Any) -> Any:
-    """The operators of CPUs, one of them spoiled by `how(arguments)` after it ran."""
+    """Return the operators for CPUs; the operator `broken` is spoiled by `how(arguments)` after it
+    ran.
+    """
 
     def run(name: str, *arguments: Any) -> None:
         getattr(torch.ops.warmroute, name)(*arguments)
@@ -69,7 +75,7 @@ def failing(broken: str, how: Any) -> Any:
 
 
 def off(at: int) -> Any:
-    """Spoil one row of the argument that is written."""
+    """Return a function that spoils one row of argument `at`, which the operator writes."""
 
     def spoil(arguments: Any) -> None:
         arguments[at][0] += 1
@@ -107,7 +113,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 def test_what_fails_its_trial_is_torchs(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the device's answers in place of a device."""
+    """A kernel that fails its trial is replaced by torch. The device's answers are set by the test,
+    without a device.
+    """
     monkeypatch.setattr("engine.model.kernel_choice.device_lacks", lambda device, kernels: "")
     monkeypatch.setattr(AttentionTrial, "why_not", lambda self, run, device: "a trial: x")
     monkeypatch.setattr(kernel_trial, "int8_why_not", lambda *_: "a trial: y")

@@ -1,4 +1,6 @@
-"""Our logits are those of transformers: architectures, dtypes, every kind of rotation."""
+"""Tests that our logits are those of transformers, for all architectures, dtypes and kinds of
+rotation.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_every_rotation(kind: str, tmp_path: Path) -> None:
 
 
 def test_dynamic_scaling_beyond_the_trained_length(tmp_path: Path) -> None:
-    """transformers rescales by the sequence at hand; ours by the longest that is served."""
+    """Dynamic scaling is that of transformers for the longest sequence; transformers rescales by
+    the current sequence, our model by the longest that it serves.
+    """
     settings = TinySettings("llama", max_positions=64, rope=ROPES["dynamic"])
     folder, ids = written(tmp_path, settings), some_ids(120)
     ours = whole(loaded(folder, max_tokens=120), ids)
@@ -82,7 +86,7 @@ def test_dynamic_scaling_beyond_the_trained_length(tmp_path: Path) -> None:
 
 
 def test_both_schemas_of_the_configuration(tmp_path: Path) -> None:
-    """What transformers 5 writes reads as what older versions wrote."""
+    """A configuration that transformers 5 wrote gives the same model as one of older versions."""
     folder, ids = written(tmp_path, SETTINGS["llama"]), some_ids(40)
     again = tmp_path / "again"
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -1,4 +1,6 @@
-"""Quantized models, too: the same bits in every batch, chunking, cache and block size."""
+"""Tests that quantized models, too, give the same bits in every batch, chunking, cache and block
+size.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def poisoned(model: Transformer, blocks: int, block_size: int, kv: str) -> KvCache:
-    """A cache of a request that went wrong: bytes of any kind, scales that are no numbers."""
+    """Return a cache as after a request that went wrong: bytes of any kind, and NaN as scales."""
     made = cache(model, blocks, block_size, kv)
     made.pool.view(torch.uint8).fill_(0x7F)
     assert made.scales is not None
@@ -41,7 +43,7 @@ def poisoned(model: Transformer, blocks: int, block_size: int, kv: str) -> KvCac
 
 
 def bytes_of(kv: KvCache, blocks: list[int], tokens: int) -> list[torch.Tensor]:
-    """What the cache holds of a request: values as bytes and scales, token by token."""
+    """Return what the cache holds of a request, token by token: values as bytes, and scales."""
     assert kv.scales is not None
     values = kv.pool.view(torch.uint8)[blocks].movedim(4, 1).flatten(0, 1)[:tokens]
     return [values, kv.scales[blocks].movedim(4, 1).flatten(0, 1)[:tokens]]

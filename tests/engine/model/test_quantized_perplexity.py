@@ -1,4 +1,4 @@
-"""What fewer bits cost: the perplexity of a model that learned something, and its bytes."""
+"""Tests of the cost of fewer bits: the perplexity of a trained model, and its size in bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_perplexity_changes_little(trained: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_measure_sees_a_coarser_scale(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven levels in place of 255: what the test above is for."""
+    """The measure shows a coarser scale of seven levels instead of 255, so the test above
+    can fail.
+    """
     base = perplexity(loaded(trained, torch.float32), HELD_OUT, "auto")
     monkeypatch.setattr("engine.model.layers.LIMIT", 3)
     coarse = loaded(trained, torch.float32, quantization=Quantization("int8"))

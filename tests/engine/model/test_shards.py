@@ -1,4 +1,6 @@
-"""Shards together are the whole: tensor parallel in threads that meet, stages one after another."""
+"""Tests that shards together equal the whole model: tensor-parallel ranks in threads, and stages
+one after another.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ WAIT_S = 60.0
 
 
 class Meeting:
-    """Ranks that are threads of one process: each waits for all, then reads what they brought."""
+    """A meeting of ranks, which are threads of one process: each waits for all, then reads what the
+    others brought.
+    """
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=WAIT_S)
@@ -38,7 +42,7 @@ class Meeting:
 
 
 class Rank:
-    """One of them."""
+    """One rank of a meeting."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank
@@ -57,7 +61,7 @@ def run_stage(
     hidden: torch.Tensor | None = None,
     quantization: Quantization = PLAIN,
 ) -> list[torch.Tensor]:
-    """What each rank of one pipeline stage gives for BATCH."""
+    """Return what each rank of one pipeline stage computes for BATCH."""
     config, meeting = read_config(folder), Meeting(tp_size)
 
     def run(rank: int) -> torch.Tensor:

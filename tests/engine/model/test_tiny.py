@@ -1,4 +1,6 @@
-"""What `make-tiny` writes: the same bytes again, a tokenizer that reads back, one clear refusal."""
+"""Tests of `make-tiny`: the same bytes each time, a tokenizer that can be read again, and one clear
+refusal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A tiny Llama trained in seconds on a made-up language, so that perplexity means something."""
+"""A tiny Llama that is trained in seconds on a made-up language, so that its perplexity has a
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ DEEDS = (("sees", "saw"), ("paints", "painted"), ("sells", "sold"), ("lifts", "l
 
 
 def text(seed: int, characters: int) -> str:
-    """Sentences of the language: who was named, and what was seen, comes again."""
+    """Return sentences of the language, in which the name and the colour occur a second time."""
     draw = random.Random(seed)
     said: list[str] = []
     length = 0
@@ -34,7 +36,7 @@ def text(seed: int, characters: int) -> str:
 
 
 def train(folder: Path, seed: int = 0) -> float:
-    """Write a trained checkpoint into `folder`; returns the last step's loss in nats."""
+    """Train a model and write its checkpoint into `folder`; return the last step's loss in nats."""
     torch.manual_seed(seed)
     shape = transformers.LlamaConfig(
         vocab_size=VOCAB,
@@ -66,7 +68,9 @@ def train(folder: Path, seed: int = 0) -> float:
 
 
 def perplexity(model: Transformer, said: str, kv_dtype: str, chunk: int = 50) -> float:
-    """exp of the mean surprise at each character after the first of each CONTEXT, in chunks."""
+    """Return exp of the mean surprise at each character after the first of each CONTEXT, computed
+    in chunks.
+    """
     ids = list(said.encode())
     nats, count = 0.0, 0
     for start in range(0, len(ids) - CONTEXT + 1, CONTEXT):

@@ -1,4 +1,4 @@
-"""Crowds of requests at a worker that computes, and what each was answered."""
+"""Crowds of requests at a worker that computes, and the tokens that each receives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCAB = 264
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, the step before which it comes, and the one before which its client leaves."""
+    """A request, the step before which it arrives, and the step before which its client leaves."""
 
     prompt: tuple[int, ...]
     output_tokens: int
@@ -61,7 +61,9 @@ ARRIVALS = st.builds(
 
 
 class Clients:
-    """They come and go by steps, those of an idle worker at once; what they were told."""
+    """Clients that come and leave at given steps, or at once if the worker is idle, with the tokens
+    they received.
+    """
 
     def __init__(self, model: Loaded, arrivals: Sequence[Arrival]) -> None:
         self.tokens: dict[int, list[tuple[int, object]]] = {n: [] for n in range(len(arrivals))}
@@ -110,7 +112,7 @@ class Clients:
 
 
 async def served(model: Loaded, arrivals: Sequence[Arrival]) -> Clients:
-    """All of `arrivals` through one worker's loop, to their ends."""
+    """Serve all of `arrivals` in one worker's loop until the last has ended; return the clients."""
     return await to_their_ends(Clients(model, arrivals))
 
 

@@ -1,4 +1,4 @@
-"""Steps and kernels that fail."""
+"""Steps and kernels that fail, for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.real import loaded
 
 
 class Breaking(Computing):
-    """A model that fails or gives no numbers at chosen steps; those are counted from 0."""
+    """A model that raises an error or gives NaN at chosen steps, which are counted from 0."""
 
     def __init__(self, inner: Computing, fails: set[int], nan: set[int]) -> None:
         super().__init__(inner._transformer, inner.kv)
@@ -41,7 +41,7 @@ ALL = (*OPERATORS, "w8a16")
 
 @contextmanager
 def failing(name: str, at_call: int, error: Exception) -> Iterator[list[str]]:
-    """The operator fails from its call `at_call` on; the names of all calls."""
+    """Make the operator fail from its call `at_call` on; yield the names of all calls."""
     calls: list[str] = []
 
     def planted(operator: str, run: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sampling in plain float64 numpy, one request at a time: the oracle of the torch sampler."""
+"""The oracle of the torch sampler: sampling in plain float64 numpy, one request at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def penalized(logits: Floats, request: Request, params: SamplingParams) -> Floats:
-    """Logits that the choice is made from."""
+    """Return the logits after penalties and bans, from which the token is chosen."""
     logits = logits.astype(np.float64).copy()
     if len(request.output) < params.min_tokens:
         logits[list(request.stop_tokens)] = -np.inf
@@ -28,7 +28,7 @@ def penalized(logits: Floats, request: Request, params: SamplingParams) -> Float
 
 
 def probabilities(logits: Floats, request: Request, params: SamplingParams) -> Floats:
-    """float64[V]: the distribution that the next token comes from."""
+    """Return float64[V], the distribution from which the next token is drawn."""
     logits = penalized(logits, request, params)
     if params.temperature == 0.0:
         return np.eye(len(logits))[np.argmax(logits)]

@@ -1,4 +1,4 @@
-"""Block ids as rows of an array: always those of the request's list, whatever became of it."""
+"""Tests of block ids as rows of an array: they are always those of the request's list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def new(number: int) -> Request:
 
 @given(EVENTS, st.integers(1, LEAST_BLOCKS))
 def test_a_row_has_the_requests_blocks(events: list[tuple[int, str]], most: int) -> None:
-    """They grow, equal ones are replaced as they are published, all go and come; so do requests."""
+    """A row has the request's blocks, although lists grow, equal blocks are replaced on publishing,
+    all blocks go and come back, and requests come and go.
+    """
     requests, rows, fresh = [new(row) for row in range(3)], BlockRows(3), iter(range(1, 1 << 20))
     for row, event in events:
         one = requests[row]

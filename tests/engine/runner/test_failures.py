@@ -1,4 +1,4 @@
-"""Steps that fail: who is answered what, and when the worker gives up."""
+"""Tests of steps that fail: the answer that each request gets, and when the worker gives up."""
 
 from __future__ import annotations
 

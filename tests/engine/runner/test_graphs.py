@@ -1,4 +1,6 @@
-"""Decodes padded to fixed sizes: here the graphs are called, not replayed, on the same buffers."""
+"""Tests of decodes that are padded to fixed sizes; here the graphs are called on the same buffers,
+not replayed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_padded_row_has_the_bits_of_its_own_step(
     contexts: list[int], padding: int, kv_dtype: str, folder: Path
 ) -> None:
-    """And what stands beside it stays as it is."""
+    """A padded row has the bits of a step of its own, and the other rows and blocks stay as they
+    are.
+    """
     model = model_of(folder, torch.float32)
     kv = cache(model, len(contexts) * PAGES, SIZE, kv_dtype)
     if kv_dtype == "auto":
@@ -133,7 +137,7 @@ async def test_steps_tell_of_graphs(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class NoGraphs:
-    """A planner that fails while graphs are captured, which have no requests yet."""
+    """A planner that fails while graphs are captured; a capture has no requests yet."""
 
     inner: Planner
 
@@ -150,7 +154,9 @@ class NoGraphs:
 async def test_a_graph_that_fails_costs_no_request(
     failed: str, overlap: bool, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Steps go on without graphs, and by torch where the kernels have failed, too."""
+    """A graph that fails costs no request: steps continue without graphs, and with torch if the
+    kernels have failed, too.
+    """
     bodies = [greedy(list(range(n, n + 20)), 9) for n in range(3)]
     settings: dict[str, Any] = {"attention": KVKERNELS, "max_batch_size": 4}
     settings["steps"] = StepSettings(overlap=overlap, cuda_graphs=False)
@@ -184,7 +190,9 @@ async def test_a_graph_that_fails_costs_no_request(
 
 
 def test_a_lost_device_is_not_survived(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a device's answer in place of a device: nothing is computed on it again."""
+    """A lost device is not survived: nothing is computed on it again. The device's answer is set by
+    the test, without a device.
+    """
     monkeypatch.setattr("engine.runner.graphs.device_lost", lambda device: "an illegal address")
     calls: list[FlatBatch] = []
 

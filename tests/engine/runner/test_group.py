@@ -1,4 +1,6 @@
-"""A model that several processes have together: what it says, and what happens when one is gone."""
+"""Tests of a model that several processes compute together: its tokens, and the end of
+one process.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def group(folder: Path, tp_size: int, pp_size: int, dtype: str = "float64") -> I
 
 
 def steps() -> list[list[Piece]]:
-    """A prompt in two chunks beside another one, a step that samples nothing, then decodes."""
+    """Return batches: a prompt in two chunks beside another one, a step that samples nothing, then
+    decodes.
+    """
     first, second = (0, 2, 4, 6), (1, 3, 5)
     return [
         [Piece(IDS[:9], 0, first, wants_logits=False), Piece(IDS[5:17], 0, second)],
@@ -66,8 +70,9 @@ def steps() -> list[list[Piece]]:
     [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 2), (2, 2)))],
 )
 def test_a_group_says_what_the_whole_model_does(tp_size: int, pp_size: int, tmp_path: Path) -> None:
-    """Then the same once more, begun one after another before any step has ended: stages work on
-    several at a time, one that samples nothing among them."""
+    """A group gives the logits of the whole model, also if all steps begin before the first has
+    ended. Stages then work on several steps at a time, one of which samples nothing.
+    """
     folder = written(tmp_path, TinySettings("qwen3"))
     model = loaded(folder)
     kv = KvCache(model.config, BLOCKS, BLOCK_SIZE, dtype=torch.float64)
@@ -99,7 +104,9 @@ def test_a_rows_bits_are_its_own_and_a_rank_that_is_gone_fails_every_step(tmp_pa
 
 
 async def test_a_worker_of_two_ranks_serves_the_models_tokens(tmp_path: Path) -> None:
-    """And answers everybody when one is gone, then ends."""
+    """A worker of two ranks serves the model's tokens. When one rank is gone, it answers all
+    requests and ends.
+    """
     make_tiny(tmp_path)
     expected = Reference(tmp_path).greedy(list(range(30, 60)), 12)
     model = real.loaded(tmp_path, ranks=(2, 1))
@@ -128,7 +135,9 @@ async def test_a_worker_of_two_ranks_serves_the_models_tokens(tmp_path: Path) ->
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_a_rank_that_is_stopped_is_told_and_not_waited_for(is_large: bool, tmp_path: Path) -> None:
-    """Where it should compute, and where it should take a batch larger than its pipe."""
+    """A rank that stopped is reported and not waited for, whether it should compute or take a batch
+    larger than its pipe.
+    """
     folder = written(tmp_path, TinySettings("llama"))
     ranks = Group(replace(spec(folder, 2, 1), step_s=8.0, blocks=400, max_tokens=2048))
     (other,) = ranks._others
@@ -147,7 +156,9 @@ def test_a_rank_that_is_stopped_is_told_and_not_waited_for(is_large: bool, tmp_p
 
 
 async def test_a_worker_of_two_stages_serves_the_models_tokens(tmp_path: Path) -> None:
-    """To many at once, who are spread over two steps in flight."""
+    """A worker of two stages serves the model's tokens to many requests at once, which are spread
+    over two steps in flight.
+    """
     make_tiny(tmp_path)
     prompts = [list(range(30 + n, 45 + 2 * n)) for n in range(7)]
     reference = Reference(tmp_path)

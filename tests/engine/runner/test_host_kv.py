@@ -1,4 +1,6 @@
-"""A model's own KV in host memory: what is evicted there comes back bit for bit, or not at all."""
+"""Tests of a model's own KV in host memory: an evicted block comes back bit for bit, or
+not at all.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,13 @@ DOCUMENTS = [[random.Random(n).randrange(VOCAB) for _ in range(60)] for n in ran
 
 
 def tiered(folder: Path, host_blocks: int, blocks: int = BLOCKS, **changes: Any) -> Loaded:
-    """A model with few blocks, and some in the host."""
+    """Load the model with few blocks on the device and some in the host's memory."""
     sizes = {"kv_tokens": blocks * BLOCK_SIZE, "host_kv_tokens": host_blocks * BLOCK_SIZE}
     return loaded(folder, **(sizes | SIZES | changes))
 
 
 class Slipping(Computing):
-    """A model that leaves out the copies to the host, or those from it."""
+    """A model that leaves out the copies to the host, or those from the host."""
 
     def __init__(self, inner: Computing, to_host: bool) -> None:
         self._inner, self._to_host = inner, to_host
@@ -71,9 +73,8 @@ class Slipping(Computing):
 
 
 class Watching(Clients):
-    """Looks at every cached block after each step: it has the bits with which it was first seen.
-
-    At some steps the cache is forgotten.
+    """Checks after each step that every cached block has the bits with which it was first seen. At
+    the steps `resets` the cache is cleared.
     """
 
     def __init__(self, model: Loaded, arrivals: Sequence[Arrival], resets: Sequence[int]) -> None:
@@ -151,7 +152,9 @@ def test_answers_are_the_same_with_it_and_without(
     overlap: bool,
     models: dict[str, Loaded],
 ) -> None:
-    """Whatever comes, leaves and is forgotten, in a cache that holds few of them."""
+    """Answers are the same with host memory and without it, while requests come and leave and the
+    cache, which holds few of them, is cleared.
+    """
     arrivals = sorted(arrivals, key=lambda one: one.at_step)
     plain, ours = (
         asyncio.run(to_their_ends(Watching(with_host(models[kv], *more), arrivals, resets)))
@@ -170,7 +173,9 @@ def test_answers_are_the_same_with_it_and_without(
 
 
 def visits(rounds: int) -> list[Arrival]:
-    """Four documents in turn, each larger than half of the cache."""
+    """Return requests for four documents in turn, each of which is larger than half of
+    the cache.
+    """
     sampling = SamplingParams(logprobs=2)
     return [
         Arrival((*DOCUMENTS[n % 4], n), 3, sampling, frozenset(), 0, None)
@@ -195,7 +200,7 @@ def test_what_comes_back_is_loaded_and_not_computed(
 
 @pytest.mark.parametrize("to_host", [False, True])
 def test_a_copy_that_is_left_out_is_found(folder: Path, to_host: bool) -> None:
-    """By the tests above: they look at what they should."""
+    """The tests above find a copy that is left out, so they check the right things."""
     model = tiered(folder, 40)
     assert isinstance(model.model, Computing)
     for _, host in model.model._host._pairs:
@@ -213,7 +218,7 @@ def test_a_copy_that_is_left_out_is_found(folder: Path, to_host: bool) -> None:
 def held(
     model: Loaded, monkeypatch: pytest.MonkeyPatch, to_host: bool
 ) -> Iterator[threading.Event]:
-    """Copies in one direction wait for this event."""
+    """Make copies in one direction wait for the event that the context yields."""
     go, move = threading.Event(), model.model.move
 
     def waiting(moves: Moves) -> None:
@@ -228,7 +233,7 @@ def held(
 
 
 async def filled(worker: Running, documents: Sequence[Sequence[int]] = DOCUMENTS) -> None:
-    """Ask for each, so that the first are in the host in the end."""
+    """Request each document once, so that the first ones are in the host's memory at the end."""
     for document in documents:
         await ids_of(worker, greedy(document, 1))
 
@@ -287,7 +292,9 @@ async def test_a_copy_that_fails_costs_the_cache_and_no_answer(
 
 
 async def test_over_http_it_is_told_as_by_a_timed_worker(folder: Path) -> None:
-    """Usage, metrics, events of the medium CPU, a snapshot that has them, and a reset."""
+    """Over HTTP a computing worker reports the same as a timed one: usage, metrics, events of the
+    medium CPU, a snapshot that has the blocks, and a reset.
+    """
     model = tiered(folder, 40)
     async with computing(model) as worker, subscriber(worker.worker) as socket:
         await filled(worker)
@@ -322,7 +329,9 @@ async def test_another_workers_kv_is_written_after_what_was_there_is_saved(
     request: pytest.FixtureRequest,
     ranks: tuple[int, int],
 ) -> None:
-    """Two workers of one machine: the one that decodes evicts for what comes."""
+    """The KV of another worker is written only after the blocks in its place are saved. Of two
+    workers on one machine, the one that decodes evicts blocks for it.
+    """
     source, model = loaded(folder), tiered(folder, 40, ranks=ranks)
     request.addfinalizer(model.model.close)
     async with computing(source) as prefill, computing(model) as decode:

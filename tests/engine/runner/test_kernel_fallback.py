@@ -1,4 +1,6 @@
-"""Kernels that fail while requests run: torch goes on, by name, and nobody loses an answer."""
+"""Tests of kernels that fail while requests run: torch takes over, the failed kernel is named, and
+no request loses its answer.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_a_failure_at_any_call_changes_no_answer(
     steps: StepSettings,
     folder: Path,
 ) -> None:
-    """In the middle of a step's layers, too; clients that leave make steps differ in time only."""
+    """A failure at any call, also in the middle of a step's layers, changes no answer. No client
+    leaves here, because that would change the times of the steps.
+    """
     arrivals = sorted(
         (replace(one, leaves_at_step=None) for one in arrivals), key=lambda a: a.at_step
     )
@@ -83,7 +87,7 @@ def test_a_failure_at_any_call_changes_no_answer(
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_what_torch_computes_then_has_its_bits(folder: Path, cuda_graphs: bool) -> None:
-    """Log-probabilities, too."""
+    """The results that torch then computes have torch's bits, log-probabilities included."""
     steps = StepSettings(overlap=True, cuda_graphs=cuda_graphs)
     sampling = SamplingParams(temperature=1.0, seed=3, logprobs=2)
     arrivals = [Arrival((n, 1, 2), 20, sampling, frozenset(), 2 * n, None) for n in range(6)]
@@ -121,8 +125,9 @@ async def test_a_worker_says_what_computes_now(
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 async def test_products_of_int8_weights_fall_back_too(folder: Path, cuda_graphs: bool) -> None:
-    """Theirs alone: attention stays the kernels'. In the middle of a layer, as tokens and counts
-    show."""
+    """Products of INT8 weights fall back alone, in the middle of a layer, and attention stays with
+    the kernels.
+    """
     prompt, steps = list(range(30, 50)), StepSettings(cuda_graphs=cuda_graphs)
     settings = {"quantization": Quantization("int8"), "steps": steps, "max_batch_size": 2}
     model = loaded(folder, attention=KVKERNELS, int8=KVKERNELS, **settings)
@@ -144,7 +149,7 @@ async def test_products_of_int8_weights_fall_back_too(folder: Path, cuda_graphs:
 async def test_ranks_follow_the_first(
     ranks: tuple[int, int], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The others' kernels are whole: they get no plan any more."""
+    """The other ranks follow the first: their kernels are intact, but they get no more plans."""
     prompt = list(range(30, 50))
     model = loaded(folder, ranks=ranks, attention=KVKERNELS)
     try:
@@ -160,7 +165,9 @@ async def test_ranks_follow_the_first(
 
 
 async def test_too_little_memory_is_no_failed_kernel(folder: Path) -> None:
-    """Torch's attention takes more: the step fails, as ever."""
+    """Too little memory is no failed kernel. The step fails as usual, because torch's attention
+    needs more memory.
+    """
     model = loaded(folder, attention=KVKERNELS)
     async with computing(model) as worker:
         with failing("prefill", 0, torch.OutOfMemoryError("CUDA out of memory")):
@@ -174,7 +181,9 @@ async def test_too_little_memory_is_no_failed_kernel(folder: Path) -> None:
 async def test_a_lost_device_ends_the_worker_at_the_first_failed_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a device's answer in place of a device: its supervisor starts a new process."""
+    """A lost device ends the worker at the first failed step, and its supervisor starts a new
+    process. The device's answer is set by the test, without a device.
+    """
     assert device_lost("cpu") == ""
     monkeypatch.setattr(Compute, "lost", lambda self: "an illegal memory access was encountered")
 

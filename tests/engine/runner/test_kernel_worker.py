@@ -1,4 +1,6 @@
-"""A worker whose attention is the kernels' operators, and how a worker's attention is chosen."""
+"""Tests of a worker that uses the kernels' operators for attention, and of the choice of
+attention.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_tokens_are_those_of_torch_in_every_loop(folder: Path) -> None:
-    """Mixed steps, padded steps, preemption, sampling with penalties and without."""
+    """The tokens are those of torch in every loop: mixed steps, padded steps, preemption, sampling
+    with and without penalties.
+    """
     model = loaded(folder, kv_tokens=BLOCKS * BLOCK_SIZE, max_num_tokens=24, max_batch_size=6)
     kernels = loaded(
         folder,
@@ -72,7 +76,9 @@ def test_tokens_are_those_of_torch_in_every_loop(folder: Path) -> None:
 @settings(max_examples=examples(3), deadline=None)
 @given(data=st.data())
 def test_tokens_are_those_of_torch_by_any_ways(data: st.DataObject, folder: Path) -> None:
-    """Whichever shapes are torch's, in steps of all shapes: shared trunks, long contexts, hits."""
+    """The tokens are those of torch whichever shapes torch computes, in steps of all shapes: shared
+    trunks, long contexts, hits.
+    """
     possible = {shape: [way for way in ways if way in HERE] for shape, ways in SHAPES.items()}
     ways = {shape: data.draw(st.sampled_from(possible[shape])) for shape in SHAPES}
     graphs = data.draw(st.booleans())
@@ -148,7 +154,9 @@ async def test_the_program_tells_and_serves(tmp_path: Path) -> None:
 
 
 def test_the_report_counts_partial_results(folder: Path) -> None:
-    """Those of the largest graph, and of the longest contexts without one."""
+    """The report counts the partial results of the largest graph, and those of the longest contexts
+    without a graph.
+    """
     by_torch, without, with_graphs = (
         loaded(folder, attention=backend, steps=StepSettings(cuda_graphs=graphs)).capacity
         for backend, graphs in ((TORCH, True), (KVKERNELS, False), (KVKERNELS, True))
@@ -199,7 +207,9 @@ def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
     change: dict[str, int], dtype: str, block_size: int, why: str, folder: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Before the device is asked: so on any machine."""
+    """If a GPU has no kernel for a model, the reason is named before the device is asked, and so on
+    any machine.
+    """
     config = replace(read_config(folder), **change)
     made = choose_attention("auto", config, Shard(), "cuda", dtype, PLAIN, block_size)
     assert made.backend == TORCH
@@ -232,7 +242,9 @@ def test_an_unknown_backend_is_a_bad_flag(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 async def test_decodes_that_share_pages_are_counted(cuda_graphs: bool, folder: Path) -> None:
-    """A trunk read once by three: exactly what two of them would have read of it."""
+    """Decodes that share pages are counted: three requests read a trunk once, which saves exactly
+    what two of them would have read.
+    """
     trunk = [n % 250 for n in range(128 * BLOCK_SIZE)]
     steps = StepSettings(cuda_graphs=cuda_graphs)
     model = loaded(folder, attention=KVKERNELS, steps=steps, max_batch_size=4)

@@ -1,4 +1,6 @@
-"""The loop that schedules a step while one computes, beside the one that does not."""
+"""Tests of the loop that schedules a step while another computes, against the loop that
+does not.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 @settings(max_examples=examples(15), deadline=None)
 @given(arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
 def test_both_loops_tell_the_same(arrivals: list[Arrival], model: Loaded) -> None:
-    """Whatever comes and goes, in a cache that holds few of them."""
+    """Both loops give the same tokens while requests come and leave, in a cache that holds few of
+    them.
+    """
     arrivals = sorted(arrivals, key=lambda one: one.at_step)
     plain, overlapped = (
         asyncio.run(served(replace(model, steps=StepSettings(overlap=overlaps)), arrivals))
@@ -60,7 +64,9 @@ def test_both_loops_tell_the_same(arrivals: list[Arrival], model: Loaded) -> Non
 
 
 def test_steps_are_in_flight_together(model: Loaded) -> None:
-    """And a cache too small for all puts requests back."""
+    """Several steps are in flight together, and requests are preempted because the cache is too
+    small for all.
+    """
     sampling = SamplingParams(temperature=1.0, seed=3, presence_penalty=0.5)
     arrivals = [Arrival((n, 1, 2), 40, sampling, frozenset(), 0, None) for n in range(6)]
     plain = asyncio.run(served(model, arrivals))
@@ -73,7 +79,9 @@ def test_steps_are_in_flight_together(model: Loaded) -> None:
 
 
 async def test_stop_strings_and_leaving_clients_over_http(model: Loaded) -> None:
-    """The text that ends an answer is found a step late: what came after it is not told."""
+    """A stop string is found one step late, and the text after it is not sent; clients that leave
+    end their requests.
+    """
     async with computing(replace(model, steps=StepSettings(overlap=True))) as worker:
         for seed in range(50):
             body = greedy([1, 2, 3], 30, temperature=1.0, seed=seed)

@@ -1,4 +1,6 @@
-"""Random crowds at a worker that computes, in a cache too small for them: each is answered once."""
+"""Tests of random crowds at a worker that computes, in a cache too small for them: each request is
+answered once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Visit:
-    """One client. Lifetime: example."""
+    """The request of one client. Lifetime: example."""
 
     prompt_tokens: int
     output_tokens: int
@@ -49,7 +51,7 @@ def model(folder: Path) -> Loaded:
 
 
 async def visit(worker: Running, one: Visit) -> list[list[int]] | None:
-    """The tokens of each choice; None: it left."""
+    """Send the request; return the tokens of each choice, or None if the client left."""
     body = {"prompt": list(range(one.prompt_tokens)), "max_tokens": one.output_tokens}
     body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "n": one.choices}
     url = worker.url + "/v1/completions"

@@ -1,7 +1,7 @@
-"""Whatever serving does to a request, each token comes from the logits that transformers has there.
+"""Tests that each served token comes from the logits that transformers has at its place.
 
-Crowds share trunks, come as several choices, and stand in a cache that holds few of them: prompts
-go in by chunks beside decodes, are found cached, are put back and computed again.
+Crowds share trunks, have several choices, and run in a cache that holds few of them. So prompts are
+computed in chunks beside decodes, found cached, preempted, and computed again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ Rows = dict[tuple[int, int], torch.Tensor]  # logits by request and the position
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
-    """What reaches the sampler, as it goes on sampling."""
+    """Record the logits that reach the sampler, which samples as before; return them by request and
+    position.
+    """
     found: Rows = {}
     sample = Sampler.sample
 
@@ -85,7 +87,9 @@ def model_of(folder: Path, dtype: str, ranks: tuple[int, int], overlaps: bool) -
 
 
 def crowd() -> list[Arrival]:
-    """Two of one trunk, three choices of a prompt that goes on from it, one by itself."""
+    """Return two requests with one trunk, three choices of a prompt that extends it, and one other
+    request.
+    """
     ids = some_ids(60)
     sampled = SamplingParams(temperature=1.0, seed=7, n=3).choices(0)
     asked = [(ids[:33], SamplingParams(temperature=0.0), 0), (ids[:20], sampled[0], 0)]
@@ -98,7 +102,7 @@ def crowd() -> list[Arrival]:
 
 
 def truth(folder: Path, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Logits [tokens, vocab] of each text by transformers, one at a time."""
+    """Return the logits [tokens, vocab] of each text by transformers, one text at a time."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager"
     )
@@ -109,7 +113,9 @@ def truth(folder: Path, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> l
 def both(
     folder: Path, model: Loaded, rows: Rows, dtype: torch.dtype
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """By request, logits [OUTPUT_TOKENS, vocab] of its tokens: as served, by transformers."""
+    """Return, for each request, the logits [OUTPUT_TOKENS, vocab] of its tokens as they were served
+    and by transformers.
+    """
     arrivals = crowd()
     try:
         clients = asyncio.run(served(model, arrivals))

@@ -1,4 +1,6 @@
-"""The sampler against plain numpy: right tokens, right frequencies, whoever is beside whom."""
+"""Tests of the sampler against plain numpy: right tokens and right frequencies, whatever other rows
+are in the batch.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ ROWS = st.lists(st.builds(asking, PARAMS, TOKENS, TOKENS | st.just([])), min_siz
 
 
 def some_logits(rows: int, seed: int, dtype: object = None) -> torch.Tensor:
-    """Distinct in each row, so that no two orders of summing decide between equals."""
+    """Return logits that are distinct in each row, so that the order of summing cannot decide
+    between equal ones.
+    """
     values = np.random.default_rng(seed).normal(0.0, 3.0, (rows, VOCAB))
     return torch.from_numpy(values).to(dtype or torch.float32)
 
@@ -80,7 +84,9 @@ def test_every_token_is_the_one_that_the_oracle_draws(requests, seed):
 @settings(max_examples=examples(100), deadline=None)
 @given(requests=ROWS, seed=st.integers(0, 99), data=st.data())
 def test_a_row_is_the_same_whoever_is_beside_it(requests, seed, data):
-    """Bit for bit in float32, ids and logprobs, alone, shuffled, and with a used sampler."""
+    """A row has the same ids and logprobs, bit for bit in float32, alone, shuffled, and with a used
+    sampler.
+    """
     numbered(requests)
     logits = some_logits(len(requests), seed)
     sampler = Sampler()
@@ -121,7 +127,9 @@ def test_counts_kept_between_steps_are_those_counted_anew():
     ],
 )
 def test_tokens_come_as_often_as_their_probability_says(params, kinds):
-    """Pearson's chi square at fixed seeds: positions of one request are independent draws."""
+    """Tokens come as often as their probability says, by Pearson's chi square at fixed seeds. The
+    positions of one request are independent draws.
+    """
     draws = 20_000
     logits = torch.tensor([[1.5, 0.9, -1.0, 0.2, 0.0, -0.4, 1.1, -0.2, 0.4, 0.6, 0.1, -0.7]])
     request = asking(params, [0], [])
@@ -142,7 +150,7 @@ def test_tokens_come_as_often_as_their_probability_says(params, kinds):
 
 
 def test_choices_of_one_seed_are_not_correlated():
-    """Seeds derived for n > 1 give pairs of draws that fill the unit square evenly."""
+    """The seeds derived for n > 1 give pairs of draws that fill the unit square evenly."""
     choices = SamplingParams(seed=9, n=2).choices(0)
     first, second = ([uniform(one.seed, at) for at in range(10_000)] for one in choices)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.04

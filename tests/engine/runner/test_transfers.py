@@ -1,4 +1,4 @@
-"""KV that is there: it moves between any two shapes of a worker, and answers stay what they are."""
+"""Tests of transfers of real KV between any two shapes of a worker; answers stay the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAIRS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (8, 1)]  # TP, PP
 
 
 def shards(ranks: tuple[int, int], base: PoolLayout) -> list[PoolLayout]:
-    """Every rank's layout; ranks share a head where there are more ranks than heads."""
+    """Return the layout of every rank. Ranks share a head if there are more ranks than heads."""
     tp_size, pp_size = ranks
     all_layers, all_heads = len(base.layers), len(base.heads)
     found = []
@@ -51,7 +51,7 @@ def shards(ranks: tuple[int, int], base: PoolLayout) -> list[PoolLayout]:
 def memory(
     draw: random.Random, ranks: tuple[int, int], block_tokens: int, form: Form, blocks: int = 12
 ) -> KvMemory:
-    """A worker of random order, all of whose bytes are 0."""
+    """Return the memory of a worker with a random order of axes, all bytes 0."""
     order = tuple(draw.sample(AXES, len(AXES)))
     sides = range(form.layers), range(form.heads)
     base = PoolLayout(*sides, blocks, block_tokens, form.row_bytes, order)
@@ -69,7 +69,7 @@ def memory(
 
 
 def tag(tokens: range, row_bytes: int, salt: int) -> torch.Tensor:
-    """int32[token, head, layer, kv, elements]: every element says what it is of."""
+    """Return int32[token, head, layer, kv, elements], in which every element says what it is."""
     axes = [torch.tensor(list(tokens)), torch.arange(HEADS), torch.arange(LAYERS), torch.arange(2)]
     token, head, layer, kv = torch.meshgrid(*axes, indexing="ij")
     row = ((token * HEADS + head) * LAYERS + layer) * 2 + kv
@@ -78,7 +78,7 @@ def tag(tokens: range, row_bytes: int, salt: int) -> torch.Tensor:
 
 
 def views(store: KvMemory, part: int) -> Iterator[tuple[PoolLayout, torch.Tensor]]:
-    """Each rank's pool, or its scales, as int32[block, head, layer, kv, token, elements]."""
+    """Yield each rank's pool, or its scales, as int32[block, head, layer, kv, token, elements]."""
     for rank in store._ranks:
         layout, raw = rank.parts()[part]
         shaped = raw.view(torch.int32).view(*layout.shape(), layout.row_bytes // 4)
@@ -98,7 +98,7 @@ def fill(store: KvMemory, block_ids: list[int], tokens: int) -> None:
 
 
 def check(store: KvMemory, block_ids: list[int], tokens: range) -> None:
-    """Assert that the tags of `tokens` are where they belong, and nothing is in other blocks."""
+    """Assert that the tags of `tokens` are in their places and that other blocks are empty."""
     others = [block for block in range(12) if block not in block_ids]
     for part in range(2 if store.form.scale_bytes else 1):
         for layout, view in views(store, part):
@@ -113,7 +113,7 @@ def check(store: KvMemory, block_ids: list[int], tokens: range) -> None:
 
 
 def sent(source: KvMemory, target: KvMemory, ids: list[int], place: Place, each: int) -> None:
-    """As a transfer does it: parts of whole blocks of the source."""
+    """Send the blocks of the source in parts of whole blocks, as a transfer does."""
     size = source.block_tokens
     first, last = place.start // size, -(-place.stop // size)
     for start in range(first, last, each):
@@ -125,7 +125,9 @@ def sent(source: KvMemory, target: KvMemory, ids: list[int], place: Place, each:
 
 
 def test_every_element_arrives_where_it_belongs() -> None:
-    """Random TP, PP, page, order and dtype at both ends, behind what the target has cached."""
+    """Every element arrives in its place, with random TP, PP, page, order and dtype at both ends,
+    behind the blocks that the target has cached.
+    """
     for seed in range(examples(200)):
         draw = random.Random(seed)
         form = Form("m", LAYERS, HEADS, draw.choice([8, 16, 64]), "x", draw.choice([0, 4]))
@@ -155,7 +157,7 @@ TINY = ModelConfig(
 
 
 def shared_worker(ranks: tuple[int, int], block_size: int, kv: str) -> tuple[KvMemory, list[Any]]:
-    """A worker in memory that others map, and what keeps that memory."""
+    """Return a worker's memory that other processes can map, and the objects that keep it alive."""
     tp_size, pp_size = ranks
     made, kept = [], []
     for rank in range(tp_size * pp_size):
@@ -212,7 +214,7 @@ def test_models_are_told_from_each_other(tmp_path: Path) -> None:
 
 
 class Moves:
-    """A model whose KV is computed in one cache, and moved into another. Lifetime: test."""
+    """A model whose KV is computed in one cache and moved into another. Lifetime: test."""
 
     def __init__(self, folder: Path, dtype: str, kv: str, pages: tuple[int, int]) -> None:
         self.model = tiny_models.loaded(folder, getattr(torch, dtype))
@@ -228,7 +230,7 @@ class Moves:
         return KvCache(self.config, 40, self.pages[side], **kept)  # type: ignore[arg-type]
 
     def through(self, draw: random.Random, source: KvCache, target: KvCache, place: Place) -> None:
-        """By way of two workers of random ranks, stages, blocks and order."""
+        """Move the KV by way of two workers with random ranks, stages, blocks and order."""
         hops = [KvMemory(self.form, [RankMemory.of(self.config, source)])]
         for _ in range(2):
             ranks = draw.choice([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)])
@@ -244,8 +246,9 @@ class Moves:
             ids = theirs
 
     def say(self, kv: KvCache, prompt: list[int], start: int, side: int) -> list[torch.Tensor]:
-        """Logits of the last token of a prompt of which `start` tokens are there, and of six more
-        that are the likeliest."""
+        """Return the logits of a prompt's last token, if `start` tokens are in the cache, and those
+        of six more tokens, each the likeliest.
+        """
         tokens, found = prompt[start:], list[torch.Tensor]()
         for _ in range(7):
             piece = Piece(tokens, start, range(40))
@@ -256,8 +259,10 @@ class Moves:
 
 
 def test_logits_have_the_same_bits_whatever_way_the_kv_took(tmp_path: Path) -> None:
-    """200 random pairs of ranks, stages, blocks, order and dtype (with TEST_EFFORT); nothing, a
-    part, or all of the prompt is there already."""
+    """The logits have the same bits whatever way the KV took: 200 random pairs of ranks, stages,
+    blocks, order and dtype (with TEST_EFFORT). The target has none, a part, or all of the prompt
+    already.
+    """
     make_tiny(tmp_path / "model", TinySettings(layers=4))
     for seed in range(examples(10)):
         draw = random.Random(seed)
@@ -280,7 +285,9 @@ def test_logits_have_the_same_bits_whatever_way_the_kv_took(tmp_path: Path) -> N
 
 
 def asked(seed: int, tokens: int = 60, output: int = 12) -> dict[str, Any]:
-    """Greedy or seeded, by turns."""
+    """Return the body of a request, which is greedy for odd seeds and sampled with the seed for
+    even ones.
+    """
     prompt = [random.Random(seed).randrange(3, 260) for _ in range(tokens)]
     body = greedy(prompt, output)
     return body if seed % 2 else body | {"temperature": 1.0, "seed": seed}
@@ -303,7 +310,9 @@ async def pair(
 
 
 async def same_answers(prefill: Running, decode: Running, alone: Running, seeds: range) -> None:
-    """Prompts of which nothing, a part, or all is cached where they are decoded."""
+    """Assert that split requests give the answers of a single worker. None, a part, or all of a
+    prompt is cached at the worker that decodes it.
+    """
     for seed in seeds:
         body = asked(seed, random.Random(seed).randint(1, 90))
         expected = await ids_of(alone, body)
@@ -338,7 +347,7 @@ MORE_GROUPS: list[dict[str, Any]] = [{"page": (16, 8), "ranks": ((1, 1), (2, 1))
 
 
 def with_more(some: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[Any]:
-    """The others at full length only."""
+    """Return `some` as parameters, and `more` as parameters that only the full run uses."""
     return [*some, *(pytest.param(one, marks=pytest.mark.full) for one in more)]
 
 
@@ -379,7 +388,9 @@ async def _same(shape: dict[str, Any], folder: Path, seeds: range) -> None:
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 async def test_answers_are_the_same_where_kv_leaves_early(transport: str, folder: Path) -> None:
-    """Of blocks that are not computed yet nothing is read; early KV is never mapped."""
+    """Answers are the same if KV leaves early: blocks that are not computed yet are not read, and
+    early KV is never mapped.
+    """
     shares = {"shares_kv": transport == "shm"}
     chunks = {"max_num_tokens": 32, "max_batch_size": 8}
     made = loaded(folder, **shares, **chunks), loaded(folder, **shares)
@@ -397,7 +408,9 @@ async def test_answers_are_the_same_where_kv_leaves_early(transport: str, folder
 async def test_kv_arrives_before_the_last_of_its_prompt_is_computed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest is computed once some of it has come; `python -m tests.bench.early_kv` times it."""
+    """KV arrives before the last of its prompt is computed: the rest is computed only after a part
+    has come. `python -m tests.bench.early_kv` measures it.
+    """
     made = loaded(folder, max_num_tokens=64, max_batch_size=8), loaded(folder)
     came, steps, compute = threading.Event(), itertools.count(), made[0].model.logits
 
@@ -418,7 +431,9 @@ async def test_kv_arrives_before_the_last_of_its_prompt_is_computed(
 
 
 async def test_memory_that_cannot_be_mapped_is_sent(folder: Path) -> None:
-    """As between two hosts, where the other's memory has the same path and is another's."""
+    """Memory that cannot be mapped is sent, as between two hosts where the same path names other
+    memory.
+    """
     made = [loaded(folder, shares_kv=True) for _ in range(2)]
     async with pair(made[0], made[1], kv_transport="shm") as (one, other):
         store = one.worker.served.store
@@ -447,7 +462,9 @@ async def test_another_dtype_is_refused_with_a_reason(folder: Path) -> None:
 
 
 async def test_a_read_of_real_kv_that_is_cut_off_leaves_nothing(folder: Path) -> None:
-    """At every stage: the client leaves, the holder leaves; then the next prompt is right."""
+    """A read of real KV that is cut off leaves nothing, whether the client or the holder leaves at
+    any stage; the next prompt is right.
+    """
     model = loaded(folder, max_num_tokens=512)
     async with pair(model, loaded(folder), kv_gbytes_per_s=0.002) as (one, other):
         scheduler = other.worker.runner.scheduler
@@ -472,7 +489,9 @@ LIVES = 40 if QUICK else 1_000
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 async def test_random_lives_of_real_kv_leave_nothing(transport: str, folder: Path) -> None:
-    """Clients leave in either leg, in caches that are too small for all of them."""
+    """Random histories of real KV leave nothing: clients leave in either leg, in caches too small
+    for all of them.
+    """
     draw = random.Random(3)
     terms = {"max_batch_size": 6, "max_num_tokens": 64, "export_lease_s": 1.0}
     shares = transport == "shm"

@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler, and how it is told what it may not."""
+"""Tests of a request's sampling parameters, and of the errors for values that are not allowed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def test_choices_have_seeds_of_their_own_and_the_first_is_what_one_choice_gives(
 
 
 def test_the_mixer_is_that_of_splitmix64():
-    """First outputs for the seed 1234567, as the reference implementation prints them."""
+    """The mixer is splitmix64's: it gives the first outputs that the reference implementation
+    prints for the seed 1234567.
+    """
     golden = 0x9E3779B97F4A7C15
     got = [mix((1234567 + at * golden) % 2**64) for at in (1, 2, 3)]
     assert got == [6457827717110365317, 3203168211198807973, 9817491932198370423]

@@ -1,4 +1,6 @@
-"""Stop strings over streamed text: what is told, when, and that it is never taken back."""
+"""Tests of stop strings in streamed text: which text is sent, when, and that it is never taken
+back.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tests.effort import examples
 
 
 def cut(text: str, stops: tuple[str, ...], included: bool) -> tuple[str, str | None]:
-    """The oracle: the stop that ends first, and among those the one that begins first."""
+    """Return the text up to the stop that ends first, or of those the one that begins first, and
+    this stop. It is the oracle.
+    """
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -48,7 +52,9 @@ def test_however_the_text_is_cut_into_pieces_it_ends_at_the_same_place(pieces, s
 @settings(max_examples=examples(200), deadline=None)
 @given(pieces=st.lists(TEXTS, max_size=12), stop=st.text("abc", min_size=1, max_size=5))
 def test_only_what_may_become_a_stop_is_held_back(pieces, stop):
-    """Nothing later than it must: what is held is a proper beginning of the stop string."""
+    """Text is held back only if it is a proper beginning of the stop string, so it is never sent
+    later than needed.
+    """
     stop_text = StopText((stop,), included=False, min_tokens=0)
     given_text = said = ""
     for text in pieces:

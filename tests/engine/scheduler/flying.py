@@ -1,4 +1,6 @@
-"""Several steps of one scheduler in flight, over a cache whose every token is looked at."""
+"""A driver that keeps several steps of one scheduler in flight, and checks every token of the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.engine.scheduling import SIZE, Driver
 
 @dataclass
 class Flown:
-    """A step as a device has it: the parts of requests, where their KV lies, what they say."""
+    """A step on a device: the parts of its requests, the blocks of their KV, and the tokens they
+    give.
+    """
 
     step: Step
     parts: list[tuple[list[int], int, list[int]]]  # tokens up to the end, first one, blocks
@@ -22,7 +26,7 @@ class Flown:
 
     @property
     def written(self) -> set[int]:
-        """The blocks that it writes."""
+        """Return the blocks that the step writes."""
         return {
             blocks[at // SIZE]
             for tokens, first, blocks in self.parts
@@ -32,14 +36,14 @@ class Flown:
 
 @dataclass
 class FlyingDriver(Driver):
-    """Keeps as many steps in flight as may be; each computes when it lands, in order."""
+    """Keeps as many steps in flight as allowed; each computes when it lands, in order."""
 
     flown: deque[Flown] = field(default_factory=deque)
     cache: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # slot: tokens up to it
     most_in_flight: int = 0
 
     def step(self) -> list[Output]:
-        """Start a step if there is one; land the oldest if none starts, or no more may."""
+        """Start a step if there is one; land the oldest if none starts or no more are allowed."""
         for late in self.scheduler.expire(self.now_s):
             self.finished[late.request_id] = "timeout"
         step = self.scheduler.schedule(self.now_s)
@@ -55,7 +59,7 @@ class FlyingDriver(Driver):
         return self._land()
 
     def run(self, limit: int = 100_000) -> None:
-        """Steps until no request is left, nor a step in flight."""
+        """Run steps until no request and no step in flight is left."""
         super().run(limit)
         while self.flown:
             self._land()
@@ -76,7 +80,7 @@ class FlyingDriver(Driver):
         return Flown(step, parts, said)
 
     def _tokens(self, one: Request) -> list[int]:
-        """All that it has said, in steps in flight, too."""
+        """Return all tokens of the request, including those of steps in flight."""
         known = one.tokens(0, one.total_tokens).tolist()
         flying = [flown.tokens.get(one.request_id) for flown in self.flown]
         return known + [token for token in flying if token is not None]
@@ -103,7 +107,7 @@ class FlyingDriver(Driver):
 
 
 def _next(tokens: list[int]) -> int:
-    """As `scheduling.next_token`, of all tokens so far."""
+    """Return the token that `scheduling.next_token` would give after `tokens`."""
     return int(chain_hashes(np.array(tokens, dtype=np.int32), 1)[-1] % np.uint64(50))
 
 

@@ -1,4 +1,4 @@
-"""Random lives of a scheduler, as machines of hypothesis."""
+"""Random histories of a scheduler, as state machines of hypothesis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS = 12
 
 
 def continuation(prompt: list[int], count: int) -> list[int]:
-    """The only right answer: each token follows from all tokens before it."""
+    """Return the only right answer, in which each token follows from all tokens before it."""
     one = request(0, prompt, count)
     for _ in range(count):
         one.output.append(next_token(one))
@@ -34,7 +34,9 @@ def continuation(prompt: list[int], count: int) -> list[int]:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Every request is answered once and rightly; no block is lost; every wait has a reason."""
+    """Checks that every request is answered once and rightly, that no block is lost, and that every
+    wait has a reason.
+    """
 
     limits: ClassVar[dict[str, Any]] = LIMITS
     deadlines_s: tuple[float, ...] = (inf,)  # after arrival
@@ -53,7 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return Driver(make(blocks=BLOCKS, **self.limits))
 
     def leaving(self) -> list[Request]:
-        """Requests that have ended while a step in flight writes their blocks."""
+        """Return the requests that have ended while a step in flight writes their blocks."""
         return []
 
     @rule(
@@ -105,7 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.pool.clear()
 
     def look_at(self, step: Step) -> None:
-        """The promises about one step."""
+        """Check the promises about one step."""
         tokens = step.prefill_tokens + step.decode_seqs
         assert 0 < tokens <= LIMITS["max_num_tokens"]
         assert step.prefill_tokens == sum(chunk.tokens for chunk in step.chunks)
@@ -149,7 +151,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.told) == pool.cached_blocks + len(pool.groups or ())
 
     def teardown(self) -> None:
-        """Whatever happened, the rest drains, and each answer is the only right one."""
+        """Assert that the rest drains whatever happened, and that each answer is the only right
+        one.
+        """
         self.driver.run(limit=5000)
         assert self.scheduler.kv_used_blocks == 0
         assert not self.scheduler._blocks._frontier
@@ -168,7 +172,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 class PolicyMachine(SchedulerMachine):
-    """The same promises under every policy at once, and nobody who runs is ever evicted."""
+    """Checks the same promises with every policy switched on, and that no running request is ever
+    evicted.
+    """
 
     limits: ClassVar[dict[str, Any]] = LIMITS | {
         "batch_scheduler_policy": "guaranteed_no_evict",

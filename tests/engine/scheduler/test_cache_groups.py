@@ -1,4 +1,6 @@
-"""Windows and states beside full attention: what is reused, what is told, that nothing is lost."""
+"""Tests of windows and states beside full attention: what is reused, which events report it, and
+that no block is lost.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def hybrid(groups: tuple[CacheGroup, ...], blocks: int, size: int = SIZE, **limi
 
 
 def served(driver: Driver, prompt: list[int], output_tokens: int = 1) -> Request:
-    """A request sent alone, at its end."""
+    """Send a request alone; return it at its end."""
     number = len(driver.finished)
     one = request(number, prompt, output_tokens)
     driver.scheduler.add(one, driver.now_s)
@@ -73,7 +75,9 @@ def test_a_pool_has_room_for_the_groups_of_a_request() -> None:
 
 @pytest.mark.parametrize("groups", ["window:128", "window:128*5", "state*7", "window:128+state"])
 def test_reuse_is_as_vllm_was_seen_to_do_it(groups: str) -> None:
-    """What vLLM 0.32 answered of Gemma 3 and gpt-oss, blocks of 32 and a window of 128 tokens."""
+    """Reuse is as in vLLM 0.32 for Gemma 3 and gpt-oss, with blocks of 32 tokens and a window of
+    128.
+    """
     driver = hybrid(parse_groups(groups), 2000, 32, max_num_tokens=256)
     prompt = [7] * 600
     first = served(driver, prompt, 100)
@@ -107,14 +111,14 @@ def test_a_request_waits_for_one_that_will_leave_the_end_that_it_can_use() -> No
 
 
 class GroupMachine(SchedulerMachine):
-    """The promises of every scheduler, with windows and states."""
+    """Checks the promises of every scheduler with windows and states."""
 
     def driven(self) -> Driver:
         return hybrid(GROUPS, 16, **LIMITS)
 
 
 class GroupPolicyMachine(PolicyMachine):
-    """The same under every policy at once."""
+    """Checks the same promises with every policy switched on."""
 
     def driven(self) -> Driver:
         return hybrid(GROUPS, 16, **self.limits)
@@ -128,7 +132,7 @@ TestGroupPolicyMachine.settings = LIVES
 
 
 class Listener:
-    """What a router knows from a worker's events."""
+    """A router's knowledge of a worker's cache, from its events."""
 
     def __init__(self, size: int, *, plain: bool) -> None:
         made: Any = (oracle if plain else kvkernels).WorkerBlocks
@@ -156,7 +160,9 @@ class Listener:
 
 
 def prompts(draw: random.Random, count: int) -> list[list[int]]:
-    """New, shared beginnings, continued, cut short, repeated."""
+    """Return prompts that are new, share a beginning, continue another, are cut short, or
+    repeat.
+    """
     made: list[list[int]] = []
     roots = [[draw.randrange(9) for _ in range(draw.randrange(4, 60))] for _ in range(3)]
     for _ in range(count):
@@ -184,7 +190,9 @@ def prompts(draw: random.Random, count: int) -> list[list[int]]:
 def test_events_say_what_a_request_sent_alone_will_find(
     plain: bool, seed: int, groups: str, blocks: int, chunk: int
 ) -> None:
-    """Beside whoever only joins now, by a snapshot. 50 requests each, most with evictions."""
+    """Events say what a request sent alone will find, also to a listener that joins late by a
+    snapshot. There are 50 requests each, most with evictions.
+    """
     driver = hybrid(parse_groups(groups), blocks, max_num_tokens=chunk, prefix_wait_tokens=0)
     pool, draw = driver.scheduler.pool, random.Random(seed)
     log, known = EventLog(pool, lambda: 0.0), Listener(SIZE, plain=plain)

@@ -1,4 +1,4 @@
-"""Why a request waits, for how long, and what the records of steps say."""
+"""Tests of the reasons why a request waits, the estimate of how long, and the records of steps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_room_for_blocks_is_waited_for() -> None:
 
 
 def compare(scheduler: Scheduler, outputs: list[int], steps: int) -> None:
-    """The estimate after some steps, and when each was taken in."""
+    """Assert that the estimate after `steps` steps equals the step at which each request was
+    admitted.
+    """
     for number, output_tokens in enumerate(outputs):
         scheduler.add(request_of(number, 20, output_tokens), 0.0)
     for _ in range(steps):

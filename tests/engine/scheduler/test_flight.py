@@ -1,4 +1,6 @@
-"""Steps in flight: the next one is made before the tokens of one are known."""
+"""Tests of steps in flight: the next step is made before the tokens of the one before it
+are known.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def in_flight(
 
 
 class AheadMachine(SchedulerMachine):
-    """The promises of one step at a time, with two, and no block is given away too early."""
+    """Checks the promises of one step at a time with two steps in flight, and that no block is
+    given away too early.
+    """
 
     flight: ClassVar[dict[str, Any]] = {"steps": 2, "ahead": True}
 
@@ -40,11 +44,13 @@ class AheadMachine(SchedulerMachine):
 
 
 class AheadPolicyMachine(AheadMachine, PolicyMachine):
-    """The same under every policy; what is reserved for those that leave goes with them."""
+    """Checks the same with every policy switched on; what is reserved for requests that leave is
+    released with them.
+    """
 
 
 class StagesMachine(AheadMachine):
-    """Three steps in flight whose requests have nothing in common but prompts."""
+    """Checks three steps in flight whose requests share nothing but prompts."""
 
     flight: ClassVar[dict[str, Any]] = {"steps": 3, "ahead": False}
 
@@ -58,7 +64,9 @@ for _case in (TestAheadMachine, TestAheadPolicyMachine, TestStagesMachine):
 
 @pytest.mark.parametrize(("steps", "ahead"), [(2, True), (2, False), (3, False)])
 def test_answers_are_those_of_one_step_at_a_time(steps: int, ahead: bool) -> None:
-    """A cache that is too small for all: with preemptions, hits and evictions."""
+    """Answers are those of one step at a time, in a cache too small for all requests, with
+    preemptions, hits and evictions.
+    """
     driver = FlyingDriver(in_flight(steps, ahead=ahead, blocks=20, watermark=0.0))
     prompts = {n: [n % 3] * 8 + [n] for n in range(12)}
     for number, prompt in prompts.items():

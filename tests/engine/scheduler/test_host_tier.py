@@ -1,4 +1,6 @@
-"""Blocks that the GPU evicts and the host keeps: loaded beside other work, told to routers."""
+"""Tests of blocks that the GPU evicts and the host keeps: they are loaded beside other work and
+reported to routers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def with_host(blocks: int, host_blocks: int, **limits: float) -> Scheduler:
 
 
 def evicted(scheduler: Scheduler) -> Driver:
-    """After a prompt whose blocks another one has pushed out of the GPU."""
+    """Return a driver after a prompt whose blocks another prompt has pushed out of the GPU."""
     driver = Driver(scheduler)
     for number, prompt in enumerate((PROMPT, OTHER)):
         scheduler.add(request(number, prompt, 1), driver.now_s)
@@ -109,7 +111,7 @@ def test_no_host_memory_of_negative_size() -> None:
 
 
 class HostMachine(RuleBasedStateMachine):
-    """Random lives; a router that follows the events knows what either tier holds."""
+    """Runs random histories; a router that follows the events knows what either tier holds."""
 
     @initialize(blocks=st.integers(5, 12), host_blocks=st.integers(0, 14))
     def start(self, blocks: int, host_blocks: int) -> None:
@@ -177,7 +179,7 @@ class HostMachine(RuleBasedStateMachine):
         late.clear()
 
     def teardown(self) -> None:
-        """Whatever happened, all of them end."""
+        """Assert that all requests end, whatever happened."""
         for _ in range(1000):
             if not self.scheduler.requests:
                 break
@@ -196,7 +198,9 @@ TestHostMachine.settings = settings(
 
 
 async def test_a_timed_worker_loads_what_it_evicted_and_tells_so() -> None:
-    """Over HTTP: usage, metrics, events of the medium CPU, a snapshot that has them."""
+    """A timed worker loads what it evicted and reports it over HTTP: usage, metrics, events of the
+    medium CPU, and a snapshot that has the blocks.
+    """
     prompts = [list(range(start, start + 400)) for start in range(0, 4000, 400)]
     async with (
         running(kv_tokens=1024, host_kv_tokens=16_384) as worker,

@@ -1,4 +1,6 @@
-"""Prompts whose KV comes from another worker, and KV that is kept for one: no block is lost."""
+"""Tests of prompts whose KV comes from another worker, and of KV that is kept for one: no block is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ LEASE_S = 30.0
 
 
 class Reader(Driver):
-    """Ends the oldest read where nothing else could be done since it began."""
+    """A driver that ends the oldest read if nothing else could be done since that read began."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -51,13 +53,13 @@ def reader(blocks: int = 64, **limits: float) -> Reader:
 
 
 def computed(driver: Driver, request_id: int = 0) -> int:
-    """Prompt tokens that steps computed of a request."""
+    """Return the prompt tokens that steps computed for a request."""
     chunks = [chunk for step in driver.steps for chunk in step.chunks]
     return sum(chunk.tokens for chunk in chunks if chunk.request.request_id == request_id)
 
 
 def prefill(driver: Driver, request_id: int, prompt: list[int]) -> Export:
-    """An export of its KV."""
+    """Run a prefill and return the export of its KV."""
     one = request(request_id, prompt, 1, exports=True)
     driver.scheduler.add(one, driver.now_s)
     while one.request_id in driver.scheduler.requests:
@@ -251,7 +253,9 @@ def test_who_reads_a_prompt_that_is_not_computed_to_its_end_can_tell(end: str) -
 
 
 class TransferMachine(SchedulerMachine):
-    """Reads that end late, fail, or outlive their requests; exports read, released, or left."""
+    """Checks the promises with reads that end late, fail, or outlive their requests, and with
+    exports that are read, released, or left.
+    """
 
     def driven(self) -> Driver:
         self.reader = Reader(make(blocks=BLOCKS, export_lease_s=0.3, **LIMITS))
@@ -310,7 +314,7 @@ class TransferMachine(SchedulerMachine):
 
     @invariant()
     def nobody_else_gets_what_is_written(self) -> None:
-        """Private blocks of a read are in no other request's hands."""
+        """Assert that no other request holds the private blocks that a read writes."""
         for read in self.reader.reads:
             first = read.start // SIZE
             written = set(read.request.block_ids[first:])

@@ -1,5 +1,6 @@
-"""What an operator may choose: no eviction, a delay to fill a batch, short ones first, deadlines,
-shares of tenants, a pace of decodes."""
+"""Tests of the policies that an operator may choose: no eviction, a delay to fill a batch, short
+requests first, deadlines, shares of tenants, a pace of decodes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def test_a_setting_out_of_range_is_refused_by_its_name(setting, value):
 
 
 def test_no_evict_admits_only_with_room_for_the_whole_output():
-    """Two prompts of 2 blocks whose outputs need 6 more each, in 12 blocks."""
+    """Without eviction a request is admitted only with room for its whole output: two prompts of 2
+    blocks, whose outputs need 6 more each, in 12 blocks.
+    """
     prompts = [range(8), range(100, 108)]
     for policy, beside in ((NO_EVICT, 1), ({}, 2)):
         driver = Driver(make(blocks=12, watermark=0.0, **policy))
@@ -60,7 +63,9 @@ def test_what_is_reserved_is_not_taken_from_the_cache_before_it_is_used():
 
 
 def test_the_last_token_needs_no_block():
-    """A prompt of 8 and 9 tokens of output keep the KV of 16: 4 blocks are enough for it."""
+    """The last token needs no block: a prompt of 8 and 9 tokens of output keep the KV of 16 tokens,
+    and 4 blocks are enough.
+    """
     driver = Driver(make(blocks=8, **NO_EVICT))
     for request_id in range(2):
         driver.scheduler.add(request(request_id, [request_id] * 8, 9), 0.0)
@@ -186,7 +191,9 @@ def test_a_tenants_one_request_may_be_larger_than_its_share():
 
 
 def test_a_shared_trunk_is_not_paid_for_again():
-    """Two blocks cached and one of its own each: three requests hold 3 of the 4 they may."""
+    """A shared trunk is not charged again: with two cached blocks and one own block each, three
+    requests hold 3 of the 4 blocks allowed.
+    """
     driver = Driver(make(blocks=16, watermark=0.0, tenant_share=0.25))
     driver.scheduler.add(request(0, range(8), 1, tenant="a"), 0.0)
     driver.run()
@@ -198,7 +205,9 @@ def test_a_shared_trunk_is_not_paid_for_again():
 
 @pytest.mark.parametrize("target_ms", [12.0, 20.0, 50.0])
 def test_decodes_keep_their_pace_beside_prompts(target_ms):
-    """Steps of 5 ms and 50 us a prompt token: settled, they end in time and little before it."""
+    """Decodes keep their pace beside prompts, with steps of 5 ms and 50 us a prompt token: after
+    settling, steps end in time and little before it.
+    """
     pace = Pace(target_ms / 1e3, least_tokens=16, most_tokens=8192)
     times = []
     for _ in range(400):

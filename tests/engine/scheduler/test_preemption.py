@@ -1,4 +1,4 @@
-"""Requests that are interrupted: preempted, cancelled, caught by a cleared cache."""
+"""Tests of requests that are interrupted: preempted, cancelled, or caught by a cleared cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it worthwhile to wait for a prefix that another request is computing? Measured here."""
+"""Measurements of the gain of waiting for a prefix that another request is computing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.scheduling import Driver, array, make, request
 def ttfts_ms(
     arrivals: list[tuple[float, list[int]]], prefix_wait_tokens: int, name: str
 ) -> list[float]:
-    """Times to first token on one timed worker, open loop."""
+    """Return the times to first token in ms on one timed worker, with an open loop."""
     settings = SchedulerSettings(prefix_wait_tokens=prefix_wait_tokens)
     scheduler = Scheduler(settings, BlockPool(12_000, 16, record_events=False))
     driver = Driver(scheduler, step_s=profile(name).step_time.seconds)
@@ -33,7 +33,9 @@ def ttfts_ms(
 
 
 def trees(seed: int, trunks: int, trunk_tokens: int, per_s: float) -> list[tuple[float, list[int]]]:
-    """Prompts under `trunks` cold shared prefixes, each with 300 tokens of its own."""
+    """Return arrivals of prompts under `trunks` cold shared prefixes, each with 300 tokens of its
+    own.
+    """
     rng = random.Random(seed)
     arrivals, now_s = [], 0.0
     for serial in range(80):
@@ -61,7 +63,9 @@ def test_waiting_for_a_prefix_in_flight_helps_the_mean_and_does_not_hurt_the_tai
 
 
 def test_a_burst_of_siblings_pays_for_its_prefix_once():
-    """Eight requests at once under one cold 6,000-token prefix: 518 ms of mean TTFT, not 852."""
+    """A burst of siblings pays for its prefix once: eight requests at once under one cold prefix of
+    6,000 tokens take 518 ms of mean TTFT, not 852.
+    """
     burst = [(0.0, [1] * 6000 + [2 + i] * 300) for i in range(8)]
     waiting = mean(ttfts_ms(burst, 256, "qwen3-32b-h100-tp2"))
     computing = mean(ttfts_ms(burst, 0, "qwen3-32b-h100-tp2"))

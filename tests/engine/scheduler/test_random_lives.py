@@ -1,4 +1,6 @@
-"""Random lives of an engine: arrivals with shared prefixes, cancels, clears, a tiny KV cache."""
+"""Tests of random histories of an engine: arrivals with shared prefixes, cancels, clears, a tiny KV
+cache.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ TestSchedulerMachine.settings = settings(
 
 
 def test_the_limits_are_ones_that_bite():
-    """The machine is worth its time only where all kinds of waiting happen."""
+    """The limits of the machine cause all kinds of waiting; without that it would test little."""
     assert SchedulerSettings(**LIMITS).max_batch_size < BLOCKS  # type: ignore[arg-type]
     driver = Driver(make(blocks=BLOCKS, **LIMITS))
     for request_id in range(40):

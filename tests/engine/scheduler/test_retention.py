@@ -1,4 +1,6 @@
-"""What requests say their blocks are worth: which go first, for how long, and what is refused."""
+"""Tests of the worth that requests give their blocks: which blocks go first, for how long it holds,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def said(*ranges: tuple[int, int | None, int, float | None], **more: float) -> R
 
 
 def hold(pool: BlockPool, tokens: list[int], worths: list[Worth] | None) -> list[int]:
-    """Hold and publish `tokens`, saying what their blocks are worth."""
+    """Hold and publish `tokens` with the worths of their blocks; return the ids held."""
     chain = chain_of(tokens)
     hit = pool.hit(chain)
     ids = pool.acquire(chain, hit, worths and worths[:hit])
@@ -36,7 +38,9 @@ def hold(pool: BlockPool, tokens: list[int], worths: list[Worth] | None) -> list
 
 
 def removed(pool: BlockPool, count: int) -> list[int]:
-    """The first block hashes that go where `count` more blocks are needed, in order."""
+    """Return the block hashes that are evicted first, in order, if `count` more blocks
+    are needed.
+    """
     pool.drain_events()
     ids = pool.allocate(count)
     assert ids is not None

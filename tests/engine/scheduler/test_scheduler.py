@@ -1,4 +1,4 @@
-"""The scheduler's rules, one by one."""
+"""Tests of the scheduler's rules, one by one."""
 
 from __future__ import annotations
 

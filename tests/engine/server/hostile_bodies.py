@@ -1,4 +1,6 @@
-"""Whole requests to a worker: hostile values in valid JSON, tensors that lie, broken bytes."""
+"""Whole requests to a worker with hostile values in valid JSON, tensors with wrong sizes, and
+broken bytes.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ _KINDS = ("BYTES", "INT32", "INT64", "UINT32", "UINT64", "FP32", "BOOL", "FP64",
 
 @dataclass(frozen=True)
 class Asked:
-    """One request."""
+    """One request: path, body and headers."""
 
     path: str
     body: bytes
@@ -73,15 +75,16 @@ class Asked:
         return b'"stream": true' in self.body or self.path.endswith("generate_stream")
 
     def raw(self) -> bytes:
-        """As bytes of HTTP/1.1."""
+        """Return the request as bytes of HTTP/1.1."""
         head = [f"POST {self.path} HTTP/1.1", "Host: x", f"Content-Length: {len(self.body)}"]
         head += [f"{name}: {value}" for name, value in self.headers.items()]
         return "\r\n".join([*head, "", ""]).encode("latin-1") + self.body
 
 
 def requests(rng: random.Random, model: str) -> Iterator[Asked]:
-    """Endless requests that any HTTP server can read, most of them with a value or two that this
-    one cannot serve."""
+    """Yield endless requests that any HTTP server can read. Most have a value or two that this
+    server cannot serve.
+    """
     makers = (_openai, _openai, _openai, _cache, _generate, _infer, _infer)
     while True:
         made = rng.choice(makers)(rng, model)
@@ -94,7 +97,7 @@ def requests(rng: random.Random, model: str) -> Iterator[Asked]:
 
 
 def broken(rng: random.Random, model: str) -> Iterator[bytes]:
-    """Endless requests as bytes, each with up to four faults."""
+    """Yield endless requests as bytes, each with up to four faults."""
     whole = requests(rng, model)
     while True:
         parts = [next(whole).raw() for _ in range(3)]

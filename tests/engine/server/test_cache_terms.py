@@ -1,4 +1,6 @@
-"""Worth and pins through HTTP: what keeps a prefix in a worker's cache, and what is refused."""
+"""Tests of worth and pins over HTTP: what keeps a prefix in a worker's cache, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def pins(worker: Running) -> Pins:
 
 
 async def flood(worker: Running) -> None:
-    """Strangers that fill a cache of 32 blocks several times over."""
+    """Send unrelated prompts that fill a cache of 32 blocks several times over."""
     for first in range(1_000, 1_010):
         prompt = [first + at for at in range(0, 256 * 20, 20)]
         status, _ = await worker.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
@@ -34,7 +36,7 @@ async def flood(worker: Running) -> None:
 
 
 async def cached(worker: Running, **more: Any) -> int:
-    """Tokens of the trunk, and one of its own, that were found in the cache."""
+    """Send the trunk with one more token; return how many tokens were found in the cache."""
     _, answer = await worker.post(COMPLETIONS, {"prompt": [*TRUNK, 7], "max_tokens": 1} | more)
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 

@@ -1,4 +1,6 @@
-"""Deadlines that reach clients, tenants that headers name, and streams that say why they end."""
+"""Tests of deadlines that reach clients, tenants that headers name, and streams that say why they
+end.
+"""
 
 from __future__ import annotations
 

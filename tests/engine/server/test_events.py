@@ -1,4 +1,4 @@
-"""KV events through real sockets: live, replayed after a gap, and as a snapshot."""
+"""Tests of KV events over real sockets: live, replayed after a gap, and as a snapshot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def complete(worker: Running, prompt: list[int], tokens: int = 1, **fields
 
 
 def contents(batches: list[Live], held: Held | None = None) -> Held:
-    """Blocks that a consumer knows after `batches`: hash -> tokens."""
+    """Return the blocks that a consumer knows after `batches`, as hash -> tokens."""
     held = {} if held is None else held
     for batch in batches:
         for event in decode_batch(batch.payload).events:

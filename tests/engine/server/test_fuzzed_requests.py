@@ -1,5 +1,6 @@
-"""Whole requests from a seed, at a worker that lets time pass and at one that computes: each is
-answered once, nothing hangs, nothing is an error of ours, and all blocks come back."""
+"""Tests of whole requests from a seed, at a timed worker and at one that computes: each is answered
+once, nothing hangs, no answer is an internal error, and all blocks come back.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def how_many(seed: int) -> int:
 
 @contextlib.asynccontextmanager
 async def at(kind: str, tmp_path: Path):
-    """A worker of this kind with few blocks, so that requests wait for each other."""
+    """Yield a worker of this kind with few blocks, so that requests wait for each other."""
     if kind == "timed":
         settings = SchedulerSettings(pinned_share=0.2, tenant_share=0.5, max_queue=64)
         async with running(speed=1e5, kv_tokens=2_048, scheduler=settings) as worker:
@@ -52,7 +53,7 @@ async def at(kind: str, tmp_path: Path):
 
 
 async def ask(worker: Running, asked: Asked) -> int:
-    """The status of its one answer, which must be whole."""
+    """Send a request; return the status of its one answer, which must be whole."""
     async with asyncio.timeout(ANSWER_S):
         url = worker.url + asked.path
         async with worker.http.post(url, data=asked.body, headers=asked.headers) as reply:
@@ -69,7 +70,7 @@ async def ask(worker: Running, asked: Asked) -> int:
 
 
 async def settled(worker: Running) -> None:
-    """Nothing is left behind, and the next client is served as if nothing had been."""
+    """Assert that nothing is left behind and that the next client is served as usual."""
     scheduler = worker.worker.runner.scheduler
     await eventually(lambda: not scheduler.requests, "all requests are over")
     assert worker.worker.unfinished == 0

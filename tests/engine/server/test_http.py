@@ -1,4 +1,4 @@
-"""The worker through real HTTP: answers, streams, usage, and everything a client does wrong."""
+"""Tests of the worker over real HTTP: answers, streams, usage, and every mistake of a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says of itself over HTTP while one request runs and another one waits."""
+"""Tests of a worker's reports on itself over HTTP while one request runs and another one waits."""
 
 from __future__ import annotations
 

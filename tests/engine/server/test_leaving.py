@@ -1,4 +1,6 @@
-"""Clients that leave or do not read, and a worker that fails: nothing is held, nothing hidden."""
+"""Tests of clients that leave or do not read, and of a worker that fails: nothing stays held, and
+no failure is hidden.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ async def test_after_a_storm_of_clients_nothing_is_held(seed: int) -> None:
     async with running(kv_tokens=1024, speed=20.0) as worker:
 
         async def client() -> bool:
-            """True if it stayed to the end, and then every token it got was right."""
+            """Return True if the client stayed to the end; then every token it got must
+            be right.
+            """
             prompt = [chance.randrange(3), *range(chance.randrange(1, 150))]
             count = chance.randrange(1, 60)
             call = worker.events(COMPLETIONS, {"prompt": prompt, "max_tokens": count})

@@ -1,4 +1,4 @@
-"""The fields of a request that say what of its text becomes the prompt."""
+"""Tests of the request fields that decide which text becomes the prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step log: a line for each step, and an end before it fills the disk."""
+"""Tests of the step log: it has a line for each step and ends before it fills the disk."""
 
 from __future__ import annotations
 

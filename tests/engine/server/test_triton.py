@@ -1,4 +1,4 @@
-"""Triton's own client at our worker, and what its requests may not be."""
+"""Tests of Triton's own client with our worker, and of requests that are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tensor(name: str, values: object, kind: str, binary: bool) -> tritonclient.h
 
 
 def ask(url: str, binary: bool) -> None:
-    """What an application does with the client, all of it blocking."""
+    """Make the calls that an application makes with the client, all of them blocking."""
     with tritonclient.http.InferenceServerClient(url.removeprefix("http://")) as client:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -146,7 +146,7 @@ def test_bad_tensors_are_refused_by_name(changes: dict[str, object], says: str) 
 
 
 def read(body: bytes, header: str | None) -> tuple[int, dict[str, tuple[str, list]] | None]:
-    """The status of an answer, and the tensors, if they are any."""
+    """Return the status of an answer, and its tensors or None if it is refused."""
     try:
         return 200, tensors.read_tensors(body, header)[1]
     except ApiError as refused:
@@ -230,7 +230,9 @@ async def test_a_request_whose_client_left_has_failed() -> None:
 
 
 async def test_eight_active_and_one_scheduled_is_told_with_the_reason_of_each() -> None:
-    """A cache of one request: what the others wait for, in the engine's own words."""
+    """With a cache for one request, eight are active and one is scheduled; the others' reasons to
+    wait are given in the engine's own words.
+    """
     prompt = [*range(1, 40)]
     async with running(speed=0.05, kv_tokens=64) as worker, asyncio.TaskGroup() as group:
         body = {"prompt": prompt, "max_tokens": 20}
@@ -274,7 +276,9 @@ async def test_a_worker_that_shuts_down_is_not_ready_as_triton_says_it() -> None
 
 
 async def test_inputs_that_may_be_left_out_are_optional() -> None:
-    """Who fills in all that are not, as load generators do, sends a request that is served."""
+    """Inputs that may be left out are declared optional: a client that sends only the others, as
+    load generators do, is served.
+    """
     async with running() as worker:
         config = json.loads(await worker.get(f"{BASE}/config"))
         needed = [one["name"] for one in config["input"] if not one["optional"]]

@@ -1,4 +1,4 @@
-"""What workers say of themselves in a registry, both ways; and `--announce` itself."""
+"""Tests of the workers' entries in a registry, written and read, and of `--announce` itself."""
 
 from __future__ import annotations
 

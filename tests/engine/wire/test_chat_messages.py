@@ -1,4 +1,6 @@
-"""What is done to messages, tools and variables before a template sees them, as in vLLM."""
+"""Tests of the changes to messages, tools and variables before a template sees them, which are
+those of vLLM.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats become the text and the ids that transformers makes of them."""
+"""Tests that chats become the text and the ids that transformers makes of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW_S = 1_700_000_000.0
 
 @cache
 def pair(kind: str, template: str, *config: tuple[str, Any]) -> tuple[HfTokenizer, Any]:
-    """Our tokenizer and transformers' own, of the same directory."""
+    """Return our tokenizer and transformers' own, for the same directory."""
     with TemporaryDirectory() as folder:
         directory = write_model(Path(folder), kind, template, **dict(config))
         theirs = transformers.AutoTokenizer.from_pretrained(str(directory))
@@ -42,7 +42,9 @@ arguments = st.dictionaries(
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Messages as clients send them; roles in the order that the strict templates allow."""
+    """Draw messages as clients send them, with roles in the order that the strict
+    templates allow.
+    """
     messages: list[dict[str, Any]] = []
     if draw(st.booleans()):
         messages.append({"role": "system", "content": draw(texts)})

@@ -1,4 +1,4 @@
-"""KV event batches: published vectors, every tolerated form, and garbage."""
+"""Tests of KV event batches: published vectors, every accepted form, and garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Encoding through a memo: the same ids as from scratch, whatever the tokenizer and the order."""
+"""Tests of encoding through a memo: it gives the ids of encoding from scratch, for any tokenizer
+and order.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +170,9 @@ def test_a_text_that_is_too_long_is_refused() -> None:
 
 
 def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
-    """At least one look in ten; with Python's lock held there would be none."""
+    """Other threads run while a long text is encoded: a thread that sleeps 1 ms at a time gets at
+    least a tenth of its turns. With Python's lock held it would get none.
+    """
     tokenizer = tokenizer_of("bytes")
     with ThreadPoolExecutor(1) as executor:
         encoding = executor.submit(tokenizer.encode, "The quick brown fox " * 20_000)
@@ -219,7 +223,9 @@ def test_the_longest_token_at_a_place_is_found(contents: set[str], text: str) ->
 
 
 def test_beginnings_of_many_tokens_are_no_trap() -> None:
-    """Tried one after the other, 250 tokens would take seconds of this text's two megabytes."""
+    """Beginnings of many tokens do not make a search slow. Tried one after the other, 250 tokens
+    would take seconds for this text of two megabytes.
+    """
     names = [f"<|reserved_special_token_{number}|>" for number in range(250)]
     cuts = Cuts([token(name) for name in names])
     assert cuts.of("<|reserved_special_token_" * 80_000) == [2_000_000]

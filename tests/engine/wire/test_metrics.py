@@ -1,4 +1,4 @@
-"""Load figures out of Prometheus text, and the seeds of chains."""
+"""Tests of reading load figures from Prometheus text, and of the seeds of chains."""
 
 from __future__ import annotations
 

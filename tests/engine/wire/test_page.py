@@ -1,4 +1,6 @@
-"""docs/reference/wire.md says what the code does: every value, name and bound on the page."""
+"""Tests that docs/reference/wire.md says what the code does: every value, name and bound on the
+page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An answer decoded from its middle on reads as the rest of it, for every kind of tokenizer."""
+"""Tests that an answer decoded from its middle on reads as the rest of the text, for every kind of
+tokenizer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""KServe's tensors are the same as bytes and as JSON; whatever else comes is refused."""
+"""Tests that KServe's tensors are the same as bytes and as JSON, and that anything else
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ CODES = dict(zip(NUMBERS, "?bhiqBHIQfd", strict=True))
 
 
 def element(datatype: str) -> st.SearchStrategy[Any]:
-    """Any element that the datatype has."""
+    """Draw any element that the datatype has."""
     if datatype == "BOOL":
         return st.booleans()
     if datatype.startswith("FP"):

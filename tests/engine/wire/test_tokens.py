@@ -1,4 +1,6 @@
-"""Tokenizers: words for timed workers, tokenizer.json with chat templates for models."""
+"""Tests of tokenizers: words for timed workers, and tokenizer.json with chat templates
+for models.
+"""
 
 from __future__ import annotations
 
