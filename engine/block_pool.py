@@ -162,9 +162,8 @@ PoolEvent = Stored | Removed | Cleared
 
 
 class Changes:
-    """The events that nobody has taken yet; lifetime: worker.
-
-    More than `most` changed blocks mean that nobody takes them: RuntimeError.
+    """Collects events until they are taken by `drain`; lifetime: worker. Raises RuntimeError once
+    more than `most` changed blocks wait, because then nobody takes them.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,13 +1,13 @@
-"""Holders of blocks beside the requests: pins and exports.
+"""Holders of blocks besides the requests: pins and exports.
 
-Prefixes that an operator pins stay in the cache until their time is over. A pin names them by their
-chain; blocks that are not in the cache yet are held as soon as a request has computed them. The
+A prefix that an operator pins stays in the cache until its time is over. A pin names the prefix by
+its chain; blocks that are not in the cache yet are held as soon as a request has computed them. The
 limit counts all pinned blocks, cached or not, so a pinned block never has to give way.
 
 An export is KV that another worker may read: the prompt of an ended request, held under a lease. It
-ends when its reader says so or when its lease is over, whichever is first; its blocks stay in the
-prefix cache after it. What was read is right if the same generation was still held when the reading
-ended: `Exports.is_held`.
+ends when its reader says so or when its lease is over, whichever is first; its blocks then stay in
+the prefix cache. A read is valid if the same generation was still held when the reading ended:
+`Exports.is_held`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Pin:
 
     @property
     def name(self) -> int:
-        """The chain hash of its last block."""
+        """The chain hash of the prefix's last block."""
         return self.chain[-1]
 
 
 class Pins:
-    """The pinned prefixes of `pool`; lifetime: worker. They have at most `max_blocks` blocks."""
+    """Pins prefixes in `pool`, at most `max_blocks` blocks. Lifetime: worker."""
 
     def __init__(self, pool: BlockPool, max_blocks: int) -> None:
         self.max_blocks = max_blocks
@@ -64,7 +64,7 @@ class Pins:
 
     @property
     def spared_tokens(self) -> int:
-        """KV tokens that requests can count on, whatever is pinned."""
+        """The KV tokens that are left for requests, whatever is pinned."""
         return (self._pool.blocks - self.max_blocks) * self._pool.block_size
 
     @property
@@ -89,8 +89,8 @@ class Pins:
             raise PinRefused("not_cached", message) from None
 
     def pin(self, chain: Sequence[int], until_s: float) -> Pin:
-        """Keep the blocks of `chain`, a prompt's from its first on, until `until_s`. A prefix that
-        is pinned already gets that end. Raises PinRefused.
+        """Keep the blocks of `chain`, which begins with a prompt's first block, until `until_s`. If
+        the prefix is pinned already, its end is set to `until_s`. Raises PinRefused.
         """
         if not self.max_blocks:
             message = "this worker pins nothing: start it with --pinned-share above 0"
@@ -108,7 +108,7 @@ class Pins:
         return pin
 
     def unpin(self, name: int) -> bool:
-        """Keep the prefix that ends with `name` no longer; False if it was not pinned."""
+        """Unpin the prefix that ends with the block `name`. Return False if it was not pinned."""
         pin = self._pins.pop(name, None)
         if pin is None:
             return False
@@ -117,8 +117,10 @@ class Pins:
         return True
 
     def advance(self, now_s: float) -> None:
-        """Time has come to `now_s`: pins end, and in the pool durations of worth. What became
-        visible since the last call is held, so call it before anything can be evicted."""
+        """Advance the time to `now_s`: pins whose time is over end, and so do worths of blocks in
+        the pool. Pinned blocks that became visible since the last call are held, so call this
+        before anything can be evicted.
+        """
         self._pool.advance(now_s)
         for pin in self.all:
             if pin.until_s <= now_s:
@@ -152,7 +154,7 @@ EXTENSION = 2 / 3  # of a lease, that a sign of life adds, as in vLLM
 
 @dataclass(slots=True)
 class Export:
-    """The KV of one prompt. Lifetime: until it is released or `until_s`."""
+    """The KV of one prompt, held for other workers. Lifetime: until it is released or `until_s`."""
 
     request_id: int
     generation: int  # no two exports of a worker have the same
@@ -165,12 +167,14 @@ class Export:
 
     @property
     def is_computing(self) -> bool:
-        """Its request has not ended: it was told of early."""
+        """True while the request still computes the prompt whose KV is offered."""
         return self.until_s == inf
 
 
 class Exports:
-    """What `pool` holds for other workers; lifetime: worker. At most `most` prompts."""
+    """Holds blocks of `pool` for other workers, those of at most `most` prompts.
+    Lifetime: worker.
+    """
 
     def __init__(self, pool: BlockPool, lease_s: float, most: int) -> None:
         self.lease_s = lease_s
@@ -186,12 +190,12 @@ class Exports:
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that exports hold; a shared one counts once."""
+        """The number of blocks that exports hold; a shared block counts once."""
         return len({block for export in self._held.values() for block in export.block_ids})
 
     @property
     def next_s(self) -> float | None:
-        """When the next lease ends; None: there is none."""
+        """The time at which the next lease ends; None if there is none."""
         ends = [export.until_s for export in self._held.values() if not export.is_computing]
         return min(ends, default=None)
 
@@ -203,9 +207,11 @@ class Exports:
         cached: int,
         name: str | None = None,
     ) -> Export | None:
-        """A prompt that is about to be computed into `block_ids`, its request's own list; None: too
-        many are kept. It may be read block by block as `ready_tokens` grow. `keep` it at the end of
-        its request, and release it where that loses its blocks before."""
+        """Offer a prompt that is about to be computed into `block_ids`, its request's own list;
+        return None if too many exports are held. Other workers may read it block by block as
+        `ready_tokens` grows. Call `keep` at the end of its request, and `release` if the request
+        loses its blocks before.
+        """
         if len(self._held) >= self._most:
             self.refused_total += 1
             return None
@@ -216,7 +222,9 @@ class Exports:
         return export
 
     def keep(self, export: Export, block_ids: Sequence[int], now_s: float) -> None:
-        """Hold the blocks of its whole prompt, which is computed, beside the request that ends."""
+        """Hold the blocks of the export's whole computed prompt, in addition to the request, which
+        ends.
+        """
         if not self.is_held(export):
             return
         self._pool.hold(block_ids)
@@ -225,24 +233,26 @@ class Exports:
         export.until_s = now_s + self.lease_s
 
     def find(self, request_id: int, generation: int) -> Export | None:
-        """The export, if it is still held."""
+        """Return the export of this request and generation if it is still held, else None."""
         export = self._held.get(generation)
         return export if export is not None and export.request_id == request_id else None
 
     def named(self, name: str) -> Export | None:
-        """The export to which its router gave this name, if it is still held."""
+        """Return the export to which its router gave this name if it is still held, else None."""
         return next((one for one in self._held.values() if one.name == name), None)
 
     def is_held(self, export: Export) -> bool:
-        """Whether its blocks were its own all the time until now."""
+        """Return whether the export has held its blocks all the time until now."""
         return self._held.get(export.generation) is export
 
     def extend(self, export: Export, now_s: float) -> None:
-        """Its reader lives: the lease ends no sooner than EXTENSION of one from now."""
+        """Extend the lease of an export whose reader is alive, to at least EXTENSION of a lease
+        from now.
+        """
         export.until_s = max(export.until_s, now_s + self.lease_s * EXTENSION)  # or infinity
 
     def release(self, export: Export) -> bool:
-        """Give its blocks back; False if that has happened before."""
+        """Give the export's blocks back. Return False if that was done before."""
         if not self.is_held(export):
             return False
         del self._held[export.generation]
@@ -251,7 +261,7 @@ class Exports:
         return True
 
     def advance(self, now_s: float) -> None:
-        """Time has come to `now_s`: leases end."""
+        """Advance the time to `now_s`: exports whose leases are over end."""
         for export in [one for one in self._held.values() if one.until_s <= now_s]:
             self.release(export)
             self.expired_total += 1

@@ -1,9 +1,10 @@
-"""Profiles of engine instances: step times and KV capacity, built in by name, or from a file.
+"""Profiles of engine instances: step times and KV capacity, built in by name, or read from a file.
 
 Most are in `profiles.json`: their kernels are fitted to tables of kernels that were measured on
-such GPUs (`warmroute-sim profiles --against-aic --refit FILE`), their CPU time follows a published
-benchmark. Those of DeepSeek-R1 on many GB200 are derived from data sheets. Each says its source.
-None was measured as a whole on a GPU: calibrate one before you trust it to a few percent.
+such GPUs (`warmroute-sim profiles --against-aic --refit FILE`), and their CPU time follows a
+published benchmark. The profiles of DeepSeek-R1 on many GB200 are derived from data sheets. Each
+profile names its source. None was measured as a whole on a GPU: calibrate a profile before you
+trust it to a few percent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BUILT_IN = Path(__file__).with_name("profiles.json")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One model on one GPU type at one degree of tensor or expert parallelism."""
+    """The profile of one model on one GPU type at one degree of tensor or expert parallelism."""
 
     name: str
     step_time: StepTime
@@ -36,16 +37,17 @@ class Profile:
 
 
 def gpus_of(name: str) -> int:
-    """GPUs of one worker: N of a name with a part `tpN` or `epN`, as qwen3-32b-h100-tp2; else 1."""
+    """Return the number of GPUs of one worker: N if the profile's name has a part `tpN` or `epN`,
+    as in qwen3-32b-h100-tp2; else 1.
+    """
     parts = re.split(r"[-_.]", PurePath(name).name.lower())
     degrees = [int(part[2:]) for part in parts if re.fullmatch(r"[te]p[1-9]\d{0,3}", part)]
     return degrees[-1] if degrees else 1
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile kept in `path` (JSON, as `write_profile` leaves it).
-
-    Raises ValueError for a file that cannot be read or holds something else, naming the field.
+    """Return the profile in the file `path` (JSON, as `write_profile` writes it). Raises
+    ValueError, which names the field, for a file that cannot be read or holds something else.
     """
     try:
         with path.open("rb") as file:
@@ -64,12 +66,12 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
-    """Keep `profiles` in `path`, as the built-in ones are kept; raises OSError."""
+    """Write `profiles` to `path`, in the format of the built-in ones. Raises OSError."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(profiles), indent=1) + b"\n")
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Keep `profile` in `path`; raises OSError."""
+    """Write `profile` to `path`. Raises OSError."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
 
 
@@ -101,10 +103,10 @@ _WIDE = (
 
 
 def _wide(gpus: int) -> Profile:
-    """DeepSeek-R1 in NVFP4 with FP8 attention, experts over `gpus`, each GPU its own requests.
-
-    A GPU reads its part of the experts and all of the rest in each step; a token's vector is sent
-    once to each GPU with experts of its own, in FP8, and comes back in BF16.
+    """Return the profile of DeepSeek-R1 in NVFP4 with FP8 attention, whose experts are divided over
+    `gpus`, while each GPU attends to requests of its own. In each step a GPU reads its part of the
+    experts and all other weights; a token's vector is sent once to each GPU with experts of its
+    own, in FP8, and comes back in BF16.
     """
     linear_flops_s = _ACTIVE_EXPERTS_B / _FP4 + _ACTIVE_ATTENTION_B / _FP8
     weights_bytes = 1e9 * (_EXPERTS_B * _FP4_BYTES / gpus + _SHARED_B)
@@ -136,9 +138,8 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 
 
 def profile(name: str) -> Profile:
-    """The profile called `name`, or kept in the file `name` when it ends in .json.
-
-    Raises ValueError: for any other name with the valid ones, for a bad file with its field.
+    """Return the profile called `name`, or the one in the file `name` if that ends in .json. Raises
+    ValueError for an unknown name, with the valid ones, and for a bad file, with the field.
     """
     if name in PROFILES:
         return PROFILES[name]

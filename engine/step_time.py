@@ -31,35 +31,36 @@ CHUNK_TOKENS = 8192  # prefill tokens a step takes at most, where a whole prompt
 
 
 class StepLoad(Protocol):
-    """What a step costs by; `engine.scheduler.scheduler.Step` is one."""
+    """The quantities that determine the time of a step; `engine.scheduler.scheduler.Step`
+    has them.
+    """
 
     @property
     def prefill_tokens(self) -> int:
-        """Tokens of all prefill chunks."""
+        """The number of tokens of all prefill chunks."""
 
     @property
     def prefill_seqs(self) -> int:
-        """Prefill chunks."""
+        """The number of prefill chunks."""
 
     @property
     def decode_seqs(self) -> int:
-        """Requests that get one token of decode."""
+        """The number of requests that get one token of decode."""
 
     @property
     def decode_ctx_tokens(self) -> int:
-        """KV tokens that the decodes read."""
+        """The number of KV tokens that the decodes read."""
 
     @property
     def attention_pairs(self) -> float:
-        """Sum over chunks of chunk * (context before + chunk / 2)."""
+        """The sum of chunk * (context before + chunk / 2) over all chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Constants of one engine instance, all its GPUs together; none is negative.
-
-    Raises ValueError for a negative or infinite constant, for an expert_share above 1, and for
-    softmax_p below `LEAST_P`.
+    """The step time model of one engine instance, with constants for all its GPUs together. Raises
+    ValueError for a negative or infinite constant, for an expert_share above 1, and for softmax_p
+    below `LEAST_P`.
     """
 
     linear_s: float  # seconds per new token
@@ -83,7 +84,7 @@ class StepTime:
             raise ValueError(f"softmax_p must be at least {LEAST_P}, got {self.softmax_p}")
 
     def seconds(self, step: StepLoad) -> float:
-        """Seconds that `step` takes."""
+        """Return the seconds that `step` takes."""
         return self._seconds(
             step.prefill_tokens + step.decode_seqs,
             step.prefill_seqs + step.decode_seqs,
@@ -92,7 +93,9 @@ class StepTime:
         )
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
-        """Seconds to prefill `new_tokens` behind `cached_tokens`, alone, in 8192-token chunks."""
+        """Return the seconds to prefill `new_tokens` after `cached_tokens`, alone, in 8192-token
+        chunks.
+        """
         if new_tokens < 0 or cached_tokens < 0:
             raise ValueError(f"tokens must be at least 0, got {new_tokens} and {cached_tokens}")
         whole, rest = divmod(new_tokens, CHUNK_TOKENS)
@@ -104,25 +107,25 @@ class StepTime:
         return total_s
 
     def decode_step_s(self, seqs: int, ctx_tokens: int) -> float:
-        """Seconds of a step that decodes `seqs` requests over `ctx_tokens` of KV in all."""
+        """Return the seconds of a step that decodes `seqs` requests over `ctx_tokens` of
+        KV in all.
+        """
         if seqs < 0 or ctx_tokens < 0:
             raise ValueError(f"seqs and ctx_tokens must be at least 0, got {seqs}, {ctx_tokens}")
         return self._seconds(seqs, seqs, 0.0, ctx_tokens)
 
     def read_s(self, new_tokens: int) -> float:
-        """Seconds to read the weights that `new_tokens` use: all shared ones, the experts visited.
-
-        Tokens choose experts independently and evenly, so that n of them visit an expert with a
-        probability of 1 - (1 - expert_share)^n.
+        """Return the seconds to read the weights that `new_tokens` use: all shared ones, and the
+        experts visited. Tokens choose experts independently and evenly, so n tokens visit an expert
+        with a probability of 1 - (1 - expert_share)^n.
         """
         untouched = (1.0 - self.expert_share) ** new_tokens
         return self.weights_s + self.experts_s * (1.0 - untouched)
 
     @property
     def convex(self) -> StepTime:
-        """A step time that is convex in the tokens and nowhere above this one.
-
-        It counts the experts that one token visits, and takes no soft maximum above the sum.
+        """Return a step time that is convex in the tokens and nowhere above this one. It counts the
+        experts that one token visits, and takes no soft maximum above the sum.
         """
         return replace(
             self,
@@ -133,12 +136,12 @@ class StepTime:
 
     @property
     def kernels(self) -> StepTime:
-        """A step time with the kernels of this one and no CPU time."""
+        """Return a step time with the kernels of this one and no CPU time."""
         return replace(self, overhead_s=0.0, seq_s=0.0)
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Rate of one full chunk on an empty context."""
+        """The prefill rate of one full chunk without context, in tokens per second."""
         return CHUNK_TOKENS / self.prefill_s(CHUNK_TOKENS)
 
     def _seconds(self, new_tokens: int, seqs: int, pairs: float, ctx_tokens: int) -> float:
@@ -152,7 +155,9 @@ class StepTime:
 
 
 def _soft_max(left: float, right: float, p: float) -> float:
-    """(left^p + right^p)^(1/p), scaled by the larger so that no power underflows."""
+    """Return (left^p + right^p)^(1/p), scaled by the larger argument so that no power
+    underflows.
+    """
     high, low = (left, right) if left >= right else (right, left)
     if high == 0.0:
         return 0.0

@@ -1,7 +1,6 @@
-"""The timed runner: the real scheduler and cache, and a model of time where a GPU would compute.
-
-Each step lasts as long as `step_time` says, divided by `speed`. Tokens are a pure function of
-all tokens before them, so any stream can be checked against its prompt.
+"""The timed runner: it runs the real scheduler and cache, and waits where a GPU would compute. Each
+step lasts as long as `step_time` says, divided by `speed`. Each token is a pure function of all
+tokens before it, so any stream can be checked against its prompt.
 """
 
 from __future__ import annotations
@@ -30,20 +29,22 @@ OVERRUN_LEAST_S = (
 
 
 class Clock(Protocol):
-    """Time as the runner sees it."""
+    """The clock of a runner."""
 
     def now_s(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return the seconds of a clock that never goes back."""
 
     async def sleep_until(self, when_s: float) -> None:
-        """Return at `when_s` or soon after; give others a turn even if that is past."""
+        """Sleep until `when_s` or a little longer; let other tasks run even if that time
+        is past.
+        """
 
 
 class StepTimes(Protocol):
-    """Prices a step; `engine.step_time.StepTime` is one."""
+    """Computes how long a step takes; `engine.step_time.StepTime` does this."""
 
     def seconds(self, step: StepLoad) -> float:
-        """Seconds that `step` takes."""
+        """Return the seconds that `step` takes."""
 
 
 class LoopClock:
@@ -57,7 +58,9 @@ class LoopClock:
 
 
 async def rest(wake: asyncio.Event, until_s: float | None, clock: Clock) -> None:
-    """Until `wake` is set anew, or `until_s`, the moment that a scheduler waits for."""
+    """Wait until `wake` is set again, or until `until_s`, the time for which a scheduler waits;
+    None waits for `wake` only.
+    """
     wake.clear()
     if until_s is None:
         await wake.wait()
@@ -71,15 +74,14 @@ async def rest(wake: asyncio.Event, until_s: float | None, clock: Clock) -> None
 
 
 def no_reads(read: Read) -> None:
-    """For a worker that reads nobody's KV. Raises AssertionError: who has asked for it?"""
+    """Raise AssertionError: a worker that reads no other worker's KV has no use for this call."""
     raise AssertionError(f"nobody reads the KV of request {read.request.request_id}")
 
 
 class TokenChain:
-    """Deterministic output of one sequence. Lifetime: request.
-
-    The next token is chain_hashes(all tokens so far, block_size=1)[-1] mod vocab. Hence a
-    prompt made of another request's prompt and output continues as that request would have.
+    """Makes the deterministic output of one sequence. Lifetime: request. The next token is
+    chain_hashes(all tokens so far, block_size=1)[-1] mod vocab. Hence a prompt made of another
+    request's prompt and output continues as that request would have.
     """
 
     __slots__ = ("_hash", "_vocab")
@@ -90,7 +92,7 @@ class TokenChain:
         self._vocab = vocab
 
     def next_token(self) -> int:
-        """The next token, 0..vocab-1; it becomes part of the sequence."""
+        """Return the next token, 0..vocab-1, and add it to the sequence."""
         token = self._hash % self._vocab
         self._hash = xxhash.xxh3_64_intdigest(
             self._hash.to_bytes(8, "little") + token.to_bytes(4, "little")
@@ -99,19 +101,19 @@ class TokenChain:
 
 
 def continuation(tokens: Sequence[int], count: int, vocab: int) -> list[int]:
-    """The `count` tokens that a timed worker with `vocab` answers to the prompt `tokens`."""
+    """Return the `count` tokens that a timed worker with `vocab` answers to the prompt `tokens`."""
     chain = TokenChain(tokens, vocab)
     return [chain.next_token() for _ in range(count)]
 
 
 class TimedRunner:
-    """Drives the scheduler in modelled time. Lifetime: worker.
+    """Drives the scheduler in modelled time. Lifetime: worker. `on_step(step, outputs, now_s)` is
+    called when a step ends, and `on_failed(requests, why)` when requests end without an answer
+    because their deadline has passed.
 
-    `on_step(step, outputs, now_s)` is called as each step ends, `on_failed(requests, why)` where
-    requests end without an answer: their deadline has passed. The modelled end of a step,
-    not the moment at which the loop woke, is the start of the next one, so lateness does not
-    add up; only a step that is late by its whole length restarts the timeline from now. KV that the
-    host has is loaded meanwhile, `load_token_s` seconds a token, one prompt after another.
+    The next step starts at the modelled end of a step, not when the loop woke, so lateness does not
+    add up; only a step that is late by its whole length restarts the timeline from now. KV in host
+    memory is loaded meanwhile, in `load_token_s` seconds per token, one prompt after another.
     """
 
     def __init__(
@@ -147,18 +149,18 @@ class TimedRunner:
         self._wake = asyncio.Event()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises `Refused`."""
+        """Queue a request. Raises Refused."""
         self.scheduler.add(request, self.clock.now_s())
         self._chains[request.request_id] = TokenChain(request.prompt, self._vocab)
         self._wake.set()
 
     def cancel(self, request_id: int) -> bool:
-        """Forget a request at once; False if it is finished already."""
+        """Forget a request at once. Return False if it has finished already."""
         self._chains.pop(request_id, None)
         return self.scheduler.cancel(request_id)
 
     def wake(self) -> None:
-        """Something changed that a resting engine waits for: blocks, or KV that came."""
+        """Wake a resting engine, because blocks became free or KV arrived."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -223,7 +225,7 @@ class TimedRunner:
             self._on_failed(late, DEADLINE_PASSED)
 
     def _account(self, end_s: float, length_s: float, now_s: float) -> float:
-        """Count the step; where the next one starts."""
+        """Count the step, and return the time at which the next one starts."""
         self.busy_s_total += length_s
         late_s = now_s - end_s
         if late_s > max(OVERRUN_SHARE * length_s, OVERRUN_LEAST_S):
@@ -231,7 +233,9 @@ class TimedRunner:
         return now_s if late_s > length_s else end_s
 
     def _tokens(self, step: Step) -> dict[int, int]:
-        """The new token of each sampled request that was not cancelled meanwhile."""
+        """Return the new token of each sampled request that was not cancelled meanwhile, by request
+        id.
+        """
         chains = self._chains
         return {
             request.request_id: chains[request.request_id].next_token()

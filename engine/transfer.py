@@ -1,8 +1,7 @@
-"""The two ends of a transfer: the worker that has a prompt's KV, and the one that reads it.
-
-Both live in the event loop of their worker; only copies are made in threads. States are the
-scheduler's: `Scheduler.take_reads`, `Scheduler.end_read`, `Scheduler.exports`. `KvStore` is all
-that a transfer knows of tensors; `ModelledKv` has none, only their sizes.
+"""The two ends of a KV transfer: the worker that has a prompt's KV, and the worker that reads it.
+Both run in the event loop of their worker; only copies are made in threads. The scheduler keeps the
+states: `Scheduler.take_reads`, `Scheduler.end_read`, `Scheduler.exports`. A transfer sees tensors
+only through `KvStore`; `ModelledKv` has no tensors, only their sizes.
 """
 
 from __future__ import annotations
@@ -49,42 +48,49 @@ from engine.wire.kv_transfer import (
 
 
 class KvStore(Protocol):
-    """A worker's KV. Lifetime: worker. What `copies` is called in threads of their own."""
+    """The KV of a worker, for transfers. Lifetime: worker. If `copies` is True, `pack`, `put` and
+    `copy` are called in threads of their own.
+    """
 
     @property
     def form(self) -> Form:
-        """What must be the same at both ends."""
+        """The properties of the KV that must be the same at both ends."""
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block."""
+        """The number of tokens of a block."""
 
     @property
     def pools(self) -> Sequence[Pool]:
-        """Memory that others of this host may map; empty: none."""
+        """The memory that other processes of this host may map; empty if there is none."""
 
     @property
     def copies(self) -> bool:
-        """`pack`, `put` and `copy` take their time."""
+        """True if `pack`, `put` and `copy` copy data, which takes a while."""
 
     def size(self, blocks: int) -> int:
-        """Bytes of so many blocks, scales included."""
+        """Return the bytes of this many blocks, with their scales."""
 
     def pack(self, block_ids: Sequence[int]) -> bytes | memoryview:
-        """The KV of these blocks in the order in which it is sent, whatever the pool's is."""
+        """Return the KV of these blocks in the order in which it is sent, whatever the order in the
+        pool.
+        """
 
     def put(
         self, data: bytes, block_tokens: int, first_block: int, blocks: int, place: Place
     ) -> None:
-        """Write what another worker packed: `blocks` of its own of `block_tokens` tokens, from the
-        prompt's block `first_block` on. Raises ValueError for another size."""
+        """Write KV that another worker packed: `blocks` of its blocks of `block_tokens` tokens,
+        from the prompt's block `first_block` on. Raises ValueError if the data have another size.
+        """
 
     def copy(self, welcome: Welcome, place: Place) -> int:
-        """Read the other worker's pools themselves; bytes copied. Raises OSError, ValueError."""
+        """Copy directly from the other worker's pools, and return the bytes copied. Raises OSError
+        or ValueError.
+        """
 
 
 class ModelledKv:
-    """KV that only has a size. Lifetime: worker."""
+    """KV of a timed worker, which only has a size. Lifetime: worker."""
 
     pools: Sequence[Pool] = ()
     copies = False
@@ -110,10 +116,9 @@ class ModelledKv:
 
 
 class Link:
-    """What leaves a worker, one after another; lifetime: worker.
-
-    `bytes_per_s` None: as fast as the sockets take it. `latency_s`: of each read, before its first
-    byte. Raises ValueError for what no link is.
+    """The modelled network link of a worker, which sends one part after another. Lifetime: worker.
+    `bytes_per_s` is its bandwidth; None sends as fast as the sockets allow. `latency_s` passes in
+    each read before its first byte. Raises ValueError for invalid values.
     """
 
     def __init__(self, clock: Clock, bytes_per_s: float | None, latency_s: float = 0.0) -> None:
@@ -127,13 +132,14 @@ class Link:
         self._free_s = 0.0  # when all that was given to it has left
 
     async def open(self) -> None:
-        """A read begins."""
+        """Wait for the latency of a read that begins."""
         if self._latency_s:
             await self._clock.sleep_until(self._clock.now_s() + self._latency_s)
 
     async def carry(self, size: int, since_s: float) -> float:
-        """Until so many bytes, there since `since_s`, and all those before them have left; when
-        they did so. Give it with the part that follows, so that lateness does not add up."""
+        """Wait until `size` bytes, ready since `since_s`, and all bytes before them have left;
+        return that time. Pass it as `since_s` of the next part, so that lateness does not add up.
+        """
         if self._bytes_per_s is None:
             return since_s
         self._free_s = left_s = max(self._free_s, since_s) + size / self._bytes_per_s
@@ -153,15 +159,16 @@ log = logging.getLogger(__name__)
 
 
 def digest(prompt: Tokens) -> int:
-    """Tells whether two workers made the same tokens of a prompt."""
+    """Return a digest of the token ids, by which two workers see whether they made the same tokens
+    of a prompt.
+    """
     return xxhash.xxh3_64_intdigest(prompt.tobytes())
 
 
 class Exporter:
-    """Answers those who read the KV of prompts that were computed here. Lifetime: worker.
-
-    `on_free` is called with what was given back. Of a prompt that is still being computed, blocks
-    are sent as they become ready: call `stepped` after each step.
+    """Sends the KV of prompts that were computed here to workers that read it. Lifetime: worker.
+    `on_free` is called when an export's blocks are given back. If a prompt is still being computed,
+    its blocks are sent as they become ready: call `stepped` after each step.
     """
 
     def __init__(
@@ -190,22 +197,22 @@ class Exporter:
 
     @property
     def readers(self) -> int:
-        """Open connections."""
+        """The number of open connections."""
         return len(self._readers)
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def listen(self, host: str, port: int) -> None:
-        """Take readers from now on. Raises OSError."""
+        """Accept readers from now on. Raises OSError."""
         self._server = await asyncio.start_server(self._accept, host, port, limit=1 << 20)
 
     async def close(self) -> None:
-        """Let all readers go: they compute their prompts themselves."""
+        """Disconnect all readers, which then compute their prompts themselves."""
         if self._server is not None:
             self._server.close()
         for task in self._readers:
@@ -213,12 +220,14 @@ class Exporter:
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     def release(self, request_id: int, generation: int) -> bool:
-        """Nobody will read it; False if it is not held."""
+        """Free an export that nobody will read. Return False if it is not held."""
         export = self._exports.find(request_id, generation)
         return export is not None and self._free(export)
 
     def release_named(self, name: str) -> bool:
-        """Free KV by the name that the router gave it in its request."""
+        """Free KV by the name that the router gave it in its request. Return False if it is not
+        held.
+        """
         export = self._exports.named(name)
         return export is not None and self._free(export)
 
@@ -229,7 +238,9 @@ class Exporter:
         return was_held
 
     def stepped(self) -> None:
-        """More of prompts may be ready."""
+        """Wake the transfers that wait for blocks, because a step may have computed more
+        of them.
+        """
         if self._lent:
             self._step.set()
             self._step = asyncio.Event()
@@ -272,7 +283,7 @@ class Exporter:
             self._free(export)
 
     def _found(self, hello: Hello) -> Export | Refusal:
-        """What is asked for, or why not."""
+        """Return the export that a reader asks for, or the reason of a refusal."""
         mine, its = self._store.form, hello.form
         if hello.version != VERSION:
             return _refusal("version", f"this worker speaks version {VERSION}")
@@ -297,7 +308,7 @@ class Exporter:
         stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Do what its reader says until it is through, or gone."""
+        """Serve the reader of an export until it has ended or is gone."""
         exports, sending = self._exports, None
         # Memory is mapped at once and whole; what is being computed comes as it becomes ready.
         pools = [] if export.is_computing else list(self._store.pools)
@@ -333,7 +344,7 @@ class Exporter:
         return 0 <= read.start < read.stop <= len(export.prompt)
 
     async def _send(self, export: Export, read: ReadTokens, writer: asyncio.StreamWriter) -> None:
-        """The blocks that hold the tokens of `read`, in parts."""
+        """Send the blocks that hold the tokens of `read`, in parts."""
         store, exports, sent = self._store, self._exports, 0
         first, last = read.start // store.block_tokens, -(-read.stop // store.block_tokens)
         each = max(1, PART_BYTES // store.size(1))
@@ -366,12 +377,14 @@ class Exporter:
             writer.close()  # its reader sees that nothing more comes
 
     def _has(self, export: Export, block: int) -> bool:
-        """Whether the KV of a block is computed."""
+        """Return whether the KV of a block is computed."""
         needed = min((block + 1) * self._store.block_tokens, len(export.prompt))
         return export.ready_tokens >= needed
 
     async def _wait_for(self, export: Export, block: int, writer: asyncio.StreamWriter) -> None:
-        """Until the KV of a block is computed, with signs of life, or will never be."""
+        """Wait until the KV of a block is computed or never will be, and send signs of life
+        meanwhile.
+        """
         while self._exports.is_held(export) and not self._has(export, block):
             try:
                 async with asyncio.timeout(self._exports.lease_s / BEATS):
@@ -380,7 +393,7 @@ class Exporter:
                 writer.write(frame(Beat()))
 
     def _finish(self, export: Export, writer: asyncio.StreamWriter, sent: int) -> None:
-        """Say whether what was read was this prompt's KV to the end."""
+        """Tell the reader whether the KV that it read was this prompt's KV to the end."""
         valid = self._exports.is_held(export)
         self.sent_bytes_total += sent
         self.sent_total += valid
@@ -393,22 +406,25 @@ def _refusal(reason: Refused, message: str) -> Refusal:
 
 
 def _difference(mine: Form, its: Form) -> str:
-    """Which fields differ, and how."""
+    """Return a text that says which fields differ, with both values."""
     names = [name for name in Form.__struct_fields__ if getattr(mine, name) != getattr(its, name)]
     found = [f"{name} {getattr(mine, name)!r:.40} and {getattr(its, name)!r:.40}" for name in names]
     return f"the KV here differs from the reader's: {', '.join(found)}"
 
 
 async def _apart(store: KvStore, call: Callable[..., T], *given: Any) -> T:
-    """`call` in a thread, if it copies: steps go on meanwhile."""
+    """Run `call` in a thread if the store copies data, so that steps continue meanwhile; return its
+    result.
+    """
     if store.copies:
         return await asyncio.to_thread(call, *given)
     return call(*given)
 
 
 async def _unbroken(copy: Coroutine[Any, Any, T]) -> T:
-    """What `copy` gives; where this task is cancelled, not before `copy` has ended: nobody else may
-    have memory that it writes."""
+    """Return the result of `copy`. If this task is cancelled, first wait until `copy` has ended,
+    because until then it writes to memory that no other request may get.
+    """
     job = asyncio.ensure_future(copy)
     try:
         return await asyncio.shield(job)
@@ -419,13 +435,15 @@ async def _unbroken(copy: Coroutine[Any, Any, T]) -> T:
 
 
 def _forget(incoming: asyncio.Future[Message]) -> None:
-    """Nobody needs the message that may come."""
+    """Drop a message that may arrive and that is no longer needed."""
     if not incoming.cancel() and not incoming.cancelled():
         incoming.exception()
 
 
 async def _release(params: TransferParams) -> None:
-    """Tell the worker that has the KV; one that cannot be reached finds out by its lease."""
+    """Tell the worker that has the KV that nobody will read it. A worker that cannot be reached
+    frees it when its lease ends.
+    """
     message = Release(
         params.remote_engine_id or "",
         int(params.remote_request_id or 0),
@@ -442,7 +460,7 @@ async def _release(params: TransferParams) -> None:
 
 
 def _valid(message: Message) -> int:
-    """The bytes of a read that has ended as it should; else raises."""
+    """Return the bytes of a read that ended well. Raises BadMessage or NotRead if it did not."""
     if not isinstance(message, Done):
         raise BadMessage(f"{type(message).__name__} among the parts of a read")
     if not message.valid:
@@ -451,7 +469,7 @@ def _valid(message: Message) -> int:
 
 
 class NotRead(Exception):  # noqa: N818 - how a transfer ends
-    """No KV, for a `reason` that is counted; `message` is for people."""
+    """Raised if no KV was read. `reason` is a code that is counted, `message` is for people."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -460,7 +478,9 @@ class NotRead(Exception):  # noqa: N818 - how a transfer ends
 
 @dataclass(slots=True, eq=False)
 class _Import:
-    """One request whose prompt's KV is elsewhere. Lifetime: from its arrival to its KV's."""
+    """One request whose prompt's KV is at another worker. Lifetime: from its arrival until its KV
+    arrives.
+    """
 
     request: Request
     params: TransferParams
@@ -471,10 +491,10 @@ class _Import:
 
 
 class Importer:
-    """Reads the KV of prompts from the workers that computed them. Lifetime: worker.
-
-    A connection is opened as a request arrives, and keeps the KV alive while the request waits for
-    room. `on_end` is called when a request can go on, or has to compute its prompt: then with why.
+    """Reads the KV of prompts from the workers that computed them. Lifetime: worker. A connection
+    is opened when a request arrives, and keeps the KV alive while the request waits for room.
+    `on_end` is called when a request can continue: with None if its KV arrived, else with the
+    reason why it must compute its prompt.
     """
 
     def __init__(
@@ -500,34 +520,38 @@ class Importer:
 
     @property
     def active(self) -> int:
-        """Requests that have not got their KV yet."""
+        """The number of requests that have not got their KV yet."""
         return len(self._imports)
 
     def begin(self, request: Request, params: TransferParams) -> None:
-        """`request`, just added with `imports`, waits; tell the worker that has its KV."""
+        """Begin to fetch the KV of `request`, which was just added with `imports`, and connect to
+        the worker that has it.
+        """
         one = _Import(request, params)
         self._imports[request.request_id] = one
         one.task = asyncio.create_task(self._run(one))
 
     def read(self, wanted: Wanted) -> None:
-        """Its blocks are reserved: read what is missing."""
+        """Let a request's transfer read the missing KV, now that its blocks are reserved."""
         self._imports[wanted.request.request_id].room.set_result(wanted)
 
     def drop(self, request_id: int) -> None:
-        """The request has ended; its blocks are given back once nobody writes them."""
+        """Cancel the transfer of a request that has ended. Its blocks are given back once nothing
+        writes to them.
+        """
         one = self._imports.get(request_id)
         if one is not None and one.task is not None:
             one.task.cancel()
 
     def give_up(self, params: TransferParams) -> None:
-        """This request was refused here: nobody will read its KV."""
+        """Tell the worker that has the KV of a refused request that nobody will read it."""
         if params.lacks is None:
             task = asyncio.create_task(_release(params))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """Leave all transfers."""
+        """Cancel all transfers."""
         tasks = [one.task for one in self._imports.values() if one.task is not None]
         for task in [*tasks, *self._releases]:
             task.cancel()
@@ -568,7 +592,9 @@ class Importer:
         self._on_end(request, None if why is None or is_over else str(why))
 
     async def _fetch(self, one: _Import) -> None:
-        """Wait for room, beside a connection, and read. Raises NotRead and what sockets raise."""
+        """Connect to the other worker, wait until there is room for the KV, and read it. Raises
+        NotRead, and errors of sockets.
+        """
         stream, writer = await self._connect(one.params)
         try:
             welcome = await self._hello(one, stream, writer)
@@ -633,7 +659,7 @@ class Importer:
         stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Take the parts in; their end says whether they were valid."""
+        """Receive the parts of the KV; the last message says whether they were valid."""
         store, block_ids = self._store, wanted.request.block_ids
         message, come = await self._next(incoming, stream, writer, welcome), wanted.start
         while isinstance(message, Part):
@@ -664,8 +690,10 @@ class Importer:
         stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        """Copy out of the other's memory, and ask whether it was valid to the end; False where it
-        cannot be mapped: it is on another host."""
+        """Copy the KV directly from the other worker's memory, and ask it whether the KV was valid
+        to the end. Return False if the memory cannot be mapped, because the worker is on another
+        host.
+        """
         if self._transport != "shm" or not welcome.pools:
             return False
         place = Place(wanted.request.block_ids, wanted.start, wanted.stop)
@@ -688,7 +716,7 @@ class Importer:
         writer: asyncio.StreamWriter,
         welcome: Welcome,
     ) -> Message:
-        """The next message, with signs of life until it comes. Raises TimeoutError."""
+        """Return the next message, and send signs of life until it arrives. Raises TimeoutError."""
         beat_s = welcome.lease_s / BEATS
         left_s = max(STALL_S, 2 * beat_s)
         try:

@@ -89,7 +89,7 @@ def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
 
 
 def attend_fused(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
-    """`attend` by torch's scaled_dot_product_attention, in q's dtype."""
+    """Compute attention as `attend` does, by torch's scaled_dot_product_attention, in q's dtype."""
     if batch.is_fixed:
         kv_heads, block_size = layer.k.shape[2], layer.k.shape[1]
         keys = batch.page_table.shape[1] * block_size

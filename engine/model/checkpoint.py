@@ -92,7 +92,7 @@ class Checkpoint:
         return name in self._where
 
     def names(self) -> Iterable[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         return self._where.keys()
 
     def info(self, name: str) -> TensorInfo:

@@ -78,13 +78,13 @@ def choose_attention(
     block_size: int,
     ways: Ways = ALL_KERNELS,
 ) -> KernelChoice:
-    """Chooses the backend of attention. `backend`: as asked for, one of BACKENDS; `ways`: the
+    """Choose the backend of attention. `backend` is the requested one of BACKENDS; `ways` is the
     fastest way of each shape, as measured.
 
-    auto: on CUDA the kernels, where they have this shape and a trial of each against the CPU's
-    operator gives its numbers (`kernel_trial`), else torch. On CPUs kvkernels are the operators'
-    plain implementations. May build the kernels' library, which takes minutes. Raises ModelError
-    where the backend that was asked for cannot be had, ValueError for another name.
+    auto: on CUDA the kernels, if they support this shape and a trial of each gives the numbers of
+    the CPU's operator (`kernel_trial`), else torch. On CPUs kvkernels are the operators' plain
+    implementations. This may build the kernels' library, which takes minutes. Raises ModelError if
+    the requested backend cannot be used, ValueError for another name.
     """
 
     def shape_lacks() -> str:
@@ -149,10 +149,9 @@ def choose_int8(
     dtype: str,
     quantization: Quantization,
 ) -> Int8Choice | None:
-    """Chooses the backend of products with INT8 weights; None if the model has no such weights.
-    `backend`: as asked for, one of BACKENDS.
-
-    `shards`: all of the model's. The rules and errors are those of `choose_attention`.
+    """Choose the backend of products with INT8 weights; return None if the model has no such
+    weights. `backend` is the requested one of BACKENDS; `shards` are all of the model's. The rules
+    and errors are those of `choose_attention`.
     """
     _check_backend("int8_backend", backend)
     if quantization.weights == "none":

@@ -48,7 +48,7 @@ _ABOVE_LEAST = ("top_p", "repetition_penalty")  # the least value itself is refu
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are chosen and where they end; lifetime: request.
+    """The rules by which the tokens of one request are chosen and end; lifetime: request.
 
     temperature: 0 (greedy) .. 100. top_k: tokens kept, 0 or -1 for all. top_p: in (0, 1], least
     set of likely tokens with this mass. min_p: in [0, 1], share of the likeliest token's
@@ -57,8 +57,9 @@ class SamplingParams:
     frequency_penalty: -2..2, taken off the logit of a token in the output, once or for each time.
     seed: -2^63 .. 2^64-1, None: whoever queues the request draws one. stop: strings that end
     the text. stop_token_ids: tokens that end it. logprobs: how many of the likeliest tokens are
-    given beside the chosen one, None: not even that. n: choices. ignore_eos: the model's own end
-    of text ends nothing. min_tokens: no end before so many. Raises InvalidParam.
+    given beside the chosen one, None: not even the chosen one. n: choices. ignore_eos: the model's
+    own end of text does not end the answer. min_tokens: the answer does not end before this many
+    tokens. Raises InvalidParam.
     """
 
     temperature: float = 1.0

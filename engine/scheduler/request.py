@@ -32,7 +32,7 @@ class State(Enum):
 
 
 class Reason(Enum):
-    """Why a waiting request was not scheduled."""
+    """The reasons why a waiting request was not scheduled."""
 
     KV_BLOCKS = "kv_blocks"  # its whole prompt plus the watermark does not fit the free blocks
     TOKEN_BUDGET = "token_budget"  # the step's tokens are spent

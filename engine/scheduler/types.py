@@ -55,7 +55,7 @@ class SchedulerSettings:
     blocks that one tenant's requests take while they run, beyond its first. pinned_share: in
     [0, 0.9], share of the blocks that may be pinned, and that no single request may count on.
     export_lease_s: for so long a prompt's KV is held for a worker that has not asked for it yet.
-    max_exports: prompts held so at once; the KV of more is for nobody else.
+    max_exports: most prompts whose KV is held for other workers at a time; others are not offered.
     """
 
     max_num_tokens: int = 8192
@@ -77,7 +77,7 @@ class SchedulerSettings:
 
     @property
     def reserves_outputs(self) -> bool:
-        """Nobody is admitted without room for the whole output."""
+        """True if no request is admitted without room for its whole output."""
         return self.batch_scheduler_policy == "guaranteed_no_evict"
 
     def __post_init__(self) -> None:
@@ -117,8 +117,8 @@ class SchedulerSettings:
 
 
 class Read(NamedTuple):
-    """Tokens `start`..`stop` of a request whose KV is not on the GPU, but `source` has it: another
-    worker, or the host. `start` tokens stand in the cache here; where `stop` is no more than that,
+    """Tokens `start`..`stop` of a request, whose KV is not on the GPU but at `source`: another
+    worker, or the host. The first `start` tokens are cached here. If `stop` is at most `start`,
     nothing is to be read and the request has begun.
     """
 
@@ -129,7 +129,7 @@ class Read(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens `start`..`start + tokens` of a request; `start` tokens of context stand before."""
+    """Tokens `start`..`start + tokens` of a request, after `start` tokens of context."""
 
     request: Request
     start: int
@@ -138,7 +138,9 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """One batch; lifetime: from `schedule` to `complete`. The sums are what a step costs."""
+    """One batch; lifetime: from `schedule` to `complete`. Its sums determine the time of
+    the step.
+    """
 
     number: int  # counted from 0
     chunks: list[Chunk] = field(default_factory=list)
@@ -149,7 +151,9 @@ class Step:
     attention_pairs: float = 0.0  # sum over chunks of tokens * (start + tokens / 2)
 
     def add_chunk(self, request: Request, budget: int) -> int:
-        """As much of its prefill as `budget` tokens allow; how many that are."""
+        """Add as much of the request's prefill as `budget` tokens allow, and return that number of
+        tokens.
+        """
         start = request.scheduled_tokens
         tokens = min(budget, request.prefill_target - start)
         self.chunks.append(Chunk(request, start, tokens))
@@ -159,17 +163,17 @@ class Step:
 
     @property
     def prefill_seqs(self) -> int:
-        """Requests with a chunk of prefill."""
+        """The number of requests with a chunk of prefill."""
         return len(self.chunks)
 
     @property
     def decode_seqs(self) -> int:
-        """Requests with one token of decode."""
+        """The number of requests with one token of decode."""
         return len(self.decodes)
 
     @property
     def sampled(self) -> list[Request]:
-        """Requests that get a token from this step: decodes, then chunks that end a prefill."""
+        """The requests that get a token from this step: decodes, then chunks that end a prefill."""
         ends = [
             chunk.request
             for chunk in self.chunks
@@ -180,7 +184,9 @@ class Step:
 
 @dataclass(slots=True)
 class StepSplit:
-    """Where the time of a runner's last step went, in seconds, and how. Lifetime: step."""
+    """The seconds that each part of a runner's last step took, and how the step ran. Lifetime:
+    step.
+    """
 
     schedule_s: float = 0.0  # choosing the batch
     compute_s: float = 0.0  # the model, or the wait that stands for it

@@ -250,7 +250,9 @@ async def _tell(http: web.Request, worker: Worker, answer: Answer, response: web
 
 
 def _has_hung_up(transport: asyncio.Transport) -> bool:
-    """True if the client closed the connection, which the kernel knows before the event loop."""
+    """Return True if the client closed the connection, which the kernel knows before the event
+    loop.
+    """
     sock, info = transport.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
     if sock is None or info is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False

@@ -55,7 +55,7 @@ class TransferParams(msgspec.Struct, frozen=True):
 
     @property
     def lacks(self) -> str | None:
-        """Why nothing can be read with these parameters; None if a read can be tried."""
+        """The reason why nothing can be read with these parameters; None if a read can be tried."""
         if self.transfer_mode != MODE:
             return "foreign"
         needed = (
@@ -116,7 +116,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """Nothing can be read; `message` is for people."""
+    """Tells the reader that nothing can be read; `message` is for people."""
 
     reason: Refused
     message: str
@@ -145,14 +145,16 @@ class Part(msgspec.Struct, frozen=True, tag="part"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """All KV is sent. `valid`: until now the blocks were those of this prompt."""
+    """Tells the reader that all KV is sent. `valid` is True if until now the blocks were those of
+    this prompt.
+    """
 
     valid: bool
     sent_bytes: int
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied"):
-    """The reader has copied what it mapped, and asks whether it was valid."""
+    """Says that the reader has copied KV from mapped memory, and asks whether it was valid."""
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):

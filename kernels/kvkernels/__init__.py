@@ -1,12 +1,12 @@
 """Native building blocks for prefix-aware routing.
 
 Owns: chain hashes (XXH3-64 over token blocks), the index of which worker holds which block, the
-decoding of KV events and what they say of one worker, the mirror of workers that tell nothing, who
-uses which blocks, the arithmetic over a pool's columns, what routing needs of a plain request's
-head and body, the engine on virtual time, and the relay's thread.
+decoding of KV events and the record of one worker's blocks, the estimated caches of workers without
+KV events, the owners of prefixes, the arithmetic over a pool's columns, the reading of a
+plain request's head and body for routing, the engine on virtual time, and the relay's thread.
 Gives: `chain_hashes`, `chain_seed`, `PrefixIndex`, `EventBatch`, `WorkerBlocks`, `Mirror`,
 `PrefixOwners`, `plain_head`, `scan_request`, `body_fields`, `drain_queues`, `missing_tokens` and
-what else a decision asks of columns. `VirtualWorker` is the engine on virtual time. `Relay`, a
+other functions over columns. `VirtualWorker` is the engine on virtual time. `Relay`, a
 thread that carries requests and replies, is None where there is no Linux: the router relays in
 Python there.
 Without a native build that fits, importing this package raises an ImportError that names the
@@ -131,10 +131,10 @@ __all__ = [
 
 
 def chain_seed(model: str, lora: str | None = None, salt: str | None = None) -> int:
-    """uint64 seed of `chain_hashes` for a request: others' adapters or salts share no block.
-
-    0 for a base model without salt, else XXH3-64 of the msgpack array [model, lora or nil,
-    salt or nil] in its shortest encoding (docs/structure.md, block identity).
+    """Return the uint64 seed of `chain_hashes` for a request, so that requests with different
+    adapters or salts share no block. It is 0 for a base model without salt, else XXH3-64 of the
+    msgpack array [model, lora or nil, salt or nil] in its shortest encoding (docs/structure.md,
+    block identity).
     """
     if not lora and not salt:
         return 0

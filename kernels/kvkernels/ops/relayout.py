@@ -1,4 +1,4 @@
-"""Which bytes go where when KV moves between pools: other shards, block sizes, orders.
+"""Plans which bytes to copy where when KV moves between pools of other shards, sizes or orders.
 
     layouts = [PoolLayout(...) of every source rank]
     for piece in pieces(layouts, mine, rank):            # once per topology
@@ -72,7 +72,7 @@ class PoolLayout:
                 raise ValueError(f"{name} {number} is below 1")
 
     def shape(self) -> tuple[int, ...]:
-        """The size of each axis, in `order`, without rows."""
+        """Return the size of each axis, in `order`, without rows."""
         count = {
             "block": self.blocks,
             "head": len(self.heads),

@@ -75,10 +75,9 @@ class Costs(NamedTuple):
 
 
 def fit(works: Sequence[Work], measured_ns: Sequence[float]) -> Costs:
-    """Coefficients by least squares of relative errors, none below zero.
-
-    `measured_ns` are times of one layer's attention with plans of `works`; at least as many as
-    there are coefficients. Raises ValueError for fewer, or for times that are not above 0.
+    """Return coefficients by least squares of relative errors, none below zero. `measured_ns` are
+    times of one layer's attention with plans of `works`; there must be at least as many as
+    coefficients. Raises ValueError for fewer, or for times that are not above 0.
     """
     if len(works) != len(measured_ns) or len(works) < len(Work._fields):
         raise ValueError(

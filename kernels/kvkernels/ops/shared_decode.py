@@ -241,14 +241,13 @@ class SharedPlanner:
         page_table: torch.Tensor,
         room: tuple[int, int] | None = None,
     ) -> Step:
-        """The plan of a step of R requests, on the CPU.
-
-        `context_tokens` int[R] is what each attends to, its own token included; 0 is a padding
-        row, whose output is zeros. `page_table` int[R, most pages] names its pages. Only pages
-        that are full for all of a group are shared. `room` has the items and slots of a fixed
-        buffer (`most_items`, `most_slots`), by default just enough, with no more slots than
-        `most_slots`. Raises ValueError for a table that does not hold the context, or where even
-        what shares nothing does not fit.
+        """Return the plan of a step of R requests, on the CPU. `context_tokens` int[R] has the
+        tokens to which each request attends, its own token included; 0 is a padding row, whose
+        output is zeros. `page_table` int[R, most pages] names its pages. Only pages that are full
+        for all of a group are shared. `room` has the items and slots of a fixed buffer
+        (`most_items`, `most_slots`), by default just enough, with no more slots than `most_slots`.
+        Raises ValueError for a table that does not hold the context, or if not even a plan that
+        shares nothing fits.
         """
         context = context_tokens.to("cpu", torch.int64)
         table = page_table.to("cpu", torch.int32)

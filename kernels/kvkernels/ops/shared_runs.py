@@ -35,8 +35,9 @@ class PrefixTree(NamedTuple):
     depth: Ints  # 1 .. LEVELS
 
     def ancestors_pages(self) -> Ints:
-        """int64[nodes, LEVELS + 1]: pages of the ancestor at each depth, the node's own at its
-        depth; 0 at depth 0, and beyond the node's depth."""
+        """Return int64[nodes, LEVELS + 1]: the pages of a node's ancestor at each depth, and the
+        node's own at its depth; 0 at depth 0, and beyond the node's depth.
+        """
         found = np.zeros((len(self.first), LEVELS + 1), dtype=np.int64)
         for depth in range(1, int(self.depth.max(initial=0)) + 1):
             own = np.flatnonzero(self.depth == depth)
