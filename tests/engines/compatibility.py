@@ -1,29 +1,23 @@
 """The table of vLLM releases and the tests that each has passed, written by each run of these
 tests.
 
-    python -m tests.engines.compatibility [--docs]
+    python -m tests.engines.compatibility
 
 A run adds its outcomes to `build/engines/compatibility.json`, so releases may be tested one after
-the other. This program prints the table; with `--docs` it updates docs/engines.md, where releases
-that were not run here keep their rows.
+the other. This program prints the table.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from simulator import CHECKOUT
 from tests.engines.environment import ROOT
 
 RESULTS = ROOT / "compatibility.json"
-PAGE = CHECKOUT / "docs" / "engines.md"
-BEGIN = "<!-- python -m tests.engines.compatibility --docs -->\n"
 EXACT = "exact hits"  # a property of the test that counts them
 # What a column says, and the tests that show it: the ends of their names, without the release.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -69,17 +63,13 @@ def add(seen: Outcomes, at: Path = RESULTS) -> None:
 
 def table(known: Outcomes) -> str:
     """Return the table of releases as Markdown, newest first."""
-    return _page_table({release: _row(release, outcomes) for release, outcomes in known.items()})
+    head = [f"| vLLM | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    newest = sorted(known, key=lambda release: [-int(n) for n in release.split(".")])
+    return "\n".join([*head, *(_row(release, known[release]) for release in newest)]) + "\n"
 
 
 def _row(release: str, outcomes: Mapping[str, str]) -> str:
     return f"| {release} | {' | '.join(_cell(outcomes, column) for column in COLUMNS)} |"
-
-
-def _page_table(rows: Mapping[str, str]) -> str:
-    head = [f"| vLLM | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    newest = sorted(rows, key=lambda release: [-int(n) for n in release.split(".")])
-    return "\n".join([*head, *(rows[release] for release in newest)]) + "\n"
 
 
 def _cell(outcomes: Mapping[str, str], column: str) -> str:
@@ -94,31 +84,12 @@ def _cell(outcomes: Mapping[str, str], column: str) -> str:
     return (str(passed) if ran > 1 else "yes") if passed == ran else f"**{passed} of {ran}**"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, or update it in the docs page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "--docs", action="store_true", help="bring the table in docs/engines.md up to date"
-    )
-    options = parser.parse_args(arguments)
+def main() -> int:
+    """Print the table."""
     if not RESULTS.exists():
         print("no run yet: make test-engines", file=sys.stderr)
         return 1
-    known = json.loads(RESULTS.read_text())
-    if not options.docs:
-        print(table(known), end="")
-        return 0
-    page = PAGE.read_text(encoding="utf-8")
-    shown = re.search(re.escape(BEGIN) + r"(\|.*\n)*", page)
-    if shown is None:
-        print(f"{PAGE} has no line {BEGIN.strip()!r} for the table", file=sys.stderr)
-        return 1
-    rows = {found[1]: found[0] for found in re.finditer(r"\| (\d[\d.]*) \|.*\|", shown[0])}
-    rows |= {release: _row(release, outcomes) for release, outcomes in known.items()}
-    made = page[: shown.start()] + BEGIN + _page_table(rows) + page[shown.end() :]
-    PAGE.write_text(made, encoding="utf-8")
+    print(table(json.loads(RESULTS.read_text())), end="")
     return 0
 
 

@@ -112,7 +112,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/triton.md": {
         "python3 -m venv .venv && . .venv/bin/activate": _EXTRA,
-        "pip install 'tritonclient[http]'": "a client from PyPI: tests/live/test_kserve.py runs it",
         "pip install '.[grpc]'": _EXTRA,
         "tritonserver --model-repository docs/deploy/triton": _TRITON,
         "curl -s http://127.0.0.1:8000/v2/models/tensorrt_llm/generate "
