@@ -81,7 +81,7 @@ def check_room(groups: Sequence[CacheGroup], block_size: int, blocks: int) -> No
 
 
 class Kept(NamedTuple):
-    """One block of a window, or one state."""
+    """One kept block of a window, or one kept state."""
 
     stamp: int  # of its last use, on the pool's own count
     parent_hash: int | None

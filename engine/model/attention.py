@@ -306,7 +306,7 @@ class Attention(Protocol):
 
     @property
     def fell_back(self) -> str:
-        """Why torch computes instead of this backend by now; "" if it does not."""
+        """The reason why torch now computes in place of this backend; "" if it does not."""
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         """Return the attention for `batch`, which is on the model's device. It does not wait for

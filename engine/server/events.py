@@ -38,7 +38,7 @@ BUFFER_BYTES = 64 << 20
 
 
 class NumberedBatch(NamedTuple):
-    """One batch as it goes over the wire."""
+    """One batch of KV events as it is sent."""
 
     seq: int
     payload: bytes

@@ -39,7 +39,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause that holds."""
+    """One diagnosed cause, with its evidence and the change that removes it."""
 
     number: int  # of the catalogue
     name: str

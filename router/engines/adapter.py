@@ -246,8 +246,7 @@ def _union(sets: Collection[frozenset[str]]) -> frozenset[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadReader:
-    """Where and how an engine's load is read. Equal readers give the same answer.
-
+    """Describes where and how an engine's load is read. Equal readers give the same answer.
     `loads_in` returns the load of each rank on a page; a missing rank has not changed. It raises
     WireError.
     """

@@ -183,7 +183,7 @@ def grpc_opener(
 
 
 class _Exchange:
-    """One request and its answer. Lifetime: one dispatch."""
+    """One request to a worker over gRPC and its answer. Lifetime: one dispatch."""
 
     def __init__(self, sink: ReplySink, terms: Terms) -> None:
         self._sink = sink

@@ -80,7 +80,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Saved(NamedTuple):
-    """One worker in the file."""
+    """The saved cache of one worker in the file."""
 
     head: SnapshotHead
     snapshot: CacheSnapshot

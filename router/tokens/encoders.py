@@ -45,7 +45,7 @@ class PromptEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerTerms:
-    """Which tokenizer is configured, and its limits. Lifetime: process."""
+    """The configured tokenizer and its limits. Lifetime: process."""
 
     folder: str | None  # with tokenizer.json or tekken.json; None: there is none
     mode: TokenizerMode  # which of them vLLM takes

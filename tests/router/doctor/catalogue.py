@@ -27,7 +27,7 @@ from tests.router.doctor.pools import (
 
 
 class Case(NamedTuple):
-    """One case of a cause."""
+    """One cause, a pool that has it, and the same pool without it."""
 
     number: int
     says: tuple[str, ...]  # parts of its evidence

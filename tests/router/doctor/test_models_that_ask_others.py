@@ -126,7 +126,9 @@ DELAY = {"max_queue_delay_microseconds": 100_000}
 def test_preferred_sizes_that_triton_fills_in_are_not_advised_against(
     sizes: list[int], largest: int, advised: str | None
 ) -> None:
-    """If none is written, Triton adds the largest batch, so leaving it out changes nothing."""
+    """If no preferred size is written, Triton adds the largest batch, so leaving it out changes
+    nothing.
+    """
     batcher = DELAY | {"preferred_batch_size": sizes}
     model = config(dynamic_batching=batcher, max_batch_size=largest)
     found = judge(server((model, LONE)))[0]

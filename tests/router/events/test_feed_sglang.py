@@ -108,7 +108,7 @@ async def test_salts_and_adapters_have_chains_of_their_own() -> None:
 
 
 async def test_pages_of_one_token_are_blocks_of_one_token() -> None:
-    """This is the page size if the operator sets none."""
+    """SGLang's page size is one token if the operator sets none."""
     tokens = TOKENS[:5]
     names = names_of(tokens, 1)
     events = [

@@ -48,7 +48,7 @@ async def test_blocks_of_the_largest_window_are_followed() -> None:
 
 
 async def test_an_image_is_not_taken_for_plain_text() -> None:
-    """Its placeholders are plain ids, so only `mm_keys` reveals the image."""
+    """The placeholders of an image are plain ids, so only `mm_keys` reveals the image."""
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 2, "uuid": None}
     with_image = stored(1, None, TOKENS[:4], mm_keys=[[image]])
     extra = b"ab" * 32 + struct.pack("<i", 2)

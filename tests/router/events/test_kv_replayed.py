@@ -121,7 +121,7 @@ def restored(policy: str, blocks: int) -> World:
 @pytest.mark.parametrize("blocks", [200, 6_000])
 @pytest.mark.parametrize("ticks", [1, 7])
 def test_working_sets_after_a_replay_are_those_of_a_saved_cache(blocks: int, ticks: int) -> None:
-    """This holds for any number of ticks during the replay."""
+    """The property holds for any number of ticks during the replay."""
     world = World(workers=1, policy="warmset")
     told = list(batches(blocks))
     for at, (seq, events) in enumerate(told):

@@ -138,7 +138,7 @@ datas = st.one_of(
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(datas, max_size=4))
 def test_whatever_comes_is_an_error_or_a_batch(several: list[Any]) -> None:
-    """Whatever is read makes a batch, unless a token is invalid."""
+    """Any answer that can be read makes a batch, unless a token is invalid."""
     numbered = [{"event_id": n, "data": data} for n, data in enumerate(several)]
     for event in read_answer(json.dumps(numbered).encode()):
         if isinstance(event, WireError):

@@ -103,7 +103,9 @@ async def test_an_engine_put_to_sleep_is_down_until_it_wakes() -> None:
 
 
 async def test_a_paused_engine_gets_nothing_until_it_is_resumed() -> None:
-    """Its health probes are answered all the time, and its metrics do not show the pause."""
+    """A paused engine's health probes are answered all the time, and its metrics do not show the
+    pause.
+    """
     pages = {**VLLM, "/health": "ok", "/is_paused": {"is_paused": False}}
     async with followed(pages, []) as member:
         pages["/is_paused"] = {"is_paused": True}
@@ -297,8 +299,8 @@ def listing(*adapters: str) -> dict[str, Any]:
 
 
 async def test_adapters_that_are_loaded_while_an_engine_serves_are_learned(monkeypatch) -> None:
-    """They are learned at once if an unknown one is in use; else, and when one is unloaded, a
-    little later.
+    """New adapters are learned at once if an unknown one is in use; otherwise, and when one is
+    unloaded, a little later.
     """
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + LORA % ("", "", 1)}
     asked: list[str] = []

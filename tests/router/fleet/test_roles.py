@@ -308,7 +308,9 @@ def test_a_missing_half_is_named() -> None:
 
 
 async def test_a_pool_with_one_half_is_not_ready_and_says_why() -> None:
-    """Its engines cannot serve alone. A second model that is served makes the router ready."""
+    """The pool's engines cannot serve alone. A second model that is served makes the
+    router ready.
+    """
     async with admin() as one:
         tell = one.router.dispatcher.tell
 
@@ -347,7 +349,9 @@ async def test_which_halves_are_missing_is_logged_once(caplog: pytest.LogCapture
 
 
 async def test_an_engine_that_is_started_anew_has_the_role_of_its_command_line() -> None:
-    """This holds whatever role it was told before; engines that are told nothing keep theirs."""
+    """A restarted engine has this role whatever role it was told before; engines that are told
+    nothing keep theirs.
+    """
     async with pool(P.replace(",", ",kind=sglang,"), "http://h:3") as one:
         for member in one.manager.members.values():
             member.turn("decode", "test")

@@ -311,8 +311,8 @@ class HonestEngine:
 def test_an_honest_worker_is_never_discounted(
     seed: int, room: int, families: int, queue: int
 ) -> None:
-    """This holds for any size of its cache and any length of its queue, because it reports
-    evictions.
+    """The property holds for any size of the worker's cache and any length of its queue, because it
+    reports evictions.
     """
     world, rng = World(workers=1), Random(seed)
     engine = HonestEngine(world, room)
@@ -332,7 +332,9 @@ def test_an_honest_worker_is_never_discounted(
 def test_a_liar_loses_its_advantage_within_so_many_answers(
     before: int, finds: int, queued: int
 ) -> None:
-    """This holds however long the worker was honest before, and whatever waits in its queue."""
+    """The property holds however long the worker was honest before, and whatever waits in its
+    queue.
+    """
     world = Pool()
     for family in range(before):
         world.ask(family, cached=BLOCKS)

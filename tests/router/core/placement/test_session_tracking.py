@@ -314,8 +314,8 @@ def test_what_sessions_want_is_told_of_each_worker_and_not_where_nobody_follows_
 def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
     most: int | None, told: int | None, refused: bool, tokens: int
 ) -> None:
-    """If another data plane carries the answer unseen, policies would otherwise not know how long a
-    turn is.
+    """The tokens of an answer that another data plane carries are estimated from its time;
+    otherwise policies would not know how long a turn is.
     """
     world = World(workers=1, policy="warmset")
     world.join(0, step_s=0.02)

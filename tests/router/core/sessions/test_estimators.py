@@ -118,7 +118,9 @@ def lone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
 
 @given(noise=st.lists(st.floats(0.85, 1.17), min_size=20, max_size=20))
 def test_equal_workers_have_one_speed_whatever_the_noise(noise: list[float]) -> None:
-    """Otherwise all requests of an idle pool would go to the worker that seems fastest."""
+    """If noise were believed, all requests of an idle pool would go to the worker that seems
+    fastest.
+    """
     columns, speed, ledger = pool_speeds(3)
     for number, wrong in enumerate(noise):
         lone(speed, ledger, number % 2, 1_500.0 * wrong)
@@ -167,7 +169,9 @@ def test_speed_is_learned_of_answers_that_do_not_stream() -> None:
 
 
 def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
-    """This holds for any assumed length of a step, because there was none."""
+    """The result does not depend on the assumed length of a step, because there was no step of
+    decode.
+    """
     columns, speed, ledger = pool_speeds(1)
     columns.step_s[0], true = 0.015, 3.0 * columns.given_tokens_per_s[0]
     for _ in range(10):

@@ -272,7 +272,9 @@ def test_conversations_at_once_under_one_id_are_sessions_of_their_own() -> None:
 
 
 def test_a_session_that_begins_anew_keeps_its_id() -> None:
-    """This happens after a compaction, if no other request of the session is under way."""
+    """A client begins anew after a compaction; the id stays if no other request of the session is
+    under way.
+    """
     sessions = followed()
     first = turn(sessions, prompt(SYSTEM, (1, 400)), session="s")
     assert turn(sessions, prompt(SYSTEM, (2, 60)), 1.0, session="s") == first

@@ -52,7 +52,7 @@ def test_both_generations_count_and_neither_lowers_what_is_resident() -> None:
 def test_a_block_is_believed_for_half_its_time_at_least_and_all_of_it_at_most(
     steps: list[float], asked_s: float
 ) -> None:
-    """This holds for any times of ticks, as long as they come at least every 4 s."""
+    """The property holds for any times of ticks, as long as they come at least every 4 s."""
     expected = ExpectedBlocks(1, 1024, TTL_S)
     now_s = 0.0
     for step_s in steps:

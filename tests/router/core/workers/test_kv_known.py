@@ -88,7 +88,9 @@ def test_below_the_bound_nothing_is_forgotten() -> None:
 def test_who_is_known_has_all_of_its_blocks_in_the_index(
     steps: list[tuple[int, int, bool]],
 ) -> None:
-    """This holds for any stores and removals in an index that has room for half of the blocks."""
+    """The property holds for any stores and removals in an index that has room for half of the
+    blocks.
+    """
     world = World(workers=3, index_entries=LIMIT)
     seqs, truth = [0] * 3, [set[int]() for _ in range(3)]
     for worker_id, group, stores in steps:
