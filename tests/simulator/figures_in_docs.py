@@ -217,19 +217,11 @@ def tail() -> str:
 
 
 @cache
-def sample(policy: str, closed_loop: bool = False) -> ReplayRow:
+def sample(policy: str) -> ReplayRow:
     """Replay the bundled sample with the defaults of `warmroute-sim replay`."""
     pool = (WorkerGroup(WORKERS, PROFILE),)
-    setup = Setup(WorkloadSpec(str(SAMPLE_PATH)), policy, pool, closed_loop=closed_loop)
+    setup = Setup(WorkloadSpec(str(SAMPLE_PATH)), policy, pool)
     return summarize(replay(setup))
-
-
-def open_and_closed() -> str:
-    rows = sample("hybrid"), sample("hybrid", closed_loop=True)
-    return (
-        f"{ms(rows[0].ttft_ms.mean)} ms in an open loop and {ms(rows[1].ttft_ms.mean)} ms in a "
-        "closed loop"
-    )
 
 
 def overloaded() -> str:
@@ -271,7 +263,6 @@ SENTENCES: tuple[Sentence, ...] = (
         lambda: change("agents", "hybrid", "warmset"),
     ),
     ("docs/simulator.md", r"on the bundled sample `kv_prefix`\ssends all\s", r"\.", overloaded),
-    ("docs/simulator.md", r"sample under `hybrid` has a mean TTFT of\s", r";", open_and_closed),
     (
         "docs/demo.md",
         r"November 2026 on virtual time:\n\n[^\n]*\n\|---[^\n]*\n", r"\n(?=The next table)",
