@@ -1,4 +1,4 @@
-"""Real certificates, made by the openssl command."""
+"""Real certificates for tests, made with the openssl command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates. Lifetime: test."""
+    """A certificate authority that signs certificates for tests. Lifetime: test."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class Authority:
         )
 
     def signed(self, name: str, names: str = "DNS:localhost,IP:127.0.0.1") -> Pair:
-        """A certificate for `names`."""
+        """Return a certificate for `names`, signed by this authority."""
         pair = Pair(str(self.folder / f"{name}.pem"), str(self.folder / f"{name}.key"))
         request, extensions = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
         extensions.write_text(f"subjectAltName={names}\n")
@@ -45,18 +45,22 @@ class Authority:
         return pair
 
     def client(self, pair: Pair | None = None) -> ssl.SSLContext:
-        """A client that believes this authority, and shows `pair`."""
+        """Return the TLS context of a client that trusts this authority, and shows `pair` if it is
+        given.
+        """
         context = ssl.create_default_context(cafile=self.pair.cert)
         if pair is not None:
             context.load_cert_chain(pair.cert, pair.key)
         return context
 
     def port(self, pair: Pair, *, asks: bool = False) -> Tls:
-        """Files of a port that shows `pair`, and `asks` for certificates of this authority."""
+        """Return the TLS files of a port that shows `pair`; with `asks` it demands clients'
+        certificates from this authority.
+        """
         return Tls(cert=pair.cert, key=pair.key, client_ca=self.pair.cert if asks else None)
 
     def workers(self) -> WorkerTls:
-        """Files of a router whose workers have certificates of this authority."""
+        """Return the TLS files of a router whose workers have certificates from this authority."""
         return WorkerTls(ca=self.pair.cert)
 
 

@@ -1,7 +1,8 @@
-"""What all tests share: tiers, how hard properties try, and what may run beside what.
+"""Settings of all tests: their tiers, the effort of properties, and which tests may run at the same
+time.
 
-Run in parallel (pytest-xdist), a file stays with one process, which makes its module's programs
-once. Folders with long files go first, so that short ones end the run together.
+In parallel runs (pytest-xdist) a file stays with one process, so its module's programs are started
+once. Folders with long files go first, so that short files end the run together.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ LOGS = 8  # of programs, that a failure shows
 def forked_programs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Starts nothing: the first program does."""
+    """Allow forked programs for the whole run; the first program starts the fork server."""
     request.config.stash[FOLDER] = tmp_path_factory.getbasetemp()
     with forking():
         yield
@@ -59,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files that a tier has no test of are not even imported."""
+    """Leave out files that have no test of the tier, so that they are not even imported."""
     wanted = config.getoption("tier")
     if wanted is None or collection_path.suffix != ".py":
         return None
@@ -70,7 +71,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tiers; a group of each file, and one of all that must not run beside each other."""
+    """Give each test its tier and its group: one group for each file, and one for all tests that
+    must not run at the same time.
+    """
     wanted = config.getoption("tier")
     kept, left = list[tuple[tuple[bool, bool, int], pytest.Item]](), list[pytest.Item]()
     for item in items:
@@ -94,9 +97,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse to run torn apart: not every pytest takes the groups that pytest-xdist gives it.
+    """Refuse a run in which pytest ignores the groups that pytest-xdist gives it.
 
-    What was imported stays: the garbage collector need not look through it in each test.
+    Imported objects are frozen, so that the garbage collector need not visit them in each test.
     """
     gc.freeze()
     if getattr(session.config.option, "loadgroup", False):
@@ -111,8 +114,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows what programs said meanwhile. A skip for want of what CI installs is a
-    failure there: else nobody would miss the test.
+    """Add what the programs logged meanwhile to the report of a failure. Under CI, count a skip as
+    a failure if it names a program that CI installs, since a missing test would not be noticed
+    otherwise.
     """
     report = yield
     if report.failed and FOLDER in item.config.stash:
@@ -127,7 +131,9 @@ def pytest_runtest_makereport(
 
 
 def _said_since(began_s: float, folder: Path) -> list[tuple[str, str]]:
-    """(title, last lines) of the logs under a folder that were written to since then."""
+    """Return (title, last lines) of the logs under a folder that have been written to
+    since then.
+    """
     written: dict[Path, float] = {}
     for path in folder.rglob("*.log"):
         with suppress(FileNotFoundError):  # its program may take it away

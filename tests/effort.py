@@ -1,4 +1,4 @@
-"""How hard tests try: TEST_EFFORT=N makes them try N times as hard; without it they are quick."""
+"""The effort of tests: TEST_EFFORT=N makes them try N times as hard; without it they are quick."""
 
 from __future__ import annotations
 
@@ -10,5 +10,7 @@ QUICK_EXAMPLES = 25
 
 
 def examples(wanted: int) -> int:
-    """How many examples a property gets that wants so many: at most 25 unless TEST_EFFORT says."""
+    """Return the number of examples for a property that wants `wanted`: at most 25, or N times as
+    many with TEST_EFFORT=N.
+    """
     return min(wanted, QUICK_EXAMPLES) if QUICK else wanted * EFFORT

@@ -1,4 +1,4 @@
-"""Processes, and single threads of them, that run no more for a while."""
+"""Stops processes, or single threads of them, for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _DETACH, _SEIZE, _INTERRUPT = 17, 0x4206, 0x4207  # ptrace(2)
 
 
 def freeze(pid: int) -> None:
-    """Stop it, and return when each of its threads has: the signal alone comes to them later."""
+    """Stop a process, and return when each of its threads has stopped, since the signal reaches
+    threads later.
+    """
     os.kill(pid, signal.SIGSTOP)
     until_s = time.monotonic() + _WAIT_S
     while not all(_has_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()):
@@ -27,7 +29,9 @@ def freeze(pid: int) -> None:
 
 @contextmanager
 def thread_frozen(pid: int, name: str) -> Iterator[None]:
-    """One thread of a process stands still; its others go on. Skips where that is not allowed."""
+    """Stop one thread of a process during the block while its others run. Skips the test if this
+    user may not do that.
+    """
     tasks = Path(f"/proc/{pid}/task").iterdir()
     (task,) = [task for task in tasks if (task / "comm").read_text().strip() == name]
     try:
@@ -59,7 +63,7 @@ def _has_stopped(task: Path) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

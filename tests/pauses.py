@@ -1,4 +1,4 @@
-"""Times that are judged on machines which stand still for seconds: such a time is taken anew."""
+"""Measures times on machines that may stand still for seconds; such a time is measured again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Measured = TypeVar("Measured")
 
 
 class Ticks:
-    """A thread that wakes every `TICK_S` inside of a `with` block, and notes when it woke late."""
+    """A thread that wakes every `TICK_S` inside a `with` block and records how late it woke."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0  # between two of its turns
@@ -44,7 +44,9 @@ class Ticks:
 async def measured(
     measure: Callable[[], Awaitable[Measured]], fits: Callable[[Measured], bool]
 ) -> Measured:
-    """The result of `measure`, measured again if it does not fit and the machine paused."""
+    """Return the result of `measure`, measured again if it does not fit and the machine paused
+    meanwhile.
+    """
     for tried in range(1, TRIES + 1):
         with Ticks() as ticks:
             found = await measure()
@@ -55,7 +57,7 @@ async def measured(
 
 
 async def running_s(act: Awaitable[object]) -> float:
-    """Seconds that it took, without those in which the machine stood still."""
+    """Return the seconds that `act` took, without those in which the machine stood still."""
     began_s = time.monotonic()
     with Ticks() as ticks:
         await act

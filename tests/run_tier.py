@@ -1,11 +1,12 @@
-"""Run a tier of tests, and what failed once more, alone, at its end: flaky is not broken.
+"""Run a tier of tests, then each failed test once more, alone, so that flaky tests differ from
+broken ones.
 
     python -m tests.run_tier quick [options of pytest]
 
-A test that fails, and passes alone, is listed as FLAKY, here and in build/flaky.txt, which
-`.ci/run` shows at its end with the error of each. A test that fails twice fails the run, and so do
-more than three flaky ones: then it is not the tests, each on its own, that are at fault. Tests
-whose common fixture could not be set up failed once, together: they are one, and run together.
+A test that fails and then passes alone is listed as FLAKY, here and in build/flaky.txt, which
+`.ci/run` shows at its end with the error of each. A test that fails twice fails the run. So do more
+than three flaky tests, because then the cause is not in single tests. Tests whose common fixture
+could not be set up count as one failure and run together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FAILED_FIRST = "failed_first"  # a report's property: the test that met the same
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A test that failed."""
+    """One test that failed, with its error."""
 
     test: str
     first: str  # the test that met the same exception first: itself, or one of the same fixture
@@ -41,7 +42,7 @@ class Failure:
 
 
 class FailedTests:
-    """Writes each test that fails, in its set-up or its end, too. Lifetime: run."""
+    """Writes each test that fails to a file, also if its set-up or its end fails. Lifetime: run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,8 +61,8 @@ class FailedTests:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
-    """Notes which test met an exception first: pytest raises that of a fixture which cannot be set
-    up again for each test that wants the fixture.
+    """Record which test met an exception first. If a fixture cannot be set up, pytest raises its
+    exception for each test that wants the fixture.
     """
     report = yield
     if call.excinfo is not None and report.failed:
@@ -71,7 +72,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """This module is the plug-in of pytest that it runs."""
+    """Add the flag of this module, which is itself the plug-in of the pytest that it runs."""
     parser.addoption("--failed-list", type=Path, help="a file for the names of tests that fail")
 
 
@@ -83,15 +84,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def without_group(node_id: str) -> str:
-    """pytest-xdist puts `@GROUP` behind the name of a test."""
+    """Return a test's name without the `@GROUP` that pytest-xdist appends to it."""
     name, at, _ = node_id.rpartition("@")
     return name if at and "::" in name and not node_id.endswith("]") else node_id
 
 
 def run(arguments: list[str], folder: Path, name: str = "tests") -> int:
-    """Run pytest with these options in a folder; its exit code, or 0 where all is well alone.
+    """Run pytest with these options in a folder; return its exit code, or 0 if all failed tests
+    pass alone.
 
-    build/`name`.xml tells of each test how long it took.
+    build/`name`.xml says how long each test took.
     """
     code, failures = _pytest([f"--junitxml=build/{name}.xml", *arguments], folder)
     if code != pytest.ExitCode.TESTS_FAILED or not failures:
@@ -125,7 +127,9 @@ def run(arguments: list[str], folder: Path, name: str = "tests") -> int:
 
 
 def _pytest(arguments: list[str], folder: Path) -> tuple[int, list[Failure]]:
-    """Exit code, and what failed; a test whose body and whose end fail is there twice."""
+    """Run pytest; return its exit code and the failures. A test whose body and whose end fail
+    occurs twice.
+    """
     path = folder / f"build/failed-{os.getpid()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     ours = ["-p", "tests.run_tier", f"--failed-list={path.absolute()}"]

@@ -1,4 +1,4 @@
-"""Servers of tests that run in the test's own process."""
+"""HTTP servers that run in the test's own process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from aiohttp import web
 
 @asynccontextmanager
 async def served_app(app: web.Application, port: int = 0, **options: Any) -> AsyncIterator[str]:
-    """Yields the URL of an app on loopback, at a port that the system chooses unless it is given.
+    """Yield the URL of an app on loopback, at `port` or at one that the system chooses.
 
-    `options`: of aiohttp's runner. What a handler does at the end has a tenth of a second.
+    `options` are those of aiohttp's runner. A handler gets a tenth of a second to finish at the
+    end.
     """
     runner = web.AppRunner(app, **{"access_log": None, "shutdown_timeout": 0.1} | options)
     await runner.setup()
@@ -26,7 +27,7 @@ async def served_app(app: web.Application, port: int = 0, **options: Any) -> Asy
 
 @asynccontextmanager
 async def served_by(handler: Any, port: int = 0, **options: Any) -> AsyncIterator[str]:
-    """The same of one handler for all paths; `options`: of the app."""
+    """Yield the URL of a server with one handler for all paths; `options` are those of the app."""
     app = web.Application(**options)
     app.router.add_route("*", "/{path:.*}", handler)
     async with served_app(app, port) as url:

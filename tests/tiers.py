@@ -1,7 +1,8 @@
-"""Which `make` target runs a test: quick (`make test`), live, native or engines, told by its path.
+"""The `make` target that runs a test, decided by its path: quick (`make test`), live, native or
+engines.
 
-Nobody has to mark a test: what no pattern here matches is quick. A test that is unlike its file
-says so itself, by a mark of the tier's name.
+Nobody has to mark a test: a file that no pattern here matches is quick. A test that is unlike its
+file has a mark with the tier's name.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ TIERS = ("live", "native", "engines")  # also the names of their marks
 
 
 def tier_of(path: str) -> str | None:
-    """The tier of a file below tests/; None: quick."""
+    """Return the tier of a file below tests/, or None if it is quick."""
     if _matches(path, NATIVE):
         return "native"
     if _matches(path, ENGINES) and not _matches(path, NOT_ENGINES):
@@ -69,7 +70,9 @@ def tier_of(path: str) -> str | None:
 
 
 def lacks_of_ci(reason: str) -> list[str]:
-    """Programs that CI installs, that are not here, and that the reason of a skip names."""
+    """Return the programs that CI installs, that are missing here, and that the reason of a skip
+    names.
+    """
     named = re.findall(r"[\w+-]+", reason)
     return [name for name in INSTALLED_BY_CI if name in named and shutil.which(name) is None]
 

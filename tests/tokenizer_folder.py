@@ -1,4 +1,4 @@
-"""A model's folder with a byte-level tokenizer and a chat template."""
+"""Writes a model's folder with a byte-level tokenizer and a chat template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHATML = (
 
 
 def write_model(directory: Path, template: str = CHATML) -> Path:
-    """A byte-level tokenizer with a chat template."""
+    """Write a byte-level tokenizer with a chat template into `directory`; return the directory."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: number for number, token in enumerate(["<s>", *alphabet])}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))

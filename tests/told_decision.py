@@ -1,4 +1,4 @@
-"""The value of the header x-warmroute-explain: a sentence for people, then JSON."""
+"""Reads the header x-warmroute-explain, whose value is a sentence for people and then JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ EXPLAIN = "x-warmroute-explain"
 
 
 def decision_in(value: str) -> dict[str, Any]:
-    """The decision in a header's value, as clients read it: JSON from the first brace on."""
+    """Return the decision in the header's value, as clients read it: the JSON from the first brace
+    on.
+    """
     sentence, brace, rest = value.partition("{")
     assert sentence.endswith("; "), value
     decision: dict[str, Any] = json.loads(brace + rest)

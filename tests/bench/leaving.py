@@ -1,4 +1,5 @@
-"""How soon both workers of a disaggregated request learn that its client left, and its KV is free.
+"""The time until both workers of a disaggregated request learn that its client left, and until its
+KV is free.
 
     python -m tests.bench.leaving [--clients 300] [--json]
 

@@ -1,6 +1,7 @@
-"""What the benches share: one pinned core, medians, rows with bounds and ratios, Dynamo's figures.
+"""Helpers that all benches use: one pinned core, medians, rows with bounds and ratios, Dynamo's
+figures.
 
-Every bench measures ours and what it is compared with in one run on one machine, so that ratios
+Every bench measures our code and what it is compared with in one run on one machine, so that ratios
 hold on machines of another speed.
 """
 

@@ -1,12 +1,12 @@
-"""How evenly prefill's items load the SMs of a GPU, computed from the plans without a GPU.
+"""The balance of prefill's items over the SMs of a GPU, computed from the plans without a GPU.
 
     python -m tests.bench.prefill_balance [--sms N]
 
 One CTA an SM walks over (item, KV head) as `kernels/cuda/prefill/prefill_wgmma.cuh` does. A CTA's
 load is its blocks of 128 keys and, for the beginning and end of each item, 0.6 of a block. There
 are three plans: whole keys in rounds of one direction, whole keys in rounds that alternate
-direction, and cut keys in rounds that alternate. SMs: those that have work. Balance: mean load of
-all SMs over the largest.
+direction, and cut keys in rounds that alternate. "SMs" counts those that have work. "Balance" is
+the mean load of all SMs over the largest.
 """
 
 from __future__ import annotations

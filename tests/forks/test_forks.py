@@ -271,8 +271,8 @@ async def test_only_what_a_fork_can_be_is_one(
 
 
 async def test_routers_have_hashes_of_their_own(forks: Forks, tmp_path: Path) -> None:
-    """With equal hashes they could agree because of them, which routers on two machines
-    never do.
+    """Routers have different hash seeds. With equal ones they could agree by their hashes, which
+    routers on two machines never do.
     """
     parents = set()
     for _ in range(2):

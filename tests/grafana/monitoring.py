@@ -1,4 +1,4 @@
-"""What the monitoring tests share: parsed metrics, traffic, a real Prometheus."""
+"""Helpers of the monitoring tests: parsed metrics, traffic, and a real Prometheus."""
 
 from __future__ import annotations
 
