@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from policies.load import load
@@ -26,7 +26,7 @@ from router.cli.peer_flags import (
     PeerRouter,
     flags_of,
 )
-from router.config.keys import ConfigKey, keys_of
+from router.config.keys import ConfigKey, keys_of, text_of
 from router.settings.rules import check_value
 from router.settings.schema import Config
 
@@ -99,11 +99,16 @@ class _Draft:
     lines: dict[str, str] = field(default_factory=dict)  # key path -> its line, or lines of a list
     idle: set[str] = field(default_factory=set)  # paths whose line is only a comment
     notes: list[tuple[str, str]] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)  # defaults of the peer that are not ours
     taken: set[str] = field(default_factory=set)
 
     def put(self, path: str, value: Any, flag: str, remark: str = "") -> None:
-        """Add a line for `path`; a comment if the value cannot be used on this machine."""
+        """Add a line for `path`; a comment if the value cannot be used on this machine.
+
+        Raises PeerCommandError for a value that the peer would refuse, too.
+        """
         text, behind = str(value), f"{flag}: {remark}" if remark else flag
+        self._refuse_nonsense(path, text, flag)
         if _has_password(text):
             self.notes.append((flag, f"its value has a password in it; write {path} yourself"))
             return
@@ -142,6 +147,23 @@ class _Draft:
         if lines:
             self.lines[path] = "\n".join([f"{path.rpartition('.')[2]}:", *lines])
 
+    def default(self, path: str, value: Any, peer: PeerRouter, remark: str = "") -> None:
+        """Add a line for a flag that is not given: the peer's default."""
+        behind = f"the default of {peer.name}"
+        self.put(path, value, behind, remark)
+        self.taken.discard(behind)
+
+    def _refuse_nonsense(self, path: str, text: str, flag: str) -> None:
+        """Raise PeerCommandError for a word that is no number, or none of the words allowed."""
+        kind = get_args(self.keys[path].kind)[0]
+        number = _number(text)
+        no_port = path.endswith("port") and not 0 <= (number or 0) <= 65_535
+        if kind in (int, float) and (number is None or no_port):
+            raise PeerCommandError(f"{flag} must be a number, {self._allowed(path)}")
+        if get_origin(kind) is Literal and text not in get_args(kind):
+            near = did_you_mean(text, get_args(kind))
+            raise PeerCommandError(f"{flag} must be one of {self._allowed(path)}{near}")
+
     def _allowed(self, path: str) -> str:
         if path == "tokenizer":
             return "an existing folder with a tokenizer.json or tekken.json"
@@ -166,6 +188,9 @@ class _Draft:
         if self.notes:
             out += ["", "# Without a line above:"]
             out += [f"# {line}" for line in _told(self.notes)]
+        if self.differing:
+            out += ["", "# Defaults that differ; those of warmroute apply:"]
+            out += [f"# {line}" for line in self.differing]
         return "\n".join(out) + "\n"
 
 
@@ -195,8 +220,7 @@ def convert(command: str) -> Converted:
     peer = given.peer
     for name, default in (("host", peer.host), ("port", peer.port)):
         if f"--{name}" not in given.values:
-            draft.put(name, default, f"the default of {peer.name}")
-    draft.taken.clear()
+            draft.default(name, default, peer)
     done: set[str] = set()
     for name, row in given.rows.items():
         if name not in given.values:
@@ -207,12 +231,14 @@ def convert(command: str) -> Converted:
         elif row.how in _SIMPLE:
             value = _SIMPLE[row.how](row, given.last(name) or "")
             if value is None:
-                draft.notes.append((shown, "its value is no number"))
-            else:
-                draft.put(row.key, value, shown, row.why)
+                raise PeerCommandError(f"{shown} must be a number")
+            draft.put(row.key, value, shown, row.why)
         elif _STEPS[row.how].__name__ not in done:
             done.add(_STEPS[row.how].__name__)
             _STEPS[row.how](draft, given)
+    if _policy.__name__ not in done:
+        _policy(draft, given)
+    _defaults(draft, given)
     draft.notes += [(name, _not_known(name, given)) for name in given.unknown]
     if given.strays:
         draft.notes.append((f"{given.strays} words", "they belong to no flag"))
@@ -476,6 +502,10 @@ _SERVICE = (
 def _policy(draft: _Draft, given: _Given) -> None:
     flag = "--routing-logic" if given.peer.letter == "p" else "--policy"
     theirs = given.last(flag)
+    if theirs is not None and theirs not in RULES and theirs not in given.peer.rules.split():
+        near = did_you_mean(theirs, given.peer.rules.split())
+        known = given.peer.rules.replace(" ", ", ")
+        raise PeerCommandError(f"{flag} must be one of {known}{near}")
     rule = RULES.get(theirs or "cache_aware")
     by_wait = given.last("--power-of-two-load-metric") in (None, "expected_wait")
     if theirs == "power_of_two" and given.peer.letter == "s" and by_wait:
@@ -488,8 +518,7 @@ def _policy(draft: _Draft, given: _Given) -> None:
         "it has an effect only with power_of_two",
     )
     if rule is None:
-        near = did_you_mean(theirs or "", RULES)
-        draft.notes.append((flag, f"there is no such rule here{near}; the default is warmset"))
+        draft.notes.append((flag, "there is no such rule here; the default is warmset"))
     elif theirs is not None:
         draft.put("policy", rule, flag, "follows caches and load" if rule == AFFINITY else "")
         if theirs.startswith("disaggregated_prefill"):
@@ -503,26 +532,39 @@ def _policy(draft: _Draft, given: _Given) -> None:
                 parameters.append((parameter, name))
             else:
                 draft.notes.append((given.names[name], f"it is of {of}, not of the rule chosen"))
+    spec = exact
     if rule is not None and exact is not None and parameters:
-        _parameters(draft, given, rule, exact, parameters)
+        spec = _parameters(draft, given, rule, exact, parameters)
+    if given.peer.letter != "p" and theirs in (None, "cache_aware"):
+        if theirs is None:
+            draft.default("policy", AFFINITY, given.peer, "cache_aware; this follows caches, too")
+        draft.lines["policy"] += (
+            f"\n# policy: {spec}  # {given.peer.name}'s own rule; to use it, delete the line above"
+        )
 
 
 def _parameters(
     draft: _Draft, given: _Given, rule: str, exact: str, parameters: list[tuple[str, str]]
-) -> None:
-    """Add a rule's parameters; if the rule became warmset, only report them."""
-    numbers = {key: _number(given.last(name)) for key, name in parameters}
-    spec = f"{exact}?" + "&".join(f"{key}={_digits(one)}" for key, one in numbers.items())
+) -> str:
+    """Return the rule with its parameters and add it; if it became warmset, only report it."""
+    values = []
+    for key, name in parameters:
+        number = _number(given.last(name))
+        if number is None:
+            raise PeerCommandError(f"{given.names[name]} must be a number")
+        values.append(f"{key}={_digits(number)}")
+    spec = f"{exact}?{'&'.join(values)}"
     shown = ", ".join(given.names[name] for _, name in parameters)
     try:
         load(spec)
     except ValueError:
         draft.notes.append((shown, f"policy {exact} cannot use such a value"))
-        return
+        return exact
     if rule != AFFINITY:
         draft.put("policy", spec, f"--policy, {shown}")
     else:
         draft.notes.append((shown, f"warmset has no thresholds; their rule is policy: {spec}"))
+    return spec
 
 
 def _concurrency(draft: _Draft, given: _Given) -> None:
@@ -534,18 +576,37 @@ def _concurrency(draft: _Draft, given: _Given) -> None:
     flag = "--max-concurrent-requests"
     number = _number(given.last(flag))
     if flag in given.values and number is None:
-        draft.notes.append((flag, "its value is no number"))
-    elif number is not None and number < 1:
+        raise PeerCommandError(f"{flag} must be a number")
+    if number is not None and number < 1:
         draft.notes.append((flag, "nothing to set: without it there is no such limit here"))
     elif number is not None:
         draft.items("model_limits", [(f"*:max_requests={int(number)}", flag)])
     for name in ("--queue-size", "--queue-timeout-secs"):
+        row, capped = given.rows[name], number is not None and number >= 1
         if name not in given.values:
-            continue
-        if number is None or number < 1:
-            draft.notes.append((name, f"it has an effect only with {flag}"))
+            if capped:
+                draft.default(row.key, row.default, given.peer)
+        elif capped:
+            draft.put(row.key, given.last(name), name)
         else:
-            draft.put(given.rows[name].key, given.last(name), name)
+            draft.notes.append((name, f"it has an effect only with {flag}"))
+
+
+def _defaults(draft: _Draft, given: _Given) -> None:
+    """Add what the peer does without a flag, where warmroute does something else.
+
+    The longest time of a request becomes a line, because clients notice it. What retries, probes
+    and ejections do differs by more than a number, so their defaults are only reported.
+    """
+    for name, row in given.rows.items():
+        if not row.default or name in given.values or row.key in draft.lines:
+            continue
+        if row.key == "timeouts.total_s":
+            draft.default(row.key, row.default, given.peer)
+        elif row.how in _SIMPLE:
+            theirs = text_of(_SIMPLE[row.how](row, row.default))
+            ours = text_of(draft.keys[row.key].default)
+            draft.differing.append(f"{row.key}: {theirs} in {given.peer.name}, {ours} here")
 
 
 def _aliases(draft: _Draft, given: _Given) -> None:
@@ -631,9 +692,7 @@ def _number(text: str | None) -> float | None:
     return number if abs(number) < 1e15 else None  # neither nan nor infinity
 
 
-def _digits(number: float | None) -> str:
-    if number is None:
-        return "none"
+def _digits(number: float) -> str:
     return str(int(number)) if number.is_integer() else repr(number)
 
 

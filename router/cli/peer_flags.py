@@ -25,6 +25,7 @@ class PeerRouter:
     port: int
     programs: tuple[str, ...]  # and images, without registry and tag
     modules: tuple[str, ...]  # of `python -m`
+    rules: str  # its names of policies, separated by blanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class PeerFlag:
     how: str = ""  # a step of `router.cli.convert`; empty: it becomes no key
     value: str = ""  # of `fixed`: what is written
     why: str = ""  # why there is no key and what to do; else a remark about the line
+    default: str = ""  # the peers' value if the flag is not given, where ours is another
     alias_of: str = ""  # the flag's other name
 
 
@@ -46,18 +48,24 @@ PEERS = (
         *("sglang-router", "g", "0.3.2 (January 2026)", "0.0.0.0", 30000),
         ("sglang-router", "amg", "sgl-model-gateway"),
         ("sglang_router", "sglang_router.launch_router", "sglang_router.cli"),
+        "random round_robin cache_aware power_of_two manual",
     ),
     PeerRouter(
         *("smg", "s", "1.13.0 (October 2026)", "0.0.0.0", 30000),
         *(("smg",), ("smg", "smg.launch_router", "smg.cli")),
+        "random round_robin passthrough cache_aware power_of_two least_load manual "
+        "consistent_hashing prefix_hash",
     ),
     PeerRouter(
         *("vllm-router", "v", "0.1.17 (November 2026)", "127.0.0.1", 30000),
         *(("vllm-router",), ("vllm_router", "vllm_router.launch_router")),
+        "random round_robin cache_aware kv_aware power_of_two consistent_hash sticky_least_loaded",
     ),
     PeerRouter(
         *("production-stack", "p", "a6c01db0 (2026-08-05)", "0.0.0.0", 8001),
         *(("lmstack-router",), ("vllm_router.app",)),
+        "roundrobin session kvaware prefixaware disaggregated_prefill "
+        "disaggregated_prefill_orchestrated",
     ),
 )
 
@@ -92,8 +100,10 @@ def _row(peers: str, spec: str, key: str, how: str, **more: str) -> PeerFlag:
     return PeerFlag(name, peers, SEVERAL if many else ONE if equals else NONE, key, how, **more)
 
 
-def _to(peers: str, spec: str, key: str, how: str = "text", why: str = "") -> PeerFlag:
-    return _row(peers, spec, key, how, why=why)
+def _to(
+    peers: str, spec: str, key: str, how: str = "text", why: str = "", default: str = ""
+) -> PeerFlag:
+    return _row(peers, spec, key, how, why=why, default=default)
 
 
 def _fixed(peers: str, spec: str, key: str, value: str, why: str = "") -> PeerFlag:
@@ -108,10 +118,12 @@ def _none(peers: str, why: str, *specs: str) -> tuple[PeerFlag, ...]:
     return tuple(_row(peers, spec, "", "", why=why) for spec in specs)
 
 
+_METRICS = "metrics are at the admin port"
 _LISTENING = (
     _to("gsvp", "--host=", "host"),
     _to("gsvp", "--port=", "port"),
-    _to("gsv", "--prometheus-port=", "admin_port", why="metrics are at the admin port"),
+    _to("gs", "--prometheus-port=", "admin_port", "text", _METRICS, default="29000"),
+    _to("v", "--prometheus-port=", "admin_port", "text", _METRICS),
     *_none(
         "gsv",
         "the admin port stays on loopback, for whoever reaches it controls the router; "
@@ -122,17 +134,17 @@ _LISTENING = (
     *_none("p", "the paths begin at /; let a proxy cut the prefix", "--root-path="),
     *_none("gsv", "the router answers no CORS; let a proxy do it", "--cors-allowed-origins=*"),
     *_none("s", "/health and /ready are at the client port", "--health-check-port="),
-    _to("gsv", "--max-payload-size=", "limits.body_bytes"),
-    _to("s", "--header-read-timeout-secs=", "server.head_s"),
-    _to("s", "--idle-connection-timeout-secs=", "timeouts.keep_alive_s"),
+    _to("gsv", "--max-payload-size=", "limits.body_bytes", default="536870912"),
+    _to("s", "--header-read-timeout-secs=", "server.head_s", default="30"),
+    _to("s", "--idle-connection-timeout-secs=", "timeouts.keep_alive_s", default="90"),
     *_none(
         "s",
         "server.body_s bounds the time of a whole body instead",
         "--stream-body-stall-timeout-secs=",
     ),
     _to("s", "--sse-keepalive-secs=", "waiting.ping_s"),
-    _to("gs", "--shutdown-grace-period-secs=", "timeouts.shutdown_s"),
-    _to("gsv", "--request-timeout-secs=", "timeouts.total_s"),
+    _to("gs", "--shutdown-grace-period-secs=", "timeouts.shutdown_s", default="180"),
+    _to("gsv", "--request-timeout-secs=", "timeouts.total_s", default="1800"),
     _to("gs", "--tls-cert-path=", "tls.cert"),
     _to("gs", "--tls-key-path=", "tls.key"),
     _to("gs", "--client-cert-path=", "workers_tls.cert"),
@@ -328,8 +340,8 @@ _POLICY = (
 
 _LIMITS = (
     _to("gsv", "--max-concurrent-requests=", "model_limits", "concurrency"),
-    _to("gsv", "--queue-size=", "limits.hold_requests", "concurrency"),
-    _to("gsv", "--queue-timeout-secs=", "limits.hold_s", "concurrency"),
+    _to("gsv", "--queue-size=", "limits.hold_requests", "concurrency", default="100"),
+    _to("gsv", "--queue-timeout-secs=", "limits.hold_s", "concurrency", default="60"),
     *_none(
         "gsv",
         "give keys a requests_per_s in api_keys_file (docs/reference/keys.md)",
@@ -366,15 +378,15 @@ _LIMITS = (
 )
 
 _FAILURES = (
-    _to("gsv", "--retry-max-retries=", "retries.attempts"),
+    _to("gsv", "--retry-max-retries=", "retries.attempts", default="5"),
     _to("p", "--max-instance-failover-reroute-attempts=", "retries.attempts", "one_more"),
     _fixed("gsv", "--disable-retries", "retries.attempts", "1"),
-    _to("gsv", "--retry-initial-backoff-ms=", "retries.backoff_s", "ms"),
-    _to("gsv", "--retry-max-backoff-ms=", "retries.backoff_max_s", "ms"),
+    _to("gsv", "--retry-initial-backoff-ms=", "retries.backoff_s", "ms", default="50"),
+    _to("gsv", "--retry-max-backoff-ms=", "retries.backoff_max_s", "ms", default="30000"),
     *_none("gsv", "the wait doubles each time", "--retry-backoff-multiplier="),
     *_none("gsv", "the wait is drawn between 0 and its bound", "--retry-jitter-factor="),
-    _to("gsv", "--cb-failure-threshold=", "ejection.failures"),
-    _to("gsv", "--cb-timeout-duration-secs=", "ejection.recover_s"),
+    _to("gsv", "--cb-failure-threshold=", "ejection.failures", default="10"),
+    _to("gsv", "--cb-timeout-duration-secs=", "ejection.recover_s", default="60"),
     *_none("gsv", "one good answer brings a worker back", "--cb-success-threshold="),
     *_none(
         "gsv",
@@ -386,9 +398,9 @@ _FAILURES = (
         "failing workers are always ejected; raise ejection.failures and ejection.rate",
         "--disable-circuit-breaker",
     ),
-    _to("gsv", "--health-failure-threshold=", "health.probes"),
-    _to("gsv", "--health-check-timeout-secs=", "timeouts.probe_s"),
-    _to("gsv", "--health-check-interval-secs=", "intervals.health_s"),
+    _to("gsv", "--health-failure-threshold=", "health.probes", default="3"),
+    _to("gsv", "--health-check-timeout-secs=", "timeouts.probe_s", default="5"),
+    _to("gsv", "--health-check-interval-secs=", "intervals.health_s", default="60"),
     _to("p", "--static-backend-health-check-interval=", "intervals.health_s"),
     _to("p", "--static-backend-health-check-timeout-seconds=", "timeouts.probe_s"),
     _to("p", "--backend-health-check-timeout-seconds=", "timeouts.probe_s"),

@@ -32,6 +32,7 @@ PROGRAMS = {
     "production-stack": "python3 -m vllm_router.app",
 }
 URLS = "--worker-urls http://worker1:8000 http://worker2:8000"
+WORDS = {"--policy", "--routing-logic", "--log-level", "--log-format"}  # of a few allowed ones
 
 
 def accepted(text: str, folder: Path) -> Config:
@@ -59,12 +60,27 @@ def test_every_flag_of_a_peer_is_mapped_or_has_a_reason(peer: PeerRouter):
     )
 
 
+def refusal(command: str) -> str:
+    """Return why a command line is refused; empty if it is converted."""
+    try:
+        convert(command)
+    except PeerCommandError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 def test_every_flag_by_itself_gives_a_file_that_can_be_used(peer: PeerRouter, tmp_path: Path):
     for name, takes in THEIRS[peer.name].items():
         for value in ("7", "http://user:pw@host"):
             given = name if takes == NONE else f"{name} {shlex.quote(value)}"
-            done = convert(f"{PROGRAMS[peer.name]} {given}")
+            command = f"{PROGRAMS[peer.name]} {given}"
+            if why := refusal(command):
+                assert name in WORDS or (value != "7" and "must be a number" in why)
+                assert why.startswith(f"{name} must be ")
+                assert "pw@" not in why
+                continue
+            done = convert(command)
             assert done.peer is peer
             accepted(done.text, tmp_path)
             assert name in done.text, "neither a line nor a reason"
@@ -105,6 +121,7 @@ def test_examples_of_the_peers_own_pages(tmp_path: Path):
         "port": 30000,
         "workers": two,
         "policy": "warmset",
+        "timeouts": {"total_s": 1800},
     }
     parts = (
         "--prefill http://p1:30001 9001 --prefill http://p2:30002 "
@@ -161,7 +178,7 @@ def test_rules_keep_their_parameters_and_limits_their_sum(tmp_path: Path):
     )
     assert made["policy"] == "prefix_hash?prefix_tokens=128"
     assert made["model_limits"] == ["*:max_requests=255"]
-    assert made["limits"] == {"hold_requests": 50}
+    assert made["limits"] == {"hold_requests": 50, "hold_s": 60}
     done = convert(f"smg launch {URLS} --spill-abs-threshold 32")
     assert "policy: cache_aware?balance_abs=32" in done.summary()
     assert converted(f"smg {URLS} --policy power_of_two", tmp_path)["policy"] == "smg_expected_wait"
@@ -192,10 +209,29 @@ def test_no_secret_is_printed(capsys: pytest.CaptureFixture[str]):
     assert secret not in convert(leaking).text + convert(leaking).summary()
 
 
-def test_an_unknown_rule_gets_the_nearest_one():
-    for given, near in (("cache_awre", " (did you mean cache_aware?)"), ("zzzz", "")):
-        text = convert(f"{PROGRAMS['sglang-router']} {URLS} --policy {given}").text
-        assert f"--policy: there is no such rule here{near}; the default is warmset" in text
+def test_defaults_that_clients_notice_are_lines_and_the_others_are_named(tmp_path: Path):
+    command = f"{PROGRAMS['sglang-router']} {URLS}"
+    made = converted(
+        f"{command} --max-concurrent-requests 9 --health-check-timeout-secs 4", tmp_path
+    )
+    assert made["limits"] == {"hold_requests": 100, "hold_s": 60}
+    assert made["timeouts"] == {"total_s": 1800, "probe_s": 4}
+    assert "limits" not in converted(command, tmp_path), "there is no queue without a cap"
+    text = convert(f"{command} --disable-retries").text
+    assert "# limits.body_bytes: 536870912 in sglang-router, 16777216 here\n" in text
+    assert "# retries.backoff_s: 0.05 in sglang-router, 0.025 here\n" in text
+    assert "retries.attempts:" not in text, "a flag gives it"
+    assert convert(command).taken == 1
+
+
+@pytest.mark.parametrize("flag", ["", "--policy cache_aware"])
+def test_the_peers_own_rule_is_a_comment_that_takes_the_place_of_the_line_above(flag, tmp_path):
+    text = convert(f"{PROGRAMS['sglang-router']} {URLS} {flag} --cache-threshold 0.5").text
+    lines = text.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("# policy: "))
+    assert lines[at - 1].startswith("policy: warmset  # ")
+    lines[at - 1 : at + 1] = [lines[at].removeprefix("# ")]
+    assert accepted("\n".join(lines), tmp_path).policy == "cache_aware?match_threshold=0.5"
 
 
 def test_an_unknown_flag_gets_the_nearest_one():
@@ -210,6 +246,19 @@ def test_an_unknown_flag_gets_the_nearest_one():
         (" \n", "is empty"),
         ('vllm-router --host "a', "within a quote"),
         ("nginx -c /etc/nginx.conf", "no known router"),
+        (
+            f"smg launch {URLS} --policy cache_awre",
+            "--policy must be one of random, round_robin, p",
+        ),
+        (f"smg launch {URLS} --policy cache_awre", "prefix_hash (did you mean cache_aware?)"),
+        ("amg --policy zzzz", "one of random, round_robin, cache_aware, power_of_two, manual"),
+        ("amg --log-level wrn", "debug, info, warning, error (did you mean warning?)"),
+        ("amg --port abc", "--port must be a number, 0..65535"),
+        ("amg --port 65536", "--port must be a number, 0..65535"),
+        ("amg --retry-max-retries x", "--retry-max-retries must be a number"),
+        ("amg --retry-max-backoff-ms x", "--retry-max-backoff-ms must be a number"),
+        ("amg --max-concurrent-requests x", "--max-concurrent-requests must be a number"),
+        ("amg --cache-threshold x", "--cache-threshold must be a number"),
         ("smg launch --port", "--port has no value"),
         ("smg launch --port --host a", "--port has no value"),
         ("smg serve --model-path m", "starts engines, too"),
