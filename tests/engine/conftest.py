@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Reference:
     """Return the oracle for the model in `folder`, which computes one prompt at a time."""
-    from tests.engine.real import Reference  # with torch, which most tests here do without
+    from tests.engine.real import Reference  # imports torch, which most tests here do without
 
     return Reference(folder)
 

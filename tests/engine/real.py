@@ -52,7 +52,7 @@ def loaded(
         expected_output_tokens=8,
         host_kv_tokens=host_kv_tokens,
     )
-    # One thread: matrices this small only wait for each other's.
+    # One thread, because threads of such small matrices only wait for each other.
     settings = SchedulerSettings(**scheduler)
     tp_size, pp_size = ranks
     made = LoadSettings(

@@ -46,7 +46,7 @@ def test_shares_of_a_gpu_and_what_the_table_says_of_them() -> None:
         *("weights", "activations", "KV", "headroom", "share"),
     ]
     assert table[-1].startswith("each: 7,")
-    # A fifth of what weights and activations leave is nobody's.
+    # A fifth of what weights and activations leave stays unused.
     one = shares.capacity
     free_bytes = shares.each_bytes - one.weights_bytes - one.activation_bytes
     assert 0.2 * free_bytes <= one.headroom_bytes < 0.2 * free_bytes + 16 * 131_072

@@ -603,7 +603,7 @@ async def test_kv_leaves_while_the_rest_is_computed() -> None:
     chunks = SchedulerSettings(max_num_tokens=512)
     link = {"scheduler": chunks, "speed": 0.3, "kv_gbytes_per_s": 8192 * 131_072 / 0.25 / 1e9}
     times: dict[bool, float] = {}
-    for overlap, seed in ((False, 3), (True, 3), (True, 4)):  # others use this machine, too
+    for overlap, seed in ((False, 3), (True, 3), (True, 4)):  # other programs use the machine, too
         async with pair(kv_overlap=overlap, **link) as (one, other):
             body, begun_s = asked(seed, 8192, 1), asyncio.get_running_loop().time()
             answer = await split(one, other, body)
@@ -640,7 +640,7 @@ async def test_a_prompt_that_fails_while_it_is_read_is_computed_by_its_reader() 
         one.worker.cut_all()
         status, answer = await leg
         assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
-        # Its reader may have asked for it just after that.
+        # The reader may have asked for the KV just after that.
         assert failures(other) in ({"late": 1}, {"unknown": 1})
         await at_rest(one, other)
 

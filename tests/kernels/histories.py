@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-# As of the prefix index: hashes that all want the table's first or last places.
+# As in tests of the prefix index: hashes that all belong in the table's first or last places.
 CLUSTER = 0xF1DE83E19937733D
 
 
@@ -27,5 +27,5 @@ def tree_chain(path: list[int]) -> list[int]:
 
 
 paths = st.lists(st.integers(0, 3), max_size=12).map(tree_chain)
-# Not what chains are: repeated blocks, children without their parents.
+# Not valid chains: repeated blocks, and children without their parents.
 garbage = st.lists(st.integers(0, 20).map(lambda n: n * CLUSTER % 2**64), max_size=12)

@@ -7,7 +7,8 @@ import torch
 from tests.kernels.emulated import NAN, poisoned
 
 STORED = [torch.int8, torch.float8_e4m3fn]
-# Of the numbers themselves: units of 1/127 and 1/448 of the largest, 3 bits of fraction.
+# The relative loss of the numbers: bytes have steps of 1/127 of the largest (INT8), or 3 bits of
+# fraction (FP8).
 LOSS = {torch.int8: 2e-2, torch.float8_e4m3fn: 5e-2}
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 PROGRAMS = {"router": "warmroute", "engine": "warmroute-engine", "simulator": "warmroute-sim"}
-# Each before anything is imported: a build without all that is wanted of it, and no build.
+# Code that runs before any import: it gives a build that lacks everything, or no build.
 OLDER = "from types import ModuleType\nsys.modules['kvkernels._native'] = ModuleType('_native')"
 NONE = "sys.modules['kvkernels._native'] = None"
 CALL = """

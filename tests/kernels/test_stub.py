@@ -23,9 +23,9 @@ FOLDER = Path(kvkernels.__file__).parent
 STUB = ast.parse((FOLDER / "_native.pyi").read_text())
 RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the router's relay
 
-# `router.body.scan` and `router.http.parser` are the judges of these, `policies.warmset` and
-# numpy (`tests/router/core/sessions/test_session_weights.py`) of the two after them, functions in
-# `tests/oracles/answers.py` of the last ones: they have no twin here.
+# These have no twin here. `router.body.scan` and `router.http.parser` check the first two lines,
+# `policies.warmset` and numpy (`tests/router/core/sessions/test_session_weights.py`) the two after
+# them, and functions in `tests/oracles/answers.py` the last line.
 NO_TWIN = {
     *("plain_head", "reply_head", "scan_request", "PlainHead", "PromptText"),
     *("body_fields", "json_items", "json_text", "token_ids"),
@@ -69,7 +69,7 @@ def made(owner: Any) -> Any:
     if owner.__name__ == "WorkerBlocks":
         index = twins if owner is event_twins.WorkerBlocks else _native
         return owner(index.PrefixIndex(1), 0, 16, "m")
-    if owner.__name__ == "Trunk":  # as the first two that share one make it
+    if owner.__name__ == "Trunk":  # two prompts that share a head make a trunk
         trunks = trunks_twin.Trunks() if owner is trunks_twin.Trunk else _native.Trunks()
         trunks.arrival(np.arange(16, dtype=np.uint64), 16, 256, 16, 16, 0.0)
         return trunks.table()[0]
@@ -96,7 +96,7 @@ def is_property(function: ast.FunctionDef) -> bool:
 def public_names(owner: Any) -> set[str]:
     own = {"__init__", "__len__"} if inspect.isclass(owner) else set()
     if inspect.isclass(owner) and not hasattr(owner.__init__, "__nb_signature__"):
-        own.remove("__init__")  # only others make one
+        own.remove("__init__")  # only other code makes instances
     return {name for name in vars(owner) if name in own or not name.startswith("_")}
 
 

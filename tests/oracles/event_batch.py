@@ -24,7 +24,7 @@ class Header(NamedTuple):
     """
 
     kind: Kind
-    value: int = 0  # of an int
+    value: int = 0  # the value of an int
     size: int = 0
 
 
@@ -196,7 +196,7 @@ def offset_of(header: Header) -> bytes:
     return header.value.to_bytes(4, "little", signed=True)
 
 
-MAX_BLOCKS = 1 << 20  # of one batch, as the next two
+MAX_BLOCKS = 1 << 20  # in one batch; so are the next two
 MAX_TOKENS = 1 << 23
 MAX_EXTRA_BYTES = 1 << 22
 MAX_HASH_BYTES = 64
@@ -209,8 +209,8 @@ _TIERS = {
     **dict.fromkeys((b"cpu_tier2", b"disk", b"storage", b"external"), 2),
     **dict.fromkeys((b"fs", b"obj", b"nvme", b"ssd"), 2),
 }
-_FAR_TIER = 2  # of what is in another machine, whatever it is in there
-MAX_MEDIA = 8  # unknown ones of a batch that are named
+_FAR_TIER = 2  # the tier of blocks in another machine
+MAX_MEDIA = 8  # unknown media that a batch names
 MAX_MEDIUM_BYTES = 48
 _STORED = (
     b"block_hashes",
@@ -241,7 +241,7 @@ class Fields:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._at: dict[bytes, int] = {}
-        self.unknown_media: dict[str, int] = {}  # events skipped for them, by their names
+        self.unknown_media: dict[str, int] = {}  # skipped events by their unknown medium
         self._kept = [0, 0, 0]  # blocks, tokens, bytes of extra keys
         self._sums = [0, 0, 0]
 
@@ -356,7 +356,7 @@ class Fields:
         locality = self.text("locality")
         if locality is None or locality.lower() == b"local":
             return tier
-        if tier == 0:  # no GPU of this worker
+        if tier == 0:  # a GPU of another worker
             raise self._unknown_medium(medium + b" " * bool(locality) + locality)
         return _FAR_TIER
 
@@ -506,7 +506,7 @@ MAX_EVENTS = 1 << 16  # of one batch
 MAX_BLOCK_SIZE = 1 << 16  # tokens a block
 MAX_RANK = (1 << 16) - 1  # and the highest cache group
 
-# What vLLM calls groups whose every leading block a hit needs (`v1/kv_cache_interface.py`, 0.22).
+# vLLM's kinds of groups whose every leading block a hit needs (`v1/kv_cache_interface.py`, 0.22).
 _FULL_ATTENTION = (b"full_attention", b"mla_attention", b"sink_full_attention")
 _WINDOWS = (b"sliding_window", b"sliding_window_mla")
 _STATE = b"mamba"
@@ -657,7 +657,7 @@ class EventBatch:
         salt = fields.text("cache_salt")
         group = fields.small("group_idx", MAX_RANK)
         cache, window = _cache(fields)
-        if lora_name is None and lora_id:  # vLLM until 0.13: nameless, but never the base model
+        if lora_name is None and lora_id:  # vLLM up to 0.13 gives no name, but it is an adapter
             lora_name = b"lora_id:%d" % lora_id
         at_root = parent is None and salt is None
         extras, keyed_salt = fields.extra_keys(len(names), lora_name, at_root)

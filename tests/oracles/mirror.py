@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Touch = tuple[int, int, list[tuple[int, int]]]
-_RUNS = 32  # at most, of one touch
-_BLOCKS_MAX = 1 << 31  # they are numbered in 32 bits
+_RUNS = 32  # most runs that one touch reports
+_BLOCKS_MAX = 1 << 31  # blocks are numbered in 32 bits
 
 
 class _Recency:
@@ -24,7 +24,7 @@ class _Recency:
     def __init__(self) -> None:
         self.most_resident = 0
         self.most_remembered = 0
-        self.resident = 0  # the warmest so many
+        self.resident = 0  # this many of the warmest blocks
         self.stamps: OrderedDict[int, int] = OrderedDict()
 
     def warmest(self, count: int) -> list[int]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _SHARED = -1
 _ONCE, _AGAIN = 0, 3  # passes of the clock's hand that a block survives
-_LOOKS, _LOOKS_EACH = 16384, 64  # of the hand for one claim, and more for each of its blocks
+_LOOKS, _LOOKS_EACH = 16384, 64  # steps of the hand for one claim, and more for each of its blocks
 _PIVOTS = 8
 _ENTRIES_MAX = 1 << 28
 _OWNER_MAX = (1 << 61) - 1
@@ -47,9 +47,9 @@ class PrefixOwners:
         self.evicted = 0
         self._users: dict[int, int] = {}  # block -> its owner, or _SHARED
         self._warmth: dict[int, int] = {}
-        self._clock: list[int] = []  # blocks by place; who comes later takes the place of who left
+        self._clock: list[int] = []  # blocks by place; a new one takes an evicted one's place
         self._hand = 0
-        self._looks = 1  # what the hand may still look at in this claim
+        self._looks = 1  # steps that the hand may still take in this claim
 
     def claim(self, chain: Buffer, owner: int) -> int:
         """Mark the chain as used by `owner`, 0..2^61-1; return how many leading blocks several

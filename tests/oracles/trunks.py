@@ -10,11 +10,11 @@ from policies.contract import Hashes
 from policies.record import record
 from router.core.sessions.pool_pace import PoolPace
 
-TRUNKS_MAX = 256  # heads kept; whatever has more than 1/256 of all counts is among them
-_LEAST_TOKENS = 256  # shorter heads are computed again before anyone notices
+TRUNKS_MAX = 256  # heads kept; a head with more than 1/256 of all counts is among them
+_LEAST_TOKENS = 256  # shorter heads cost too little to matter
 _FADE_S = 10.0  # time constant of the counts
 _FADES_MAX = 60.0  # time constants before the counts are scaled anew
-_UTILIZATION = 0.8  # of a worker by the demand on its copy
+_UTILIZATION = 0.8  # the share of a worker's time that the demand on its copy may take
 _MEMORY_SHARE = 0.2  # of the pool's KV memory that all copies of one trunk may take
 
 
@@ -26,8 +26,8 @@ class Trunk:
     tokens: int
     rate_per_s: float  # arrivals that begin with it; a lower bound
     share: float  # of all arrivals, 0..1
-    demand: float  # seconds of work they bring per second, the trunk itself not counted
-    backlog_s: float  # seconds of work that its copies have not got done
+    demand: float  # seconds of work per second, without the trunk itself
+    backlog_s: float  # seconds of work that its copies have not done yet
     wanted_copies: int  # workers that should hold it, at least 1
 
 
@@ -41,20 +41,21 @@ class Trunks:
         self._pace = PoolPace()
         self._used = 0
         self._last_hash = [0] * heads
-        self._last_at = [0] * heads  # where in a chain that hash stands
-        self._row: dict[int, int] = {}  # by that hash, which stands for all before it
-        self._heads_at: dict[int, int] = {}  # how many end at a place
+        self._last_at = [0] * heads  # the place of that hash in a chain
+        self._row: dict[int, int] = {}  # rows by that hash, which names the whole head
+        self._heads_at: dict[int, int] = {}  # how many heads end at a place
         self._ends = np.zeros(0, dtype=np.int64)  # these places, in order
         self._tokens = [0] * heads
-        # Counts grow with time instead of fading: divided by `_scaled` they are as of now.
+        # New counts weigh more instead of old ones fading; divided by `_scaled` they are present
+        # values.
         self._count = [0.0] * heads
-        self._error = [0.0] * heads  # what of the count may be another head's that left
+        self._error = [0.0] * heads  # the part of the count that may be a replaced head's
         self._work_s = [0.0] * heads
-        self._backlog_s = [0.0] * heads  # as of `_drained_at_s`
+        self._backlog_s = [0.0] * heads  # at the time `_drained_at_s`
         self._drained_at_s = [0.0] * heads
         self._arrivals = 0.0
         self._since_s: float | None = None  # when an arrival counted 1
-        self._now_s = 0.0  # the last time told
+        self._now_s = 0.0  # the latest time given
         self.replaced = 0  # heads that gave way to another
 
     def pool(

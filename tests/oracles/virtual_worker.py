@@ -208,7 +208,7 @@ class VirtualWorker:
             ageing_s=check_finite("ageing_s", ageing_s),
             max_queue=in_range("max_queue", max_queue, 1, MAX_INT32),
             prefix_wait_tokens=in_range("prefix_wait_tokens", prefix_wait_tokens, 0, MAX_INT32),
-            export_lease_s=MAX_LEASE_S,  # whoever drives it ends leases
+            export_lease_s=MAX_LEASE_S,  # the driver ends leases
             max_exports=MAX_INT32,
         )
         if min_chunk_tokens > max_num_tokens:
@@ -291,7 +291,7 @@ class VirtualWorker:
         request = self._scheduler.requests.get(request_id)
         reads = request is not None and request.state is State.READING
         cancelled = self._scheduler.cancel(request_id)
-        if reads:  # nobody writes its blocks any more: the transfer has ended with it
+        if reads:  # its transfer has ended, so nothing writes its blocks any more
             self._scheduler.end_read(request_id, now_ns / 1e9, arrived=False)
         if cancelled and self._step is None:  # others may have waited for its blocks
             self._start_step(now_ns)
@@ -541,7 +541,7 @@ class VirtualWorker:
         if step is not None:
             assert step.decodes or step.chunks, "a step that computes nothing"
             length_ns = self._step_time.seconds(step) / self._speed * 1e9
-            # Not `>`: what overflowed may be no number at all.
+            # Not `>`, because a value that overflowed may be NaN.
             length_ns = length_ns if length_ns < MAX_STEP_NS else MAX_STEP_NS
             self._start_ns, self._end_ns = now_ns, now_ns + max(1, round(length_ns))
 

@@ -53,7 +53,7 @@ class Run:
     chain: npt.NDArray[np.uint64] | None = None
     tokens: npt.NDArray[np.int32] | npt.NDArray[np.int64] | None = None
     extras: tuple[bytes, ...] = ()
-    unit: int = 1  # blocks a name; of more: outside tier 0, no extras
+    unit: int = 1  # blocks per name; above 1 only outside tier 0 and without extras
 
     @property
     def cost_tokens(self) -> int:
@@ -77,7 +77,7 @@ class ParkedBlocks:
         self.dead: set[Name] = set()  # parked, and evicted before their parent came
         self._blocks = 0
         self._tokens = 0
-        self._seen_dead = 0  # that the last burial left behind
+        self._seen_dead = 0  # dead blocks that the last burial left
         self._names: Counter[Name] = Counter()  # a name may be parked twice
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ _MAGIC = b"kvwb"
 _VERSION = 5
 TIERS = 3
 _KINDS = ("", "full", "window", "state", "other")
-MOST_SIZES = 8  # of blocks that are told apart, one of them "more sizes"
+MOST_SIZES = 8  # block sizes that are counted apart, one of them "more sizes"
 
 
 class Contents(NamedTuple):
@@ -178,14 +178,14 @@ class Contents(NamedTuple):
 
     group: int
     full_attention: bool
-    is_placed: bool  # the blocks of windows alone
+    is_placed: bool  # the places of blocks of windows alone are known
     names: npt.NDArray[np.uint64]
     chains: npt.NDArray[np.uint64]
     tiers: npt.NDArray[np.uint8]
-    copies: list[dict[int, int]]  # by tier: how often more than once it holds a name
+    copies: list[dict[int, int]]  # by tier: copies of each name beyond the first
     parked: ParkedBlocks
     groups: CacheGroups
-    chunks: dict[int, list[int]]  # of names of several blocks: the chain hashes of all but the last
+    chunks: dict[int, list[int]]  # of names of several blocks: chain hashes of all but the last
 
 
 def contents_of(
@@ -474,14 +474,15 @@ class WorkerBlocks:
         self._copies: list[Counter[int]] = [Counter() for _ in range(TIERS)]  # by tier
         self._chunks: dict[int, list[int]] = {}  # chain hashes of all their blocks but the last
         self._group = 0
-        self._full_attention = False  # somebody told of such a group: it is `_group`
+        self._full_attention = False  # an event reported such a group, which is `_group`
         self._groups = CacheGroups()
         self._is_placed = False  # the blocks of windows alone have come with their places
         self._placed: dict[int, int] = {}  # in this call: chain hash by name
         self._windows_alone = False  # in this call
         self._is_hybrid = False
-        # Of a hybrid: the name that was stored last of those that stand for a chain hash, until
-        # it goes; after `load`, and where it becomes one, the greatest of them.
+        # For a hybrid model: chain hash -> the name stored last of those that stand for it, until
+        # it goes. After `load`, or when the worker becomes hybrid, it is the greatest of these
+        # names.
         self._by_chain: dict[int, int] = {}
         self.stored_blocks = 0
         self.removed_blocks = 0
@@ -708,7 +709,7 @@ class WorkerBlocks:
         number = group or 0
         if cache == "full" and not self._full_attention:
             self._full_attention = True
-            if number != self._group or self._is_placed:  # what came before was another group's
+            if number != self._group or self._is_placed:  # earlier blocks belonged to another group
                 self._group, self._is_placed = number, False
                 self._forget_blocks()
             self._groups.groups.pop(number, None)
@@ -730,7 +731,7 @@ class WorkerBlocks:
             return
         if masked and is_side and self._windows_alone:
             self._note_size(block_size, len(names))
-        if masked:  # where in the prompt its blocks are, nobody can tell
+        if masked:  # the places of its blocks in the prompt are unknown
             if len(names):
                 self._skip("masked")
             return
@@ -808,7 +809,7 @@ class WorkerBlocks:
         queue, held, counts = [run], list[Run](), self._counts_copies
         while queue:  # a parent that arrives late brings its parked descendants along
             run = queue.pop()
-            if run.unit > 1 and self._groups.groups:  # of which group it is, nobody can tell
+            if run.unit > 1 and self._groups.groups:  # their group is unknown
                 self._skip("other_group")
                 held.append(run)
                 continue
@@ -825,7 +826,7 @@ class WorkerBlocks:
             counts = False
             held.append(run)
             queue += self._parked.wake(run.names)
-        for run in held:  # last: a block may be in several of them, and its removal holds for all
+        for run in held:  # at the end: a block may be in several runs
             self._drop(self._parked.take_dead(run.names, run.tier), run.tier)
 
     def _chain(self, run: Run, seed: int) -> list[int]:

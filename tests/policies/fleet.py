@@ -39,7 +39,7 @@ _IDLE: dict[str, float] = {
     "step_s": 0.010,
     "load_age_s": 0.1,
     "event_age_s": 0.1,
-}  # any other float column: NaN, "nobody said"
+}  # any other float column is NaN, unknown
 
 
 def fleet_of(**columns: Any) -> TableFleet:

@@ -16,10 +16,10 @@ from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
 from tests.policies.views import columns_of, fleets, requests, told
 
-# Those that point at a row by its place say so in their docstring.
+# Policies that prefer a row by its place; their docstrings say so.
 POINTING = ("round_robin", "power_of_two", "trt_llm", "ray_prefix", "smg_expected_wait")
 SYMMETRIC = [name for name in POLICIES if name not in POINTING]
-HOLDING = ("thunder_agent",)  # requests of paused programs, though there are workers
+HOLDING = ("thunder_agent",)  # it holds requests of paused programs, even with workers
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 

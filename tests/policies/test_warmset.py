@@ -199,7 +199,7 @@ def test_a_trunk_that_more_should_hold_is_not_charged_to_who_brings_it() -> None
         terms = WARMSET.terms(request, fleet, None)
         assert int(np.argmin(WARMSET.costs(request, fleet, None))) == best
         assert terms["prefill_s"].tolist() == pytest.approx([0.04, 0.04 if missing else 0.64])
-        # Those who are there wait for all of it.
+        # The running requests wait for all of it.
         assert terms["running_s"][0] == pytest.approx(3.0 * (0.04 + 0.005))
 
 
@@ -213,7 +213,7 @@ def test_unknown_hits_count_as_what_is_known_of_them() -> None:
     assert costs[0] == costs[1]
 
 
-# Two workers, one nearly full, the other as good as full.
+# Two workers: one is nearly full, and the other has hardly any room left.
 EXAMPLE = {
     "worker_id": [0, 1],
     "holds_trunk": True,
@@ -241,7 +241,7 @@ def test_a_new_session_goes_where_it_fits() -> None:
 def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
     request = request_of(standing="warm", home_id=1, **PROMPT)
     costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 18_000], **EXAMPLE), None)
-    # Away: the trunk is there, and its 10,000 private tokens push nothing out.
+    # At the other worker the trunk is cached, and the 10,000 private tokens evict nothing.
     away_s = 0.3 + 0.8 + 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4) + 0.243
     home_s = 0.176 + 8 * 0.176 * 2 * 0.5 * 0.088 + 0.8 * 0.186
     assert costs.tolist() == pytest.approx([away_s * 4**0.9, home_s])
@@ -251,7 +251,7 @@ def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
     ("changes", "held_s", "open_rows"),
     [
         ({"working_set_tokens": 95_000.0, "working_set_s": 9.5}, 0.0, [False, False]),
-        # It could compute all of it again within 0.9 of a turn: 4.5 + 0.8 s of 6 s.
+        # The worker could compute all of it again within 0.9 of a turn: 4.5 + 0.8 s of 6 s.
         ({"working_set_tokens": 95_000.0, "working_set_s": [9.5, 4.5]}, 0.0, [False, True]),
         # Holding does not pay: 1.2 * 0.9 * 100,000 tokens of 9.5 s / 95,000 are 10.8 s.
         (
@@ -260,7 +260,7 @@ def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
             [True, True],
         ),
         ({"working_set_tokens": [99_000.0, 0.0], "working_set_s": 9.9}, 0.0, [False, True]),
-        # Where one has room, no wait opens the other.
+        # If one worker has room, no wait opens the other.
         ({"working_set_tokens": [80_000.0, 91_000.0]}, 5.1, [True, False]),
     ],
 )

@@ -24,10 +24,10 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--allow-file-access-from-files",  # a view tells the page around it what it saw
+    "--allow-file-access-from-files",  # a view passes its measurements to the page around it
     "--dump-dom",
 ]
-# Runs in each view and leaves what it saw with the page around it.
+# Runs in each view and passes its measurements to the page around it.
 LOOK = """<script>
 window.onerror = (message) => { window.failed = message; };
 window.onload = () => {

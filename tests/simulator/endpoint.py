@@ -26,7 +26,7 @@ class Endpoint:
         self, behaviour: Behaviour = lambda _: "ok", gap_s: float = 0.0, named: bool = True
     ) -> None:
         self.behaviour = behaviour
-        self.named = named  # replies say which worker they are from
+        self.named = named  # replies name their worker
         self.gap_s = gap_s
         self.bodies: list[dict[str, Any]] = []
         self.sessions: list[str | None] = []

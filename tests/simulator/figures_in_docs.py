@@ -46,7 +46,7 @@ MARK = re.compile(
     re.DOTALL,
 )
 FILE = re.compile(r"<!-- file: (?P<name>[\w.]+) -->\n```\w*\n(?P<text>.*?)```\n", re.DOTALL)
-# A terminal of so many columns, and no word on progress, which depends on the machine.
+# Runs with a terminal of the given width, and without progress, which depends on the machine.
 RUN = """
 import sys
 from simulator.cli import command_line
@@ -145,7 +145,7 @@ def prepared(text: str) -> Path:
         (SCRATCH / "simulator").symlink_to(ROOT / "simulator")
     for found in FILE.finditer(text):
         (SCRATCH / found["name"]).write_text(found["text"])
-        (SCRATCH / f"{found['name']}.results.jsonl").unlink(missing_ok=True)  # of older code
+        (SCRATCH / f"{found['name']}.results.jsonl").unlink(missing_ok=True)  # old results
     return SCRATCH
 
 
@@ -248,7 +248,7 @@ def demo_table() -> str:
     return "".join(lines).replace("|  |", "| |")
 
 
-# Document, what stands before and after a text that is made, and what makes it.
+# Document, the texts before and after a generated text, and the function that makes it.
 Sentence = tuple[str, str, str, Callable[[], str]]
 SENTENCES: tuple[Sentence, ...] = (
     ("README.md", r"have their first token within ", r" with warmroute\.", tail),
@@ -282,7 +282,7 @@ def made(name: str, text: str, chosen: Callable[[Block], bool] | None = None) ->
                 raise FigureError(f"{name}: nothing stands between {before!r} and {after!r}")
             text = f"{text[: found.start(2)]}{make()}{text[found.end(2) :]}"
     folder = prepared(text)
-    for block in reversed(list(blocks(text))):  # from the end, so that places stay right
+    for block in reversed(list(blocks(text))):  # from the end, so that positions stay valid
         if chosen is None or chosen(block):
             text = f"{text[: block.start]}{printed(block, folder)}{text[block.end :]}"
     return text

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The kernels of numpy's and scipy's wheels, and what /proc/cpuinfo says of a processor that can run
-# one. OpenBLAS takes the name's word for it: another processor stops at an illegal instruction.
+# The kernels of numpy's and scipy's wheels, and the flags of /proc/cpuinfo that each one needs.
+# OpenBLAS does not check the named kernel: on another processor the process dies.
 AVX512 = frozenset(("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"))
 KERNELS = {
     "Prescott": frozenset(("pni",)),

@@ -23,7 +23,7 @@ from simulator.traces.spec import WorkloadSpec
 MS = 1_000_000
 S = 1_000_000_000
 BLOCK_SIZE = 16
-# What a request is unless a test says otherwise; times in ms.
+# The fields of a request by default; times in ms.
 REQUEST = {
     "arrival": 0.0,
     "dispatched": None,  # as it arrives

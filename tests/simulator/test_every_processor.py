@@ -21,7 +21,7 @@ SAMPLE = ROOT / "simulator" / "data" / "conversation_sample.jsonl.gz"
 NUMERIC = ["calibrate/test_validate.py", "report/test_aggregate.py", "report/test_row.py"]
 if not QUICK:
     NUMERIC.append("calibrate/test_calibrate.py")  # fits, once more
-# The oldest, without fused products, and numpy's own sums: the others differ from these in less.
+# The oldest kernel, which has no fused products, and numpy's own sums differ most from others.
 IN_CI = ("Prescott", NO_VECTORS)
 CLOSE = 1e-6  # of predicted step times, relative
 

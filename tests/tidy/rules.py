@@ -18,7 +18,7 @@ MAX_COLUMNS = 100
 MAX_FUNCTION_LINES = 60
 FACE_FIELDS = ("Owns:", "Gives:", "Never imports:", "Start reading at:")
 
-# The parts that decide: time and chance are given to them, they ask nobody.
+# The parts that decide; they receive time and randomness from their callers.
 PURE = (
     "policies/",
     "router/core/",
@@ -28,7 +28,7 @@ PURE = (
     "kernels/kvkernels/",
 )
 IMPURE_MODULES = {"time", "random", "datetime", "secrets", "uuid"}
-# Named in faces as never imported, and looked for among the imports.
+# Modules that package docstrings name after `Never imports:`; a rule looks for their imports.
 KNOWN_MODULES = {*OURS, "torch", "aiohttp", "zmq", "asyncio", "logging", "random", "time"}
 CONSTANT = re.compile(r"_{0,2}[A-Z][A-Z0-9_]*|__\w+__")
 MUTABLE_NODES = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)

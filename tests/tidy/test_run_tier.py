@@ -21,7 +21,7 @@ def test_flaky(name):
         raise OSError("not yet")
 """
 NOT_YET = "OSError: not yet"
-# Of the plug-ins that are installed, no other is imported: there are many runs here.
+# No other installed plug-in is imported, because there are many runs here.
 ONE_AT_A_TIME = ["-q", "-p", "xdist"]
 TWO_AT_A_TIME = [*ONE_AT_A_TIME, "--numprocesses=2", "--dist=loadgroup"]
 

@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Runs in a fresh interpreter: argv[1] blocked packages, argv[2] packages to import whole,
-# argv[3] where modules may ask for what is blocked.
+# Runs in a fresh interpreter: argv[1] has the blocked packages, argv[2] the packages to import
+# whole, and argv[3] the modules that may import blocked packages.
 IMPORT_ALL = """
 import importlib, importlib.abc, pkgutil, sys
 
@@ -40,7 +40,7 @@ print(count)
 """
 
 MODELS = "torch,safetensors,transformers"
-# What computes; everything beside it must do without.
+# Modules that compute; all others must do without torch.
 COMPUTING = "engine.model.,engine.runner.,engine.sampling.torch_,kvkernels.ops."
 
 

@@ -197,6 +197,6 @@ def test_any_configuration_is_read_or_refused(
         config = read_config(folder)
     except ModelError:
         return
-    # What was accepted can be computed with.
+    # A folder that was accepted can be computed with.
     assert bool(inverse_frequencies(config.rope, config.head_dim, 64).isfinite().all())
     assert attention_factor(config.rope) > 0

@@ -248,7 +248,7 @@ def test_requests_that_share_pages(models: dict[tuple[str, torch.dtype], Pair]) 
         assert close(logits[row], whole(plain, [*trunks[owner], 40 + row])[-1], torch.float64)
     assert close(logits[-1], whole(plain, [3])[-1], torch.float64)
     token_bytes = 2 * 2 * model.config.head_dim * kv.pool.element_size() * model.config.layers
-    # At most all that is shared; costs decide.
+    # The plan saves at most the bytes of all shared pages; the costs decide how many.
     assert batch.saving.shared_prefix_groups >= 1
     assert 4 * 256 * token_bytes <= batch.saving.kv_bytes_saved <= 1696 * token_bytes
 

@@ -20,7 +20,7 @@ YARN = {
     "original_max_position_embeddings": 64,
     "beta_fast": 16.0,
 }
-# By kind: what config.json says of the rotation.
+# The rotation's fields of config.json, by kind.
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"type": "linear", "factor": 2.5},
@@ -61,7 +61,7 @@ def test_half_precision_is_close(name: str, dtype: torch.dtype, tmp_path: Path) 
     ours, exact = whole(loaded(folder, dtype), ids), oracle(folder, ids, torch.float64)
     theirs = oracle(folder, ids, dtype).float()
     assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
-    # No farther from the truth than they are, but for chance.
+    # Our logits are no farther from the truth than transformers', except by chance.
     ours_off, theirs_off = (ours - exact).norm(), (theirs - exact).norm()
     assert float(ours_off) < 1.25 * float(theirs_off)
 

@@ -102,7 +102,7 @@ def test_quantized_shards_are_parts_of_the_quantized_whole(
     expected = whole(loaded(folder, quantization=quantization), IDS, "int8")
     for logits in run_stage(folder, size, (0, 1), quantization=quantization):
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
-    # Scales of a shard's own columns would pass a looser bar than this one.
+    # A looser bound would accept scales computed over a shard's own columns.
     plain = whole(loaded(folder), IDS)
     assert float((expected - plain).abs().max()) > 1e-4
 

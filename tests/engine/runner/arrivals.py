@@ -53,7 +53,7 @@ ARRIVALS = st.builds(
     ),
     output_tokens=st.integers(1, 24),
     sampling=PARAMS,
-    # Of a random model any token may come: enough of them that some end an answer.
+    # A random model may give any token; with so many stop tokens, some of them end an answer.
     stops=st.sampled_from([frozenset[int](), frozenset(range(0, VOCAB, 9))]),
     at_step=st.integers(0, 12),
     leaves_at_step=st.none() | st.integers(1, 25),

@@ -66,7 +66,7 @@ def steps() -> list[list[Piece]]:
 
 @pytest.mark.parametrize(
     ("tp_size", "pp_size"),
-    # Stages are also those of a worker's tests below.
+    # The worker's tests below use stages, too.
     [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 2), (2, 2)))],
 )
 def test_a_group_says_what_the_whole_model_does(tp_size: int, pp_size: int, tmp_path: Path) -> None:

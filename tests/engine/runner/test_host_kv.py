@@ -92,7 +92,7 @@ class Watching(Clients):
         for part, (cache, host) in enumerate(self._pairs):
             for block_hash, block in pool._by_hash.items():
                 self._look((part, block_hash), cache[block])
-            # Where a step is in flight, copies to the host may be so, too.
+            # While a step is in flight, copies to the host may be, too.
             for block_hash, place in pool.host._ids.items() if self._in_turns else ():
                 self._look((part, block_hash), host[place])
         self._step += 1
@@ -255,7 +255,7 @@ async def test_others_compute_beside_a_load_and_one_that_leaves_keeps_its_blocks
             await eventually(lambda: scheduler.reading == 1, "one has left")
             assert scheduler.kv_used_blocks == used, "nobody gets what is written"
             worker.worker.reset_cache()
-            # Of what was evicted before the reset, nothing may be written over while it loads.
+            # Blocks evicted before the reset are still loading, so nothing may overwrite them.
             other = asyncio.create_task(filled(worker, DOCUMENTS[2:]))
             await asyncio.sleep(0.05)
             assert not other.done()

@@ -33,7 +33,7 @@ SETTINGS = {
     "llama-tied": TinySettings("llama", is_tied=True),
     "qwen3": TinySettings("qwen3"),
 }
-# Stages in CI: by logits in test_group, by tokens of a worker there, too.
+# In CI, stages are tested by logits in test_group, and there also by a worker's tokens.
 SERVED = [
     ("llama", (1, 1), False),
     ("llama-tied", (1, 1), True),
@@ -46,7 +46,7 @@ SERVED = [
         for overlaps in (False, True)
     ),
 ]
-Rows = dict[tuple[int, int], torch.Tensor]  # logits by request and the position they speak of
+Rows = dict[tuple[int, int], torch.Tensor]  # logits by request and position
 
 
 @pytest.fixture

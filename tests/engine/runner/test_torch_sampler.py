@@ -135,7 +135,7 @@ def test_tokens_come_as_often_as_their_probability_says(params, kinds):
     request = asking(params, [0], [])
     chances = probabilities(logits[0].double().numpy(), request, params)
     seen = np.zeros(len(chances))
-    # One row a position: requests that are this one, so much further on.
+    # One row for each position: the same request, further along.
     zeros = np.zeros(draws, dtype=np.int32)
     rows = [Request(at, zeros[: at + 1], 1, sampling=params) for at in range(draws)]
     for start in range(0, draws, 5000):

@@ -240,7 +240,8 @@ class Moves:
         for one, other in pairwise(hops):
             is_last = other is hops[-1]
             theirs = draw.sample(range(60), -(-place.stop // other.block_tokens))
-            # All of it but at the last hop, which begins where the target lacks something.
+            # Every hop moves everything, except the last, which begins where the target lacks
+            # tokens.
             into = place if is_last else Place(theirs, 0, place.stop)
             sent(one, other, ids, into, draw.randint(1, 4))
             ids = theirs
@@ -377,7 +378,7 @@ async def _same(shape: dict[str, Any], folder: Path, seeds: range) -> None:
         )
         for side in (0, 1)
     ]
-    # Alone: as the worker that decodes would have computed all of it.
+    # The single worker is the one that decodes, computing the whole prompt itself.
     alone = loaded(folder, quantization=quantization, block_size=pages[1])
     async with (
         pair(*made, kv_transport=transport) as (one, other),

@@ -111,8 +111,8 @@ async def test_stop_strings_stop_tokens_and_the_models_own_end(
 
 async def test_a_stop_string_ends_the_answer_streamed_as_whole(folder: Path) -> None:
     async with computing(loaded(folder)) as worker:
-        # Of a random model's bytes few are characters: a bias would be needed to get text, so
-        # the string is taken from what a seed happens to say.
+        # Few bytes of a random model are characters. Text would need a bias, so the string is one
+        # that a seed happens to give.
         for seed in range(50):
             body = greedy(PROMPT, 40, temperature=1.0, seed=seed)
             _, whole = await worker.post(COMPLETIONS, body)
@@ -216,7 +216,7 @@ async def test_offsets_count_over_the_whole_text(folder: Path) -> None:
 async def test_special_tokens_are_hidden_unless_asked_for(folder: Path) -> None:
     async with computing(loaded(folder)) as worker:
         tokenizer = worker.worker.tokenizer
-        # Of a random model's tokens few are special ones: the seed is one that says some.
+        # Few tokens of a random model are special; this seed gives some.
         for seed in range(80):
             body = greedy(PROMPT, 60, temperature=1.0, seed=seed)
             _, answer = await worker.post(COMPLETIONS, body)

@@ -96,7 +96,7 @@ def test_a_decode_runs_on_without_its_last_token_up_to_its_longest_output() -> N
     third = scheduler.schedule(0.1)
     assert third is not None
     assert scheduler.complete(second, {1: 8}, 0.2)[0].finished is None
-    # Its third token is in flight, and the last one.
+    # Its third and last token is in flight.
     assert scheduler.schedule(0.2) is None
     assert scheduler.complete(third, {1: 7}, 0.3)[0].finished == "length"
     assert one.output == [9, 8, 7]
@@ -116,7 +116,7 @@ def test_what_comes_after_a_stop_is_thrown_away_and_its_blocks_go_back_after_it(
     assert scheduler.schedule(0.1) is None
     assert scheduler.complete(second, {1: 5}, 0.2) == []
     assert (one.output, scheduler.kv_used_blocks) == ([9], 0)
-    # Its fourth token was computed, by a request that had ended: its block is not shown.
+    # Its fourth token was computed after the request had ended, so its block is not shown.
     assert scheduler.pool.cached_blocks == 0
 
 

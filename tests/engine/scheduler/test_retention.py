@@ -98,10 +98,10 @@ def test_a_duration_runs_while_nobody_uses_the_block_and_begins_again_with_each_
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
     [
-        (80, 10, True),  # nobody takes away what another one asked for
+        (80, 10, True),  # no request lowers the worth that another asked for
         (80, None, True),
         (10, 80, True),
-        (10, None, False),  # used by one who said nothing: worth as much as others, and older
+        (10, None, False),  # used by a request without a worth: worth as much as others, and older
         (None, 10, False),
         (10, 20, False),
     ],
@@ -159,7 +159,7 @@ def test_a_block_has_the_priority_of_the_range_of_its_first_token():
         Worth(80),
         Worth(10, 0.5),
         STANDARD,
-        STANDARD,  # begun by the prompt, whatever ends it
+        STANDARD,  # the prompt begins it, whatever ends it
         Worth(3),
     ]
     assert said((4, None, 60, None)).worths(0, 3, SIZE, 100) == [STANDARD, Worth(60), Worth(60)]

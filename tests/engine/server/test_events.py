@@ -63,7 +63,7 @@ async def test_one_batch_a_step_names_blocks_by_their_chain_hashes() -> None:
         assert event.hashes == tuple(map(int, expected))
         assert (event.parent, event.block_size, event.medium) == (None, 16, "GPU")
         assert event.tokens == tuple(PROMPT[:48])
-        # What the answer adds continues the chain; what is cached is not told again.
+        # The answer's blocks continue the chain; cached blocks are not reported again.
         await complete(worker, PROMPT, tokens=40)
         later = await drain_live(socket, worker.worker.kv_seq)
         first = decode_batch(later[0].payload).events[0]

@@ -41,7 +41,7 @@ async def test_token_prompts_continue_as_the_token_function_says() -> None:
         assert choice["finish_reason"] == "length"
         assert answer["object"] == "text_completion"
         assert answer["id"].startswith("cmpl-")
-        # Part of the answer as part of the next prompt: it goes on where it was.
+        # With part of the answer in the next prompt, the answer continues where it was.
         _, again = await worker.post(COMPLETIONS, {"prompt": PROMPT + said[:2], "max_tokens": 4})
         assert again["choices"][0]["text"] == "".join(f" t{token}" for token in said[2:])
 

@@ -83,7 +83,8 @@ async def test_after_a_storm_of_clients_nothing_is_held(seed: int) -> None:
         assert (scheduler.running, scheduler.waiting) == (0, 0)
         assert worker.worker.pool.used_blocks == 0
         check_pool(worker.worker.pool)
-        # Those who left before they had asked are no aborts: only that some did leave is certain.
+        # Clients that left before they sent a request are no aborts, so it is only certain that
+        # some left.
         assert counters.finished["length"] >= stayed
         assert 80 > stayed > 0
 

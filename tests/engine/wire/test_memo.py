@@ -210,7 +210,7 @@ def test_tokens_that_reach_across_are_no_cuts() -> None:
     cuts = cuts_of({}, [*unfit, token("<c>"), token("<c>d<c>")])
     assert cuts is not None
     assert cuts.of(f"{long}<l>{long}<c>{long}") == [259 + 256, 2 * 256 + 256 + 6]
-    # The longer token is found where both would be: inside of it is no cut.
+    # Where both tokens match, the longer one is found, and there is no cut inside it.
     assert cuts.of(f"{long}<c>d<c>{long}<c>") == [256, 2 * 256 + 7, 2 * 256 + 10]
     with pytest.raises(ValueError, match="no added token"):
         Cuts([])

@@ -47,7 +47,7 @@ def test_the_chain_hashes_of_the_page(title: str, seed: int) -> None:
     (row,) = re.findall(rf"^\|[^|]*{re.escape(title)} \|(.*)\|$", PAGE, re.MULTILINE)
     hashes = chain_hashes(TOKENS, BLOCK, seed).tolist()
     assert re.findall(r"`([0-9a-f]{16})`", row) == [f"{h:016x}" for h in (seed, *hashes)]
-    # By the rule as it is written there, with another implementation of the hash.
+    # Computed by the page's rule, with another implementation of the hash.
     previous = seed
     for block, expected in enumerate(hashes):
         tokens = TOKENS[block * BLOCK : (block + 1) * BLOCK].tolist()

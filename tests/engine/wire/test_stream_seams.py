@@ -32,7 +32,7 @@ def test_begun_where_text_ended_it_goes_on_as_it_would_have(
     prompt, said = ([n % tokenizer.vocab for n in ids] for ids in (prompt, said))
     whole = [*map(tokenizer.stream(prompt).step, said)]
     cut = min(cut, len(said))
-    while cut and not whole[cut - 1]:  # half a character: it is said again
+    while cut and not whole[cut - 1]:  # half a character, which is sent again
         cut -= 1
     rest = [*map(tokenizer.stream([*prompt, *said[:cut]]).step, said[cut:])]
     assert rest == whole[cut:]

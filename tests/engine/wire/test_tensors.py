@@ -27,7 +27,7 @@ from engine.wire.tensors import (
     texts,
 )
 
-# How `struct` writes each, as an oracle.
+# The `struct` code of each datatype, as an oracle.
 CODES = dict(zip(NUMBERS, "?bhiqBHIQfd", strict=True))
 
 

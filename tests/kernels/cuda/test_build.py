@@ -45,19 +45,19 @@ class Bounds(NamedTuple):
 MMA, ASYNC_COPY = r"HMMA\.16816\.F32", r"LDGSTS\.E\.(BYPASS\.)?(LTC128B\.)?128"
 WIDENED = r"STS\.128"
 
-# Warpgroup products, copies by tensor map, mbarriers; registers taken and given, 224 and 56.
+# Warpgroup products, copies by tensor map, mbarriers; then the registers taken and given: 224, 56.
 HOPPER = (
     *(r"HGMMA\.64x128x16\.F32", r"UTMALDG\.4D", r"UTMACCTL\.PF"),
     *(r"SYNCS\.PHASECHK", r"SYNCS\.ARRIVE"),
 )
 SHARES = (r"USETMAXREG\.TRY_ALLOC\.CTAPOOL UP0, 0xe0 ", r"USETMAXREG\.DEALLOC\.CTAPOOL 0x38 ")
-# Where the first ones widen bytes: 216 and 72.
+# The registers where the producers widen bytes: 216 and 72.
 WIDENING_SHARES = (
     *(r"USETMAXREG\.TRY_ALLOC\.CTAPOOL UP0, 0xd8 ", r"USETMAXREG\.DEALLOC\.CTAPOOL 0x48 "),
     *(r"LDG\.E\.NA\.128", WIDENED),
 )
 
-# By source; registers as the CTAs per SM of its launch bounds need.
+# Bounds by source; the registers are those that the launch bounds' CTAs per SM allow.
 KERNELS = {
     "append": Bounds(64, (r"LDG\.E\.128", r"STG\.E\.128", r"SHFL\.BFLY|SHFL\.IDX")),
     "w8a16": Bounds(180, (MMA, r"LDS\.128", ASYNC_COPY)),
@@ -222,7 +222,7 @@ def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> Non
     [
         ("shared_decode", 1.0),
         ("shared_decode_quantized", 1.0),
-        ("prefill", 0.5),  # whose keys are cut
+        ("prefill", 0.5),  # the kernel that cuts keys
         ("prefill_quantized", 0.5),
     ],
 )
@@ -254,7 +254,7 @@ def test_only_the_debug_library_ends_a_wait_that_hangs(tmp_path: Path) -> None:
     compiler = shutil.which("nvcc")
     assert compiler is not None
     for target, traps in ((build.DEBUG, True), (build.CUDA, False)):
-        # Waits at barriers are Hopper's: without `-gencode` for sm_80.
+        # Only Hopper has these waits, so leave out `-gencode` for sm_80.
         at = next(n for n, flag in enumerate(target.compile_flags) if "sm_80" in flag)
         own = target.compile_flags[: at - 1] + target.compile_flags[at + 1 :]
         made = tmp_path / f"{target.name}.o"
@@ -323,7 +323,7 @@ def test_views_are_kept_while_their_tensors_live() -> None:
     assert kept.of(x) == view_of(x) != kept.of(turned)
     del x, turned
     for _ in range(100):
-        kept.of(torch.zeros(1))  # in the place of the one before
+        kept.of(torch.zeros(1))  # at the address of the tensor before
     assert len(kept) == 0
     with pytest.raises(RefusedError, match="complex64"):
         kept.of(torch.zeros(2, dtype=torch.complex64))

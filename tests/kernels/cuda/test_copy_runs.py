@@ -115,7 +115,7 @@ def test_tagged_pools_come_through_any_change(
         padded = torch.cat([at, torch.full((1, 2), -1)])
         run(as_bytes(pools[piece.source]), as_bytes(got), made.runs, padded)
         unit = made.unit_tokens
-    # The last unit comes whole: with what its pool had beyond the last token.
+    # The last unit arrives whole, with what its pool had beyond the last token.
     assert torch.equal(got, tags(target, ids[1], tokens, more=-tokens % unit))
 
 

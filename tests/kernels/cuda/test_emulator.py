@@ -106,7 +106,7 @@ def test_narrowing_rounds_as_torch_does(faulty: KernelLibrary, x: float) -> None
     number, given_x = faulty.functions.wr_test_number, torch.tensor(x, dtype=torch.float32)
     for to, dtype in enumerate((torch.bfloat16, torch.float16, torch.float8_e4m3fn)):
         if dtype == torch.float8_e4m3fn and abs(x) > 448:
-            given_x = given_x.clamp(-448, 448)  # torch has NaN beyond, here it saturates
+            given_x = given_x.clamp(-448, 448)  # torch gives NaN beyond, the kernels saturate
         bytes_of = {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
         wanted = int(given_x.to(dtype).view(bytes_of)) & (0xFF if dtype.itemsize == 1 else 0xFFFF)
         got = number(ctypes.c_uint32(bits_of(x)), to)

@@ -22,7 +22,7 @@ from tests.kernels.cuda.prefill_cases import case
 from tests.kernels.emulated import emulate, moved, needs_compiler
 
 ROOT = Path(__file__).parents[3]
-# torch, what it wants on import, and numpy.
+# torch, the packages that it imports, and numpy.
 CARRIED = ("torch", "torchgen", "functorch", "numpy", "numpy.libs", "typing_extensions.py")
 CARRIED += ("sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec")
 TESTING = ("pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments")
@@ -80,7 +80,7 @@ def test_a_bare_machine_runs_what_a_cpu_can_and_names_what_is_missing(
     again = run(bare_python, out)
     assert again.returncode == first_run.LEFT_OVER
     assert " cpu: " not in again.stdout, "what is done is not done again"
-    # What is no library is told before a GPU is asked for.
+    # A file that is no library is reported before a GPU is needed.
     named = str(tmp_path / "libwarmroute.so")
     Path(named).write_text("no library")
     wrong = run(bare_python, out, WARMROUTE_CUDA_LIBRARY=named)

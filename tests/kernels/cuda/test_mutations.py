@@ -36,7 +36,7 @@ from tests.kernels.quantized import STORED
 SEEDS = range(1, 5)
 BOUND = 1e-2
 
-# No sanitizer: what a mutant computes is enough.
+# No sanitizer is needed: a mutant shows in its results.
 QUICK = build.EMULATOR._replace(
     compile_flags=("-std=c++20", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", "-x", "c++"),
     link_flags=("-shared",),
@@ -44,7 +44,7 @@ QUICK = build.EMULATOR._replace(
 
 BUILT = Path(__file__).parents[3] / "build" / "slips"  # kept: a slip is named by its sources
 
-# (source, what stands there once, what a slip would make of it)
+# (text that the source has once, the slip in its place)
 DECODE = [
     ("l % 16, 2 * k + l / 16", "l % 16, 2 * k + 1 - l / 16"),
     ("l % 8 + l / 16 * 8, 2 * m", "l % 16, 2 * m"),
@@ -119,7 +119,7 @@ WGMMA_PRODUCER = [
     ("to.q.wait_empty(use);", ""),
     ("this->round() + 1;", "this->round() + 2;"),
 ]
-# Of boxes of more than a tile, dealt to all producer warps.
+# Slips in boxes larger than a tile, which all producer warps share.
 WGMMA_BOXES = [
     ("            box_tokens = TILE;\n", ""),
     ("kv.init(PRODUCER_WARPS, CONSUMER_WARPS);", "kv.init(1, CONSUMER_WARPS);"),
@@ -204,7 +204,7 @@ def prefill_differs(library: KernelLibrary, kernel: str, made: prefill.Case) -> 
 def widened_is_wrong_by(kernel: str) -> Callable[[KernelLibrary, int], bool]:
     def is_wrong(library: KernelLibrary, seed: int) -> bool:
         dim, dtype = ((64, torch.float16), (128, torch.bfloat16))[seed % 2]
-        pieces = [(150, 41), (0, 3), (700, 2)]  # the last one's stages go round
+        pieces = [(150, 41), (0, 3), (700, 2)]  # the last piece uses its stages again
         plain = prefill.case(pieces, 5, 2, dim, dtype=dtype, seed=seed)
         made = prefill.quantized(plain, STORED[seed // 2 % 2])
         return prefill_differs(library, kernel, made)
@@ -291,7 +291,7 @@ def mutant(folder: Path, source: str, there: str, instead: str) -> KernelLibrary
         return KernelLibrary(build.build(QUICK))
 
 
-# Of keys that are cut into pieces.
+# Slips with keys that are cut into pieces.
 PREFILL_CUT = [
     ("table += item.begin / (p.pages.tiles_per_page * TILE);", ""),
     ("end = item.end - item.begin;", "end = item.end;"),

@@ -202,7 +202,7 @@ def test_what_is_not_supported_is_said() -> None:
 def test_the_operator_is_sound() -> None:
     made = case([(5, 30), (0, 2)])
     made.k_pages, made.v_pages = made.k_pages.contiguous(), made.v_pages.contiguous()
-    made.out.zero_()  # rows of nobody stay, and NaN is no equal of itself
+    made.out.zero_()  # unused rows are NaN, which does not equal itself
     assert made.lse is not None
     made.lse.zero_()
     torch.library.opcheck(torch.ops.warmroute.prefill.default, tuple(made.arguments()))

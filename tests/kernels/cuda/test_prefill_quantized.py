@@ -115,7 +115,7 @@ def test_every_byte_is_its_number_in_its_place(
         made.v_pages.view(torch.uint8)[page, 0, 0] = row
         made.v_scales[page, 0, 0] = 2.0**-9
     emulate(kernel, *made.arguments())
-    got = made.out[1::2].flatten().double()  # a row of nobody's before each
+    got = made.out[1::2].flatten().double()  # an unused row precedes each
     assert torch.equal(got, codes.view(stored).double() * 2.0**-9)
 
 
@@ -211,7 +211,7 @@ def test_the_operator_is_sound() -> None:
     made = quantized(case([(5, 30)], 2, 1), torch.int8)
     for name in ("k_pages", "v_pages", "k_scales", "v_scales"):
         setattr(made, name, getattr(made, name).contiguous().nan_to_num())
-    made.out.zero_()  # rows of nobody stay, and NaN is no equal of itself
+    made.out.zero_()  # unused rows are NaN, which does not equal itself
     assert made.lse is not None
     made.lse.zero_()
     torch.library.opcheck(torch.ops.warmroute.prefill.default, tuple(made.arguments()))

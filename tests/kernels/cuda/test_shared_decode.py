@@ -144,7 +144,7 @@ def test_with_whom_a_run_is_shared_does_not_matter() -> None:
         requests = [Request("abcdef", 21)] + [Request("abcdef", 7)] * others
         made, _, _ = case(requests)
         draw = torch.Generator().manual_seed(9)
-        for tensor in (made.k_pages, made.v_pages):  # the same for the first, on other pages
+        for tensor in (made.k_pages, made.v_pages):  # the first request's are the same
             values = torch.randn(8, 16, 1, 64, generator=draw).to(tensor.dtype)
             tensor[made.page_table[0, :8].long()] = values
         made.q[0] = torch.randn(4, 64, generator=draw).to(made.q.dtype)
@@ -212,5 +212,5 @@ def test_the_operator_is_sound() -> None:
     made, _, _ = case([Request("ab", 5), Request("ab", 30)])
     made = made._replace(k_pages=made.k_pages.contiguous(), v_pages=made.v_pages.contiguous())
     for part in (made.partial, made.partial_lse):
-        part.zero_()  # not written on CPUs, and NaN is no equal of itself
+        part.zero_()  # CPUs do not write it, and NaN does not equal itself
     torch.library.opcheck(torch.ops.warmroute.shared_decode.default, tuple(made))

@@ -184,5 +184,5 @@ def test_the_operator_is_sound() -> None:
     pages = ("k_pages", "v_pages", "k_scales", "v_scales")
     made = made._replace(**{name: getattr(made, name).contiguous() for name in pages})
     for part in (made.partial, made.partial_lse):
-        part.zero_()  # not written on CPUs, and NaN is no equal of itself
+        part.zero_()  # CPUs do not write it, and NaN does not equal itself
     torch.library.opcheck(torch.ops.warmroute.shared_decode.default, tuple(made))

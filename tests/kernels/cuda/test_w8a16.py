@@ -17,7 +17,7 @@ from tests.kernels.emulated import emulate, needs_compiler, poisoned, relative_e
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
-WIDE = 64 * 132  # channels from which on a CTA takes 64 of them
+WIDE = 64 * 132  # from this many channels on, a CTA takes 64
 
 
 def hold(made: list[torch.Tensor], seed: int = 1) -> None:

@@ -200,7 +200,7 @@ def test_unknown_media_are_named(decode: type[EventBatch]) -> None:
     assert (batch.unknown_media(), len(batch)) == ({"TAPE": 2, "GPU REMOTE": 1}, 1)
     assert batch.skips() == {"unknown_medium": 3}
     batch = decode(pack(stored(medium=7), stored(medium="é" * 40), stored(medium="CPU")))
-    assert batch.unknown_media() == {"é" * 24: 1}  # what is no text has no name
+    assert batch.unknown_media() == {"é" * 24: 1}  # a medium that is no text is left out
     batch = decode(pack(stored(medium="x" + "€" * 40)))
     assert list(batch.unknown_media()) == ["x" + "€" * 15]
 

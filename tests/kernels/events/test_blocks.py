@@ -49,7 +49,7 @@ def test_tiers_are_apart(kind: str) -> None:
     blocks.remove(array([12]), tier=1)
     assert (len(blocks), blocks.stored_blocks, blocks.removed_blocks) == (1, 2, 2)
     blocks.store_tokens(array([11, 99]), None, tokens(), 0, tier=2)
-    assert blocks.skipped_events == 1  # of 99 nothing is known
+    assert blocks.skipped_events == 1  # the name 99 is unknown
     assert pool.hits(chain) == [0, 1, 1]
 
 
@@ -143,7 +143,7 @@ def test_the_limit_of_parked_blocks(kind: str) -> None:
         blocks.store(array([name, name + 1]), 99, array([name, name + 1]))
     assert (blocks.parked, blocks.skipped_events) == (8, 4)
     blocks.remove(array([0, 1, 2]))
-    blocks.store(array([50, 51]), 99, array([50, 51]))  # what died whole made room for it
+    blocks.store(array([50, 51]), 99, array([50, 51]))  # the evicted run made room for it
     assert (blocks.parked, blocks.skipped_events) == (8, 4)
     big = np.zeros(1 << 17, dtype=np.int32)
     blocks = Pool(kind, max_parked=1 << 30).blocks
@@ -203,7 +203,7 @@ def test_a_block_with_copies_is_there_until_the_last_is_removed(kind: str) -> No
         pool.blocks.store(run, None, chain)
     pool.blocks.remove(run)
     other = Pool(kind, counts_copies=True)
-    other.blocks.load(pool.blocks.dump())  # how often is kept, too
+    other.blocks.load(pool.blocks.dump())  # the dump has the copies, too
     for each in (pool, other):
         each.blocks.remove(run)
         assert each.hits(chain)[0] == 1

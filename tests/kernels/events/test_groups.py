@@ -20,7 +20,7 @@ from tests.effort import examples
 SIZE = 4
 FULL, WINDOW, STATE, OTHER = range(4)  # the cache groups' numbers
 KINDS = {FULL: "full_attention", WINDOW: "sliding_window", STATE: "mamba"}
-W = 11  # tokens: the blocks of the last ten, three of them
+W = 11  # tokens; a hit needs the blocks of the last ten, which are three
 PROMPTS = 4
 
 

@@ -127,7 +127,7 @@ class SameHistory(RuleBasedStateMachine):
             for counter in COUNTERS:
                 assert getattr(new.blocks, counter) == 0
             assert new.index.held(1) >= old.index.held(1)  # what two names shared came back
-            old.blocks.load(dumps[0])  # over what is there
+            old.blocks.load(dumps[0])  # over the present contents
 
     @precondition(lambda self: hasattr(self, "pools"))
     @invariant()

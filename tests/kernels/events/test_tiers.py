@@ -81,7 +81,7 @@ def test_salts_and_images_that_a_connector_leaves_out(kind: str) -> None:
     plain = twins.chain_hashes(tokens(1, 2, 3, 4, 5, 6), BLOCK_SIZE)
     keys = {"extra_keys": [["s"], None]}
     apply(pool, stored([11, 12], [1, 2, 3, 4], **keys))
-    apply(pool, stored([11, 12, 13], [1, 2, 3, 4, 5, 6], medium="CPU"))  # 13 is news
+    apply(pool, stored([11, 12, 13], [1, 2, 3, 4, 5, 6], medium="CPU"))  # 13 is new
     assert pool.hits(salted) == [2, 3, 3]
     assert pool.hits(plain) == [0, 0, 0]
     apply(pool, removed([11, 12], "GPU"))
@@ -123,7 +123,7 @@ class Offloading:
     def __init__(self, random: Random, blocks_per_chunk: int) -> None:
         self.random, self.per_chunk = random, blocks_per_chunk
         self.gpu: dict[int, int] = {}  # our chain hash by its name
-        self.host: dict[int, list[int]] = {}  # names by chunk, which its last block's name names
+        self.host: dict[int, list[int]] = {}  # names of a chunk's blocks, by its last block's name
         self.meant: dict[int, int] = {}
 
     def step(self) -> list[Event]:

@@ -44,7 +44,7 @@ def test_evicted_blocks_are_counted_for_each_worker_that_held_them() -> None:
     assert min(lost) > 0
     index.clear_worker(2)
     assert [index.evicted_of(worker) for worker in range(4)] == [*lost[:2], 0, lost[3]]
-    index.clear_worker(2)  # it holds nothing: nothing of it can go
+    index.clear_worker(2)  # it holds nothing, so nothing of it can be evicted
     index.store(0, unique(700, seed=4))
     assert (index.evicted_of(2), index.evicted_of(0) > lost[0]) == (0, True)
     with pytest.raises(IndexError, match=r"worker must be 0\.\.3, got 4"):

@@ -18,8 +18,8 @@ from kvkernels import PrefixIndex
 from tests.effort import examples
 from tests.oracles import index as twins
 
-# Multiples of the inverse of the table's multiplier all want the first or, counted down, the
-# last slots: clusters, which deletion must shift back, across the table's end as well.
+# All multiples of the inverse of the table's multiplier belong in the first slots or, counted down,
+# in the last ones. Deletion must shift these clusters back, also across the table's end.
 CLUSTER = 0xF1DE83E19937733D
 BLOCKS = [0, 1, 2**32, 2**63, 2**64 - 1]
 BLOCKS += [i * CLUSTER % 2**64 for i in range(1, 40)] + [-i * CLUSTER % 2**64 for i in range(1, 20)]

@@ -244,7 +244,7 @@ def test_memory_is_counted_bounded_and_given_back() -> None:
     for start in range(0, 1_000_000, 1000):
         mirror.touch(0, np.arange(start, start + 1000, dtype=np.uint64))
     assert (mirror.held(0), mirror.remembered(0)) == (50_000, 100_000)
-    # A record of 24 bytes and a table that is a third full at least; the index of resident ones.
+    # A record takes 24 bytes in a table at least a third full; the index has the resident blocks.
     assert mirror.memory_bytes - empty < 101_000 * (24 + 24) + 50_000 * 64
     mirror.clear_worker(0)
     assert mirror.remembered(0) == 0

@@ -87,7 +87,7 @@ def test_the_grid_tells_costs_apart() -> None:
     a tenth, since a fit would guess it otherwise. Partial results are a few percent of any time,
     because decode cuts requests so.
     """
-    for name in Costs._fields[:-1]:  # but for `sharing`, which is no time
+    for name in Costs._fields[:-1]:  # all but `sharing`, which is no time
         dearer = TRUE._replace(**{name: 1.5 * getattr(TRUE, name)})
         steps = [chosen(costs, mix).work for mix in GRID for costs in (NEVER, ALWAYS)]
         change = max(dearer.of(work) / TRUE.of(work) for work in steps)

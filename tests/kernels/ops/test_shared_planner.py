@@ -26,7 +26,7 @@ from tests.effort import examples
 
 PAGE, PAGES = 4, 1 << 20
 SHAPE = AttentionShape(8, 2, 64, layers=3)
-# A choice between reading and partial results, that pieces may turn.
+# Costs of reading and partial results that are so close that the number of pieces decides.
 CLOSE = Costs(0.0, 40.0, 0.0, 1500.0, 100.0)
 
 

@@ -16,8 +16,8 @@ from tests.kernels.virtual_worker.virtual_pair import TIGHT, Pair, Twin, chain_o
 
 NATIVE = cast(type[Twin], kvkernels.VirtualWorker)
 
-# Pools from one sequence's size to never full, blocks from one token on, and each rule of
-# admission on its own.
+# Pools from the size of one sequence to one that is never full, blocks from one token on, and each
+# rule of admission by itself.
 VARIATIONS: dict[str, list[Any]] = {
     "blocks": [8, 14, 40, 200],
     "block_size": [1, 3, 4, 16],
@@ -32,7 +32,7 @@ VARIATIONS: dict[str, list[Any]] = {
     "host_blocks": [0, 3, 12, 100],
     "load_block_s": [0.0, 0.0001, 0.03],
 }
-# Of windows and states, which a host tier excludes; the pool has room beside them.
+# Groups of windows and states, which exclude a host tier; the pool has room beside them.
 GROUPS = [((5, 1),), ((9, 2),), ((0, 3),), ((4, 1), (0, 2)), ((0, 1), (17, 1))]
 SPEEDS = [0.5, 1.0, 3.7]
 

@@ -33,7 +33,7 @@ TIGHT: dict[str, Any] = {
 KINDS = (
     *("stored", "removed", "cleared", "stored_host", "removed_host"),
     *(f"{what}_{group}" for group in ("first", "second") for what in ("kept", "dropped")),
-)  # of changes
+)  # kinds of changes
 
 
 class Twin(Protocol):

@@ -178,7 +178,7 @@ def test_llm_d_sticky_stays_until_the_backlog_is_seconds_behind():
         "queued_prefill_tokens": [5_000.0, 180_000.0, 0.0, 0.0],
         "prefill_tokens_per_s": 10_000.0,
     }
-    # 0.3 s behind: only the first two hold 0.8; the others stand behind the worst of them.
+    # A holder 0.3 s behind: only the first two hold 0.8; the others rank behind the worse of these.
     behind = 180_201.0
     assert costs_of(LlmDSticky(), **columns) == [
         *(5_040.0, 180_200.0, behind + 1_000.0, behind + 360.0)

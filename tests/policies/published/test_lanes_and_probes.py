@@ -35,7 +35,7 @@ def test_heads_are_counted_over_the_window_alone(size, requests):
             assert window.coolest(request, 0.5) == (cool or request[-1:])[0]
 
 
-# What may happen to six requests on three workers: sent (again), finished, failed, worker gone.
+# Events of six requests on three workers: sent (again), finished, failed, worker gone.
 events = st.lists(
     st.tuples(
         st.sampled_from(["send", "send", "finish", "fail", "gone", "join"]),
@@ -90,7 +90,7 @@ def test_prequal_counts_requests_in_flight_on_workers_that_are_there(history):
         policy.observe(fact, state)
         if isinstance(fact, Dispatched):
             where[fact.request_id] = fact.worker_id
-            there[fact.worker_id] = None  # known by what it is sent, too
+            there[fact.worker_id] = None  # a dispatch makes it known, too
         elif isinstance(fact, WorkerChange) and fact.state == "gone":
             there.pop(fact.worker_id, None)
         elif isinstance(fact, WorkerChange):

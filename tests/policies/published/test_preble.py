@@ -88,7 +88,7 @@ def served(ttft_s, older=20, newer=20, worker_id=0):
     ("changes", "waits_s", "grows"),
     [
         ({}, (0.5, 1.0), True),
-        ({}, (0.5, 0.9), False),  # no longer to wait than before
+        ({}, (0.5, 0.9), False),  # the wait is no longer than before
         ({"warmup_requests": 21}, (0.5, 1.0), False),  # 40 requests at two workers
         ({"imbalance": 7.0}, (0.5, 1.0), False),  # 0.64 s of work against 0.1 s
     ],

@@ -152,7 +152,7 @@ def test_session_sticky_stays_and_joins_the_shortest_queue_first():
     assert costs_of(policy, request_of(session="a"), state, **loads) == [4.0, -1.0, 2.0]
     for session in (None, "never seen"):
         assert costs_of(policy, request_of(session=session), state, **loads) == [4.0, 90.0, 2.0]
-    # Its worker may not be asked; where it goes instead, it stays.
+    # Its worker is not eligible; it then stays at the worker that it gets instead.
     without = {"worker_id": [0, 2], "running": [4, 2]}
     assert costs_of(policy, request_of(session="a"), state, **without) == [4.0, 2.0]
     sent(policy, (2, 10, "a"), state=state)
@@ -188,7 +188,7 @@ def test_trt_llm_conversation_prefers_session_then_prefix_then_fewest_tokens():
         "context_tokens": [100.0, 5_000.0, 900.0],
     }
     assert costs_of(policy, request_of(session="a"), state, **columns) == [1.0, 0.0, 2.0]
-    # A session nobody served yet is not looked for by its prefix.
+    # For a session that no worker has served, the prefix is not searched.
     assert costs_of(policy, request_of(session="b"), state, **columns) == [200.0, 5_000.0, 900.0]
     assert costs_of(policy, None, state, **columns) == [1.0, 2.0, 0.0]
     strict = TrtLlmConversation(match_threshold=0.76)

@@ -248,7 +248,7 @@ def test_a_second_of_load_is_worth_what_a_second_of_missing_prefill_is():
     assert adjusted(Progressive(), [-1.2, 0.0], NOW, state, **columns) == pytest.approx([-0.2, 0])
     alike = columns | {"hit_tokens": [600, 600]}
     assert adjusted(Progressive(), [2.0, 2.0], NOW, state, **alike) == [2.05, 2.0]
-    # Nobody holds more: 1 unit between them is as much as the 0.05 s between their loads.
+    # Both hold the same: 1 unit between their costs is as much as the 0.05 s between their loads.
     assert adjusted(Progressive(), [0.0, 1.0], NOW, state, **alike) == [1.0, 1.0]
     assert adjusted(Progressive(), [-600.0, INF], NOW, state, **columns) == [-600.0, INF]
 

@@ -72,7 +72,7 @@ def rollouts(full: bool) -> Measured:
     found = fmean(number(one.hit_rate_tokens) for one in hashed)
     found /= fmean(number(one.hit_rate_tokens) for one in aware)
     skew = [max(number(one.load_skew_requests) for one in rows) for rows in (hashed, aware)]
-    ordered = wall > 1 if full else skew[0] > skew[1]  # by chance, where turns are few
+    ordered = wall > 1 if full else skew[0] > skew[1]  # with few turns chance decides it
     return Measured(ordered, (wall, found))
 
 

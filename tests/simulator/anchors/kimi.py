@@ -55,7 +55,7 @@ def two_rules(full: bool) -> Measured:
     speed.
     """
     profile = PROFILES[QWEN_FP8.profile]
-    pool = Pool(8, profile.name, 2 * profile.kv_capacity_tokens)  # of FP8, the profile's are BF16
+    pool = Pool(8, profile.name, 2 * profile.kv_capacity_tokens)  # FP8: half the profile's bytes
     blind, aware = (
         row(
             str(TOOLS), policy, pool, block_size=64, speed=0.8, requests=None if full else PART

@@ -13,11 +13,12 @@ from tests.simulator.anchors.runs import Pool, number, row, stages
 QWEN = Hardware("8 x 2 H100, Qwen3-32B", "qwen3-32b-h100-tp2")
 LLAMA = Hardware("4 x 4 H100, Llama-3.1-70B", "llama-3-70b-h100-tp4")
 GPT_OSS = Hardware("16 x H100, gpt-oss-120b", "gpt-oss-120b-h100")
-KV_TOKENS = 307_328  # of a pod, by the report of 2025; the later ones do not say
-MORE_BYTES = 4_000_000_000  # for KV, of 80 GB: the source gives engines 95 %, profiles 90 %
+KV_TOKENS = 307_328  # of a pod, by the report of 2025; later reports do not say
+MORE_BYTES = 4_000_000_000  # more KV: the source gives engines 95 % of 80 GB, profiles 90 %
 SHAPE = "gen:inference_perf?groups={}&prompts=5&system=6000&question=1200&output=1000"
 SHAPE += "&warm_ups=1&pause_s=300&stages={}"
-# The warm-up and seven of sixteen stages; half of workers, groups and rates: two of them.
+# LADDER has the warm-up and seven of sixteen stages. HALF has two of them, for half of the workers,
+# groups and rates.
 LADDER = SHAPE.format(150, "15:50,3:20,10:20,20:38,30:25,40:38,49:30,60:25")
 HALF = SHAPE.format(75, "7.5:50,10:20,20:20")
 

@@ -60,7 +60,7 @@ def offload(full: bool) -> Measured:
         return [b / a for a, b in zip(alone, beside, strict=True)]
 
     large, small = ratios(30_000), ratios(8_000)
-    ordered = large[2] < 1 and (not full or large[0] > 1)  # a part's throughput is too even
+    ordered = large[2] < 1 and (not full or large[0] > 1)  # the short form cannot rank throughput
     return Measured(ordered, (large[0], large[2], large[1], small[0]))
 
 

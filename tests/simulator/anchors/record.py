@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.profiles import PROFILES
 
-NEAR = 0.25  # a ratio that lies within this share of the published one is said to agree
+NEAR = 0.25  # a ratio within this share of the published one counts as near
 TRACES = Path(__file__).parents[3].parent / "shared" / "traces"
 
 
@@ -20,7 +20,7 @@ class Hardware:
 
     gpus: str  # as the source has them, with the model
     right: str  # the profile of that model on those GPUs, whether or not there is one
-    nearest: str = ""  # until then; "": `right` is there
+    nearest: str = ""  # the profile in use until `right` exists; "": `right` exists
 
     @property
     def profile(self) -> str:
@@ -41,8 +41,8 @@ class Compared:
 
     what: str
     published: float
-    why: str = ""  # ours is another one because ...; shown where it is not near
-    short: float | None = None  # how near it comes in the shortened form; None: not asked there
+    why: str = ""  # why our figure differs; shown if it is not near
+    short: float | None = None  # allowed error of the short form; None: not checked there
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Measured:
     """The result of one run of an anchor."""
 
     ordered: bool  # the rules rank as published
-    values: tuple[float | None, ...]  # ours, one for each that is compared; None: not in this form
+    values: tuple[float | None, ...]  # ours, one for each of `compared`; None: not in this form
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Anchor:
     source: str  # who, what, year
     hardware: Hardware
     workload: str
-    rules: str  # theirs = ours
+    rules: str  # the source's names = ours
     order: str  # how they rank in the source
     compared: tuple[Compared, ...]
     measure: Callable[[bool], Measured]

@@ -40,7 +40,7 @@ HEADER = ",".join(COLUMNS)
 def test_steps_of_every_profile_are_explained(name: str) -> None:
     truth = profile(name).step_time
     found = fit(observed(truth, noise=0.0), like=truth)
-    # The exponent of the soft maximum is one of six, and the truth's lies between two of them.
+    # The exponent of the soft maximum is one of six, and the true one lies between two of them.
     assert found.errors[-1].p90 < 0.02
     assert found.step_time.pair_s == pytest.approx(truth.pair_s, rel=0.05)
     assert found.step_time.context_s == pytest.approx(truth.context_s, rel=0.05)
@@ -57,7 +57,7 @@ def test_noise_and_stalls_do_not_carry_the_fit_away() -> None:
     found = fit(stalled(truth))
     assert found.step_time.linear_s == pytest.approx(truth.linear_s, rel=0.05)
     assert found.errors[-1].median < 0.04
-    assert found.errors[-1].worst > 0.5  # the stalls are told of, not hidden
+    assert found.errors[-1].worst > 0.5  # the errors show the stalls
 
 
 @pytest.mark.parametrize("name", ["deepseek-r1-gb200-ep8", "deepseek-r1-gb200-ep16"])

@@ -76,8 +76,8 @@ def test_placements_by_hand() -> None:
     live = [
         placed(0, 1, 80, ttft_ms=103.0),  # alike
         placed(1, 0, 0, ttft_ms=100.5),  # alike
-        placed(2, 0, 0),  # same worker, found nothing there
-        placed(3, 1, 96),  # placed elsewhere, where there was less
+        placed(2, 0, 0),  # same worker, but no hit there
+        placed(3, 1, 96),  # placed at a worker that held less
         placed(4, 0, 80, verdict=LiveVerdict.FAILED),
         placed(5, 1, 80),  # turned away in the replay
         placed(6, 1, 80, ttft_ms=101.0),  # alike
@@ -170,9 +170,9 @@ def of_ttft(policy: str, live: float | None, simulated: float | None) -> Validat
         ((100.0, 105.0), (200.0, 190.0), True),
         ((100.0, 105.0), (200.0, 90.0), False),
         ((100.0, 100.9), (101.0, 100.0), True),  # level in both worlds
-        ((100.0, 120.0), (101.0, 100.0), True),  # level live: it says nothing
+        ((100.0, 120.0), (101.0, 100.0), True),  # level in the live run: no contradiction
         ((None, None), (100.0, 100.0), True),
-        ((None, 90.0), (100.0, 100.0), False),  # no answer is no good answer
+        ((None, 90.0), (100.0, 100.0), False),  # a missing answer is not good
         ((None, None), (None, None), True),
     ],
 )

@@ -39,7 +39,7 @@ from tests.bench.rate_match import outcome
 
 FREE = Link(gbps=1e9, setup_s=0.0)  # the table's transfers cost nothing
 QWEN = "qwen3-32b-h100-tp2"
-LOAD = 0.8  # of the workers that prefill, in the table
+LOAD = 0.8  # load of the prefill workers in the table
 
 
 def ratio_and_gain(
@@ -74,7 +74,7 @@ def test_the_reference_table() -> None:
         for every_step, gain in ((False, mean_gain), (True, step_gain)):
             targets = WaitTargets(tpot_ms / 1e3, every_step=every_step)
             found = ratio_and_gain(REFERENCE, REFERENCE, [REFERENCE], mix, targets)
-            # 1 %, or what the table's own digits leave open.
+            # The tolerance is 1 %, or the rounding of the table's digits.
             assert found[0] == pytest.approx(ratio, rel=0.01, abs=0.005), (tpot_ms, every_step)
             assert found[1] == pytest.approx(gain, rel=0.01, abs=0.005), (tpot_ms, every_step)
 
@@ -103,7 +103,7 @@ def plain_rates(
 
     def step_s(prefill: float, decodes: float) -> float:
         pairs = prefill * (prompt - uncached / 2)
-        computed: Any = (prefill + decodes, decodes, pairs, decodes * context)  # not whole
+        computed: Any = (prefill + decodes, decodes, pairs, decodes * context)  # not whole numbers
         return step._seconds(*computed)
 
     prefills = LOAD / step.prefill_s(uncached, prompt - uncached)
@@ -308,7 +308,7 @@ def test_what_was_cached_is_as_the_log_says_or_as_caches_would_have_it() -> None
     assert told.rate_per_s == pytest.approx(1.0)
     found = measure([job(n, None) for n in range(10)], 16, 1, 10_000)
     assert found.cached_by == "caches"
-    assert found.cached_share == pytest.approx(0.75 * 9 / 10)  # the first one computes it
+    assert found.cached_share == pytest.approx(0.75 * 9 / 10)  # the first request computes it
     two = measure([job(n, None) for n in range(10)], 16, 1, 10_000, "none")
     assert (two.cached_by, two.cached_share) == ("none", 0.0)
     partly = measure([job(n, 32 if n % 2 else None) for n in range(10)], 16, 1, 10_000)

@@ -202,7 +202,7 @@ def test_figures_are_those_of_simulated_arrivals(seed: int) -> None:
     assert rate == pytest.approx(len(found.ends) / found.span, rel=0.10)
     assert planned.utilisation == pytest.approx(found.busy / found.span / instances, abs=0.05)
     assert planned.p50_s == pytest.approx(float(np.median(found.latencies)), rel=0.15)
-    # Ten times more than it takes is done as fast as the plan says that it can be.
+    # At ten times its capacity the pool completes the rate that the plan gives as its limit.
     most = rate / planned.capacity_share
     found = events(poisson(10 * most, seed, 5000), true, instances)
     assert most == pytest.approx(len(found.ends) / found.span, rel=0.10)

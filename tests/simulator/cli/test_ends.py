@@ -16,11 +16,11 @@ from tests.simulator.cli_support import trace
 from tests.simulator.endpoint import until
 
 TIMEOUT_S = 60.0
-# Python ends itself by SIGINT, which shells show as 130, where the signal came inside of an exec.
+# Python dies of SIGINT, which shells show as 130, if the signal arrives during an exec.
 INTERRUPTED = (130, -signal.SIGINT)
 # Minutes of work, which no test waits for.
 LONG = ("replay", "gen:zipf?requests=3000000&rate=20", "--policy", "round_robin")
-# TERM and HUP have the same handler: one is left out of CI where the other test has it.
+# TERM and HUP have the same handler, so CI runs each test with only one of them.
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 full = pytest.mark.full
 
@@ -89,9 +89,9 @@ async def test_a_signal_ends_a_replay(number: signal.Signals) -> None:
 async def test_a_signal_ends_all_processes_of_a_replay(number: signal.Signals) -> None:
     process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
     with nobody_left(process.pid):
-        # The two that replay, and the one by which Python tracks what processes share.
+        # The two processes that replay, and Python's tracker of shared resources.
         await until(lambda: len(in_session(process.pid)) == 4)
-        if number == signal.SIGINT:  # as a terminal does it: to all of them
+        if number == signal.SIGINT:  # a terminal sends it to all processes
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)

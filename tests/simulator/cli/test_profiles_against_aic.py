@@ -16,7 +16,7 @@ from tests.simulator.step_times.configs import CONFIGS
 from tests.simulator.step_times.tables_at_hand import rows_by_profile
 
 __all__ = ["run"]
-KNOWN = CONFIGS["qwen3-32b"] | {  # with what the tables ask for besides
+KNOWN = CONFIGS["qwen3-32b"] | {  # with the other fields that the tables need
     "architectures": ["Qwen3ForCausalLM"],
     "max_position_embeddings": 40_960,
     "torch_dtype": "bfloat16",

@@ -23,7 +23,7 @@ ROW = '{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1]}
 LOAD = ("load", "http://127.0.0.1:1")
 SHARED = ("--shared-prefix", "60+7")
 TRACE = ("--trace", "t.jsonl")
-# As shells without job control start what runs in the background.
+# Shells without job control start background programs in this way.
 DEAF = ("sh", "-c", """trap '' INT TERM; exec "$@" """, "sh")
 
 

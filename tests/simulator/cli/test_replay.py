@@ -125,7 +125,7 @@ def test_every_format_can_be_drawn_from(run: Run, tmp_path: Path, name: str) -> 
     for one, other in zip(rows[:3], rows[3:], strict=True):
         assert one["requests"] == other["requests"] == one["completed"]
         assert one["input_tokens"] == other["input_tokens"], "every policy has the same draws"
-    # Draws of a table with times and lengths alone may be alike but for their times.
+    # Draws from a table of times and lengths alone may differ in their times only.
     assert len({row["report_hash"] for row in rows}) == 6
     assert "its sessions drawn anew with each seed" in said.out
     assert "the same 3 seeds, paired with least_requests; 95 % intervals" in said.out

@@ -271,15 +271,15 @@ def make_job(ids: Sequence[int], prompt_tokens: int, answer: Sequence[int] = ())
 def test_what_requests_share_is_counted_by_hand() -> None:
     jobs = [
         make_job([1, 2, 3], 30, answer=[4]),
-        make_job([1, 2, 3], 30),  # its last token stands in block 3
-        make_job([1, 2, 3, 4, 5], 55),  # block 4 was the first one's answer
-        make_job([9], 999),  # too long for anybody
+        make_job([1, 2, 3], 30),  # its last token is in block 3
+        make_job([1, 2, 3, 4, 5], 55),  # block 4 is the answer of the first job
+        make_job([9], 999),  # too long for any worker
     ]
     known = know(jobs, Chainer(10, 10).chain, 10, most_tokens=100)
     assert known.hopeless == 1
     assert known.matched_tokens == (0, 30, 40)
     assert known.shared_tokens == (0, 20, 40)
-    # Blocks 1 and 2 are found twice at most, 3 by the last one only, 4 by it too, 5 by nobody.
+    # Blocks 1 and 2 are found at most twice, 3 and 4 by the last job only, 5 by none.
     assert reuse_ceiling_tokens(known) == 10 * (2 + 2 + 1 + 1)
 
 

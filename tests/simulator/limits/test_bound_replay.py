@@ -79,7 +79,7 @@ def check(result: ReplayResult, bounds: Bounds) -> None:
     assert bounds.makespan_s.value <= row.simulated_s
     assert row.goodput.share is not None
     assert row.goodput.share <= bounds.goodput_share.value + 1e-6
-    # Of the blocks that requests found cached; some answers are too short to be counted.
+    # The bound covers all blocks found cached; the row leaves out answers that are too short.
     total = int(result.table.prompt_tokens.sum())
     found = int(result.table.hit_tokens.sum())
     assert found <= bounds.hit_rate_tokens.value * total + 1e-6
@@ -152,6 +152,6 @@ def test_an_overload_is_bounded_by_the_pool_and_not_by_the_idle_worker() -> None
     assert bounds.ttft_ms["mean"].source == "pooled workers"
     row = summarize(run(jobs, setup))
     assert row.ttft_ms.mean is not None
-    # Twice the bound would say little; shortest-first is no better here, as all are alike.
+    # A factor of two would say little; shortest-first does not help here, as all jobs are alike.
     assert bounds.ttft_ms["mean"].value < row.ttft_ms.mean < 1.5 * bounds.ttft_ms["mean"].value
     assert bounds.goodput_share.value < 1.0

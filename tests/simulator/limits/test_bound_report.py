@@ -100,7 +100,7 @@ def test_placed_repeats_another_run_bit_for_bit() -> None:
 def test_placed_leaves_the_rest_to_another_policy() -> None:
     jobs = burst(12)
     table = run(jobs, setup_of(placed_spec([1, 1, -1, 9], "round_robin"))).table
-    # 9 is nobody; from the third on it is round robin by the arrival's number.
+    # There is no worker 9; from the third request on, it is round robin by arrival number.
     assert table.worker.tolist() == [1, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
 
 
@@ -176,7 +176,7 @@ def test_each_effect_shows_where_it_is_the_only_one() -> None:
         (*_, one) = report_of(jobs, setup, [policy]).distances
         return {loss.name: loss.ttft_ms for loss in one.losses}
 
-    # Everybody shares one prefix: holders attract all, so one of two workers idles.
+    # All requests share one prefix, whose holder attracts them, so one of two workers idles.
     alike = [job(2.0 * n, 1600, 1, trunk=1, own=n) for n in range(40)]
     skewed = lost(alike, setup_of(), "kv_prefix")
     assert skewed["imbalance"] > 10 * abs(skewed["recompute"])

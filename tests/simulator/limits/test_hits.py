@@ -66,7 +66,7 @@ def test_bounded_leaves_a_worker_that_had_too_much() -> None:
     assert greedy.load_skew == pytest.approx(2.0)
     assert bounded.load_skew < 1.3
     assert bounded.hit_rate_tokens < greedy.hit_rate_tokens
-    # Work older than a minute is forgotten, so nothing speaks against the holder any more.
+    # Work older than a minute is forgotten, so no load keeps requests from the holder any more.
     apart = [make_job([1, 100 + n], 20, at_s=61.0 * n) for n in range(6)]
     (row,) = hits(apart, block_tokens=10, workers=2, kv_tokens=None, rules=["bounded"])
     assert row.load_skew == pytest.approx(2.0)

@@ -34,7 +34,7 @@ def test_the_agents_do_not_fit_into_the_caches() -> None:
     talks = [turns for _, turns in sessions(open_jobs(act.spec, demo.SEED).jobs)]
     begun = [turns for turns in talks if turns[0].at_ns == 0]
     assert len(begun) == 24
-    # Those who begin at once fill the caches by their last turns; more come all the time.
+    # Sessions that begin at once fill the caches by their last turns, and others keep coming.
     assert sum(turns[-1].prompt_tokens - 10_000 for turns in begun) > 0.9 * room
 
 
@@ -49,7 +49,7 @@ def test_a_replay_as_a_run_has_the_figures_of_the_replay() -> None:
     assert found.row.ttft_ms.mean == pytest.approx(row.ttft_ms.mean, abs=0.01)
     assert found.row.ttft_ms.p99 == pytest.approx(row.ttft_ms.p99, abs=0.01)
     assert found.row.hit_rate_tokens == pytest.approx(row.hit_rate_tokens, abs=1e-4)
-    assert found.row.overrun_steps_share is None  # no clock on the wall, nothing late
+    assert found.row.overrun_steps_share is None  # virtual time has no late steps
     assert found.row.busy_share_per_worker == pytest.approx(row.busy_share, abs=0.02)
     assert found.samples is result.samples
 

@@ -41,7 +41,7 @@ def test_the_page_holds_every_row_and_stands_alone() -> None:
     ]
     assert shown == [list(row) for table in tables for row in table.rows]
     assert len(shown) == len(rows)
-    # Of the hot spot and its cure, of each run, of each act, and of turns over time.
+    # Pictures of the hot spot and its cure, of each run, of each act, and of turns over time.
     assert len(seen.images) == 2 + 2 * len(runs) + 4 + 2
     assert all(image["alt"] and (image["src"] or "").startswith("data:") for image in seen.images)
     assert seen.links == []

@@ -115,7 +115,7 @@ def test_clients_can_send_a_key_for_the_group_or_nothing() -> None:
         ids: run(family(), setup_of("hybrid", world=World(client_ids=ids))).table
         for ids in get_args(ClientIds)
     }
-    # What a client says changes no request: the same sessions are counted.
+    # Ids from clients change no request, so the sessions are the same.
     assert len({tuple(table.session.tolist()) for table in tables.values()}) == 1
 
 

@@ -115,7 +115,7 @@ def test_a_cleared_cache_is_cold_and_the_router_knows(faulty: Faulty) -> None:
     clear = [{"at_s": 1.5, "worker": 0, "do": "clear"}]
     result = faulty(jobs, clear, setup_of("kv_prefix", pool(1)))
     assert result.table.hit_tokens.tolist() == [0, 320, 0, 320]
-    # Expected of our own dispatches, a block is believed for some seconds longer (speculative).
+    # A block expected from our own dispatches is believed for some seconds longer (speculative).
     assert result.table.expected_hit_tokens.tolist()[3] == 320
 
 
@@ -134,7 +134,7 @@ def test_a_short_hang_only_delays(faulty: Faulty) -> None:
     result, plain = faulty(jobs, hang, setup_of("round_robin")), run(jobs)
     table = result.table
     assert (table.verdict == Verdict.COMPLETED).all()
-    assert np.array_equal(table.worker, plain.table.worker)  # nobody noticed
+    assert np.array_equal(table.worker, plain.table.worker)  # the router did not notice
     late_ns = table.finish_ns - plain.table.finish_ns
     assert 1.9 * S < late_ns[(table.worker == 0)].max() <= 2.5 * S
     assert late_ns[table.worker == 1].max() == 0

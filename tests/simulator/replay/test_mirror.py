@@ -35,6 +35,6 @@ def test_hits_are_expected_where_they_are_found(policy: str, seed: int) -> None:
     late = np.abs(error[len(error) // 2 :])
     found = table.hit_tokens[len(error) // 2 :]
     assert 0.2 < (found > 0).mean() < 0.98  # some are evicted, some are not
-    # Believed for good, every trunk once seen would be expected: wrong as often as not found.
+    # A router that believed for good would expect every trunk seen before, found or not.
     assert (late > 16).mean() < 0.4 * (found == 0).mean()
     assert late.mean() < 90

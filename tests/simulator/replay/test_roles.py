@@ -87,7 +87,7 @@ def test_only_what_the_reader_lacks_is_moved() -> None:
     result = run(jobs, split_setup(1, 1))
     moved = (6399 + 3199) * MODEL.kv_bytes_per_token
     assert f"{moved / 1e9:.1f} GB" in note(result)
-    assert result.table.hit_tokens[1] == 3200  # of the worker that prefilled it
+    assert result.table.hit_tokens[1] == 3200  # hits at the prefill worker
 
 
 def test_short_prompts_stay_where_they_are_decoded() -> None:
@@ -123,12 +123,12 @@ def test_a_role_that_nobody_is_left_of_is_done_by_the_others(group: str, tmp_pat
     path.write_text(yaml.safe_dump([{"at_s": 0.3, "worker": one, "do": "die"} for one in gone]))
     jobs = steady(100, 30.0)
     table = run(jobs, split_setup(faults=str(path))).table
-    late = table.arrival_ns > 2_000 * MS  # noticed meanwhile
+    late = table.arrival_ns > 2_000 * MS  # the router has noticed by then
     assert (table.verdict[late] == Verdict.COMPLETED).all()
     assert not np.isin(table.worker[late], gone).any()
 
 
-# What may befall two workers of each role, where one of each is always left alive.
+# Faults of two workers of each role; at least one of each role stays alive.
 LEGS = {
     "P in its leg": (0, 5.0),  # a prefill of 6,400 tokens takes 170 ms and more
     "P in the transfer": (0, 250.0),
@@ -144,7 +144,7 @@ def killed(which: str, number: int, tmp_path: Path) -> ReplayResult:
         yaml.safe_dump([{"at_s": (at_ms + number % 60) / 1e3, "worker": worker, "do": "die"}])
     )
     jobs = [job(n, 6400, 5, own=1000 * number + n) for n in range(2)]
-    # The transfer of a prompt takes 300 ms, so that it is under way when they die.
+    # The transfer of a prompt takes 300 ms, so that it is running when the worker dies.
     world = World(link_gbps=22.0)
     return run(jobs, split_setup(faults=str(path), world=world, seed=number))
 
@@ -162,7 +162,7 @@ def test_a_leg_whose_worker_dies_is_done_again(which: str, tmp_path: Path) -> No
 
 def test_kv_that_nobody_fetches_is_freed_when_its_lease_ends(tmp_path: Path) -> None:
     path = tmp_path / "faults.yaml"
-    # The first one's reader dies, and it is prefilled anew elsewhere.
+    # The reader of the first request dies, and the request is prefilled again elsewhere.
     timeline = [{"at_s": 0.29, "worker": 0, "do": "drain"}, {"at_s": 0.3, "worker": 2, "do": "die"}]
     path.write_text(yaml.safe_dump(timeline))
     jobs = [job(n, 6400, 5, trunk=n) for n in range(2)] + [job(9_000, 64, 5, own=9)]

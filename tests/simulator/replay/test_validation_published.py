@@ -42,7 +42,7 @@ def row(
 
 
 # --- llm-d's 150 x 5 prompts, 73 % of the pool's cache: every prompt once, then a short ladder ----
-# Half of it: of the workers, the groups of prompts and the requests per second.
+# The test has half of the workers, of the groups of prompts and of the requests per second.
 
 PARTS = 2
 LADDER = (

@@ -115,7 +115,7 @@ def test_the_routers_patience_and_room_are_set() -> None:
     away = result.table.verdict == Verdict.REJECTED
     assert away.any()
     assert (result.table.held_ns[away] >= 200 * MS).all()
-    assert (result.table.held_ns[away] < 400 * MS).all()  # it looks every 100 ms
+    assert (result.table.held_ns[away] < 400 * MS).all()  # the router looks every 100 ms
     room = msgspec.structs.replace(holding, router=RouterSettings(inflight_requests=10))
     assert run(jobs, room).rejections["router_full"] > 0
 
@@ -135,7 +135,7 @@ def test_some_clients_do_not_say_their_session() -> None:
         table = run(jobs, setup).table
         assert table.session.tolist() == [n % 100 for n in range(300)]  # the report still knows
         by_turn = (table.worker == 0).reshape(3, 100)
-        assert (by_turn == by_turn[0]).all()  # a client says it always or never
+        assert (by_turn == by_turn[0]).all()  # a client sends it always or never
         return [bool(x) for x in by_turn[0]]
 
     assert sum(unknown(0.0)) == 0
@@ -147,7 +147,7 @@ def test_some_clients_do_not_say_their_session() -> None:
 def test_a_full_queue_sends_the_request_elsewhere_and_is_no_illness() -> None:
     jobs = [job(0, 320, 2, own=n) for n in range(9000)]
     result = run(jobs, setup_of("round_robin", pool(2)))
-    # Both queues hold 4,096 and what runs beside; every further one was tried at both.
+    # Both queues hold 4,096 requests besides the running ones; each further one was tried at both.
     assert result.rejections["worker_error"] > 0
     assert result.retries > 0
     assert not any("ejected after" in note for note in result.notes)

@@ -91,7 +91,7 @@ def test_an_interval_holds_its_mean_and_knows_no_order(sample: list[float]) -> N
 
 def test_differences_are_taken_within_each_seed() -> None:
     slow = [row_of("round_robin", seed, 100.0 + 50 * seed) for seed in range(3)]
-    # Always 10 ms quicker, whatever the seed: far less than the seeds are apart.
+    # Always 10 ms faster, whatever the seed: far less than the seeds differ.
     quick = [row_of("hybrid", seed, 90.0 + 50 * seed) for seed in (2, 1, 0)]
     first, second = aggregate([*slow, *quick])
     assert (first.label, first.versus, first.differences) == ("round_robin", None, {})

@@ -51,7 +51,7 @@ def test_the_best_of_a_column_is_marked_and_equals_are_not() -> None:
     # TTFT and its quantiles, and a rate of good answers; TPOT is the other one's.
     assert table["quick"][:3] == [f"50.0{MARK}"] * 3
     assert table["slow"][:4] == ["150", "150", "150", f"87.5{MARK}"]
-    # Both found as much in the cache.
+    # Both policies hit the same share.
     assert (table["quick"][8], table["slow"][8]) == ("50.0%", "50.0%")
     assert "best of its column" in printed([slow, quick], 160)
     assert "best of its column" not in printed([quick], 160)

@@ -58,14 +58,14 @@ def test_every_request_has_a_line_that_agrees_with_the_table() -> None:
 
 
 def test_hindsight_names_the_worker_that_would_have_been_quicker() -> None:
-    # A big prompt fills worker 0; round robin sends the third request there all the same.
+    # A big prompt fills worker 0, and round robin still sends the third request there.
     jobs = [job(0, 8_000, 5, own=1), job(1, 64, 5, own=2), job(2, 64, 5, own=3)]
     lines, _ = written(jobs, setup=setup_of("round_robin", pool(2)))
     chosen = [lines[serial]["worker"] for serial in range(3)]
     assert chosen[0] == chosen[2] != chosen[1]
     assert lines[2]["best_worker"] == chosen[1]
     assert float(lines[2]["loss_ms"]) > 50
-    # With nobody there yet both are as good, and the choice was none to regret.
+    # With no other request both workers are equally good, so the choice has no regret.
     assert (lines[0]["best_worker"], lines[0]["loss_ms"]) == (chosen[0], "0.000")
     without, _ = written(jobs, False, setup=setup_of("round_robin", pool(2)))
     assert {line["loss_ms"] + line["best_worker"] for line in without.values()} == {""}
@@ -82,7 +82,7 @@ def test_a_line_says_by_which_terms_it_was_decided_and_what_that_cost() -> None:
             assert sum(terms.values()) == pytest.approx(float(cost), rel=1e-4)
             columns = pairs(line[f"{which}_columns"])
             assert columns["hit_tokens"] == float(hits)
-            assert "max_requests" not in columns  # nobody set one
+            assert "max_requests" not in columns  # no worker has this limit
         assert (line["policy"], line["reason"]) == ("hybrid", "policy")
         sent_ns, first_ns = table.dispatched_ns[serial], table.first_token_ns[serial]
         assert float(line["sent_ms"]) == 0.0
@@ -132,7 +132,7 @@ def test_trunks_are_found_at_their_length_with_their_copies() -> None:
     assert [(prefix.blocks, prefix.requests) for prefix in found] == [(20, 30)] * 4
     for prefix in found:
         assert len(prefix.copies) == len(result.samples.time_ns)
-        # Round robin carries every trunk everywhere.
+        # Round robin brings every trunk to every worker.
         assert prefix.copies[-1] == 3
     assert hot.found(result.samples.time_ns, most=1)[0].blocks == 20
     assert summarize(replace(result, hot=found)) == summarize(result)

@@ -101,7 +101,7 @@ def test_nothing_measured_is_null() -> None:
 def test_what_a_turned_away_request_found_counts_for_nothing() -> None:
     row = summarize(result([{"hit": 80}, {**rejected(), "hit": 0}, {**rejected(), "hit": 160}]))
     assert row.hit_rate_tokens == 0.5
-    # One that its worker never admitted is no request with no hits.
+    # A request that its worker never admitted does not count as one without hits.
     lost = {"first": None, "finish": None, "hit": NEVER, "verdict": Verdict.FAILED}
     assert summarize(result([{"hit": 80}, lost])).hit_rate_tokens == 0.5
 

@@ -53,7 +53,7 @@ def test_stages_worked_out_by_hand() -> None:
     # 40 tokens from the stage's start at 5 s to its last answer at 9 s.
     assert second.output_tokens_per_s == 10.0
     assert second.hit_rate_tokens == round((80 + 32) / 320, 5)
-    # The lost one is a request and found something in the cache, but gave no answer.
+    # The lost request counts and hit something in the cache, but gave no answer.
     assert (third.rate_per_s, third.requests, third.completed) == (4.0, 2, 1)
     assert (third.ttft_ms.mean, third.output_tokens_per_s) == (7.0, 20.0)
     assert third.hit_rate_tokens == round(80 / 320, 5)
@@ -83,7 +83,7 @@ def test_a_report_keeps_its_stages(tmp_path: Path) -> None:
     path.write_bytes(encode(rows, {}))
     report = msgspec.json.decode(path.read_bytes(), type=Report)
     assert list(report.results) == rows
-    # A report from before there were stages is still one.
+    # A report written before stages existed can still be read.
     path.write_bytes(encode([summarize(busy_result())], {}).replace(b'"stages": []', b'"holds": 0'))
     report = msgspec.json.decode(path.read_bytes(), type=Report)
     assert report.results[0].stages == ()

@@ -40,7 +40,7 @@ def test_a_task_lasts_from_its_first_arrival_to_its_last_answer() -> None:
 def test_jains_index_is_as_published() -> None:
     assert jain_index([3.0] * 7) == 1.0
     assert jain_index([5.0, 0.0, 0.0, 0.0]) == 0.25
-    assert jain_index([1.0] * 20 + [0.0] * 80) == 0.2  # the paper's: as many as have a share
+    assert jain_index([1.0] * 20 + [0.0] * 80) == 0.2  # the paper's example: a fifth has a share
     assert jain_index([]) is None
     assert jain_index([0.0, 0.0]) is None
 

@@ -32,7 +32,7 @@ def test_by_hand() -> None:
     assert (new.waits.held, new.waits.mean_ms, new.waits.max_ms) == (1, 40.0, 40.0)
     assert (later.waits.held, later.waits.mean_ms, later.waits.max_ms) == (2, 505.0, 1000.0)
     assert (row.waits.held, row.waits.mean_ms, row.waits.max_ms) == (3, 350.0, 1000.0)
-    # Sessions: 0 was answered, 1 was not; of the two requests without one, one.
+    # Session 0 was answered and 1 was not; one of the two requests without a session was.
     assert (row.sessions.begun, row.sessions.completed) == (4, 2)
     assert row.sessions.per_hour == 720.0
 

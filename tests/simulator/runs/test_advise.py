@@ -182,7 +182,7 @@ def test_turns_give_partial_blocks_the_names_of_later_turns() -> None:
     assert first.answer_ids.tolist() == [2]
     assert second.ids.tolist()[:2] == [1, 2]
     assert len(second.ids) == 3  # its last, partial block has a name of its own
-    assert not len(second.answer_ids)  # what came next does not go on from it
+    assert not len(second.answer_ids)  # the next prompt does not continue its answer
     assert other.ids.tolist()[:2] == [9, 8]
 
 

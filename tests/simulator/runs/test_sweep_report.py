@@ -127,7 +127,7 @@ def test_who_turns_requests_away_is_no_rival() -> None:
     turned = msgspec.structs.replace(quick.row, requests=100, rejected=5)
     points = points_of([RunOutcome(quick.task, turned), slow])
     assert [p.name for p in best(points, TTFT)] == ["round_robin"]
-    assert [p.name for p in best(points[:1], TTFT)] == ["hybrid"]  # nobody else is there
+    assert [p.name for p in best(points[:1], TTFT)] == ["hybrid"]  # it is the only point
 
 
 def test_tables_name_the_best_at_each_load() -> None:

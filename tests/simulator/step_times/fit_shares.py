@@ -34,7 +34,7 @@ PLAIN = (
 )  # fmt: skip
 MOST = {"layer_s": 2e-4, "p": 10.0, "experts_p": 10.0}
 LEAST = {"layer_s": 1e-6, "p": 0.5, "experts_p": 0.4}
-LITTLE = 1e-9  # of a change of a time, if a share is a tenth larger
+LITTLE = 1e-9  # a share counts if a tenth more of it changes a time by more
 
 
 def numbers_of(shares: Shares) -> dict[str, float]:

@@ -31,8 +31,8 @@ class Load:
     """
 
     prefill: bool
-    left: int  # new tokens; requests
-    right: int  # cached tokens; tokens of context of each request
+    left: int  # new tokens of a prefill, or requests of a decode step
+    right: int  # cached tokens of a prefill, or tokens of context of each request
     seconds: float
 
 
@@ -100,7 +100,7 @@ def _case(folder: Path, row: dict[str, str]) -> Case:
     )
 
 
-Errors = dict[str, list[float]]  # in percent, without sign, by the model's kind
+Errors = dict[str, list[float]]  # absolute, in percent, by the model's kind
 
 
 def errors_by_kind(cases: Iterable[Case], gpu: Gpu) -> Errors:

@@ -13,7 +13,7 @@ from simulator.step_times.model_shape import Heads, Latent
 from simulator.step_times.read_shape import read_shape
 from tests.simulator.step_times.configs import CONFIGS, Config, shape_of, written
 
-# In thousands of millions, as model cards and reports give them: all, and those of one token.
+# Billions of parameters, by model cards and reports: all, and those that one token uses.
 PUBLISHED = {
     "llama-3.1-8b": (8.03, 8.03),
     "llama-3.1-70b": (70.6, 70.6),

@@ -124,7 +124,7 @@ def test_equal_names_exactly_where_the_texts_agree(
                 continue
             for index in range(min(len(chain), len(other))):
                 end = (index + 1) * engine
-                # What lies beyond the last full block of the source is nobody else's.
+                # Tokens beyond the last full block of the source are shared with no other prompt.
                 told = end <= len(text) // source * source and end <= len(other_text)
                 told = told and end <= len(other_text) // source * source
                 covers = -(-end // source) * source  # the id that names this block's tokens

@@ -182,7 +182,7 @@ def test_sessions_keep_their_gaps_and_share_ids_with_their_agents_only(tmp_path:
     assert [job.think_ns for job in told["a"]] == [0, 4_500_000_000, 300_000_000_000]
     assert ids(first) == ids(second)[:2]
     assert [int(value) for value in first.answer_ids] == ids(second)[2:3]
-    assert len(second.answer_ids) == 0  # the third turn does not go on from it
+    assert len(second.answer_ids) == 0  # the third turn does not continue it
     assert ids(told["a/agent_1"][0]) == ids(first)[:1]
     assert ids(told["b"][0]) != ids(first)[:1]
     assert {(job.group, job.parent) for job in told["a"]} == {("a", None)}

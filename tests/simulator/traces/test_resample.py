@@ -27,7 +27,7 @@ from tests.simulator.trace_lines import read, session, turn, write
 
 BLOCK = 16
 TRUNK = (1, 2, 3)  # of all sessions: more than go on behind a prefix that is one session's own
-OWN = 1000  # ids of a session: from its number times so many
+OWN = 1000  # the ids of session n start at n times this
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def test_turns_of_a_response_share_their_items(tmp_path: Path) -> None:
         )
     )
     assert {one.session, two.session, three.session} == {"c1"}
-    assert shared(one, two) in (6, 7)  # and the block that its session goes on in
+    assert shared(one, two) in (6, 7)  # plus the block that its session continues
     assert shared(two, three) >= 14
     later = response("x", previous_response_id="resp_1")
     said = notes(write(tmp_path, later, later))

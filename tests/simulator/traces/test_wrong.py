@@ -221,7 +221,7 @@ def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
             open_jobs(WorkloadSpec(str(path)))
     with pytest.raises(TraceError, match="no file has such a name"):
         open_jobs(WorkloadSpec(str(tmp_path / "part-*")))
-    os.mkfifo(tmp_path / "pipe")  # which nobody writes to
+    os.mkfifo(tmp_path / "pipe")  # no process writes to it
     for device in ("/dev/zero", str(tmp_path / "pipe")):
         with pytest.raises(TraceError, match="not a regular file"):
             open_jobs(WorkloadSpec(device))
@@ -245,7 +245,7 @@ def test_what_is_held_to_put_a_log_in_order_is_bounded(
         with monkeypatch.context() as patch:
             patch.setattr(f"simulator.traces.formats.{bound}", value)
             stream = open_jobs(spec)
-            # The last line comes after all that it should have come before.
+            # The last line comes after all lines that should follow it.
             assert [job.at_ns for job in stream.jobs] == [n * 10**9 for n in range(7)]
             assert "timestamp: goes back, 6 s" in stream.errors[0]
 

@@ -36,7 +36,7 @@ def percentiles(values: Iterable[float]) -> list[float]:
     return np.percentile(list(values), (10, 50, 90, 99)).tolist()
 
 
-# What the specification's own draws gave; sessions differ much, so p99 of 500 of them is loose.
+# The figures of the specification's own draws. Sessions differ much, so p99 of 500 is loose.
 SHAPES = {
     "file": {
         "turns": ((11, 44, 169, 505), 0.2),
