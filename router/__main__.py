@@ -9,7 +9,7 @@ def main() -> int:
     """Run the program; without a native build it refuses to start."""
     # numpy's linear algebra, which nothing here uses, starts threads that spin, one a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()  # nothing that imports make is garbage, and to look takes a tenth of a start
+    gc.disable()  # imports make no garbage, and a collection would take a tenth of the start
     try:
         import kvkernels  # noqa: F401
     except ImportError as error:

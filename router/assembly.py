@@ -483,7 +483,7 @@ class Router:
         """Stop following workers, write all queued lines, and free sockets and threads."""
         for task in self._watching:
             task.cancel()
-        if self.config.state is not None:  # while what is read is ours to tell
+        if self.config.state is not None:  # while this router still reads the events for its peers
             await self._context.readers.finish(_LAST_POLLS_S)
         if self.replica is not None:
             await self.replica.aclose()

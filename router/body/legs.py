@@ -102,7 +102,7 @@ class BootstrapAddress:
     port: int
     ranks: int = 1  # data-parallel ones of its engine
     rank: int | None = None  # its own; None: all of them are one worker
-    by_room: bool = True  # SGLang: the room's number tells the rank
+    by_room: bool = True  # SGLang: the room's number determines the rank
     engine_ids: tuple[str, ...] = ()  # Mooncake: of each rank
 
 
@@ -122,7 +122,7 @@ class TransferAttempt:
 class Handover:
     """The data in the answer to a first leg."""
 
-    told: bytes | None = None  # what `Transfer.decode` gets of it; None: the KV was not kept
+    told: bytes | None = None  # the data that `Transfer.decode` gets; None: the KV was not kept
     # The client's, where the request is over with its first token: no second leg follows.
     reply: HeldReply | None = None
     # What its worker is told where nobody will read the KV; None: it has its own time for that.
@@ -245,7 +245,7 @@ class Warmroute(Nixl):
 
 
 _TRTLLM_PARAMS = "disaggregated_params"
-_MORE = (b'"length"', b'"not_finished"')  # a first leg's ends after which there is more to come
+_MORE = (b'"length"', b'"not_finished"')  # ends of a first leg after which more tokens follow
 _SIGNED = ("ctx_info_endpoint", "encoded_opaque_state")
 SIGNATURE = b"x-trtllm-disagg-auth"
 
@@ -306,7 +306,7 @@ class Trtllm:
         return Handover(with_fields(b"{}", told))
 
     def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
-        if told is None:  # no answer that was read leaves nothing
+        if told is None:  # the answer of the first leg was not read
             return Leg(body)
         params, ids = values_in(told, (_TRTLLM_PARAMS, "ids"))
         assert params is not None, "as `read` wrote it"

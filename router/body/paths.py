@@ -21,7 +21,7 @@ Reads = Literal[
     "pairs",
     "generate",
     "token_ids",
-    "model",  # its model alone: nothing is computed
+    "model",  # only the model's name is read: nothing is computed
     "infer",  # KServe v2: tensors as JSON or bytes
     "tensors",  # the same as one JSON object
     "opaque",  # not even that, unless it is there
@@ -60,7 +60,7 @@ class Path:
     reads: Reads
     salt: str | None = None  # field that keeps caches apart; None: its engines read none
     mark: bytes | None = None  # see `upstream.reply.UpstreamRequest`
-    needs: str | None = None  # what a worker must not lack (`Arrival.needs`)
+    needs: str | None = None  # a feature that the worker must have (`Arrival.needs`)
     computes: bool = True  # it makes work for a model
     streams: bool = False  # its answers always do; else the body says so
     answers: OwnAnswers | None = None  # None: of the form that OpenAI's API and its like have
@@ -117,4 +117,4 @@ GRPC_PATHS = frozenset(KSERVE_GRPC)
 KSERVE_PATHS = GRPC_PATHS | {path.path for path in KSERVE.values()}
 # Paths of the other APIs that not every engine has; a server of KServe v2 alone has none of them.
 OPTIONAL_PATHS = frozenset(path.needs for path in _TABLE if path.needs is not None)
-OTHER = Path("", "opaque")  # those that are passed on where the operator wants it
+OTHER = Path("", "opaque")  # unknown paths, which are passed on if the operator allows it

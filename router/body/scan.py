@@ -21,7 +21,7 @@ from router.http.errors import ClientError
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # int64 where an id is beyond int32
 Message = dict[str, Any]
 
-MAX_TOKEN_ID = 2**63 - 1  # beyond int32 they stand for images
+MAX_TOKEN_ID = 2**63 - 1  # ids beyond int32 represent images
 _MAX_INT32 = 2**31 - 1
 
 _WHERE = re.compile(r"^(?P<what>.*) - at `\$(?P<path>.*)`$", re.DOTALL)
@@ -150,7 +150,7 @@ class _Body(Common):
 # A parser builds values under Python's lock. A shorter body has too few of them to be noticed.
 LONG_BYTES = 1 << 15
 _LONG_TEXT_BYTES = 1 << 18
-_BEGUN_BYTES = 1 << 12  # enough to tell what a field holds
+_BEGUN_BYTES = 1 << 12  # enough to see the type of a field's value
 _KINDS = {ord('"'): "string", ord("{"): "object", ord("["): "array", ord("n"): "null"}
 
 B = TypeVar("B", bound="Common")

@@ -83,7 +83,7 @@ def _missing(router: Router, handover: RestartHandover) -> set[str]:
             for member in router.fleet.members.values():
                 if member.spec.name == before.name:
                     member.drain(_BY)
-        if worker is None:  # its engine's ranks are not known yet, or nobody wants it any more
+        if worker is None:  # its engine's ranks are not known yet, or it is no longer wanted
             if before.name.partition("#")[0] in followed:
                 missing.add(before.name)
         elif (before.ready and not worker.ready) or (before.known and not worker.known):

@@ -158,7 +158,8 @@ class BriefParser(HintingParser):
         super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        message = redacted(with_hint(message))  # it quotes what was given, as a mistyped --state
+        # It may quote a given value, such as a mistyped --state.
+        message = redacted(with_hint(message))
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
@@ -209,7 +210,8 @@ def _advise(arguments: Sequence[str]) -> int:
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the terminal told both: it ends by itself
+        # The terminal interrupted both processes: the other one ends by itself.
+        except KeyboardInterrupt:
             continue
 
 

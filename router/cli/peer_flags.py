@@ -37,7 +37,7 @@ class PeerFlag:
     takes: int
     key: str = ""  # our key; of `rule`: NAME:PARAMETER of a policy
     how: str = ""  # a step of `router.cli.convert`; empty: it becomes no key
-    value: str = ""  # of `fixed`: what is written
+    value: str = ""  # the written value, if `fixed`
     why: str = ""  # why there is no key and what to do; else a remark about the line
     default: str = ""  # the peers' value if the flag is not given, where ours is another
     alias_of: str = ""  # the flag's other name

@@ -127,7 +127,7 @@ class View:
     lines: int
     sort: str = SORTS[0]
     paused: bool = False
-    trouble: str = ""  # why there is nothing newer
+    trouble: str = ""  # the reason why there are no newer figures
 
 
 def frame(admin: str, before: Look | None, now: Look | None, view: View) -> list[str]:

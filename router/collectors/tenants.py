@@ -29,7 +29,7 @@ def tenant_metrics(counts: TenantCounts) -> Iterator[Metric]:
         {
             (tenant, code): count
             for tenant, row in rows.items()
-            # One that is always there, so that its first increase is seen.
+            # A series that exists from the start, so that its first increase is seen.
             for code, count in {"rate_limit_exceeded": 0, **row.refused}.items()
         },
     )

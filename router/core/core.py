@@ -253,23 +253,24 @@ class RouterCore:
         charge = pending.charge
         if pending.leg != "prefill" or pending.held:
             return []
-        if charge is None:  # its worker was removed just before, with the KV: it begins anew
+        # Its worker, and with it the KV, was removed just before: place the request anew.
+        if charge is None:
             return self._place(pending, fact.now_s, "retry")
         now_s, prompt = fact.now_s, pending.arrival.prompt_tokens
         finish = Finish(now_s, fact.request_id, prompt, fact.cached_tokens, 1)
-        self._observe(finish)  # policies follow two dispatches, one after the other
+        self._observe(finish)  # policies see two dispatches, one after the other
         if self.ledger.first_token(charge, now_s):
             self._learn_speed(charge, now_s)
         try:
             decode = self.disaggregation.place_decode(pending, now_s)
-        except FallbackError:  # as is found again below, where a refusal says so
+        except FallbackError:  # the fallback fails again below, and there the request is refused
             decode = None
         self.caches.answered(pending, finish)
         worker = self._release(pending, now_s, finish)
         actions = [*self.health.answered(worker, pending, finish), *self.caches.news()]
         if isinstance(decode, Choice):
             actions.append(self._dispatch_decode(pending, decode, now_s))
-        else:  # no worker of its group decodes it now: it begins anew
+        else:  # no worker of its group can decode it now: place the request anew
             actions += self._place(pending, now_s, "retry")
         return [*actions, *self._ask_held(now_s)] if self.held.size else actions
 
@@ -338,7 +339,8 @@ class RouterCore:
         if fact.leg == "pair" and prefill_leg is not None:
             actions += self._pair_failed(pending, worker, prefiller, fact)
         elif worker is not None:
-            # Else it may have the request: once it answers, or in the revision that it is of now.
+            # A silent worker may get the request again once it answers, and a worker of another
+            # revision as one of its new revision.
             if worker.silent is None and fact.reason != OTHER_REVISION:
                 pending.tried.add(worker.worker_id)
             actions += self.health.failed(worker, pending, fact)
@@ -396,7 +398,7 @@ class RouterCore:
         if fact.state in ("gone", "down") and fact.suspended is None:
             for pending in self.leftovers.lost(fact.worker_id):
                 self._drop(pending, fact.now_s)
-        if fact.state == "gone":  # its slot is about to be reused: nothing may stay charged there
+        if fact.state == "gone":  # its slot will be reused: no charge may stay there
             for charge in self.ledger.on_worker(fact.worker_id):
                 if self.peer_requests.forget(charge.request_id, fact.now_s):
                     continue
@@ -571,13 +573,13 @@ class RouterCore:
         arrival, worker, decision = pending.arrival, choice.worker, choice.decision
         prompt, uncached = arrival.prompt_tokens, choice.uncached_tokens
         key = arrival.request_id, leg
-        if leg == "decode":  # its KV comes from the other worker, which may be prefilling still
+        if leg == "decode":  # its KV comes from the other worker, which may still be prefilling
             room_tokens = prompt if at_once else 0
             charge = self.ledger.reserve(
                 *(key, worker.slot, prompt, 1, arrival.stream, now_s),
                 *(uncached, NO_LOADS, room_tokens, not at_once),
             )
-        else:  # the end of a prefill leg shows like a first token
+        else:  # the end of a prefill leg counts as a first token
             shows = arrival.stream or leg == "prefill"
             charge = self.ledger.reserve(
                 *(key, worker.slot, prompt, uncached, shows, now_s),
@@ -644,7 +646,8 @@ class RouterCore:
     def _ask_last(self, pending: Pending, now_s: float) -> list[Action]:
         """Try once more to dispatch a held request whose time limit is reached, or reject it."""
         deadline_s = pending.arrival.deadline_s
-        if deadline_s is None or now_s < deadline_s:  # beyond it nobody wants the answer
+        # Beyond the deadline the client no longer waits.
+        if deadline_s is None or now_s < deadline_s:
             actions = self._place(pending, now_s, "held")
             if not any(isinstance(action, Hold) for action in actions):
                 return actions
@@ -691,7 +694,7 @@ class RouterCore:
             return False
         self.leftovers.keep(pending, charge, self.admission.output_tokens, now_s)
         self.health.given_up(self.workers.get(charge.worker_id), pending)
-        # The router reads no more of its answer, so it is no trial of its worker.
+        # The router no longer reads the answer, so it cannot be the trial of its worker.
         self.health.left(charge.worker_id, charge.request_id)
         return True
 

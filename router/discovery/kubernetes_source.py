@@ -346,7 +346,7 @@ class InferencePoolSource:
         else:
             try:
                 self._terms = terms_of(pool)
-            except WatchError as error:  # what it said before stands
+            except WatchError as error:  # the earlier answer stays valid
                 self._trouble = f"InferencePool {self._spec.namespace}/{self._spec.name}: {error}"
         then = before and before.selector
         return then != (self._terms and self._terms.selector)

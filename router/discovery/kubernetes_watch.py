@@ -21,7 +21,7 @@ import msgspec
 from router.engines.worker_spec import MAX_SPEC_CHARACTERS
 
 _MAX_PORTS_CHARACTERS = 1_000
-OLD = 410  # "Gone": the version asked for is too old, all is to be listed anew
+OLD = 410  # "Gone": the requested version is too old, so list everything again
 
 
 Labels = dict[str, str | None]
@@ -185,7 +185,7 @@ MISSING = (
 _AGAIN_S = (0.2, 5.0)  # after a failure; doubles, and half of it is drawn
 _LASTING_S = 1.0  # a watch that was quiet for so long was one
 _ANSWER_S = 10.0  # a page of a list, or the head of a watch
-_WATCH_S = 60  # the server ends a watch after this; it is begun anew from where it was
+_WATCH_S = 60  # the server ends a watch after this time; it continues from its latest version
 _SILENT_S = _WATCH_S + 15.0
 _PAGE = 500  # objects
 _MAX_LIST_BYTES = 32 << 20  # a page

@@ -27,7 +27,7 @@ class DiscoveryTerms:
     """Values that sources use besides their own specs. Lifetime: until the next reload."""
 
     redis_url: str | None  # of the state that replicas share
-    fleet: str  # whose replicas share it
+    fleet: str  # the name of the fleet whose replicas share the state
     event_hosts: EventHosts  # besides a worker's own, that may send its events
     objectives: bool  # of an InferencePool are read, too
 

@@ -144,7 +144,7 @@ class DnsSource:
     async def _asked(self) -> Report:
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
-        # A look-up runs in a thread, which nobody can stop: it is waited for again next time.
+        # A look-up runs in a thread, which cannot be stopped: the next look waits for it.
         done, _ = await asyncio.wait({self._asking}, timeout=self._answer_s)
         if not done:
             return Report(None, f"{self._spec.name}: no answer from DNS in {self._answer_s:g} s")

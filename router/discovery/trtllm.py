@@ -42,7 +42,7 @@ Role = Literal["prefill", "decode"]
 _MAX_URLS = 4_096
 _SERVERS: Mapping[str, Role] = {"context_servers": "prefill", "generation_servers": "decode"}
 _READ = (*_SERVERS, "disagg_cluster", "internal_request_auth_key", "node_id")
-# What its own orchestrator does by these is done by this router's configuration.
+# Keys for TensorRT-LLM's own orchestrator; the router's configuration decides these things.
 _ELSEWHERE = {
     "hostname": "host",
     "port": "port",
@@ -86,7 +86,7 @@ class DisaggPool:
     cluster: Cluster | None = None
     auth_key: str | None = field(default=None, repr=False)
     node_id: int = 0
-    unused: tuple[str, ...] = ()  # keys that say nothing to this router, and why
+    unused: tuple[str, ...] = ()  # keys that have no meaning for this router, with reasons
 
 
 def group_of(spec: TrtllmSpec) -> str:
@@ -213,7 +213,7 @@ def _whole_number(value: Any, where: str, least: int, most: int) -> int:
 _KEYS_MAX = 8_192
 _KEY_CHARS, _VALUE_CHARS = 512, 4_096
 _TTL_MAX_S = 86_400.0
-_STOPPING_S = 5.0  # a worker that signed off is named as one that ends for so long
+_STOPPING_S = 5.0  # a worker that signed off is reported as stopping for this long
 _ROLES: tuple[Role, ...] = ("prefill", "decode")  # their numbers: context 0, generation 1
 
 
@@ -505,7 +505,7 @@ class TrtllmSource:
             while True:
                 await self._changed()
                 if following.done():
-                    following.result()  # raises what broke it
+                    following.result()  # raises the error that ended it
                 if self._file.workers is not None:
                     await self._serve()
                 yield self._report()

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 MAX_LINES, MAX_LINE = 1_000_000, 1 << 20  # of a file, in characters of a line
-MAX_KINDS = 10_000  # distinct requests that are told apart
-# What an error says -> the key under which causes ask for it.
+MAX_KINDS = 10_000  # most distinct requests that are counted separately
+# Text of an error -> the key under which causes look for it.
 _TEXTS: Mapping[str, str] = MappingProxyType(
     {
         "exceeds maximum queue size": "queue_full",

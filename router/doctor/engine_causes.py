@@ -15,12 +15,12 @@ from router.doctor.report import Change, Diagnosis, number
 
 KV_FULL = 0.8  # share in use from which memory is the limit
 AT_LIMIT = 0.95  # of the largest batch
-WAITING = 0.2  # share of what is active: fewer wait for nothing but their first step
+WAITING = 0.2  # share of the active requests: fewer only wait for their first step
 SOME = 0.5  # requests, on average: fewer are none
-LONG_PROMPT = 1024  # tokens whose prefill others notice
+LONG_PROMPT = 1024  # tokens whose prefill delays other requests noticeably
 _GUARANTEED, _UTMOST = "guaranteed_no_evict", "max_utilization"
 
-# What a setting is called, by kind of engine.
+# The name of each setting, by kind of engine.
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "triton": {
@@ -160,7 +160,7 @@ def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosi
         return None
     if x.kv_tokens < 2 * need or not _because(x, "reserve_policy") or _budget_full(e, x):
         return None
-    # Where nobody says how long outputs may be, waiting beside free memory is the sign.
+    # If the length of outputs is unknown, requests that wait beside free memory are the sign.
     if e.facts.max_tokens is not None and x.active * need <= x.kv_tokens:
         return None
     if server.server.kind in ("vllm", "sglang"):
@@ -207,7 +207,7 @@ def small_batch(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagn
     if math.isnan(most):
         least, most = x.scheduled_range
         if server.server.kind != "vllm" or least != most or most < 1:
-            return None  # vLLM does not tell it: a batch that never changes is at its limit
+            return None  # vLLM does not report it: a batch that never changes is at its limit
     elif x.scheduled < AT_LIMIT * most:
         return None
     room = most / x.kv_share if x.kv_share > 0.01 else math.inf
@@ -291,7 +291,7 @@ def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnos
     told = x.config.text("enable_kv_cache_reuse")
     off = told is not None and told.lower() in ("false", "0")
     shared = e.facts.router.hit_share if e.facts.router else math.nan
-    flat = x.reused == 0 and shared >= 0.2  # prompts repeat, and nothing was found
+    flat = x.reused == 0 and shared >= 0.2  # prompts repeat, and none was found in the cache
     if server.server.kind == "sglang":
         off = server.server.settings.get("disable_radix_cache", "").lower() == "true"
     if not (off or flat) or shared < 0.05:

@@ -42,7 +42,7 @@ from router.doctor.readings import (
 
 _NS = 1e9
 _OFTEN, _OFTEN_SHARE = 20, 0.1  # as many executions, or such a share of all, tell a size's time
-NO_CONFIG = TritonModelConfig()  # of an engine that tells none
+NO_CONFIG = TritonModelConfig()  # the configuration of an engine that reports none
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,8 @@ class _Examination:
             for load in loads:
                 load.cancel()
             for ended in await asyncio.gather(*loads, return_exceptions=True):
-                if isinstance(ended, Exception):  # ours: whatever a server does is counted
+                # A defect of this program: failures of servers are counted instead.
+                if isinstance(ended, Exception):
                     raise ended
 
     async def _look(self) -> None:

@@ -56,7 +56,7 @@ def out_of_memory(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
     """Diagnose cause 33: each Python instance holds its own copy of the weights."""
     configs = server.server.configs.values()
     if any(c.backend in ("tensorrtllm", "vllm") for c in configs):
-        return None  # these take most of what is free by design
+        return None  # these engines take most of the free memory by design
     many = [c for c in configs if c.backend == "python" and c.instances > 1]
     told_so = e.facts.texts.get("out_of_memory", 0)
     if not many or not (server.device_share > _HEADROOM or told_so):

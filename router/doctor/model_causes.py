@@ -12,14 +12,14 @@ import math
 from router.doctor.evidence import Evidence, ModelEvidence, ServerEvidence
 from router.doctor.report import Change, Diagnosis, number
 
-MIN_REQUESTS = 3  # fewer tell nothing
-LONG_WAIT = 2.0  # executions that a request waits for; who can join the next batch waits for one
+MIN_REQUESTS = 3  # with fewer requests nothing can be judged
+LONG_WAIT = 2.0  # executions that a request waits for; joining the next batch takes a wait of one
 FULL = 0.9  # of the largest batch
 BUSY, CALM = 0.8, 0.7  # shares of the instances' time
-SINGLE = 1.1  # mean batch: nobody was joined
+SINGLE = 1.1  # mean batch: no requests were joined
 _MOSTLY, _ALL = 0.5, 1.1  # of an execution's time, which a model that it asks takes
 _LLM = ("tensorrtllm", "vllm")  # backends that schedule by themselves
-_BATCHED = 8  # a batch to begin with, where nobody knows better
+_BATCHED = 8  # a batch size to begin with if none is known
 
 
 def busy_model(m: ModelEvidence) -> bool:
@@ -131,7 +131,7 @@ def inputs_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
         return None
     free = any(-1 in t.dims and not t.allow_ragged_batch for t in m.config.input)
     if free and e.facts.input_sets is None:
-        return None  # 3 is likelier; --requests tells them apart
+        return None  # cause 3 is likelier; --requests distinguishes them
     seen = f", {e.facts.input_sets} sets among requests" if e.facts.input_sets else ""
     told = f"{_wait(m)}; {', '.join(optional)} are optional and only equal sets join{seen}"
     change = Change("inputs of requests", "some leave out optional ones", "all of them, always")
@@ -189,7 +189,7 @@ def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Di
     if not (_plain(server, m) and m.batches and busy_model(m)) or m.mean_batch > SINGLE:
         return None
     waits = m.queue_s >= m.service_s
-    uncached = m.rate * m.service_s  # in flight, if the response cache answered nobody
+    uncached = m.rate * m.service_s  # in flight, if the response cache had answered no request
     if max(m.in_flight, uncached) >= 2 or m.utilisation >= 0.3 or waits:
         return None
     if _asked_by_another(server, m):  # which alone says how much there is
@@ -326,7 +326,7 @@ def _waits_for_others(server: ServerEvidence, m: ModelEvidence) -> bool:
     if m.config.backend != "python" or not m.busy:
         return False
     others = _others(server, m)
-    # Of answers that come in pieces Triton counts the beginning only.
+    # If an answer comes in pieces, Triton counts only its beginning.
     if any(o.config.model_transaction_policy.decoupled and _as_many(o, m) for o in others):
         return True
     asked = [o.in_flight for o in others]
@@ -520,7 +520,7 @@ def compute_bound(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
     most = m.config.max_batch_size
     if not _plain(server, m) or most <= 1 or not queues(m, 1.0) or m.utilisation < BUSY:
         return None
-    if _waits_for_others(server, m):  # and computes next to nothing itself
+    if _waits_for_others(server, m):  # and computes almost nothing itself
         return None
     whole = m.requests > 0 and m.rows / m.requests >= FULL * most
     if m.mean_batch < FULL * most or not (m.growth >= 0.8 or whole):

@@ -298,7 +298,7 @@ class ExaminedServer:
     configs: Mapping[str, TritonModelConfig] = field(default_factory=dict)  # by model
     settings: Mapping[str, str] = field(default_factory=dict)  # of engines that are no Triton
     models: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()  # what it did not tell, for the report
+    unread: tuple[str, ...] = ()  # figures that it did not report, for the report
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class DoctorReport:
     evidence: Evidence
     findings: tuple[Finding, ...]
     seconds: float
-    unread: tuple[str, ...] = ()  # what was not looked at
+    unread: tuple[str, ...] = ()  # sources that were not examined
     measured: Mapping[str, Any] | None = None  # service times, where a probe took them
     probe: Mapping[str, Any] = field(default_factory=dict)
 

@@ -24,7 +24,7 @@ from router.events.sources import EventSource
 
 MAX_REPLY_BYTES = 4 << 20  # of JSON: event sources, models (thousands of adapters)
 MAX_METRICS_BYTES = 4 << 20
-POST_S = 5.0  # at the least: TensorRT-LLM waits about 2 s for events to come
+POST_S = 5.0  # at least: TensorRT-LLM waits about 2 s for events
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class Interview:
 
     def __init__(self, http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: float) -> None:
         self.spec = spec
-        self.silent: set[str] = set()  # addresses beside its own where nobody answered
+        self.silent: set[str] = set()  # addresses besides its own that did not answer
         self._http = http
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._replies: dict[str, EngineReply] = {}
@@ -190,8 +190,8 @@ class UnrecognizedError(Exception):
 class KvTransfers:
     """Failures of KV transfers from other workers, counted since the engine started."""
 
-    expired: int = 0  # freed before anybody came for it
-    late: int = 0  # of these, fetched all the same: the answers may be wrong
+    expired: int = 0  # freed before another worker fetched it
+    late: int = 0  # fetched although it was freed: the answers may be wrong
     failed: int = 0
 
     def __add__(self, other: KvTransfers) -> KvTransfers:
@@ -208,7 +208,7 @@ class RankLoad:
     waiting: int  # requests not admitted yet
     kv_used_tokens: float = math.nan  # NaN: it does not say
     kv_usage: float = math.nan  # 0..1 of its KV cache, where it says no tokens
-    grown: int = 0  # of what only grows while the engine lives: less means that it began anew
+    grown: int = 0  # a count that only grows while the engine lives: a smaller one shows a restart
     asleep: bool = False  # it answers probes and no requests, and has an empty cache
     paused: bool = False  # the same, but for the cache: nobody knows
     emptied: int = 0  # how often it was asked to empty its cache since it began, and did
@@ -274,7 +274,7 @@ class HealthCheck:
 
     path: str = "/health"
     below: int = 500  # a status from here on means that it does not
-    least_s: float = 0.0  # what an answer may take at the least
+    least_s: float = 0.0  # the shortest time that an answer may take
 
 
 HEALTH = HealthCheck()  # of most engines
@@ -323,7 +323,7 @@ class Profile:
     snapshot: str | None = None  # URL of its whole cache
     loads: LoadReader | None = None
     health: HealthCheck = HEALTH
-    advice: str = ""  # to its operator: what it could be started with for better
+    advice: str = ""  # advice to its operator: options with which it would work better
     pause_url: str | None = None  # tells by JSON whether it `is_paused`; None: it cannot be
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     lacks: frozenset[str] = frozenset()  # paths, besides those that its kind has never
@@ -401,7 +401,7 @@ def share(value: float | None, name: str) -> float:
     return min(value, 1.0)
 
 
-MAX_MODELS = 1_024  # of one worker that are served, where nobody says more
+MAX_MODELS = 1_024  # models of one worker that are served if no other limit is set
 
 
 class Card(msgspec.Struct):
@@ -411,7 +411,7 @@ class Card(msgspec.Struct):
     max_model_len: Count | None = None
     owned_by: str | None = None
     parent: str | None = None  # the base model of a LoRA adapter
-    root: str | None = None  # what the engine calls the model, vLLM by its --model
+    root: str | None = None  # the engine's own name of the model, as vLLM gets it by --model
 
 
 class _CardList(msgspec.Struct):

@@ -109,7 +109,7 @@ class _Answer(msgspec.Struct):
 
 
 class _OldLoad(msgspec.Struct):
-    num_reqs: Count  # those that wait are among them
+    num_reqs: Count  # includes the waiting requests
     num_waiting_reqs: Count = 0
     num_tokens: Count | None = None  # in use, and those of the prompts that wait
     dp_rank: Rank | None = None

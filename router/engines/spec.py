@@ -43,15 +43,16 @@ class WorkerSpec:
     metrics: str | None = None  # URL of its load figures, where it is not the usual one
     grpc: str | None = None  # HOST:PORT of its gRPC where it is not its own port + 1, or "none"
     role: Role = "both"
-    group: str | None = None  # whose workers take KV from each other; by default engine and version
-    revision: str | None = None  # of what it serves; by default as its engine says
+    # Workers of a group take KV from each other; by default engine and version.
+    group: str | None = None
+    revision: str | None = None  # the revision of the served model; by default the engine's own
     transfer: str | None = None  # one of TRANSFERS: how KV passes between vLLM workers
-    bootstrap_port: int | None = None  # where those that decode meet one that prefills
+    bootstrap_port: int | None = None  # the port at which decode workers meet a prefill worker
     max_requests: float | None = None  # unfinished requests, at least 1
     max_queued_tokens: float | None = None  # prefill tokens not yet computed, at least 1
     max_kv_fraction: float | None = None  # of its KV capacity, above 0, at most 1
     server_name: str | None = None  # that its certificate has, where it is not the URL's host
-    insecure: bool = False  # https without a look at its certificate: whoever answers is believed
+    insecure: bool = False  # https without checking the certificate: any server is trusted
     weight: float = 1.0  # its speed relative to the default before it is measured, 0.01..100
 
     def __post_init__(self) -> None:

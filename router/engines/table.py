@@ -16,7 +16,7 @@ async def _nothing_more(talk: Interview, named: bool) -> Profile | None:
 
 
 OPENAI = Adapter("openai", _nothing_more, lacks=GRPC_PATHS)  # any other that lists its models
-# In the order in which an engine that nobody named is tried.
+# The order in which engines are tried if the operator did not name one.
 _ENGINES = (
     vllm.WARMROUTE,
     trtllm.ADAPTER,

@@ -64,7 +64,7 @@ class _Engine(msgspec.Struct):
 
 
 class _ServerInfo(msgspec.Struct):
-    group: str | None = None  # None: it gives its KV to nobody
+    group: str | None = None  # None: it gives its KV to no other worker
     role: Role = "both"
 
 

@@ -68,7 +68,7 @@ class ReaderQueue:
         self._dropped = dropped
         self.connected: Callable[[bool], None] = lambda up: None
         self._end: BaseException | None = None
-        self._taken = False  # the last message was received, and is being told
+        self._taken = False  # the last message was received and is still being processed
 
     async def receive(self) -> Message:
         """Return the next message. Raises the error that ended the reader, if it ended."""
@@ -106,8 +106,8 @@ class SharedReader:
         self.address = address
         self.queues: dict[Key, ReaderQueue] = {}
         self.strays = 0  # messages for which there is no queue
-        self.finishing = False  # who polls begins no other poll
-        self.polling = asyncio.Lock()  # held by who polls while it waits for an answer
+        self.finishing = False  # no further poll may begin
+        self.polling = asyncio.Lock()  # held by a poll while it waits for an answer
         self.reader: asyncio.Task[None] | None = None
 
     def give(self, key: Key, message: Message) -> None:
@@ -203,8 +203,8 @@ class SharedReaders:
         await asyncio.gather(shared.reader, return_exceptions=True)
 
 
-_SLICE_S = 0.005  # of batches that wait already, before others get the event loop
-_LARGE_BYTES = 256 << 10  # of a payload: decoded beside the event loop
+_SLICE_S = 0.005  # of processing waiting batches, before other tasks get the event loop
+_LARGE_BYTES = 256 << 10  # of a payload: larger ones are decoded in a thread
 _MAX_MEDIA = 8  # unknown ones of a worker that are named
 
 
@@ -232,7 +232,8 @@ class FeedContext:
     wants_snapshot: Callable[[], bool] = lambda: False  # whether the core lacks what a replay tells
     # For a worker's events at an address that one router alone can have; None: it is alone.
     claim: Callable[[int, str], Claim] | None = None
-    borrow: Borrow | None = None  # for what an engine cannot tell; None: there are no peers
+    # For events that an engine cannot replay; None: there are no peers.
+    borrow: Borrow | None = None
     keeps_payloads: bool = False  # facts have live batches also as they came
     wall: Callable[[], float] = time.time  # seconds since the epoch, as batches are stamped
     worker_name: str = ""  # the worker's URL, for logs
@@ -271,13 +272,13 @@ class Delivery:
         self.label = f"worker {worker_id} ({context.worker_name})"
         self.model = model
         self.counters = FeedCounters()
-        self.next_seq = 0  # after the last batch told
+        self.next_seq = 0  # the number after the last batch passed on
         self.live_seq = -1  # of the last live batch
         self._tell = context.tell
         self._clock = context.clock
         self._wall = context.wall
         self._keeps_payloads = context.keeps_payloads
-        self._connected = True  # or never was: then there is nothing to lose
+        self._connected = True  # also if it was never connected: then there is nothing to lose
 
     async def batch(
         self, seq: int, payload: bytes, source: Literal["live", "replay"], digest: int | None = None

@@ -23,7 +23,7 @@ class ElectedFeed:
     ) -> None:
         """`opened` makes a new feed, one for each time that this replica reads."""
         self._opened, self._claim = opened, claim
-        # What peers know, they know from here: nothing is to be had of them.
+        # Peers know these events only from here, so they cannot be asked.
         self._context = replace(context, tell=claim.tell, keeps_payloads=True, borrow=None)
         self._feed: Feed | None = None
         self._past = FeedCounters()  # of the feeds before

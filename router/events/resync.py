@@ -250,9 +250,10 @@ class Resynchronizer:
         meanwhile.
         """
         if not self._publisher.has_replay:
-            if self._publisher.has_snapshot:  # whosever it is, it tells all
+            # Even another publisher's snapshot contains its whole cache.
+            if self._publisher.has_snapshot:
                 self.ask(0)
-            return  # else nobody can tell
+            return  # else no answer can show it
         self._after_absence = True
         self._asked.set()
 
@@ -274,7 +275,7 @@ class Resynchronizer:
             if self._publisher.has_snapshot and (
                 unanswered or (self._lacking and not self._asked.is_set())
             ):
-                self.ask(0)  # its whole cache mends what no replay can
+                self.ask(0)  # a snapshot of its whole cache repairs gaps that no replay can fill
 
     def _tell_end(self, question: _Question, answer: Answer) -> None:
         """Tell the core that the replay has ended, unless another request is pending, whose end

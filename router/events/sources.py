@@ -34,7 +34,7 @@ class ZmqSource:
     """
 
     live: str
-    replay: str | None = None  # a ROUTER that sends again what was missed
+    replay: str | None = None  # a ROUTER socket that replays missed batches
     snapshot: str | None = None  # our engine's own: its whole cache by HTTP
     topic: str = ""
     bind: bool = False

@@ -146,7 +146,7 @@ def wire_events(event: PolledEvent) -> tuple[list[Event], int]:
     data = event.data
     if isinstance(data, _Stored):
         return _stored(data)
-    if isinstance(data, _Removed):  # from whichever level: it does not say
+    if isinstance(data, _Removed):  # from any level: the event does not name it
         names = tuple(_name(given) for given in data.block_hashes)
         return [BlockRemoved(names, medium) for medium in _MEDIA], 0
     if isinstance(data, _Updated) and data.cache_level is not None:
@@ -160,7 +160,7 @@ def _stored(data: _Stored) -> tuple[list[Event], int]:
     for (size, level, plain), group in groupby(data.blocks, _kind):
         blocks = list(group)
         if not plain or not size:
-            return events, 1  # what follows in the sequence has no parent any more
+            return events, 1  # the rest of the sequence no longer has a parent
         names = tuple(_name(block.block_hash) for block in blocks)
         events.append(
             BlockStored(
@@ -207,7 +207,7 @@ def _name(given: int | str) -> int:
 
 _BETWEEN_POLLS_S = 0.05  # the worker itself waits up to 2 s for events before it answers
 _ASK_AGAIN_S = 1.0  # of a worker that did not answer
-# What is in an answer that we no longer wait for is lost: wait long.
+# Events in an answer that arrives after the timeout are lost: wait long.
 _ANSWER_S = 30.0
 _WAITING_ANSWERS = 16
 
@@ -251,7 +251,7 @@ class PolledFeed:
             self._delivery.dropped,
             partial(_read, context),
         ) as queue:
-            self._delivery.replay_end(answered=False)  # what was before is not to be had
+            self._delivery.replay_end(answered=False)  # the earlier events cannot be had any more
             await self._listen(queue)
 
     async def _listen(self, queue: ReaderQueue) -> None:
@@ -279,7 +279,7 @@ class PolledFeed:
         if isinstance(event, WireError):
             self._delivery.malformed(event)
             return
-        if event.number < self._delivery.next_seq:  # its engine began anew
+        if event.number < self._delivery.next_seq:  # its engine has restarted
             self._windows = Windows()
         is_counted = self._windows.counts(event)
         events, skipped = wire_events(event) if is_counted else ([], 0)
@@ -312,7 +312,7 @@ async def _poll(context: FeedContext, shared: SharedReader) -> float:
         return _ASK_AGAIN_S
     of_rank: dict[Key, list[PolledEvent | WireError]] = {rank: [] for rank in shared.queues}
     for event in events:
-        if isinstance(event, WireError):  # whose it was, nobody can tell
+        if isinstance(event, WireError):  # the event's worker is unknown
             for shares in of_rank.values():
                 shares.append(event)
         else:

@@ -137,7 +137,8 @@ class FleetTerms:
     health_s: float  # between two health probes of one worker
     backlog_batches: int
     relay: RelayLimits
-    drain_s: float = 600.0  # what runs at a worker that leaves may take; 0: as long as it does
+    # The longest time that requests at a leaving worker may take; 0: no limit.
+    drain_s: float = 600.0
     probes: int = 2  # in a row that fail: it is down, or what waits there goes elsewhere
     silent_s: float = 300.0  # that a worker may be silent before it is down, its cache forgotten
     ranks: int = 64  # data-parallel ranks of one URL that become workers
@@ -160,15 +161,15 @@ class FleetContext:
         default_factory=SharedReaders
     )  # of event addresses that members share
     trust: WorkerTrust = field(default_factory=WorkerTrust)
-    # Opens gRPC to a worker at an address; None: nobody asks for it here.
+    # Opens gRPC to a worker at an address; None: this router does not use gRPC.
     grpc: GrpcOpener | None = None
     # The number of the first batch that a worker's new feed asks for.
     first_seq: Callable[[int], int] = lambda worker_id: 0
     # Whether it takes a snapshot to know a worker's cache.
     wants_snapshot: Callable[[int], bool] = lambda worker_id: False
-    # For events that one router alone can have; None: this one shares nothing.
+    # For events that only one router can read; None: this router shares no state.
     claim: Callable[[int, str], Claim] | None = None
-    borrow: Borrow | None = None  # for events that an engine cannot tell again
+    borrow: Borrow | None = None  # for events that an engine cannot replay
     # Set while requests are under way that this router knows of, as of its latest tick.
     busy: asyncio.Event = field(default_factory=_busy)
     worker_count: Callable[[], int] = lambda: 0  # of the whole fleet

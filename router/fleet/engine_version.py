@@ -22,9 +22,9 @@ from router.upstream.collected_reply import CollectedReply
 _ANSWER_BYTES = 1 << 20
 _GONE = frozenset({"connect", "early_close", "garbage"})  # kinds of errors: not the same process
 _TRIES = 2  # a kept connection may have ended with the process before
-_QUIET_S = 3.0  # without another question, after one that was not answered in time
+_QUIET_S = 3.0  # without another question, after one that got no answer in time
 _OK, _NOT_FOUND = 200, 404
-# "other": it tells another version, or is gone. "unknown": it did not answer in time.
+# "other": it reports another version, or is gone. "unknown": it did not answer in time.
 Told = Literal["same", "other", "unknown"]
 Ask = Callable[[], Awaitable[EngineReply]]
 

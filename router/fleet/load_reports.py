@@ -17,7 +17,7 @@ from router.fleet.recognize import Recognized
 
 log = logging.getLogger(__name__)
 
-_MISSED_MAX = 2  # reports in a row that do not come before that is said
+_MISSED_MAX = 2  # reports in a row that may fail before this is shown as trouble
 _SAID_CHARACTERS = 300  # of an error
 _SAME_START_S = 0.5  # two start times that differ by no more are those of one process
 
@@ -30,8 +30,8 @@ class SeenFigures:
     def __init__(self, worker_id: int, name: str) -> None:
         """Start without reports. `name` is the worker's name for the log."""
         self.ranks: set[int] = set()  # those in the latest answer
-        self.trouble = ""  # why no figures come now, for people
-        self.missed = 0  # reports in a row that did not come
+        self.trouble = ""  # the reason why there are no figures now, for people
+        self.missed = 0  # failed reports in a row
         self._who = worker_id, name
         self._started_s = math.nan
         self._several = False  # processes answer there: no start time is the engine's
@@ -122,7 +122,7 @@ async def report_loads(
             counts = load.running, load.waiting, used, load.emptied
             context.tell(LoadReport(context.clock(), worker_id, *counts, started_s))
             note(load)
-        is_busy = load is None or load.running + load.waiting > 0  # or nobody knows
+        is_busy = load is None or load.running + load.waiting > 0  # or the load is unknown
         await context.until_scrape(is_busy)
 
 

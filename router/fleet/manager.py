@@ -59,7 +59,7 @@ class FleetManager:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}  # probes that the core wanted
         self._closing: set[asyncio.Task[None]] = set()
-        self.dismissed: set[Key] = set()  # named by somebody, and taken out by hand
+        self.dismissed: set[Key] = set()  # listed by a source, and removed by hand
         self._next_id = 0
         self.denials: set[int] = (
             set()
@@ -304,7 +304,7 @@ class FleetManager:
             return
         del self.members[member.worker_id]
         self.denials.discard(member.worker_id)
-        task.cancel()  # it tells the core nothing from here on
+        task.cancel()  # the task must not report to the core any more
         if (asking := self._asking.pop(member.worker_id, None)) is not None:
             asking.cancel()
         self._context.tell(WorkerChange(self._context.clock(), member.worker_id, "gone"))

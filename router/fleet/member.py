@@ -54,7 +54,7 @@ from router.upstream.fallback import Upstream
 log = logging.getLogger(__name__)
 
 
-_SWITCH_S = 300.0  # an engine builds itself anew for another role
+_SWITCH_S = 300.0  # an engine may rebuild itself for another role
 _SAID_BYTES = 500  # of its answer
 _LOOK_S = 1.0  # between two looks at an engine that denied a model
 _DENIED_MAX_S = 60.0  # for so long at most its list is not believed against its answers
@@ -63,7 +63,7 @@ _ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, whi
 _EVENTS: Mapping[End, str] = MappingProxyType(
     {"asleep": "it falls asleep", "paused": "it is paused"}
 )  # by how following it ended; else "it fails"
-_SILENT_S = 1.0  # before what did not answer is asked again; the next times after twice as long
+_SILENT_S = 1.0  # before an address that did not answer is tried again; the pause then doubles
 
 
 @dataclass(slots=True)
@@ -109,8 +109,9 @@ class Member:
         self.leave: Leaving | None = None  # to be removed once idle
         self.parting = False  # its removal has begun
         self.turning: Turning | None = None  # to take another role once idle
-        self.turned: Role | None = None  # the role that it took, whatever it was named with
-        self.transfers = KvTransfers()  # of its engine, as latest told
+        # The role that it took while it served, which replaces the configured one.
+        self.turned: Role | None = None
+        self.transfers = KvTransfers()  # as its engine last reported
         self.silent_since_s: float | None = None  # it has left all probes unanswered since
         self.abandoned = 0  # how often all that waited there for a first byte was given up
         self.state: MemberState = "starting"
@@ -119,7 +120,7 @@ class Member:
         self.denials: dict[str, Denial] = {}  # by model
         self._denied = asyncio.Event()  # it denied one that is to be looked for
         self._question = EngineQuestion(context.clock)
-        self._outdated = asyncio.Event()  # its engine tells another version than it is known by
+        self._outdated = asyncio.Event()  # its engine reports another version than the known one
         self._settled = asyncio.Event()  # and it was recognized since, or found to be down
         self._adapts = False  # it serves LoRA adapters, by its load figures
         self._advice = ""  # as last given
@@ -128,7 +129,7 @@ class Member:
         self._fits = fits
         self._served_by_others = served_by_others
         self.grpc: Sends | None = None  # to where its engine speaks it
-        self._former: list[Sends] = []  # by options that it had before; what runs there may end
+        self._former: list[Sends] = []  # under earlier options; their requests may end
         self._asker: Sends | None = None  # of its version alone
         self._closed = False
         self.upstream = self._upstream()
@@ -214,7 +215,7 @@ class Member:
         try:
             well = await _status(context.http, url, limit_s) < health.below
         except (aiohttp.ClientError, TimeoutError) as error:
-            if out_of_files(error):  # that says nothing of the worker
+            if out_of_files(error):  # this is no fault of the worker
                 return
             if isinstance(error, TimeoutError) and context.pauses.spoiled(began_s, limit_s):
                 return
@@ -258,7 +259,7 @@ class Member:
                 log.error(line, self.worker_id, self.spec.name, exc_info=error)
                 self.trouble = f"following it broke: {error!r}"
                 return "broken"
-        return ended[0].result()  # the probes come first: they know best
+        return ended[0].result()  # the result of the probes counts first: they know best
 
     def respec(self, spec: WorkerSpec) -> None:
         """Take over other thresholds, another weight or another revision; all else in `spec` is
@@ -315,7 +316,7 @@ class Member:
         """
         terms, spec = self._context.terms, replace(self.spec, role=role)
         with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
-            # What it says is kept; where it says nothing, it is known by what it said before.
+            # Reported figures replace the known ones; missing ones keep them.
             self.recognized = await recognize(
                 self._context.http, spec, terms.probe_s, terms.event_hosts, terms.models
             )
@@ -374,7 +375,7 @@ class Member:
 
     async def _told(self, known: Recognized) -> Told:
         """Ask the engine for its version, over a connection that no request uses."""
-        if self._closed:  # it was removed: nobody follows it any more
+        if self._closed:  # it was removed, and is not followed any more
             return "unknown"
         if self._asker is None:
             self._asker = self._upstream()

@@ -9,7 +9,7 @@ from typing import Literal
 # "starting": it was never recognized. "serving": it is recognized, and its probes are answered.
 # "silent": it serves, and its latest probes got no answer. "down": it fails its probes, or is being
 # recognized by other options. "asleep" and "paused": its engine lives and takes no requests.
-# Draining is no state of these: it is an operator's wish, which outlasts them all.
+# Draining is no state here: it is an operator's wish, which outlasts all states.
 MemberState = Literal["starting", "serving", "silent", "down", "asleep", "paused"]
 MEMBER_STATES: Mapping[tuple[MemberState, str], MemberState] = MappingProxyType(
     {

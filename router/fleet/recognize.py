@@ -47,7 +47,7 @@ from router.events.sources import (
 )
 
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
-_GUESSED_BLOCK = 64  # tokens, at least, of blocks that no events tell of
+_GUESSED_BLOCK = 64  # tokens, at least, of blocks of which no events are received
 _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 100  # in a line of the log
 
 
@@ -67,28 +67,28 @@ class Recognized:
     kind: str  # a key of `ADAPTERS`
     facts: WorkerFacts
     source: EventSource | None  # where its events are; None: it has none
-    loads: LoadReader | None = None  # where its load is; None: it does not tell it
+    loads: LoadReader | None = None  # how to read its load; None: it reports none
     health: HealthCheck = HEALTH
-    ranks: tuple[int, ...] = (0,)  # all those behind its URL; none: nobody knows
-    address: int | None = None  # what its engine calls its rank; None: it has nobody beside it
+    ranks: tuple[int, ...] = (0,)  # all ranks behind its URL; empty: unknown
+    address: int | None = None  # the engine's number of this rank; None: it is the only one
     advice: str = ""  # to its operator
-    sized: bool = True  # it told its block size
-    pause_url: str | None = None  # tells whether it is paused; None: it cannot be
-    own_group: str | None = None  # whose KV it could take, by engine and version
+    sized: bool = True  # it reported its block size
+    pause_url: str | None = None  # reports whether it is paused; None: it cannot be paused
+    own_group: str | None = None  # the group from which it could take KV, by engine and version
     own_role: Role = "both"  # that it was started for
     transfer: str = ""  # how KV passes to it and from it, of `router.engines.table.TRANSFERS`
     bootstrap: BootstrapAddress | None = None  # where workers that decode meet it
-    caches_decoded: bool = True  # what it decodes for others is found in its cache again
+    caches_decoded: bool = True  # KV that it decodes for others is found in its cache again
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
-    silent: frozenset[str] = frozenset()  # addresses beside its own where nobody answered
+    silent: frozenset[str] = frozenset()  # addresses besides its own that did not answer
     kv_block_tokens: int | None = None  # of its own blocks, which ours may be several of
-    refused_models: int = 0  # that it lists beyond those that are served
+    refused_models: int = 0  # models that it lists beyond those that are served
     events_refused: bool = False  # it names another host for its events, so they are not read
     caches_prefixes: bool = True  # False: its prefix caching is off
     leaves_out_groups: bool = False  # its events do not tell of its windows or states
-    model_path: str | None = None  # what its engine calls its model, and names images by
-    told: EngineVersion = NO_VERSION  # its engine's version, as told when it was recognized
+    model_path: str | None = None  # the engine's own name of its model, by which it names images
+    told: EngineVersion = NO_VERSION  # its engine's version, as reported when it was recognized
 
     def __str__(self) -> str:
         """Return a line of text for people."""

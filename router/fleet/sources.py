@@ -38,8 +38,8 @@ class Report:
 
     workers: (
         tuple[ReportedWorker, ...] | None
-    )  # None: it could not be asked, what it said before stands
-    trouble: str = ""  # what is wrong with it, for people
+    )  # None: the source could not be read, and its last report stays valid
+    trouble: str = ""  # the source's trouble, for people
     refused: tuple[str, ...] = ()  # entries that cannot be used, and why
     # Priorities by the names of objectives, lower goes first; None: what it said before stands.
     objectives: Mapping[str, int] | None = None
@@ -74,7 +74,7 @@ class SourceTrust:
         self.objectives: Mapping[str, int] = {}  # priorities by name
         self.joined = self.left = self.flaps = 0  # counted since the start
         self._seen: dict[Key, ReportedWorker] = {}
-        self._silent_s: float | None = None  # since when it names nobody
+        self._silent_s: float | None = None  # since when it lists no worker
         self._lingering: dict[Key, tuple[ReportedWorker, float]] = {}  # vanished, kept until then
         self._past: dict[Key, _Past] = {}
 
@@ -150,7 +150,7 @@ class SourceTrust:
 
     def _lose(self, key: Key, one: ReportedWorker, now_s: float) -> None:
         past = self._past.get(key)
-        if one.stopping or past is None:  # it said so, or nobody remembers it
+        if one.stopping or past is None:  # it announced that it stops, or it is not remembered
             self.left += 1
             return
         if now_s - past.came_s >= STEADY_S:
@@ -173,7 +173,7 @@ class SourceTrust:
             past.flaps = min(past.flaps + 1, 16)
             self.flaps += 1
         if len(self._past) >= _PASTS_MAX:
-            del self._past[next(iter(self._past))]  # who came first of all that are known
+            del self._past[next(iter(self._past))]  # the oldest of all remembered workers
         self._past[key] = past
         if self._lingering.pop(key, None) is None:
             self.joined += 1
@@ -218,8 +218,8 @@ def union(
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.25  # between two looks at what time alone changes
-_AGAIN_S = 1.0  # a source that broke is opened anew
+_LOOK_S = 0.25  # between two looks at changes that only time brings
+_AGAIN_S = 1.0  # before a source that failed is opened again
 _NAMED_MAX = 10  # in one log line
 
 Open = Callable[[str], Source]  # by the text that names it
@@ -250,10 +250,11 @@ class Discovery:
         self._grace_s = grace_s
         self._configured: tuple[WorkerSpec, ...] = ()
         self._followed: dict[str, _Followed] = {}
-        self._retired: list[tuple[_Followed, float]] = []  # dropped; stand until others have spoken
+        # Dropped sources; they count until the others have reported.
+        self._retired: list[tuple[_Followed, float]] = []
         self._troubles: dict[str, str] = {}  # as last logged
         self._refused: list[str] = []  # asked for again until there is room
-        self._told: set[str] = set()  # what could not be done, as last logged
+        self._told: set[str] = set()  # errors as they were last logged
         self._news = asyncio.Event()
         self._said = asyncio.Event()  # a source said something
         self._looking: asyncio.Task[None] | None = None
@@ -367,7 +368,7 @@ class Discovery:
                 async for report in self._open(one.name).reports():
                     self._hear(one, report)
                 report = Report(None, "it ended")
-            except Exception as error:  # a defect of ours: named, and begun anew
+            except Exception as error:  # a defect of the router: log it, and open the source again
                 log.error("source %s broke", one.name, exc_info=error)
                 report = Report(None, f"it broke: {error!r}")
             self._hear(one, report)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from policies.facts import Role
 from router.engines.spec import WorkerSpec, of_rank
 
-Key = tuple[str, int | None]  # a worker's URL and rank: which one it is, whoever names it
+Key = tuple[str, int | None]  # a worker's URL and rank, which identify it whichever source lists it
 CONFIGURATION = "configuration"
 
 
@@ -29,8 +29,8 @@ class NamedWorker:
     """A worker as it was listed: one member, or one for each rank of its engine."""
 
     spec: WorkerSpec
-    by: str = CONFIGURATION  # who names it
-    by_hand: bool = False  # it stays until it is removed by hand, whoever else names it
+    by: str = CONFIGURATION  # the source that lists it
+    by_hand: bool = False  # it stays until it is removed by hand, even if a source lists it, too
     without: set[int] = field(default_factory=set)  # ranks that the operator took out again
     trouble: str = ""  # why ranks are missing, as last logged
     refused_ranks: int = 0  # how many are
@@ -41,7 +41,7 @@ class Leaving:
     """The state of a worker that is leaving. Lifetime: until it is gone, or is listed again."""
 
     since_s: float
-    may_return: bool  # whoever named it can name it again
+    may_return: bool  # the source that listed it can list it again
     drained: bool  # it was draining before
 
 
@@ -54,7 +54,7 @@ class Turning:
     role: Role
     since_s: float
     drained: bool  # it was draining before
-    switching: bool = False  # its engine is being told
+    switching: bool = False  # its engine is being told the new role
 
 
 def key_of(spec: WorkerSpec) -> Key:

@@ -85,8 +85,8 @@ class ChunkedBody:
         self.done = False
         self._line_bytes = line_bytes
         self._trailer_left = trailer_bytes
-        self._left = 0  # bytes of the present chunk's data still to come, its CRLF included
-        self._line = b""  # a size line or trailer of which only the beginning has come
+        self._left = 0  # missing bytes of the present chunk's data, with its CRLF
+        self._line = b""  # the beginning of an incomplete size line or trailer
         self._in_trailers = False
 
     @property

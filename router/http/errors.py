@@ -36,8 +36,8 @@ WorkerErrorKind = Literal[
     "status_5xx",  # 500, 502, 503 or 504
     "no_answer",  # 200 with nothing in it, an error, or an answer that the engine gave up
     "no_model",  # it says that it has not got the model: nor does this
-    "absent",  # it has not got the path: nothing that speaks of its health
-    "moved",  # the data plane went to another worker, and nobody says why
+    "absent",  # it lacks the path, which does not concern its health
+    "moved",  # the data plane used another worker, for an unknown reason
 ]
 
 

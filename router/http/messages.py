@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _REASONS = MappingProxyType({int(status): status.phrase for status in HTTPStatus})
 _BODYLESS = frozenset({204, 304})
-# What each answer of ours says, so that no browser takes it for a page.
+# Headers of each answer of the router, so that no browser takes it for a page.
 NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 
@@ -30,7 +30,7 @@ class ClientConnection(Protocol):
     host: str  # the peer's address; empty: it has none
     transport: asyncio.Transport | None  # None: the client is gone
     writing_paused: bool
-    # Asks for the socket back, while somebody else writes to it.
+    # Asks for the socket back while another part writes to it.
     lent_to: Callable[[], object] | None
 
     @property
@@ -172,7 +172,7 @@ class Refusal:
 
     reason: str  # as the metric and the error's `code` name it
     status: int
-    message: str  # never repeats what the client wrote
+    message: str  # never repeats the client's own words
 
     def response(self, body_bytes: int) -> Response:
         """Return the response of this refusal. `body_bytes`: the limit of bodies, which the text

@@ -53,7 +53,7 @@ PRIVATE = (
 )
 # Addresses of engines in a request's id, as vLLM's P2pNcclConnector (0.9 to 0.22) reads them.
 _ADDRESSES = re.compile(rb"___(?:prefill|decode)_addr_")
-_ALONE = (  # may stand in a head once
+_ALONE = (  # names that may occur in a head once
     *(b"host", b"content-length", b"content-type", b"user-agent", b"authorization", b"etag"),
     *(b"content-location", b"content-range", b"max-forwards", b"server", b"expect"),
 )
@@ -127,8 +127,8 @@ class Fields:
 class Head:
     """A parsed request head; nothing changes it. Lifetime: request."""
 
-    text: bytes  # without what is not for us, its empty line included
-    length: int  # of the body, bytes; CHUNKED: not told
+    text: bytes  # without headers that are not for the router, with its empty line
+    length: int  # of the body, bytes; CHUNKED: not given
     method: str
     target: str
     headers: PlainHead | Fields
@@ -322,7 +322,7 @@ class RequestReader:
         self._head: Head | None = None  # of the request whose body is arriving
         self._pieces: list[bytes] = []  # of its body, but for the last
         self._body = bytearray()  # the last one
-        self._left = 0  # bytes of the body to come, where its length is known
+        self._left = 0  # missing bytes of the body, if its length is known
         self._chunks: ChunkedBody | None = None
         self._raw_bytes = 0  # of the body, with its framing
         self._swallowed_bytes = -1  # of a body that is too large; -1: it is not

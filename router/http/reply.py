@@ -51,7 +51,7 @@ class UpstreamRequest:
     mark: bytes | None = None  # once in each event that carries tokens; None: every event does
     keeps_ends: bool = False  # both ends of the answer's body are wanted (`Outcome.kept`)
     once: bool = False  # it is not sent again where a kept connection turns out to be closed
-    due: AnswerDue | None = None  # what its answer has to be; None: that is not looked at
+    due: AnswerDue | None = None  # the form that its answer must have; None: any form
     # After so many silent seconds of the worker the client gets a comment, where Python relays and
     # the sink is a `PingedSink`; 0: none.
     ping_s: float = 0.0
@@ -62,10 +62,10 @@ class Timeouts:
     """The time limits of each step of one request, in seconds."""
 
     connect_s: float = 5.0
-    send_s: float = 30.0  # a worker that takes nothing more of the request's body
+    send_s: float = 30.0  # for a worker to take more of the request's body
     first_byte_s: float = 600.0  # from sending the request to the first byte of the reply's body
     between_s: float = 120.0  # between two reads of the reply's body
-    client_s: float = 120.0  # a client that reads nothing while its buffer is full
+    client_s: float = 120.0  # for a client to read while its buffer is full
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class KeyTerms:
     name: str = ""  # for people
     models: tuple[str, ...] = ()  # globs as of `fnmatch`, any of which must match; (): all models
     priority: tuple[int, int] | None = None  # least and greatest that a request may ask for
-    weight: float = 1.0  # of what a fair queue gives to its tenant
+    weight: float = 1.0  # the tenant's weight in a fair queue
     requests_per_s: float | None = None
     requests_burst: float = 1.0  # requests at once after a pause
     tokens_per_s: float | None = None  # prompt and answer

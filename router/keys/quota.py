@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from router.keys.key_file import KeyTerms
 
-_ROUNDING = 1e-9  # of the burst: what sums of floats may lack
+_ROUNDING = 1e-9  # share of the burst that sums of floats may lack
 
 
 class Bucket:
@@ -88,7 +88,7 @@ class Allowance:
         self._inflight = 0
         self._inflight_elsewhere = 0  # at other replicas
         self.used_requests = self.used_tokens = 0  # here, since it began
-        self.on_use: Callable[[], None] = lambda: None  # told of each change of these
+        self.on_use: Callable[[], None] = lambda: None  # called at each change of these
         self._request_s = _FIRST_GUESS_S
 
     @property

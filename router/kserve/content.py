@@ -30,7 +30,7 @@ Parameters = Mapping[str, Any]
 
 MAX_ROWS = 1_024  # prompts of a request that are looked at
 MAX_TEXT_BYTES = 1 << 20  # of a prompt that are looked at
-MAX_VALUES = 1 << 20  # of a tensor that comes as JSON, or token ids
+MAX_VALUES = 1 << 20  # of a tensor given as JSON, or token ids
 MAX_KEY_CHARS = 1_024  # of a session, an adapter, a sequence
 _IDS = frozenset({"INT32", "INT64"})
 SHARED_MEMORY = "shared_memory_region"  # a tensor's parameter: its bytes are not in the message
@@ -55,8 +55,8 @@ class Content:
     hold_s: float | None = None  # longest wait for a worker
     stop: bool = False  # it ends another request
     runs_on: bool = False  # as of `Roles`
-    why: str = BY_LOAD.why  # what it is routed by, for people
-    unread: tuple[str, ...] = ()  # what could not be read of it, and why
+    why: str = BY_LOAD.why  # the reason for its routing, for people
+    unread: tuple[str, ...] = ()  # inputs that could not be read, and why
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,7 @@ class ClientStream:
         self._buffer_bytes = buffer_bytes
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
-        self._changed = asyncio.Event()  # something is to be written, or nothing more will be
+        self._changed = asyncio.Event()  # set if a message is to be written, or if none will follow
         self._room = asyncio.Event()
         self._room.set()
         self._done = False
@@ -300,7 +300,7 @@ class ClientStream:
             try:
                 async with asyncio.TaskGroup() as group:
                     await self._read(group, stops)
-                if not self._ended:  # its client sees that what it sends now is not answered
+                if not self._ended:  # its client sees that further requests are not answered
                     self._context.set_code(grpc.StatusCode.UNAVAILABLE)
                     self._context.set_details("the router is stopping")
             except* _EndedError as ended:

@@ -34,7 +34,7 @@ class GrpcReply:
         self.status = 200
         self.body_length = 0
         self.headers = headers
-        self.error: tuple[int, str] | None = None  # of a refusal: the exact code, and what it says
+        self.error: tuple[int, str] | None = None  # a refusal's exact code and message
         self._http = http
         self._parts: list[bytes] = []
 

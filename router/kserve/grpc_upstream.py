@@ -40,10 +40,10 @@ from router.kserve.messages import SERVICE, has_outputs, http_status, stream_fai
 
 STREAM = f"/{SERVICE}/ModelStreamInfer"
 CODE_HEADER, MESSAGE_HEADER = b"grpc-status", b"grpc-message"
-_LONG_BYTES = 1 << 16  # a message of so many has outputs: it is not looked at
+_LONG_BYTES = 1 << 16  # a message of this length has outputs: it is not examined
 _NO_MODEL = "' is not found"  # how Triton's words for an unknown model end
 _TOO_LONG = "larger than max"  # how gRPC says that it reads no message of this length
-_NO_METHOD = frozenset({"", "Method not found!"})  # what servers say of an unknown method
+_NO_METHOD = frozenset({"", "Method not found!"})  # servers' texts for an unknown method
 # Metadata that belong to one connection or that the library writes itself.
 _NOT_PASSED = frozenset(
     {b"content-type", b"user-agent", b"te", b"host", b"content-length", b"connection"}
@@ -190,12 +190,12 @@ class _Exchange:
         self._terms = terms
         self._started_s = terms.clock()
         self._call: Any = None
-        self._abandoned = ""  # why, where somebody else ended it
+        self._abandoned = ""  # the reason, if another part ended it
         self._status: int | None = None
         self._held: HeldReply | None = None
         self._bytes = 0
         self._events = 0
-        self._kept = b""  # the last message with outputs, where tokens may be told in it
+        self._kept = b""  # the last message with outputs, which may report tokens
         self._told_s = -1.0
         self._first_byte_s: float | None = None
         self._last_byte_s: float | None = None
@@ -247,7 +247,7 @@ class _Exchange:
             self._broken(WorkerError("early_close", self._abandoned))
         finally:
             if self._call is not None:
-                self._call.cancel()  # of one that is over it does nothing
+                self._call.cancel()  # has no effect on a call that is over
 
     async def _unary(self, method: Any, body: bytes, metadata: aio.Metadata) -> None:
         call = self._call = method(body, metadata=metadata)

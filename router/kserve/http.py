@@ -309,7 +309,7 @@ def _inflated(body: bytes) -> bytes:
 
 def _told(kept: bytes) -> dict[str, Tensor]:
     """Return the token counts by name; of a name that comes twice, the later one counts."""
-    text = kept.decode("latin-1")  # a byte is a character; none of what is looked for is beyond it
+    text = kept.decode("latin-1")  # a byte is a character; the searched words are ASCII
     first, stop = _decoded(text, 0)
     if isinstance(first, dict) and text[stop:].strip():
         return _in_bytes(kept, stop)

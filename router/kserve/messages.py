@@ -42,9 +42,9 @@ SERVICE = "inference.GRPCInferenceService"
 MAX_FIELDS = 4_096  # of a long message, at its top
 MAX_READ_BYTES = 4 << 20  # of a message beside its raw tensors that are read
 MAX_VERSION_CHARS = 64
-MAX_REASON_CHARS = 4_096  # of an error that is told on
+MAX_REASON_CHARS = 4_096  # of an error text that is passed on
 
-# A message's fields, numbered from 1 as they stand here; `map X`: by text.
+# A message's fields, numbered from 1 in this order; `map X`: by text.
 _TABLE: Mapping[str, str] = MappingProxyType(
     {
         "ServerLiveResponse": "bool live",
@@ -107,7 +107,7 @@ _Whole = _CLASSES["ModelInferResponse"]
 
 # gRPC's codes are in grpc/grpc, `doc/statuscodes.md`.
 _OF_CLIENTS = {401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 421: 7, 429: 8, 431: 8, 499: 1}
-# Status of HTTP -> gRPC's code, for each one that an answer can have.
+# HTTP status -> gRPC code, for each status that an answer can have.
 STATUS_OF: Mapping[int, int] = MappingProxyType(
     dict.fromkeys(range(200, 300), 0)
     | dict.fromkeys(range(400, 500), 3)
@@ -408,7 +408,7 @@ _OF_MODEL: Mapping[str, str] = MappingProxyType(
         "ModelConfig": "/config",
     }
 )
-# Those whose messages say nothing more: they are answered by any or refused for all.
+# Calls whose messages have no further fields: any server answers them, or they are refused.
 _FIXED_PATHS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "ServerLive": ("GET", "/v2/health/live"),

@@ -38,7 +38,7 @@ from router.request.quotas import Tenants, check_model
 from router.request.service import Service
 
 _ASKED_S = 5.0  # a server's answer may take
-_LOAD_S = 1_800.0  # the same of a model that is loaded
+_LOAD_S = 1_800.0  # for loading a model
 _AT_ONCE = 16  # servers that are asked
 _MODEL = re.compile(
     r"/v2/models/(?P<model>[^/]{1,1024})(?P<version>/versions/[0-9]{1,20})?(?P<what>/[a-z]+)?"
@@ -48,7 +48,7 @@ _LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]{1,1024})/(?P<verb>load
 _LOADS = re.compile(r"/v2/repository/.*load")
 _NEWEST = frozenset({"last_inference"})  # of statistics: not a sum
 _OF_ONE_HOST = "shared memory is of one host, and this address stands for several servers"
-_WHY_CHARS, _NAMED = 300, 16  # of a server's refusal; servers whose refusals are told
+_WHY_CHARS, _NAMED = 300, 16  # of a server's refusal; servers whose refusals are shown
 _OFF = "this router passes on no settings; send this to each server itself"
 
 
@@ -64,7 +64,8 @@ class KservePort:
         self._http = http
         self._inputs: Mapping[str, Mapping[str, str]] = {}  # by model, as configured
         self._loads = False  # some keys may load and unload models
-        self._changes: set[asyncio.Task[Response]] = set()  # loads that go on, whoever waits
+        # Loads that continue even if their callers no longer wait.
+        self._changes: set[asyncio.Task[Response]] = set()
 
     def renew(self, inputs: Mapping[str, Mapping[str, str]], loads: bool) -> None:
         """Set the names of models' inputs, and whether keys may load models."""
@@ -193,7 +194,8 @@ class KservePort:
         """
         if request.method != "POST":
             raise ClientError(405, f"{request.path} takes POST, not {request.method}")
-        terms = self._tenants.presented(request).terms  # not what a peer says of its client
+        # Not the tenant that a peer names for its client.
+        terms = self._tenants.presented(request).terms
         if terms.models:
             why = f"this API key is for some models only, and {verb} is for all servers"
             raise ClientError(403, why, code="model_not_allowed")

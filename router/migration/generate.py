@@ -200,7 +200,7 @@ class GenerateJournal(Journal):
             self.prompt_tokens = len(self._plan.prompt)
             try:
                 self.prompt.extend(self._plan.prompt)
-            except OverflowError:  # ids beyond int32 stand for images
+            except OverflowError:  # ids beyond int32 represent images
                 self._spoil("media")
             if read.meta_info.prompt_tokens != self.prompt_tokens:
                 self._spoil("prompt_count")

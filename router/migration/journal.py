@@ -276,8 +276,9 @@ class Journal:
         self.said = array("i")  # tokens of the answer that the client has seen all of
         self.prompt_tokens = 0
         self.unfit = ""  # why it cannot go on elsewhere, in a word
-        self.finished = False  # the answer is, though its usage or last line may not have come
-        self.complete = False  # nothing is to follow
+        # The answer is complete, though its usage or last line may be missing.
+        self.finished = False
+        self.complete = False  # nothing more follows
         self.miscounted = False  # the worker counted other tokens than it gave ids of
         self.failure: WorkerError | None = None  # the worker gave up in good form
         self._plan = plan
@@ -487,7 +488,7 @@ class Journal:
         """Note why the stream can no longer move to another worker."""
         if not self.unfit:
             self.unfit = why
-            del self._withheld[:]  # nothing is to wait for its text any more
+            del self._withheld[:]  # no token waits for its text any more
             self._room.give(self._kept_tokens)
             self._kept_tokens = 0
             self.prompt, self.said = array("i"), array("i")

@@ -11,7 +11,7 @@ from router.body.paths import Path
 from router.http.reply import ReplyHead
 from router.names.long_answers import LongAnswer
 
-_MOST_LINE_BYTES = 1 << 20  # of an event; a longer one goes on as it came
+_MOST_LINE_BYTES = 1 << 20  # of an event; a longer one is passed on unchanged
 _LINE_END = re.compile(rb"[\r\n]")
 _DATA = b"data:"
 _FIELD = b'"model"'

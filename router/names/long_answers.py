@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-_KEPT_BYTES = 65_536  # of a key or a model's name; a longer one goes on as it came
+_KEPT_BYTES = 65_536  # of a key or a model's name; a longer one is passed on unchanged
 _DEEP = re.compile(rb'["{}\[\]]')
 _FLAT = re.compile(rb'["{}\[\],]')
 _STRING_REST = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -29,7 +29,7 @@ class LongAnswer:
         self._kept = b""
         self._done = False
         self._depth = 0
-        self._in_string = False  # of one that has no meaning here
+        self._in_string = False  # within a string that does not matter
         self._key_next = False  # the next string of the outermost object is a key
 
     def feed(self, data: bytes) -> bytes:
@@ -102,7 +102,7 @@ class LongAnswer:
         if text[end] == ord('"'):
             self._in_string = False
             return end + 1
-        self._kept = text[end:]  # a backslash, whose character is not there yet
+        self._kept = text[end:]  # a backslash, whose next character has not arrived yet
         return len(text)
 
     def _key(self, text: bytes, begin: int) -> int | None:

@@ -14,7 +14,7 @@ _PATTERNS = 1_000
 _TARGETS = 64  # of one name
 _MOST_WEIGHT = 1e6
 _LONGEST_WAY = 8  # from a name to a model, by way of other names
-_MEMO = 4_096  # names whose patterns are remembered
+_MEMO = 4_096  # most names whose patterns are remembered
 _ALIAS = "NAME=MODEL or NAME=MODEL@REVISION, as in gpt-4o=llama"
 _USE_TARGETS = "for several with weights use names.targets"
 _WEIGHTED = "NAME=MODEL@REVISION:WEIGHT,..., as in chat=llama@v1:90,llama@v2:10"
@@ -102,7 +102,7 @@ class NameRules:
             for target in rule.targets
             if self.follows(rule, target) is None
         }
-        self.models = frozenset(targets)  # that names stand for in the end
+        self.models = frozenset(targets)  # the models that names resolve to
         self.names = frozenset(seen)  # of rules, patterns included
 
     @property

@@ -24,10 +24,10 @@ _MODES = frozenset(Mode)
 _AT_HEADERS = (Mode.NONE, Mode.STREAMED)  # of a request: placed by its headers alone
 _PIECES = (Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED)
 _WHOLE = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
-_OF_DECISION = b"x-warmroute-"  # headers that tell of it: untrue where it was not followed
+_OF_DECISION = b"x-warmroute-"  # headers about the decision: wrong if it was not followed
 _LENGTH_DIGITS = 19  # of a body's length: fewer are a number of 63 bits
 _NUMBER = re.compile(r"[0-9]{1,4}(\.0)?")
-# What Envoy says of an answer that came from a worker (`response.code_details`).
+# Envoy's word for an answer that came from a worker (`response.code_details`).
 _OF_WORKER = "via_upstream"
 
 
@@ -35,7 +35,7 @@ _OF_WORKER = "via_upstream"
 class Destination:
     """The worker to which a request goes, and the changes to the request. Lifetime: request."""
 
-    endpoints: str  # HOST:PORT of the worker, and after commas of those to try after it
+    endpoints: str  # HOST:PORT of the worker, and after commas those to try after it
     sets: tuple[Header, ...] = ()
     removes: tuple[str, ...] = ()
     body: bytes | None = None  # None: as it came
@@ -46,7 +46,7 @@ class DataPlaneReply:
     """The head of an answer as the data plane reports it. Lifetime: request."""
 
     head: ReplyHead
-    served: str | None = None  # HOST:PORT of who answered; empty: nobody; None: it was not told
+    served: str | None = None  # HOST:PORT that answered; empty: none did; None: unknown
     details: str | None = None  # why there is such an answer, where the data plane says so
     attempts: int | None = None  # of the data plane; None: it does not say
 
@@ -74,10 +74,10 @@ class PickerExchange:
         self.subset: list[str] | None = None  # endpoints that it may go to; None: any
         self.client = ""  # HOST:PORT, where the data plane says so
         self.response_sets: tuple[Header, ...] = ()  # added to the worker's headers
-        self.tells_served = False  # the answer's head says who served, for conformance tests
+        self.tells_served = False  # the answer's head names the worker, for conformance tests
         self.asks = False
         self.blind = False  # it is to be placed without its body
-        self.idle = False  # the data plane only tells, and waits for no answer
+        self.idle = False  # the data plane only reports, and waits for no answer
         self.placed = False
         self.refused = ""  # with which code
         self.reply: DataPlaneReply | None = None
@@ -128,7 +128,7 @@ class PickerExchange:
         if message is None:
             return self._fault("bad_message", "a message to the endpoint picker cannot be read")
         arm = messages.arm_of(message)
-        if arm is None:  # of a version to come
+        if arm is None:  # a field of a later version
             return []
         if not self._begun:
             if arm != "request_headers":
@@ -241,7 +241,7 @@ class PickerExchange:
             int(float(attempts)) if _NUMBER.fullmatch(attempts) else None,
         )
         self.over = came.end_of_stream
-        self.asks = False  # where it was not placed, nobody waits for that any more
+        self.asks = False  # a request that was not placed no longer waits for a place
         sets = self.response_sets
         if not self.reply.by_worker or self.reply.served not in (None, self._named):
             sets = tuple(one for one in sets if not one[0].startswith(_OF_DECISION))

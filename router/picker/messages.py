@@ -22,7 +22,7 @@ DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
 CHOSEN_SPACE, SUBSET_SPACE = "envoy.lb", "envoy.lb.subset_hint"  # of metadata
-# Headers of the conformance tests: the endpoints to choose from, and who served.
+# Headers of the conformance tests: the endpoints to choose from, and the one that served.
 TEST_CHOICE, TEST_SERVED = "test-epp-endpoint-selection", b"x-conformance-test-served-endpoint"
 _FILTER = "envoy.filters.http.ext_proc"  # of attributes
 

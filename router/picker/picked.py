@@ -48,7 +48,7 @@ from router.upstream.meter import Meter
 
 # Before a decision's time is over, who waits for a worker is told so, with how long to stay away.
 _LAST_S, _LAST_SHARE = 0.15, 0.5
-_RESOLVED_S = 10.0  # an address is believed so long
+_RESOLVED_S = 10.0  # for this long a resolved address is used
 _LIMITS = RelayLimits()
 # Of a request's connection, which are the data plane's own business.
 _OF_CONNECTION = frozenset(
@@ -197,7 +197,7 @@ class PickedReply:
     dechunk = True
     congested = False
     keep_alive = True
-    begun = False  # here nothing is ever
+    begun = False  # always False: nothing is written here
 
     def __init__(self, http: Request) -> None:
         self.status = 200
@@ -257,11 +257,11 @@ class PickedCarrier(Carrier):
         self._among = among
         self._terms = terms
         self._deadline_s: float | None = None
-        self._named = ""  # the endpoint that the data plane was told
+        self._named = ""  # the endpoint that was given to the data plane
         self._moved_to: int | None = None  # the worker that has it, where another was chosen
 
     def path(self, target: Target | None) -> Path:
-        # Of a body that is not seen nothing can be read.
+        # Without the body its fields cannot be read.
         return OTHER if self.call.exchange.blind else super().path(target)
 
     def arrival(self, arrival: Arrival, prompt: Prompt, key: KeyTerms) -> Arrival:

@@ -265,11 +265,11 @@ class _Stream:
 
     def __init__(self, context: Any, exchange: PickerExchange, clock: Callable[[], float]) -> None:
         self.context = context
-        self.deadline_s = math.inf  # then whoever waits is cancelled, too
+        self.deadline_s = math.inf  # a request that still waits then is cancelled, too
         self._clock = clock
         self.exchange = exchange
         self.limit: asyncio.Timeout | None = None  # of the decision
-        self._closed = False  # the data plane says nothing more
+        self._closed = False  # the data plane sends nothing more
 
     async def receive(self) -> bool:
         message = aio.EOF if self._closed else await self._read()

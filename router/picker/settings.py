@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from router.config.extras import Picker
 from router.server.settings import GrpcPortSettings
 
-MESSAGE_BYTES = 1 << 20  # beside a body, in one message
+MESSAGE_BYTES = 1 << 20  # of a message, in addition to a body
 
 
 @dataclass(frozen=True, slots=True)

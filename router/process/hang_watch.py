@@ -37,7 +37,7 @@ class PolicyTrouble:
     """
 
     def __init__(self) -> None:
-        self._faults: Counter[str] = Counter()  # by kind; anew for each policy
+        self._faults: Counter[str] = Counter()  # by kind; reset for each policy
         self._policy = ""
 
     def report(self, fault: PolicyFaultError) -> None:

@@ -24,7 +24,7 @@ def notify(*lines: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
             line.sendto("\n".join(lines).encode(), address)
     except OSError:
-        pass  # who started us went away: it matters to nobody then
+        pass  # the service manager is gone, which does not matter by now
 
 
 def notify_ready() -> None:

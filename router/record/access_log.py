@@ -20,7 +20,7 @@ _NAME = "access log"
 STDOUT = "-"
 _WAITING = 16_384
 _WAITING_BYTES = 32 << 20
-_LINE_BYTES = 1_024  # of a line, or of what becomes one, roughly
+_LINE_BYTES = 1_024  # of a line or its record, roughly
 _MODEL_CHARS = 256
 
 
@@ -78,7 +78,8 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
         finish = record.broke
     if record.broke == "internal_error" and not status:
         status = 500
-    if record.late_status is not None:  # a worker's says nothing of an answer that it did not end
+    # The worker's status does not describe an answer that it did not end.
+    if record.late_status is not None:
         status = record.late_status
     known = arrival is not None and code != "model_not_found"
     prompt = None if arrival is None else arrival.prompt_tokens

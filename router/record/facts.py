@@ -134,7 +134,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (int, float, str, bytes)):
         return value
-    if name == "hashes":  # names of blocks; they may come as an array
+    if name == "hashes":  # names of blocks, which may be an array
         return value.tolist() if isinstance(value, np.ndarray) else value
     if name == "events":
         return [plain(event) for event in value]
@@ -189,7 +189,7 @@ def _built(kind: Callable[..., Any], fields: Any) -> Any:
 
 _FACTS = MappingProxyType({kind.__name__: kind for kind in get_args(facts.Fact)})
 _EVENTS = MappingProxyType({kind.__name__: kind for kind in get_args(facts.KvEvent)})
-# How fields are read whose values are not as they stand in a file, by their names.
+# Readers of fields whose values are written in another form in a file, by name.
 _READ: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
         "chains": lambda chains: {int(size): hashes(data) for size, data in chains.items()},
@@ -302,7 +302,8 @@ class Player:
         return None
 
     def _explain(self, arrival: facts.Arrival) -> None:
-        with suppress(PolicyError):  # it failed there as well, and whoever asked was told
+        # The recorded policy failed there as well, and that was reported.
+        with suppress(PolicyError):
             self._core.explain(arrival)
 
     def _told(self, fact: Any, recorded: Answer) -> FactDifference | None:

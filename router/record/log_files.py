@@ -56,7 +56,7 @@ class Background(Generic[T]):
         self._items_max = items_max
         self._bytes_max = bytes_max
         self._items: deque[tuple[T, int]] = deque()
-        # Each is written by one thread only; their difference is what waits.
+        # One thread writes each of them; their difference is the number of waiting items.
         self._put_bytes = 0
         self._taken_bytes = 0
         self._wake = threading.Event()
@@ -205,7 +205,7 @@ class LineSink(Generic[T]):
         """`name` is the log's name for people; `heading` returns the first line of a file."""
         self.written = 0
         self.lost = 0
-        self.outdated = False  # the last heading no longer says what is true
+        self.outdated = False  # the last heading is no longer true
         self._name = name
         self._file = file
         self._lines = lines
@@ -261,7 +261,7 @@ def opening(key: str, path: Path) -> Iterator[None]:
 
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-_MODE = 0o600  # what requests share and when is nobody else's business
+_MODE = 0o600  # shared prefixes and times of requests must not be readable for others
 
 
 class LogFile:
@@ -304,7 +304,7 @@ class LogFile:
             return
         held_bytes = os.fstat(self._fd).st_size
         if held_bytes and held_bytes + size_bytes > self._limit_bytes:
-            with suppress(FileNotFoundError):  # moved away, and nobody has told us yet
+            with suppress(FileNotFoundError):  # moved away, and `reopen` was not called yet
                 os.replace(self.path, self.path.with_name(self.path.name + ".1"))
             self._open_anew()
 
@@ -506,7 +506,7 @@ def _time_of(path: Path) -> datetime:
     assert named is not None, f"{path} is a part"
     try:
         return datetime.strptime(named[1], _TIME).replace(tzinfo=UTC)
-    except ValueError:  # somebody made the name up
+    except ValueError:  # the name was not made by the router
         return datetime.fromtimestamp(0, UTC)
 
 

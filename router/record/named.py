@@ -12,9 +12,9 @@ class NamedModel:
     """The model that a naming rule chose for a request. Lifetime: request."""
 
     asked: str | None  # as the client wrote it; None: its request names no model
-    rule: str  # the name or pattern whose rule chose last
+    rule: str  # the name or pattern of the rule that chose last
     model: str  # that its workers serve
-    revision: str | None = None  # whose workers are asked first; None: any
+    revision: str | None = None  # its workers are preferred; None: any revision
 
     @property
     def renames(self) -> bool:

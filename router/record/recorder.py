@@ -31,7 +31,7 @@ from router.record.facts import Preamble, fields_of, framed, plain
 from router.record.log_files import Background, LogFile, opening
 from router.record.request_line import pseudonym, pseudonyms
 
-# The chain of blocks whose parent has not come.
+# The chain of blocks whose parent has not arrived.
 NOT_KNOWN: Hashes = np.zeros(0, dtype=np.uint64)
 
 
@@ -61,10 +61,10 @@ class _Orphan:
 class _WorkerNames:
     """The names of blocks in one worker's events, with their chain hashes. Lifetime: worker."""
 
-    chain_of: dict[int, int] = field(default_factory=dict)  # those used last stand last
+    chain_of: dict[int, int] = field(default_factory=dict)  # the latest used are last
     orphans: dict[int, list[_Orphan]] = field(default_factory=dict)  # by parent
-    group: int = 0  # of a hybrid model's cache groups the one that counts
-    full_attention: bool = False  # it was told to be one of full attention
+    group: int = 0  # the cache group of a hybrid model that counts
+    full_attention: bool = False  # it was reported as one of full attention
 
 
 class ChainNames:
@@ -76,7 +76,7 @@ class ChainNames:
     """
 
     def __init__(self, names_max: int, waiting_max: int) -> None:
-        self.unresolved = 0  # stored blocks without a chain, those that may still get one too
+        self.unresolved = 0  # stored blocks without a chain, including those that may still get one
         self._names_max = names_max
         self._waiting_max = waiting_max
         self._names = 0
@@ -218,7 +218,7 @@ Told = tuple[
 
 _WAITING_ITEMS = 65_536
 _WAITING_BYTES = 256 << 20
-_ITEM_BYTES = 512  # what a fact keeps alive besides its arrays and tokens, roughly
+_ITEM_BYTES = 512  # memory of a fact besides its arrays and tokens, roughly
 _WIRE_BLOCK_BYTES = 256  # a name and the tokens of a block as they came
 _END_BYTES = 1_024  # kept free for the last record
 _CLOSE_S = 5.0

@@ -46,7 +46,7 @@ class Header(msgspec.Struct, frozen=True):
     workers: int  # of the fleet when the line was written
     format: str = FORMAT
     version: int = VERSION
-    salt: str = ""  # `Salt.mark` of what keyed the names and chains up to the next header
+    salt: str = ""  # `Salt.mark` of the salt that keyed the names and chains up to the next header
     fleet: tuple[FleetPart, ...] = ()  # `workers` by kind
     worker_requests: int | None = None  # `limits.worker_requests`; None: no limit
     worker_queued_tokens: int | None = None
@@ -72,7 +72,7 @@ class RequestLine(msgspec.Struct, frozen=True):
     """
 
     at: float  # arrival, unix seconds, 6 decimals
-    model: str | None  # None: it named a model that nobody serves
+    model: str | None  # None: it named a model that is not served
     prompt_tokens: int  # as the router counted them; a guess where `approximate`
     output_tokens: int | None  # as the worker reported, else events of the stream
     cached_tokens: int | None  # of the prompt, as the worker reported
@@ -93,11 +93,12 @@ class RequestLine(msgspec.Struct, frozen=True):
     ttft_ms: float | None  # arrival to first byte, streamed answers; a refusal is none
     e2e_ms: float  # arrival to end
     candidates: tuple[Best, ...]  # the best three, the chosen one first
-    sent_ms: float | None = None  # arrival to the last dispatch: what it waited at the router
+    sent_ms: float | None = None  # from arrival to the last dispatch: the wait at the router
     regret_ms: float | None = None  # by `contract.actions`; of policies that count in seconds
     regret_hit_tokens: int | None = None  # by the same
     worker_prompt_tokens: int | None = None  # as the worker reported them
-    explained: dict[str, Any] | None = None  # all that the decision saw, where somebody asked
+    # All that the decision saw, if an explanation was requested.
+    explained: dict[str, Any] | None = None
     # Where a rule of names counted: the name asked for, the rule, and the model's revision.
     asked: str | msgspec.UnsetType | None = msgspec.UNSET
     rule: str | msgspec.UnsetType = msgspec.UNSET

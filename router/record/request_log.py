@@ -199,7 +199,7 @@ def _chain_of(record: RequestRecord) -> Hashes:
 
 _WAITING_RECORDS = 16_384
 _WAITING_BYTES = 64 << 20
-_RECORD_BYTES = 2_048  # what a record keeps alive besides its chains, roughly
+_RECORD_BYTES = 2_048  # memory of a record besides its chains, roughly
 
 
 def request_log_file(path: Path, limit_bytes: int) -> tuple[LogFile, Salt]:

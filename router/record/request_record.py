@@ -19,7 +19,7 @@ from router.http.reply import Outcome, Usage
 from router.record.named import NamedModel
 from router.record.trace import Trace
 
-CLIENT_LEFT = 499  # the status of an answer that nobody waited for
+CLIENT_LEFT = 499  # the status of an answer for which the client did not wait
 DEADLINE = "deadline_exceeded"  # the code of an end by the client's deadline
 
 _KEPT = 1_000
@@ -57,15 +57,17 @@ class Attempt:
         self.tenant = arrival.tenant
         self.stream = arrival.stream
         self.worker_id = dispatch.worker_id
-        self.leg = dispatch.stages[-1].role  # what the worker does of it
+        self.leg = dispatch.stages[-1].role  # the worker's part of the request
         self.decision: Decision = dispatch.decision
         self.wait_s = dispatch.after_s  # before it is begun, after another worker failed
         self.asked_s = sent_s if asked_s is None else asked_s
         self.sent_s = sent_s
         self.block_size = block_size
-        self.routed_by = ""  # what of it, for people, where that is not plain
-        self.hits: HitVerdict | None = None  # how exact the hits are, where somebody asked why
-        self.name: NamedModel | None = None  # what a rule made of the model's name
+        # The part of the request that decided, for people, if that is not plain.
+        self.routed_by = ""
+        # How exact the hits are, if an explanation was requested.
+        self.hits: HitVerdict | None = None
+        self.name: NamedModel | None = None  # the model's name and the rule that changed it
         self.revision: str | None = None  # of the worker, where there was a rule
         self.span_id = 0  # of a traced request
         self.address: tuple[str, int] | None = None  # of the worker; None: it was gone
@@ -166,7 +168,7 @@ class RequestRecord:
     end_s: float
     arrival: Arrival | None = None  # None: it was refused before it came before the core
     attempts: Sequence[Attempt] = ()
-    id: str = ""  # `x-request-id`; "": nobody asked for one
+    id: str = ""  # `x-request-id`; "": the request has none
     trace: Trace | None = None
     trace_id: str | None = None  # 32 hexadecimal digits: of our own trace, else the client's
     client: str | None = None  # address
@@ -178,9 +180,11 @@ class RequestRecord:
     asked_s: float | None = None  # of a traced one: the core was asked, and gave no worker
     answered_s: float | None = None  # it refused; None: the request was given up before
     refused: tuple[int, str | None] | None = None  # status and code of a refusal
-    broke: Literal["", "client_left", "internal_error"] = ""  # what ended its handler
+    # The reason why its handler ended early.
+    broke: Literal["", "client_left", "internal_error"] = ""
     late_status: int | None = None  # of the answer where its deadline passed
-    name: NamedModel | None = None  # what a rule made of the model's name; None: there is no rule
+    # The model's name and the rule that changed it; None: there is no rule.
+    name: NamedModel | None = None
 
     @property
     def last(self) -> Attempt | None:

@@ -29,7 +29,8 @@ from router.record.explain import HELD_CODES, explanation
 from router.record.request_record import Attempt, RequestRecord
 from router.record.trace import Trace, span_id_of
 
-_MAX_TRIES = 32  # shown of a request that migrates on and on: the others are counted only
+# Most attempts shown of a request that migrates often: further ones are only counted.
+_MAX_TRIES = 32
 _HELD = "held"  # a decision's reason
 _MAX_CHARS = 256
 _SCOPE = InstrumentationScope("warmroute")
@@ -41,7 +42,7 @@ class SpanMaker:
 
     def __init__(self, service_name: str) -> None:
         self._resource = Resource.create({"service.name": service_name})
-        self._offset_s = unix_offset_s()  # asked anew for each request
+        self._offset_s = unix_offset_s()  # computed again for each request
         self._draw = random.Random()
 
     def spans(self, record: RequestRecord) -> list[ReadableSpan]:

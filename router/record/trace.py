@@ -32,7 +32,7 @@ class TraceContext:
     trace_id: int  # 128 bits, not 0
     span_id: int  # 64 bits, not 0: of the caller's span
     sampled: bool
-    state: str = ""  # what vendors say of it, canonical; "": nothing
+    state: str = ""  # the vendors' state, canonical; "": none
 
 
 class Trace:

@@ -27,8 +27,8 @@ NO_OTEL = (
 )
 _WAITING = 2_048  # traces
 _WAITING_BYTES = 64 << 20
-_TRACE_BYTES = 8_192  # what a trace keeps alive besides its chains, roughly
-_POST_S = 3.0  # with what the library tries again
+_TRACE_BYTES = 8_192  # memory of a trace besides its chains, roughly
+_POST_S = 3.0  # with the library's retries
 _MEANINGS = (  # what a part of the library's words means
     ("Connection refused", "the connection is refused: does a collector listen there?"),
     ("Name or service not known", "its host's name has no address"),

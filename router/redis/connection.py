@@ -25,7 +25,7 @@ from router.redis.url import Address, RedisUrl, redacted
 _MOST_CHARS = 200
 _MOVING = "moves our keys to another node"
 
-# A part of an error's text, and what it means.
+# A part of an error's text, and its meaning.
 _TEXTS = MappingProxyType(
     {
         "Authentication required": "asks for a password: give it in `state`",
@@ -46,7 +46,7 @@ _TEXTS = MappingProxyType(
         "imeout": "does not answer",
     }
 )
-# And what classes of errors mean: redis-py takes the reply's code off their texts.
+# The meaning of classes of errors, because redis-py cuts the reply's code off their texts.
 _CLASSES = (
     (TimeoutError, "does not answer"),
     (redis.TimeoutError, "does not answer"),

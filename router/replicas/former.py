@@ -37,9 +37,9 @@ HEAD = struct.Struct("<I")  # of a frame: its length
 GONE_FRAME = HEAD.pack(0)
 MOST_BYTES = 1 << 20  # of a message
 _BEAT_S = 0.5  # without news: then a message says that the router is there
-_FLUSH_S = 0.005  # between two messages, so that events of a flood come together
+_FLUSH_S = 0.005  # between two messages, so that events of a flood are sent together
 _KNOWN_S = 2.0  # for the first account of the router before, which serves meanwhile
-_REST_S = 1.0  # for the rest of a message that has begun to come
+_REST_S = 1.0  # for the rest of a message whose beginning has arrived
 
 
 class Teller:
@@ -155,9 +155,9 @@ class _Former:
         self.shares = shares
         self.subscriber = subscriber
         self.may_ask = False
-        self.gone = asyncio.Event()  # it accepts nothing more
+        self.gone = asyncio.Event()  # set once the old router accepts no more requests
         self.in_sync = asyncio.Event()
-        self.between = True  # no message has begun to come
+        self.between = True  # no part of a message has arrived
         self.left = False  # another router hears it after this message
         self.reading: asyncio.Task[None] | None = None
         self.asked_s = float("-inf")

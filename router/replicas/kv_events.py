@@ -382,7 +382,7 @@ log = logging.getLogger(__name__)
 
 _LINK_S = 1.0  # for the link to come up, once
 _COPY_S = 10.0  # for a copy; live batches are kept meanwhile
-_CATCH_UP_S = 0.25  # for our own events to come as far as the peer's had
+_CATCH_UP_S = 0.25  # for this router's own events to reach the state of the peer's copy
 _LOOK_S = 0.01
 _TRIES = 3  # a copy that ends before the first batch that came to us is proven by none
 

@@ -76,7 +76,7 @@ class Lease:
         self._leases = leases
         self.what = what
         self.on_change = on_change
-        self.token: int | None = None  # as last told to `on_change`
+        self.token: int | None = None  # as last passed to `on_change`
         self.until_s = float("-inf")
 
     @property
@@ -102,7 +102,7 @@ class Leases:
         does.
         """
         self.clock = clock
-        self.refused = 0  # by Redis, for another reason than that somebody else has it
+        self.refused = 0  # refusals by Redis other than that another replica has the lease
         self._keys, self._me, self._lease_s, self._call_at = keys, me, lease_s, call_at
         self._wanted: dict[str, Lease] = {}
         self._given_up: list[str] = []
@@ -174,7 +174,7 @@ class Leases:
             return
         lease.until_s = until_s
         if lease.token != token:
-            self._lost(lease)  # it was somebody else's between
+            self._lost(lease)  # another replica had the lease meanwhile
             lease.until_s, lease.token = until_s, token
             lease.on_change(token)
 
@@ -236,10 +236,10 @@ class Election:
         self._what = f"{LEASE_PREFIX}{address}"
         self._leases = leases
         self._lease: Lease | None = None
-        self._rival = 0  # the greatest token of anybody else
+        self._rival = 0  # the greatest token of other replicas
         self._torn = False
         self._connected = connected
-        self._since_s = now_s  # nobody knows who reads
+        self._since_s = now_s  # since when no reader is known
 
     @property
     def reads(self) -> bool:

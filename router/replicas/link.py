@@ -51,7 +51,8 @@ class LinkCounters:
     received_messages: int = 0
     received_bytes: int = 0
     dropped: int = 0  # of ours: too long, or lost with the link
-    malformed: int = 0  # of others: entries that are no messages, fields that are no replicas
+    # Invalid data of peers: entries that are no messages, fields that are no replicas.
+    malformed: int = 0
     reconnects: int = 0  # times that the link was up again
     lapses: int = 0  # times that our own entry was gone from the registry
 
@@ -119,7 +120,7 @@ class StreamReader:
         self._arrivals: Id = _BEGINNING
         self._read: dict[str, Id] = {}  # peer -> the latest entry of its stream that was read
         self._message_s: dict[str, float] = {}  # peer -> when that was
-        self._present: frozenset[str] | None = None  # as the exchange was told
+        self._present: frozenset[str] | None = None  # as the exchange was last told
 
     async def begin(self, wire: Wire) -> None:
         """Find the end of the stream of arrivals. Raises what `Wire.call` raises, and Redis' error
@@ -261,7 +262,7 @@ def _id(text: bytes) -> Id:
 
 
 BEAT_S = 0.5
-_LOOK_S = 0.05  # between two looks where no news are told
+_LOOK_S = 0.05  # between two looks if no news are signalled
 _FLUSH_MESSAGES = 16  # messages in one flush
 _REGISTRY_S = 86_400.0  # after the last beat of all
 _STREAM_LEASES = 10.0  # a stream outlives its replica by so many leases
@@ -374,7 +375,7 @@ class Connected:
         link.leases.read_replies(asked, replies[own:], asked_s)
         new, fields, *_ = checked(replies[:own])
         self._look(fields)
-        if new:  # for the first time, or what was there is gone
+        if new:  # the key is new, or its content was lost
             link.counters.lapses += self._announced
             self._announced = True
             arrival = ("XADD", keys.arrivals, "MAXLEN", "~", 64, "*", link.identity, entry)
@@ -444,7 +445,7 @@ class Link:
         self.exchange = exchange
         self.membership = Membership(identity, replicas.lease_s)
         self.leases = Leases(keys, identity, replicas.lease_s, time.monotonic, _call_at)
-        self.terms = terms  # what must agree; replaced at a reload
+        self.terms = terms  # the settings that must agree; replaced at a reload
         self.flush_s, self.lease_s = replicas.flush_s, replicas.lease_s
         self.clock = time.monotonic
         self.counters = LinkCounters()
@@ -512,7 +513,7 @@ class Link:
         first = await self._others(wire)
         suspects = {name: entry for name, entry in first.items() if self._differs(entry)}
         until_s = self.clock() + self.lease_s
-        while suspects and self.clock() < until_s:  # whether its beat goes on
+        while suspects and self.clock() < until_s:  # to see whether its heartbeat continues
             await asyncio.sleep(_AGREE_LOOK_S)
             now = await self._others(wire)
             for name, entry in suspects.items():

@@ -189,7 +189,7 @@ def _salts(path: Path) -> str:
 MOST_PEERS = 255
 FIELDS = 1_024  # of the registry, read at once
 _MOST_ENTRY_BYTES = 16 << 10
-_MOST_GONE = 1_024  # remembered, to tell who comes back
+_MOST_GONE = 1_024  # most gone peers that are remembered, to recognize those that return
 
 Text = Annotated[str, Meta(max_length=512)]
 
@@ -198,7 +198,8 @@ class Entry(msgspec.Struct, frozen=True):
     """A replica's entry in the registry, a JSON object."""
 
     beat: Annotated[int, Meta(ge=0, lt=1 << 62)]
-    terms: Annotated[dict[Text, Text], Meta(max_length=64)]  # what must agree (`terms_of`)
+    # The settings that must agree (`terms_of`).
+    terms: Annotated[dict[Text, Text], Meta(max_length=64)]
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -251,9 +252,9 @@ class Membership:
 
     def __init__(self, me: str, lease_s: float) -> None:
         self.peers: dict[str, Peer] = {}
-        self.returned = 0  # times that somebody was here again who had been held for gone
-        self.crowded_out = 0  # times that somebody found no room
-        self.lapsed: list[str] = []  # whose entries are to be taken out of the registry
+        self.returned = 0  # times that a peer that counted as gone returned
+        self.crowded_out = 0  # times that there was no room for a peer
+        self.lapsed: list[str] = []  # peers whose entries must be removed from the registry
         self._me, self._lease_s = me, lease_s
         self._gone: dict[str, int] = {}  # identity -> its beat as it was last seen
 
@@ -295,7 +296,7 @@ class Membership:
                 log.error("replica %s is ignored: %d others are here", identity, MOST_PEERS)
             return False
         if identity in self._gone:
-            if self._gone[identity] == entry.beat:  # what it left behind
+            if self._gone[identity] == entry.beat:  # its entry is left from before
                 return False
             del self._gone[identity]
             self.returned += 1

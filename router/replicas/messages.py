@@ -24,9 +24,9 @@ import numpy as np
 from msgspec import Meta
 
 PIECE_BYTES = 64 << 10
-MAX_BATCH_PIECES = 64  # a longer batch is told by a snapshot
+MAX_BATCH_PIECES = 64  # a longer batch is replaced by a snapshot
 MAX_SNAPSHOT_PIECES = 1 << 12  # 15 million blocks
-UNREAD = 0  # a token that no lease has: nobody reads this worker for others
+UNREAD = 0  # a token that no lease has: no replica reads this worker for others
 
 _Name = Annotated[str, Meta(max_length=2_048)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -134,7 +134,8 @@ class Pieces:
     """Joins a body from its pieces, which must arrive in order. Lifetime: subscription."""
 
     def __init__(self) -> None:
-        self.of: tuple[str, int] | None = None  # tag and number of what these are pieces of
+        # Tag and number of the body that these pieces belong to.
+        self.of: tuple[str, int] | None = None
         self._bodies: list[bytes] = []
 
     def __len__(self) -> int:
@@ -250,7 +251,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     number: Annotated[int, Meta(ge=0, lt=1 << 62)]
     open_requests: Annotated[int, Meta(ge=0)]  # at workers, after all of this
     retelling: Retelling
-    wants: tuple[Name, ...]  # peers that are to tell anew
+    wants: tuple[Name, ...]  # peers that must report all open requests again
     events: tuple[RequestEvent, ...]
     used: tuple[Used, ...] = ()  # with the first message of a retelling: of all keys
     kv: tuple[KvMessage, ...] = ()

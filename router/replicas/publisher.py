@@ -195,9 +195,9 @@ Dump = Callable[[FrozenCache, Callable[[bytes], None]], None]  # calls back with
 class KvPublisherCounters:
     """Counts of published KV events; they only grow. Lifetime: process."""
 
-    batches: int = 0  # told
+    batches: int = 0  # batches published
     snapshots: int = 0  # begun
-    jumps: int = 0  # changes that only a snapshot tells
+    jumps: int = 0  # changes that only a snapshot can carry
 
 
 class KvPublisher:
@@ -215,7 +215,7 @@ class KvPublisher:
         self._asked: dict[str, None] = {}  # those of which a snapshot is wanted, in turn
         self._dumping: WorkerPublisher | None = None  # one at a time
         self._connected = False
-        self._latest = 0  # number of any stream, so that no number is told twice
+        self._latest = 0  # number of any stream, so that no number is used twice
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -359,9 +359,9 @@ class KvPublisher:
 _MESSAGE_BYTES = 128 << 10  # of events, by a rough count; one alone may have twice as many
 _PLAIN_BYTES = 160  # of an event without its chains
 _GROWTH_TOKENS = 64  # of an answer, that are worth telling
-_SILENT_S = 0.5  # without a message: then an empty one says that nothing was missed
-_RETELL_S = 0.2  # at least, between two retellings: each costs what all open requests cost
-_QUEUED = 200_000  # told to nobody yet; beyond it all is told anew instead
+_SILENT_S = 0.5  # without a message, after which an empty one shows that none was missed
+_RETELL_S = 0.2  # at least, between two full reports, each of which lists all open requests
+_QUEUED = 200_000  # most unsent events; beyond it a full report replaces them
 
 
 @dataclass(slots=True)
@@ -486,7 +486,7 @@ class RequestPublisher(RequestListener):
         retelling: Retelling = ""
         events: tuple[RequestEvent, ...] = ()
         size_bytes = 0
-        if self._parts:  # what happened since comes after it
+        if self._parts:  # later events follow the full report
             retelling, events = self._parts.popleft()
             size_bytes = len(events) * _PLAIN_BYTES
         elif self._queue:

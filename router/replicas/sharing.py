@@ -26,7 +26,7 @@ from router.replicas.subscriber import (
 log = logging.getLogger(__name__)
 
 _PEERS = 256  # heard at once
-_WANT_S = 0.5  # between two times that a peer is asked to tell anew
+_WANT_S = 0.5  # between two requests to a peer for a full report
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from router.replicas.messages import (
 )
 from router.replicas.publisher import Dump, SnapshotBudget
 
-_MOST_ASKED = 1 << 14  # workers; who asks for more hears nothing, and asks again or elsewhere
+# Workers; a peer that asks for more gets no answer, and asks again or elsewhere.
+_MOST_ASKED = 1 << 14
 
 
 class SnapshotLender:
@@ -47,7 +48,8 @@ class SnapshotLender:
         self.snapshots = 0  # begun
         self._worker, self._budget, self._on_news, self._dump = worker, budget, on_news, dump
         self._asked: dict[str, None] = {}  # by worker, in turn
-        self._lent: tuple[str, int] | None = None  # whose snapshot is made or told, and its number
+        # The worker whose snapshot is being made or sent, and its number.
+        self._lent: tuple[str, int] | None = None
         self._pieces: deque[KvSnapshot] = deque()
         self._refused: deque[KvNone] = deque()
 
@@ -88,7 +90,7 @@ class SnapshotLender:
             name = next(iter(self._asked))
             del self._asked[name]
             worker = self._worker(name)
-            # Of less than all, a snapshot is of no use; without a digest nobody could prove it.
+            # A snapshot of a part of a cache is useless, and without a digest none can be proven.
             frozen = worker.kv.frozen() if worker is not None and worker.kv.known else None
             if frozen is None or (frozen.next_seq and not frozen.digest):
                 self._refused.append(KvNone(name))
@@ -109,9 +111,9 @@ class SnapshotLender:
         self._on_news()
 
 
-_AT_ONCE = 4  # workers asked for; others wait
+_AT_ONCE = 4  # workers requested at a time; others wait
 _ASK_AGAIN_S = 0.5  # the first time, the peer may not hear us yet
-_PATIENCE_S = 2.0  # with a peer from which nothing comes
+_PATIENCE_S = 2.0  # to wait for a peer that sends nothing
 
 
 @dataclass(slots=True)
@@ -121,9 +123,9 @@ class Loan:
     """
 
     worker: str
-    done: Callable[[CacheSnapshot | None], None]  # None: nobody has it
-    peer: str | None = None  # who is asked
-    left: list[str] | None = None  # whom to ask next; None: nobody was asked yet
+    done: Callable[[CacheSnapshot | None], None]  # None: no peer has it
+    peer: str | None = None  # the peer that is being asked
+    left: list[str] | None = None  # peers to ask next; None: no peer was asked yet
     asked_s: float = float("-inf")
     heard_s: float = float("-inf")  # asked first, or something came
     pieces: Pieces = field(default_factory=Pieces)
@@ -180,7 +182,7 @@ class SnapshotBorrower:
         for loan in list(islice(self._loans.values(), _AT_ONCE)):
             if now_s - loan.heard_s > _PATIENCE_S and not self._ask_next(loan, now_s):
                 self._end(loan, None)
-                self._on_news()  # for those that waited behind it
+                self._on_news()  # for loans that waited behind it
                 continue
             waits = len(loan.pieces) or now_s - loan.asked_s < _ASK_AGAIN_S
             if not waits and room_bytes > 0 and loan.peer is not None:

@@ -60,8 +60,8 @@ class Names:
         return self._ids.get(name)
 
 
-_KEPT = 1 << 17  # requests of one peer that are told apart
-_UNKNOWN = 0  # stands for the number of a request at a worker that we do not know
+_KEPT = 1 << 17  # most requests of one peer that are kept apart
+_UNKNOWN = 0  # the number of a request at an unknown worker
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class RequestSubscriber:
         tell: Callable[[PeerFact], None],
     ) -> None:
         self.counters = SubscriberCounters()
-        self.in_sync = False  # nothing was missed since all was told
+        self.in_sync = False  # no message was missed since the last full report
         self.heard_s = float("-inf")
         self._worker_id, self._room, self._numbers = worker_id, room, numbers
         self._tell = tell
@@ -166,7 +166,7 @@ class RequestSubscriber:
         if known is not None:
             if self._retold is not None and self._worker[sent.request_id] == sent.worker:
                 return
-            self._end(sent.request_id, now_s)  # it was sent anew, unheard by us
+            self._end(sent.request_id, now_s)  # the peer sent it again, and its end was missed
         if len(self._ours) >= _KEPT:
             self.counters.beyond += 1
             return
@@ -245,10 +245,10 @@ class KvSubscriber:
         self.place: Place = NOWHERE
         self.in_sync = False
         self.applied = False  # something that was told stands in the core
-        self.reader: str | None = None  # who was heard last
+        self.reader: str | None = None  # the replica that was heard last
         self.gaps = self.snapshots = self.batches = self.refused = 0
         self._worker, self._tell = worker, tell
-        self._told_heard = True  # as the core was told
+        self._told_heard = True  # as last told to the core
         self._pieces = Pieces()
         self._wanted_s = float("-inf")  # not to be asked before
 

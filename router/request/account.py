@@ -30,8 +30,8 @@ class Account:
     Lifetime: request.
     """
 
-    # Most requests change few of these, so that an account begins with the class's own.
-    name: NamedModel | None = None  # what a rule made of the model's name
+    # Most requests change few of these fields, so the class has their first values.
+    name: NamedModel | None = None  # the model's name and the rule that changed it
     lost_outcome: Outcome | None = None  # of the worker that a begun stream left
     _key: Key | None = None
     _grant: Grant | None = None  # of a key with limits

@@ -28,7 +28,7 @@ class Deadlines:
     deadline_header: str = "x-request-timeout-ms"
     ms_per_token: float = 0.0  # added to the wait for a first byte, per uncached prompt token
     whole_answer_s: float = 600.0  # the same wait where an answer does not stream
-    total_s: float = 0.0  # for any request, whatever its client says; 0: no bound
+    total_s: float = 0.0  # for any request, even without a client's deadline; 0: no limit
 
     def deadline_s(self, header: Callable[[str], str | None], now_s: float) -> float | None:
         """Return the request's deadline, in seconds on the clock of `now_s`; None if it has none.

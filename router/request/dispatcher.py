@@ -92,7 +92,7 @@ class Ticket:
     Lifetime: request.
     """
 
-    request_id = -1  # until it comes before the core
+    request_id = -1  # until it reaches the core
     phase: RequestPhase = "read"
     runs_on = False  # its worker may compute on after its client has left
     _waiter: asyncio.Future[None] | None = None
@@ -239,7 +239,7 @@ class FleetCalls:
     """The fleet's functions that carry out the core's actions on a worker, by its id."""
 
     resync: Callable[[int, int], None]  # its events, from a number on
-    probe: Callable[[int, float | None], None]  # within so many seconds; None: as usual
+    probe: Callable[[int, float | None], None]  # within this many seconds; None: as usual
     given_up: Callable[[int], None]
     stalled: Callable[[int], None]
 
@@ -357,7 +357,7 @@ class Dispatcher:
             self.recorder.set_model_limits(lines)
 
     def _settle_slow(self, now_s: float, took_s: float) -> None:
-        if self.recorder is not None:  # a player's clock would not tell
+        if self.recorder is not None:  # a player has another clock
             self.recorder.slow(now_s, took_s)
         self.core.guard.settle_slow(now_s, took_s)
 

@@ -19,8 +19,8 @@ from router.waiting.queue import Began
 
 _RETRY_AFTER_S = 30.0  # an engine's start takes minutes
 _PROBED_S = 1.0  # until the fleet has probed a worker that did not answer
-_ROUNDS = 3  # in which a request is placed anew after it lost a worker
-_LOSSES = 1  # of workers that had it: it may be what they die of
+_ROUNDS = 3  # times that a request is placed again after it lost a worker
+_LOSSES = 1  # workers that had it and were lost: the request may be the cause
 # Refusals of the core that may mean that the last worker is gone, or about to be known as gone.
 _GONE = frozenset({"no_worker_available", "model_not_found", "worker_error"})
 # Failures by which a worker leaves, or was not there.
@@ -66,7 +66,7 @@ class FirstWorkerWaits:
         arrival, service = state.arrival, self._service
         if state.waits_since is None:
             state.waits_since = Began(service.clock(), arrival.request_id)
-        if state.kept_kv is not None:  # whichever worker comes prefills it anew
+        if state.kept_kv is not None:  # any worker that joins prefills it again
             state.kept_kv.failed(may_be_kept=True)
         if state.ticket.request_id >= 0:  # it came before the core, which refused it
             state.ticket.close()

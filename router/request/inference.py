@@ -107,7 +107,7 @@ class Inference:
             # two attempts of which one has the answer, and a leg that fails stops the other one.
             attempt = attempts.begin(state, action)
             await let_others_run()
-            first_leg = attempt.leg == "prefill"  # of which the client sees nothing
+            first_leg = attempt.leg == "prefill"  # the client sees nothing of this leg
             with self._pings.during(state) if first_leg else nullcontext():
                 end = await attempts.send(state, attempt)
 

@@ -66,7 +66,7 @@ class KeptKv:
     def __init__(self, releases: Releases) -> None:
         # Makes the second leg from the client's body; None: no first leg has ended well.
         self.second_leg: Callable[[bytes], Leg] | None = None
-        self._release: Leg | None = None  # None: the worker keeps nothing, or frees it by itself
+        self._release: Leg | None = None  # None: the worker keeps no KV, or frees it by itself
         self.prefiller: Member  # that the first leg was sent to, and its group then
         self.group: str | None
         self._upstream: Sends

@@ -49,7 +49,7 @@ class AttemptTerms:
     client_buffer_bytes: int
     deadlines: Deadlines = field(default_factory=Deadlines)
     ping_s: float = 0.0  # a stream of a silent worker gets a comment so often; 0: none
-    tenant_header: str = "x-tenant"  # tells workers the tenant of a request
+    tenant_header: str = "x-tenant"  # the header with the tenant of a request, for workers
     forward_token_ids: bool = False  # workers that take ids get them instead of text
     transfers: Mapping[str, Transfer] = field(default_factory=lambda: TRANSFERS)  # by kind
 

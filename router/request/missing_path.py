@@ -69,7 +69,7 @@ class MissingPathFilter(PassingSink):
         self._model = model
         self._escaped = escaped
         self._answers = answers
-        self._events: Body | None = None  # framing of a stream of events, as far as it has come
+        self._events: Body | None = None  # framing of an event stream, as far as it has arrived
         self._events_end = b"\n\n"
         self._kept = _STATUSES if answers is None else _STATUSES | {400}
         self._head: ReplyHead | None = None  # kept back
@@ -171,7 +171,7 @@ def is_missing_path(status: int, body: bytes) -> bool:
         denial = _NOT_FOUND.decode(body)
         detail = msgspec.json.decode(denial.detail)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return True  # a page for people, of a server that knows nothing of the API
+        return True  # an HTML page of a server that does not know the API
     if isinstance(denial.error, str):  # Triton's
         return denial.error == "Not Found"
     if isinstance(denial.error, _ErrorText):

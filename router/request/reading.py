@@ -57,7 +57,7 @@ class Understood(NamedTuple):
     prompt: Prompt
     salt: str | None  # to be added to the body
     body: bytes  # with the served model's name
-    name: NamedModel | None  # what a rule made of the model's name; None: there is no rule
+    name: NamedModel | None  # the model's name and the rule that changed it; None: there is no rule
 
 
 class InferenceReader:

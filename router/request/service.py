@@ -81,8 +81,9 @@ class Service:
         self.latest = LatestAttempts()
         self.sequences = Sequences()
         self.counts = TenantCounts()
-        self.names: NameResolver | None = None  # beside those of models; set by whoever builds it
-        self.draining = False  # an operator wants no new requests to come
+        # Resolves names other than those of models; set by the builder.
+        self.names: NameResolver | None = None
+        self.draining = False  # an operator wants no new requests
         self.retired = ""  # why this router is about to end
         self.hangs = hangs
         self.refuses = refuses
@@ -248,7 +249,7 @@ class Service:
         return {
             "id": name,
             "object": "model",
-            "created": 0,  # nobody says, and OpenAI's clients want a number
+            "created": 0,  # the time is unknown, but OpenAI's clients want a number
             "owned_by": "warmroute",
             "parent": None if adapter is None else base,  # of an adapter, as vLLM has it
             **limit,

@@ -36,20 +36,22 @@ class ReadRequest(NamedTuple):
     arrival: Arrival  # as the core gets it
     prompt: Prompt
     explain: Asked  # the reader of the decision's reasons
-    name: NamedModel | None = None  # what a rule made of the model's name; None: there is no rule
+    # The model's name and the rule that changed it; None: there is no rule.
+    name: NamedModel | None = None
 
 
 class AttemptEnd(NamedTuple):
     """The result of one attempt at a request, whether at one worker or at two."""
 
-    reply: Reply | None = None  # the client's side of it; None: nothing was sent
+    reply: Reply | None = None  # the reply to the client; None: nothing was sent
     outcome: Outcome | None = None  # None: the worker was removed before anything was sent
     faulty_leg: FaultyLeg = "answer"  # of two legs at once: the one that the outcome is about
     prompt_tokens: int | None = None  # our exact count, to be compared with the worker's
-    rest: Arrival | None = None  # what is left of a stream that another worker may continue
+    rest: Arrival | None = None  # the rest of a stream that another worker may continue
     handed_over: bool = False  # a first leg that ended well: a second one follows
-    refusal: HeldReply | None = None  # of a first leg: the client gets it if nothing follows
-    unsent: str = "worker removed"  # why nothing was sent, where there is no outcome
+    # Of a first leg: the client gets it if no other attempt follows.
+    refusal: HeldReply | None = None
+    unsent: str = "worker removed"  # the reason why nothing was sent, if there is no outcome
 
 
 class RequestState:
@@ -76,7 +78,7 @@ class RequestState:
     last_refusal: HeldReply | None = None  # a worker's words in place of an answer
     waits_since: Began | None = None  # it waited because no worker of its model was there
     waited_in_vain: bool = False
-    rounds_after_loss: int = 0  # in which it was placed anew after it lost a worker
+    rounds_after_loss: int = 0  # times that it was placed again after it lost a worker
     attempts_before_wait: int = 0  # made before it waited last
     kept_open: KeptOpenReply | None = None  # the client got comments while the request waited
     _exits: ExitStack | None = None

@@ -96,7 +96,7 @@ class WorkerHits:
         return rendered, flag
 
 
-# What a renderer's state makes of a model whose token ids the router cannot make itself.
+# The effect of a renderer's state on a model whose token ids the router cannot make itself.
 _RENDERED: Mapping[RenderState, TokenState | None] = MappingProxyType(
     {
         "none": None,

@@ -62,7 +62,7 @@ class RestartHandover(msgspec.Struct, frozen=True):
     admin_sockets: int
     added: tuple[str, ...]  # workers added by hand, as `parse_worker_spec` reads them
     workers: tuple[HandoverWorker, ...]
-    found: tuple[tuple[str, str], ...] = ()  # (source of discovery, worker that it is believed)
+    found: tuple[tuple[str, str], ...] = ()  # (source of discovery, worker that counts as present)
     tells: bool = False  # its requests, from here on
     shares: str = ""  # where it shares state, and so is heard of there, too
     lines: tuple[str, ...] = ()  # the same of each router before it that has not ended
@@ -70,7 +70,7 @@ class RestartHandover(msgspec.Struct, frozen=True):
 
 log = logging.getLogger(__name__)
 
-_ASKS_S = 10.0  # for somebody who connects to say what it wants
+_ASKS_S = 10.0  # for a connected process to send its request
 _SERVES_S = 120.0  # for a follower to serve
 _PEER = struct.Struct("3i")  # process, user, group (SO_PEERCRED)
 
@@ -224,7 +224,7 @@ async def _expect(peer: socket.socket, wanted: bytes) -> None:
         raise EOFError(f"it said {came!r}, which is not {wanted!r}")
 
 
-_ANSWERS_S = 60.0  # it saves what it knows first
+_ANSWERS_S = 60.0  # for the old router, which first saves its caches
 _GONE_S = 10.0
 
 

@@ -60,7 +60,7 @@ class Owner(msgspec.Struct, frozen=True):
     """The worker whose cache this is: the same worker if all fields are equal."""
 
     url: str
-    rank: int | None  # what its engine calls its data-parallel rank
+    rank: int | None  # the engine's number of its data-parallel rank
     kind: str
     models: tuple[str, ...]
     block_size: int
@@ -122,7 +122,7 @@ class SavedFile:
 
     def abandon(self) -> None:
         """Delete the new file, and leave the previous one as it is."""
-        with suppress(OSError):  # what could not be written cannot be flushed either
+        with suppress(OSError):  # data that could not be written cannot be flushed either
             self._file.close()
         self._new.unlink(missing_ok=True)
 
@@ -358,7 +358,7 @@ class StateKeeper:
                     written += 1
             for address, left in list(self._leaving.items()):
                 saved = await asyncio.to_thread(self._thawed, *left)
-                if self._leaving.get(address) is left:  # it has not come back meanwhile
+                if self._leaving.get(address) is left:  # it has not returned meanwhile
                     self._away[address] = saved
                     del self._leaving[address]
             self._forget_old()

@@ -113,7 +113,7 @@ class GrpcListener:
         """Read the TLS files. Raises TlsError if they are unusable."""
         if tls.cert is None:
             return
-        server_tls(tls)  # says what is wrong with them
+        server_tls(tls)  # its error says what is wrong with the files
         key, cert, ca = pem(tls.key or tls.cert), pem(tls.cert), None
         if tls.client_ca is not None:
             ca = pem(tls.client_ca)

@@ -14,7 +14,7 @@ from router.http.errors import ClientError
 from router.http.messages import Request
 
 _VERSION_HEADER = "anthropic-version"  # all clients of that API send it
-_UNKNOWN_TIME = "1970-01-01T00:00:00Z"  # nobody says when a model was made
+_UNKNOWN_TIME = "1970-01-01T00:00:00Z"  # the time of a model is unknown
 _MOST, _USUAL = 1_000, 20  # models on one page
 
 

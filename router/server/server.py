@@ -24,7 +24,7 @@ from router.http.parser import RequestLimits, RequestReader, Whole
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # between two looks for who is late
+LOOK_S = 0.5  # between two looks for late connections
 CLOSING_S = 30.0  # for a client to take the rest of the last answer
 LINGER_S = 2.0  # for a client that was refused to stop sending
 # An address counts as hostile while more than a fifth of its latest requests are refused. What a
@@ -56,8 +56,8 @@ class ServerTerms:
     connections_per_address: int  # 0: any number
     held_bytes: int  # of requests that are still arriving, in all
     head_s: float  # from its first byte, or the connection's beginning, to its last
-    body_s: float  # the same of a body
-    client_s: float  # for a client to read what waits for it
+    body_s: float  # for a whole body to arrive
+    client_s: float  # for a client to read waiting bytes
     keep_alive_s: float = 75.0  # without a request
     files: int = sys.maxsize  # open ones, of any kind, beyond which no client is let in
 
@@ -175,7 +175,7 @@ class HttpServer:
             self._date = (now, formatdate(now, usegmt=True))
         return self._date[1]
 
-    # What connections call.
+    # Methods that connections call.
 
     def trusts(self, host: str) -> bool:
         """Return whether the peer may send headers that only routers send."""
@@ -278,7 +278,7 @@ class Connection(asyncio.Protocol):
     )
 
     def __init__(self, server: HttpServer) -> None:
-        self.host = self.name = ""  # the peer's address, and what it is counted under
+        self.host = self.name = ""  # the peer's address, and the name under which it is counted
         self.transport: asyncio.Transport | None = None  # None: the client is gone
         self.writing_paused = False
         # Asks for the socket back, while somebody else writes to it: once it is closed its number
@@ -295,15 +295,16 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._held_bytes = 0  # of an unfinished request, as the server counts them
         self._part = (0, False)  # requests before the one that has begun; whether in its body
-        self._overdue = False  # found late once: what had come by then is read before it counts
-        self._read_by_s = math.inf  # when what has begun must be whole
+        # Found late once: bytes that had arrived by then are read before it counts as late.
+        self._overdue = False
+        self._read_by_s = math.inf  # when a begun request must be complete
         self._write_by_s = math.inf  # when the client must have read
         self._idle_until_s = math.inf  # when a connection without a request is closed
         self._quiet_after = -1  # requests read when it was last found idle, the server closing
-        self._hostile = False  # nothing of it was read, and what comes waits for others
+        self._hostile = False  # nothing of it was read yet, and its bytes wait for others
         self._deferred = b""  # so long
 
-    # What asyncio calls.
+    # Methods that asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self._server
@@ -327,7 +328,7 @@ class Connection(asyncio.Protocol):
         terms, now_s = server.terms, server.clock()
         self._read_by_s = now_s + terms.head_s
         self._idle_until_s = now_s + terms.keep_alive_s
-        if sock is not None:  # notice clients whose machine vanishes without a word
+        if sock is not None:  # notice clients whose machine disappears silently
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def data_received(self, data: bytes) -> None:
@@ -374,7 +375,7 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
-    # What the server calls.
+    # Methods that the server calls.
 
     def look(self, now_s: float) -> None:
         """Close the connection if the client is late."""
@@ -387,7 +388,8 @@ class Connection(asyncio.Protocol):
             if self._write_by_s == math.inf:
                 self._write_by_s = now_s + CLOSING_S
         elif now_s >= self._read_by_s:
-            # The router may be late itself: the first time it has yet to look what has come.
+            # The router may be late itself: the first time it only reads the bytes that have
+            # arrived.
             if self._overdue:
                 self._late(self.transport)
             self._overdue = not self._overdue
@@ -411,7 +413,7 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
             self.data_received(data)
 
-    # What the request that is being answered calls.
+    # Methods that the request being answered calls.
 
     @property
     def goes_on(self) -> bool:

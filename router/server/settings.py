@@ -60,7 +60,7 @@ class PortSettings:
     connections: ServerSettings
     requests: RequestLimits
     trusted: tuple[Network, ...]  # peers that may send private headers
-    client_s: float  # for a client to read what waits for it
+    client_s: float  # for a client to read waiting bytes
     keep_alive_s: float  # of an idle connection
     shutdown_s: float  # for running requests when the port closes
 

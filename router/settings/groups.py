@@ -30,7 +30,7 @@ MAIN = (
     KeyGroup("logs", "", ("log_level", "log_format", "access_log")),
 )
 
-# The keys that stand outside sections.
+# The keys outside sections.
 _TOP = (
     KeyGroup(
         "ports",

@@ -51,7 +51,7 @@ class Loaded:
 
     config: Config
     sources: Mapping[str, str]  # key path -> "default", "file:line", "flag --x" or a variable
-    notes: tuple[str, ...] = ()  # what was read in another way than it was written
+    notes: tuple[str, ...] = ()  # values that were read in another form than the written one
 
 
 def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
@@ -74,7 +74,7 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
         for path, one in layer.items():
             if path not in keys:
                 problems.append(f"{one.source}: {_unknown(path, one.source, keys)}")
-            elif given[path] is one:  # not what a nearer layer replaces
+            elif given[path] is one:  # not a value that a nearer layer replaces
                 values[path] = _checked(keys[path], one, problems)
     if problems:
         raise ConfigError(problems)

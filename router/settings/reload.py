@@ -87,7 +87,7 @@ FIXED = MappingProxyType(
 )
 
 
-# Keys of earlier versions, and what to write in their place.
+# Keys of earlier versions, and the keys that replace them.
 REMOVED = MappingProxyType(
     {
         "processes": "removed; run several routers that share the port (SO_REUSEPORT: "

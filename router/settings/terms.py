@@ -174,7 +174,7 @@ def _trtllm(config: Config) -> Trtllm:
     return Trtllm()
 
 
-# Keys whose values all replicas must have alike.
+# Keys whose values must be equal on all replicas.
 _ALIKE = (
     "policy",
     "session_header",

@@ -97,7 +97,7 @@ class TokenProbe:
         self._clock = clock
         self._now_s = now_s
         self._terms = terms
-        self._asked: dict[int, object] = {}  # by worker: what was recognized when it was asked
+        self._asked: dict[int, object] = {}  # by worker: the recognition result at its probe
         self._again_s: dict[int, float] = {}  # by worker that differed: when to ask it again
 
     async def run(self) -> None:

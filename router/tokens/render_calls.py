@@ -32,7 +32,7 @@ class RenderTerms:
     workers: bool  # workers may be asked, too
     every_s: float  # between two looks for workers that joined
     probe_s: float  # time of a probe
-    recheck_s: float  # until one that refused is asked again
+    recheck_s: float  # until a renderer that refused is asked again
     timeout_s: float  # a request waits so long at most, all in all
     calls: int  # that run at a time
 
@@ -53,7 +53,7 @@ class RenderCalls:
     def __init__(self, http: aiohttp.ClientSession, terms: Callable[[], RenderTerms]) -> None:
         self._http = http
         self._terms = terms
-        self._running: Counter[str] = Counter()  # by what for
+        self._running: Counter[str] = Counter()  # by purpose
         self.results: Counter[str] = Counter()
 
     async def call(

@@ -21,7 +21,7 @@ SOURCES = ("renderer", "memo", "beginning", "text")  # of which prompts of the r
 
 # A turn with a shorter body waits for its renderer, as its answer comes within some milliseconds.
 _WAITS_BELOW_BYTES = 1 << 15
-_BESIDE = 64  # calls that run beside their requests, or wait to
+_BESIDE = 64  # most calls that run in the background or wait to
 # A call waits so long after its request: the worker that renders may be computing the answer.
 _BESIDE_AFTER_S = 1.0
 

@@ -52,11 +52,11 @@ class Renderer:
     """One server that may render. Lifetime: as long as it is a worker, or configured."""
 
     url: str
-    kind: str  # of the engine whose prompts it makes
+    kind: str  # of the engine whose prompts it renders
     way: RenderWay
     models: Sequence[str]  # the base model first
-    of: object  # what was recognized there; None: the configuration names it
-    model_path: str | None = None  # what it calls its model, and names images by
+    of: object  # its recognition result as a worker; None: the configuration names it
+    model_path: str | None = None  # its own name of the model, by which it names images
     status: _Status = "new"
     failures: int = 0  # in a row
     again_s: float = 0.0  # when it is probed next
@@ -71,11 +71,11 @@ class _RendererPool:
     given: list[Renderer] = field(default_factory=list)  # by the configuration: asked first
     workers: list[Renderer] = field(default_factory=list)
     kind: str | None = None  # of its workers
-    has_events: bool = False  # some of its workers tell KV events
+    has_events: bool = False  # some of its workers publish KV events
     start: int = 0  # where the next request begins to look
-    model_paths: frozenset[str] = frozenset()  # what its workers call the model
+    model_paths: frozenset[str] = frozenset()  # its workers' own names of the model
     recognized: Sequence[object] = ()  # its workers' engines, as they were recognized
-    version: int = 0  # how often these were others
+    version: int = 0  # how often these have changed
 
     @property
     def renderers(self) -> list[Renderer]:
@@ -117,7 +117,7 @@ class Renderers:
         self._pools: dict[str, _RendererPool] = {}  # by model
         self._sorted_s = -math.inf
         self._told: set[str] = set()  # flags that the log has named
-        self._seen: list[tuple[object, object]] = []  # what was sorted the last time
+        self._seen: list[tuple[object, object]] = []  # the workers and settings of the last look
         self.calls = RenderCalls(http, terms)
         self.check = TokenCheck(
             clock,

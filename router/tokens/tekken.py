@@ -62,7 +62,7 @@ class TekkenEncoder:
     def __init__(self, file: Path, memo: PieceMemo, max_chars: int | None = None) -> None:
         try:
             whole: Any = MistralTokenizer.from_file(file, mode=ValidationMode.test)
-        except Exception as error:  # the library raises what its parts raise
+        except Exception as error:  # the library raises errors of any type
             raise ValueError(f"{file}: {error}") from error
         self._instruct = whole.instruct_tokenizer
         self._validator = whole._chat_completion_request_validator
@@ -101,7 +101,7 @@ class TekkenEncoder:
         noting = _Noting(self._plain)
         instruct = copy.copy(self._instruct)
         instruct.tokenizer = noting
-        instruct.decode = _nothing  # it decodes all ids for a text that nobody reads
+        instruct.decode = _nothing  # it would decode all ids to a text that is not used
         mistral: Any = MistralTokenizer(instruct, self._validator, self._normalizer)
         try:
             request: Any = ChatCompletionRequest.from_openai(

@@ -110,7 +110,7 @@ class ClientReply:
     """A `ReplySink` that a handler returns when the relay has ended. Lifetime: request."""
 
     movable = False  # bytes that went on as they came belong to one worker
-    status = 200  # where nobody says what it was: of a reply that is cut off early
+    status = 200  # the status of a reply that is cut off early, if no other is known
     keep_alive = False  # the client's connection outlives this reply
     body_length = 0  # bytes written, head included
     _ends_with_connection = False
@@ -190,7 +190,7 @@ class ClientReply:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         transport.abort()
 
-    # The client's socket, written to by somebody else for a while.
+    # The client's socket, lent to a writer for a while.
 
     @property
     def begun(self) -> bool:

@@ -169,7 +169,7 @@ class WorkerConnection(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
-    # What asyncio calls.
+    # Methods that asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -180,7 +180,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._receiver is None:
-            # Nobody asked: what follows could be taken for the answer to the next request.
+            # No request is open: these bytes could be taken for the answer to the next one.
             self.transport.abort()
         else:
             self._receiver.feed(data)
@@ -212,7 +212,7 @@ class Sending:
         self._connection = connection
         view = memoryview(body)
         self._unsent = [view[at : at + step_bytes] for at in range(0, len(body), step_bytes)]
-        self._unsent.reverse()  # what goes next stands last
+        self._unsent.reverse()  # the next piece is last
 
     @property
     def done(self) -> bool:
@@ -243,7 +243,7 @@ class Exchange:
     dies in prefill.
     """
 
-    # Most exchanges change few of these, so that an exchange begins with the class's own.
+    # Most exchanges change few of these fields, so the class has their first values.
     ended = False
     reusable = False  # the connection may carry another exchange
     received_bytes = 0
@@ -325,7 +325,7 @@ class Exchange:
         """
         connection, step_bytes = self._connection, self._terms.limits.write_bytes
         if connection.closing:
-            return  # its end has been told or will be
+            return  # its end was reported or will be
         if len(body) <= step_bytes:
             connection.transport.writelines((head, body) if body else (head,))
         else:
@@ -356,7 +356,7 @@ class Exchange:
             self._deadline.start(self._terms.timeouts.between_s, self._on_late)
             self._connection.resume()
 
-    # What the connection calls.
+    # Methods that the connection calls.
 
     @property
     def silent(self) -> bool:
@@ -366,7 +366,7 @@ class Exchange:
     def feed(self, data: bytes) -> None:
         """Process bytes of the reply."""
         if self.ended:
-            self.reusable = False  # bytes after the end: nobody knows what they answer
+            self.reusable = False  # bytes after the end belong to no known request
             return
         self.received_bytes += len(data)
         try:
@@ -744,7 +744,7 @@ class Upstream:
         default_port = 443 if tls is not None else 80
         self._host_header = name if port == default_port else b"%s:%d" % (name, port)
         self._fallback_reason = "off" if tls is None else "worker_tls"
-        self._idle: deque[WorkerConnection] = deque()  # the one used last stands last
+        self._idle: deque[WorkerConnection] = deque()  # the latest used is last
         self._open: set[WorkerConnection] = set()
         self._connecting = 0
         self._closed = False

@@ -16,7 +16,7 @@ from router.http.reply import Usage
 _USAGE = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(?=\{)')
 _META = re.compile(rb'"meta_info"[ \t\r\n]*:[ \t\r\n]*(?=\{)')  # of SGLang's own API
 _EVENT = b"\ndata:"
-_BEGIN_BYTES = 4_096  # kept where the beginning tells what the end does not
+_BEGIN_BYTES = 4_096  # kept if the beginning has counts that the end lacks
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 

@@ -24,7 +24,8 @@ from router.waiting.known_models import KnownModels
 from router.waiting.pace import Pace
 from router.waiting.settings import WaitingSettings
 
-MODELS_COUNTED, OTHERS = 1_000, "(others)"  # whose requests are counted apart, and all others
+# Models whose requests are counted separately, and the name for all others.
+MODELS_COUNTED, OTHERS = 1_000, "(others)"
 FULL, NOBODY_CAME = "worker_wait_full", "no_worker_available"
 _MODELS_NAMED = 8  # in an error
 _LATE = Rejection(504, "deadline_exceeded", "no worker was there in the client's time")
@@ -44,7 +45,7 @@ class Waiter:
     """A request that waits. Lifetime: as long as it waits."""
 
     model: str
-    others: Callable[[], frozenset[str]]  # models whose workers would do now as well
+    others: Callable[[], frozenset[str]]  # models whose workers would also do now
     tenant: str | None
     priority: int
     weight: float  # its tenant's
@@ -116,7 +117,7 @@ class WorkerWait:
         self._waiters: dict[Waiter, None] = {}  # all, in the order in which they came
         self._crowds: Counter[tuple[int, str | None, str]] = Counter()
         self._paces: dict[str, Pace] = {}  # by base model, while its workers let requests go
-        self._closed = ""  # why nobody may wait any more
+        self._closed = ""  # the reason why no request may wait any more
         self._version = -1
         self._ready: dict[str, int] = {}  # by model that is served; as old as `_version`
 
@@ -142,7 +143,7 @@ class WorkerWait:
             serving = self._workers.serving(model)
             there = [w.facts for w in serving if w.state == "ready" and w.silent is None]
             ready = len(there) if serves(there) else 0
-            if serving:  # a client may name any number of others
+            if serving:  # a client may name any number of other models
                 self._ready[model] = ready
         return ready
 

@@ -20,7 +20,7 @@ _OF_REQUEST = (
     *("prompt_tokens", "trunk_tokens", "private_tokens", "standing", "home_id", "held_s"),
     *("priority", "draw", "serial", "approximate"),
 )
-# Columns made of others, and what the hits were made with.
+# Columns computed from others, and the confidence with which the hits were computed.
 _DERIVED = ("requests", "queued_prefill_s", "kv_fraction", "hit_confidence")
 _COLUMNS = (*(f.name for f in fields(TableFleet) if f.name != "worker_id"), *_DERIVED)
 
@@ -200,7 +200,7 @@ class Decision:
         self._candidates = candidates
         self.approximate = approximate  # hits were expected from text, not the engine's tokens
         self.unit = unit  # of the costs, where the policy says
-        self.details: Details | None = None  # where somebody asked for them
+        self.details: Details | None = None  # if an explanation was requested
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -346,7 +346,8 @@ class Doubted:
     """Report that a worker's KV events are wrong or useless, and count less or not at all."""
 
     worker_id: int
-    # More than it has room for; answers find less; nothing that can be used; no single block size.
+    # overflow: it reports more blocks than fit; refuted: answers find fewer; useless: no event can
+    # be used; sizes: its blocks have several sizes.
     reason: Literal["overflow", "refuted", "useless", "sizes"]
     confidence: float  # share of its hits that counts
 

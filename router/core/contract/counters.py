@@ -26,7 +26,7 @@ class Window:
     def __init__(self, span_s: float) -> None:
         self._step_s = span_s / _STEPS
         self._steps: deque[list[int]] = deque()  # [number of the step, first, second], oldest first
-        self._last = [_NEVER, 0, 0]  # the latest of these
+        self._last = [_NEVER, 0, 0]  # the latest entry of `_steps`
         self._first, self._second = 0, 0  # the sums of all
 
     def add(self, now_s: float, first: int, second: int) -> None:
@@ -111,7 +111,8 @@ class CoreCounters:
     """Counts of decisions and their ends, which only grow. Lifetime: process."""
 
     decisions: Counter[tuple[str, str]] = field(default_factory=Counter)  # (policy, reason)
-    legs: Counter[Role] = field(default_factory=Counter)  # what workers were to do of requests
+    # By the part of a request that a worker was to do.
+    legs: Counter[Role] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)  # by code
     expected_hit_tokens: int = 0
     prompt_tokens: int = 0  # of dispatched requests

@@ -16,9 +16,9 @@ from router.core.placement.hold_queue import HoldQueue, Watcher, most_s
 from router.core.placement.pending import Pending
 
 K = TypeVar("K")
-_MEMORY_S = 10.0  # what is older than this counts for little
-_LET_IN_MEMORY_S = 60.0  # the same of waiting requests, of which few are let in at a time
-_LEAST_BUSY_S = 0.5  # of watching, before a rate is believed
+_MEMORY_S = 10.0  # older samples count little
+_LET_IN_MEMORY_S = 60.0  # the same for held requests, of which few are let in at a time
+_LEAST_BUSY_S = 0.5  # of measuring, before a rate is used
 _MODELS_MAX = 1_024
 
 
@@ -30,8 +30,8 @@ class _Pool:
 
     at_s: float
     queued_tokens: int = 0
-    computed_tokens: float = 0.0  # lately
-    busy_s: float = 0.0  # lately
+    computed_tokens: float = 0.0  # with older ones fading
+    busy_s: float = 0.0  # with older ones fading
 
     def advance(self, now_s: float, memory_s: float) -> None:
         passed_s = now_s - self.at_s
@@ -51,7 +51,7 @@ class Drain(Generic[K]):
     def __init__(self, memory_s: float = _MEMORY_S) -> None:
         self._memory_s = memory_s
         self._pools: dict[K, _Pool] = {}
-        self.queued_tokens = 0  # dispatched, to be computed; of all models
+        self.queued_tokens = 0  # tokens dispatched and still to be computed, of all models
 
     def sent(self, of: K, tokens: int, now_s: float) -> None:
         """Add `tokens` to the queue of the pool `of`, which must compute them."""
@@ -92,7 +92,7 @@ class Drain(Generic[K]):
         return pool.computed_tokens / pool.busy_s
 
 
-ANY_MODEL = "*"  # in the limits: each model that has none of its own
+ANY_MODEL = "*"  # in the limits: every model without limits of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ModelLimit:
     """
 
     max_requests: float = inf  # unfinished
-    max_queued_tokens: float = inf  # of prompts, sent and not known to be computed
+    max_queued_tokens: float = inf  # of prompts that were sent and are not known to be computed
 
 
 class ModelLimits:
@@ -152,7 +152,7 @@ class ModelLimits:
         return ""
 
 
-_FIRST_OUTPUT_TOKENS = 128.0  # of an answer, before one has ended
+_FIRST_OUTPUT_TOKENS = 128.0  # tokens of an answer, assumed before one has ended
 _SMOOTHING = 0.02  # weight of the latest answer's length
 _RETRY_MAX_S = 600.0  # the longest Retry-After
 
@@ -249,7 +249,7 @@ class Admission:
 
     def sent(self, pending: Pending, uncached_tokens: int, now_s: float) -> None:
         """Count a request as sent to a worker that must compute `uncached_tokens` of the prompt."""
-        if self.held.size:  # else nobody waits
+        if self.held.size:  # else no request is held
             pending.work_tokens = uncached_tokens + self._answer_tokens(pending.arrival)
             self.held.served(pending)
             self.wait_over(pending, now_s, True)
@@ -321,7 +321,7 @@ class Admission:
         self._counters.rejected(code)
         retry_after_s = None
         if status in (429, 503):
-            # Whoever came back sooner would only wait here, or be turned away again.
+            # A client that came back sooner would only wait here, or be refused again.
             begun, own = False, 0
             if pending is not None:
                 begun, own = pending.standing != "new", pending.waiting_tokens

@@ -43,5 +43,5 @@ class Withheld:
     """The result of a dry run that found no worker, with the numbers that the policy read."""
 
     policy: str  # the policy that was asked
-    details: Details  # what it saw
+    details: Details  # the data that the policy saw
     limit: str = ""  # the limit that keeps the request from being sent, whatever the policy says

@@ -29,7 +29,7 @@ from router.core.workers.columns import WorkerColumns
 from router.core.workers.ledger import NO_LOADS, Loads
 from router.core.workers.table import WorkerTable
 
-_FILLED = 0.95  # of a cache: beyond it engines preempt what runs
+_FILLED = 0.95  # share of a KV cache: above it engines preempt running requests
 
 
 def tier_hits(
@@ -46,7 +46,8 @@ def tier_hits(
     tokens continue where the GPU's end, and disk tokens where the host's end. At least one token of
     the prompt is left to compute.
     """
-    reach = np.zeros((2, len(rows)), dtype=np.int64)  # up to where host, and disk, would do
+    # The leading tokens that host memory, and the disk, could serve.
+    reach = np.zeros((2, len(rows)), dtype=np.int64)
     own_sizes = np.array(rows.block_sizes)
     for size in rows.distinct_block_sizes:
         blocks = index.longest_prefix_tiers(chains[size])[1:, rows.slots]
@@ -70,7 +71,8 @@ class WorkerLimits:
         self._queued_tokens = settings.worker_queued_tokens
         self._columns = columns
         self._any = min(self._requests, self._queued_tokens) < NO_LIMIT
-        self._latest: tuple[Rows, bytes, Rows | None] | None = None  # asked for, full, answered
+        # The last question (rows, full rows) and its answer.
+        self._latest: tuple[Rows, bytes, Rows | None] | None = None
 
     def rows(self, rows: Rows, kv_tokens: int = 0) -> Rows | None:
         """Return the workers of `rows` that are below all limits, or None if there are none.
@@ -97,7 +99,7 @@ class WorkerLimits:
         return latest[2]
 
 
-# No worker takes a leg now.
+# No worker can take a leg now.
 _HELD: Mapping[Role, Held] = MappingProxyType({leg: Held(leg) for leg in get_args(Role)})
 
 
@@ -108,7 +110,8 @@ class Considered(NamedTuple):
     request: RequestView
     fleet: FleetView
     verdict: Verdict | None  # None: the policy was not asked
-    # Holds the request whatever the verdict is; "": without a text for people; None: nothing does.
+    # The reason why the request is held whatever the policy chooses; "": without a text for people;
+    # None: no such reason.
     obstacle: str | None
 
 
@@ -143,7 +146,7 @@ class Chooser:
         self._caches = caches
         self._arrivals = arrivals
         self.explains_all = explains_all
-        self.explained: set[int] = set()  # requests whose decisions somebody reads
+        self.explained: set[int] = set()  # requests whose decisions an operator reads
         self._session_tracking = session_tracking
         self.reservations = Reservations(columns)
         self._limits = WorkerLimits(settings, columns)
@@ -162,7 +165,8 @@ class Chooser:
         if not isinstance(seen, Considered):
             return _HELD[leg] if seen is None else seen
         rows, request, fleet, verdict, obstacle = seen
-        if pending.tracked is not None and not pending.held:  # its place in the queue stays
+        # The place of a held request in the queue stays.
+        if pending.tracked is not None and not pending.held:
             pending.standing = request.standing
         if verdict is None or obstacle is not None:
             return _HELD[leg]
@@ -325,7 +329,7 @@ class Chooser:
         below_gpu = self._below_gpu(arrival, rows, hits)
         sessions = None
         if pending.tracked is not None:
-            # What was evicted to a lower tier is not lost: it costs a load.
+            # Blocks evicted to a lower tier are not lost: they cost a load.
             held = hits if below_gpu is None else hits + sum(below_gpu())
             sessions = self._session_tracking.view(pending, rows, hits, held)
         request = RequestView(

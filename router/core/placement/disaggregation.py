@@ -30,7 +30,7 @@ from router.core.workers.columns import Cells, WorkerColumns
 from router.core.workers.ledger import Charge, Ledger
 from router.core.workers.table import Worker, WorkerTable
 
-_PATIENCE_S = 2.0  # a transfer that failed sooner did not make its request wait
+_PATIENCE_S = 2.0  # a transfer that failed sooner did not delay its request
 
 
 def was_waited_for(pending: Pending, fact: Failure, serves_alone: bool) -> bool:
@@ -58,8 +58,9 @@ class PairFaults:
     """
 
     def __init__(self) -> None:
-        self._failed_s: dict[tuple[int, int], float] = {}  # pairs since their last success
-        self._served: dict[int, tuple[float, int]] = {}  # workers: last success, with whom
+        self._failed_s: dict[tuple[int, int], float] = {}  # by pair, since its last success
+        # By worker: last success, and the other worker.
+        self._served: dict[int, tuple[float, int]] = {}
 
     def served(self, prefill_id: int, decode_id: int, now_s: float) -> None:
         """Record a successful KV transfer between two workers."""
@@ -93,18 +94,20 @@ T = TypeVar("T")
 # `Chooser.choose` or `Chooser.explain`.
 Ask = Callable[[Pending, Role, Group | None, float, str], Choice | Reject | T]
 
-_LEGS_S = 0.005  # a second call to an engine
-_TOKENS_PER_S = 200_000.0  # sent between workers, before any was: 50 GB/s of a 32B model's KV
+_LEGS_S = 0.005  # assumed cost of a second call to an engine
+# Between workers, before any transfer was measured: 50 GB/s of a 32B model's KV.
+_TOKENS_PER_S = 200_000.0
 _WEIGHT = 0.1  # of a new sample
-_SAMPLE_TOKENS_MIN = 256  # fewer tell of the call, not of the link
+_SAMPLE_TOKENS_MIN = 256  # fewer tokens measure the call, not the link
 _OUTLIER = 4.0
-# What a second of those who decode beside a prefill counts, against one's own: so many times the
-# share of an answer that the prefill delays it by, and no more than 1 (tests/bench/conditional.py).
+# Weight of a second's delay of requests that decode beside a prefill, relative to a second of the
+# request itself: this many times the share of an answer by which the prefill delays it, and at most
+# 1 (tests/bench/conditional.py).
 _OTHERS = 4.0
-_CHUNK_TOKENS = 2_048  # of a prefill beside decodes: each takes a step of theirs
-# Where the time per token is known that clients accept: shares of what answers bear that prefills
-# beside them may take, over time, and at once of one answer's. Answers shorter than the mean bear
-# less.
+_CHUNK_TOKENS = 2_048  # of a prefill beside decodes, which takes one of their steps for each chunk
+# If the time per token that clients accept is known: shares of the delay that answers tolerate
+# which prefills beside them may use, over time, and at once of one answer. Answers shorter than the
+# mean tolerate less.
 _STEADY, _AT_ONCE = 0.8, 0.2
 
 
@@ -131,7 +134,7 @@ class Disaggregation:
         """
         self._mode = mode
         self._tpot_s = tpot_s
-        # By worker id: the seconds of prefill that its answers bear, and since when.
+        # By worker id: the seconds of prefill that its running answers tolerate, and since when.
         self._borne: dict[int, tuple[float, float]] = {}
         self._chooser = chooser
         self._columns = columns
@@ -207,7 +210,7 @@ class Disaggregation:
             or not self._workers.splits(arrival.model)
         ):
             return _alone(ask(pending, "both", None, now_s, reason))
-        if arrival.max_output_tokens == 1:  # it is all prefill
+        if arrival.max_output_tokens == 1:  # the request is all prefill
             alone = ask(pending, "both", None, now_s, reason)
             if not isinstance(alone, Reject):
                 return _alone(alone)
@@ -231,7 +234,8 @@ class Disaggregation:
                 return pair
             if answer is None or (isinstance(answer, Reject) and not isinstance(pair, Reject)):
                 answer = pair
-        if answer is not None and not isinstance(answer, Reject):  # one of them may have room later
+        # One of the groups may have room later.
+        if answer is not None and not isinstance(answer, Reject):
             return answer
         return self._pair(pending, ask, None, now_s, reason)
 
@@ -240,7 +244,7 @@ class Disaggregation:
     ) -> Placement | Reject | T:
         """Choose the decode worker in one of `groups` (None: in any), and the prefill worker."""
         decode = ask(pending, "decode", groups, now_s, reason)
-        if not isinstance(decode, Choice):  # no worker has room for its answer: no prefill begins
+        if not isinstance(decode, Choice):  # no worker has room to decode it, so no prefill begins
             return decode
         prefill = ask(pending, "prefill", decode.worker.facts.group, now_s, reason)
         if not isinstance(prefill, Choice):
@@ -251,7 +255,7 @@ class Disaggregation:
 
     def arrived(self, charge: Charge, now_s: float) -> None:
         """Update the estimated speed of KV transfers when a decode worker gives a first token."""
-        if charge.room_tokens:  # the time holds the prefill as well
+        if charge.room_tokens:  # the measured time includes the prefill
             return
         tokens, elapsed_s = charge.moved_tokens, now_s - charge.dispatched_s - _LEGS_S
         if tokens >= _SAMPLE_TOKENS_MIN and elapsed_s > 0:
@@ -303,7 +307,7 @@ class Disaggregation:
         beside_s = chunks * cells.step_s[slot] if decoding else 0.0
         others = 0.0
         if not self._tpot_s:
-            # A second's delay is more to a short answer than to a long one.
+            # A second's delay matters more for a short answer than for a long one.
             answer_s = max(self._admission.output_tokens, 1.0) * cells.step_s[slot]
             others = min(_OTHERS * own_s / answer_s, 1.0) if answer_s > 0 else 1.0
         elif decoding and own_s > self._bears_s(decode.worker, now_s):
@@ -320,7 +324,8 @@ class Disaggregation:
         A decode step that is shorter than the accepted time per token leaves time unused. The
         unused time adds up, to a limit, and earlier prefills have used some of it.
         """
-        left_s = max(self._tpot_s - self._cells.step_s[worker.slot], 0.0)  # of each token
+        # Tolerated delay of each token.
+        left_s = max(self._tpot_s - self._cells.step_s[worker.slot], 0.0)
         most_s = _AT_ONCE * max(self._admission.output_tokens, 1.0) * left_s
         borne_s, since_s = self._borne.get(worker.worker_id, (most_s, now_s))
         return min(borne_s + _STEADY * left_s / self._tpot_s * (now_s - since_s), most_s)

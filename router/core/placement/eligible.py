@@ -15,7 +15,7 @@ from router.core.placement.pending import Pending
 from router.core.workers.silence import most_silent
 from router.core.workers.table import Worker, WorkerTable
 
-Group = str | frozenset[str]  # of the workers that may do a leg: one group, or one of several
+Group = str | frozenset[str]  # the group, or groups, whose workers may do a leg
 _MODELS_NAMED = 8  # models listed in an error
 _LEGS: tuple[Role, Role] = ("prefill", "decode")
 
@@ -26,12 +26,12 @@ class Rows:
 
     workers: tuple[Worker, ...]
     worker_ids: tuple[int, ...]
-    slots: slice | Ints  # where their columns lie; a slice, where they lie side by side
+    slots: slice | Ints  # the positions of their columns; a slice if they are adjacent
     slot_ids: Ints  # the same for native code, which takes no slice
-    block_sizes: tuple[int, ...]  # each row's
+    block_sizes: tuple[int, ...]  # of each row
     distinct_block_sizes: tuple[int, ...]  # ascending
-    have_thresholds: bool  # any of them, of its own
-    have_kv_thresholds: bool  # any of them, of its own, for its KV in use
+    have_thresholds: bool  # True if any of them has thresholds of its own
+    have_kv_thresholds: bool  # True if any of them has a threshold of its own for KV in use
 
     @staticmethod
     def of(workers: Iterable[Worker]) -> Rows:
@@ -74,7 +74,7 @@ class _Open:
 
     rows: Rows
     block_sizes: frozenset[int]
-    prompt_tokens_end: float  # a prompt must be shorter
+    prompt_tokens_end: float  # prompts must be shorter than this
     all_in: bool  # none of them is ejected or on trial
 
     @staticmethod
@@ -160,7 +160,7 @@ class Eligibility:
         self._workers = workers
         self._panic_share = panic_share
         self._version = -1
-        # By model, leg, group and revision; of models that are served only.
+        # By model, leg, group and revision, for served models only.
         self._open: dict[tuple[str, Role, Group | None, str | None], _Open] = {}
 
     def rows(
@@ -213,7 +213,8 @@ class Eligibility:
                 return _reject(arrival, 503, "no_endpoint_in_subset", why)
         ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
         heard = [w for w in ready if w.silent is None]
-        if arrival.revision is not None:  # others of the model, where none of these can take it
+        # If no worker of the revision can take it, others of the model may.
+        if arrival.revision is not None:
             able = [w for w in of_revision(heard, arrival.revision) if w.takes_requests]
             if not any(does(w, leg, group) for w in heard) or any(
                 does(w, leg, group) for w in able
@@ -247,13 +248,13 @@ class Eligibility:
         untried = [w for w in ready if w.worker_id not in pending.tried]
         able = with_partners(able, untried, leg)
         able = with_partners(able, without_busy(untried), leg)
-        if not able and leg == "both":  # better than none
+        if not able and leg == "both":  # better than a refusal
             able = [w for w in ready if w.facts.serves_alone]
         if ready and not able:
             why = _one_role_only(arrival.model, ready)
             return _reject(arrival, 503, "no_worker_available", why)
-        # With everybody ejected, or everybody else tried, one that failed lately is a better bet
-        # than a sure refusal.
+        # If all workers are ejected, or all others were tried, a worker that failed lately is
+        # better than a certain refusal.
         ready = [w for w in able if w.takes_requests] or able
         if not ready:
             states = sorted({w.shown_state for w in pool})

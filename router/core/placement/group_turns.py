@@ -6,7 +6,7 @@ from collections import Counter
 
 from policies.facts import Arrival
 
-_REMEMBERED_MAX = 4_096  # groups without anything waiting whose finish tags are kept
+_REMEMBERED_MAX = 4_096  # most groups without waiting requests whose finish tags are kept
 
 
 def group_of(arrival: Arrival) -> str | None:
@@ -33,7 +33,8 @@ class GroupTurns:
 
     def __init__(self) -> None:
         self._now = 0.0  # virtual time, in tokens of work
-        self._finish: dict[str, float] = {}  # by group: when its last request finishes
+        # By group: the virtual time at which its last request finishes.
+        self._finish: dict[str, float] = {}
         self._waiting: Counter[str] = Counter()
         self._alone = 0  # waiting requests without a group
 

@@ -18,10 +18,11 @@ from router.core.placement.native_warmset import native_costs
 
 BACKOFF_S = 10.0  # the first suspension
 BACKOFF_MAX_S = 600.0  # it doubles up to here
-TRIAL_DECISIONS = 20  # after a suspension: one fault is too many; without one all is forgiven
-_IN_A_ROW = 0b11111  # faulty decisions that are too many
+# Decisions of the trial after a suspension; one fault in it suspends the policy again.
+TRIAL_DECISIONS = 20
+_IN_A_ROW = 0b11111  # this many faulty decisions in a row suspend
 _RECENT = (1 << 20) - 1
-_RECENT_FAULTS = 10  # more of the recent ones are too many
+_RECENT_FAULTS = 10  # more of the recent decisions than this being faulty suspend
 
 
 class Suspension:
@@ -37,7 +38,7 @@ class Suspension:
         self.until_s = -math.inf  # of the latest suspension
         self.backoff_s = BACKOFF_S  # of the latest suspension, or of the next one
         self._recent = 0  # a bit for each decision, the latest lowest: 1 is faulty
-        self._trial = 0  # decisions left of it, and one more: it is over when that one comes
+        self._trial = 0  # decisions left in the trial plus one: the trial is over at that one
 
     def decided(self) -> None:
         """Count a new decision as good; a later call of `fault` changes it to faulty."""
@@ -96,7 +97,7 @@ class Verdict(NamedTuple):
     row: int  # `pick.HOLD`: no worker
 
 
-_COUNTED_POLICIES = 64  # by name: each reload may bring another
+_COUNTED_POLICIES = 64  # by name, because each reload may bring another policy
 _TEXT_CHARS = 500  # of an error's own text
 
 
@@ -108,7 +109,7 @@ class PolicyFaultError(PolicyError):
         self.policy = policy
         self.kind = kind
         self._text = text
-        self.suspended_s = 0.0  # the policy is put aside for so long because of this one
+        self.suspended_s = 0.0  # for this long the policy is suspended because of this fault
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the parts for pickling, so that the error can be passed to another process."""
@@ -155,7 +156,7 @@ class PolicyGuard:
         self.since_s = math.inf  # when the call under way began, on `clock`; +inf: there is none
         self.use = use
         self.overdue_s = 0.0  # the slowest call since `settle_slow`; 0: none was too slow
-        self._times: array[float] | None = None  # of all calls; None: nobody wants them
+        self._times: array[float] | None = None  # of all calls; None: they are not recorded
         self._bears_s = slow_s
         self._report = report
         self._clock = clock

@@ -28,7 +28,7 @@ class StallDetection:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._streams: dict[int, set[int]] = {}  # worker -> requests past their first token
-        self._heard_s: dict[int, float] = {}  # worker -> the latest byte, or probe
+        self._heard_s: dict[int, float] = {}  # worker -> time of its latest byte, or probe answer
         self._probed_s: dict[int, float] = {}  # worker -> when it was probed, until it is heard
 
     def heard(self, worker_id: int, request_id: int, now_s: float) -> None:
@@ -69,12 +69,13 @@ class StallDetection:
         return worker_id in self._probed_s
 
 
-STALLED = "stalled"  # the cause: all its streams stand still, and a probe goes unanswered
+STALLED = "stalled"  # the cause: no stream of the worker moves, and it does not answer a probe
 _BACKOFF_MAX = 16.0  # an ejection lasts at most this many times `recover_s`
-_PROBE_AGAIN_S = 5.0  # where nobody told a probe's answer
-# Of an answer that breaks off, what one that begins makes good, and one that ends: a cumulative
-# sum (Page, "Continuous Inspection Schemes", 1954). It stays near 0 where one in twenty breaks off,
-# also while none has ended yet, or none begins any more; beyond one in seven it grows.
+_PROBE_AGAIN_S = 5.0  # if no result of a probe has arrived
+# The share of a broken answer that each begun answer offsets, and each ended answer again: a
+# cumulative sum (Page, "Continuous Inspection Schemes", 1954). The sum stays near 0 if one in
+# twenty answers breaks off, also while none has ended yet or none begins any more; beyond one in
+# seven it grows.
 _MADE_GOOD = 1 / 12
 
 
@@ -91,7 +92,7 @@ class OutlierDetection:
         self._settings = settings
         self._workers = workers
         self._counters = counters
-        self._ejected: set[int] = set()  # those that are not "healthy"
+        self._ejected: set[int] = set()  # workers that are not "healthy"
 
     def dispatched(self, worker: Worker, request_id: int) -> None:
         """Record that a request was sent to a worker.
@@ -143,7 +144,7 @@ class OutlierDetection:
         if health.state == "healthy":
             health.end_row()
             if health.ejections and now_s >= health.until_s:
-                health.ejections = 0  # it has served well for a while: all is forgiven
+                health.ejections = 0  # it has served well for a while: reset the count
             return []
         if pending.sent_s < health.since_s:
             return []
@@ -156,7 +157,7 @@ class OutlierDetection:
         """
         health, settings = worker.health, self._settings
         health.count_failure(cause)
-        if worker.silent is not None:  # nothing new goes there, and it may be well
+        if worker.silent is not None:  # it gets no new requests, and may be healthy
             return []
         if health.state != "healthy":
             on_trial = health.state == "trial" and pending.sent_s >= health.since_s
@@ -200,7 +201,8 @@ class OutlierDetection:
         actions: list[Action] = []
         for worker_id in sorted(self._ejected):
             worker = self._workers.get(worker_id)
-            if worker is None or worker.health.state == "healthy":  # gone, or back from being down
+            # Removed, or healthy again after being down.
+            if worker is None or worker.health.state == "healthy":
                 self._ejected.discard(worker_id)
                 continue
             health = worker.health
@@ -251,7 +253,7 @@ class OutlierDetection:
         health.ejections += 1
         health.stalled = False
         health.end_row()
-        # Its next answer to break off shows that nothing has changed.
+        # So that its next broken answer ejects it again.
         health.broken = max(health.broken - 1.0, 0.0)
         health.since_s = now_s
         health.until_s = now_s + ejected_s
@@ -284,8 +286,10 @@ class OutlierDetection:
         return [Reinstated(worker.worker_id)]
 
 
-_GOLDEN = 0.6180339887498949  # of two requests in a row, the places are as far apart as can be
-_BETWEEN = 0.7548776662466927  # of two workers: they are not left out by the same requests
+# Golden ratio: the positions of two requests in a row are as far apart as possible.
+_GOLDEN = 0.6180339887498949
+# Between two workers, so that they are not left out of the same requests.
+_BETWEEN = 0.7548776662466927
 _KNOWN_MAX = 64
 
 
@@ -298,8 +302,8 @@ class SlowStart:
     def __init__(self, slow_start_s: float) -> None:
         self._slow_start_s = slow_start_s
         self._since: dict[int, float] = {}  # by worker: when it joined
-        self._rows: Rows | None = None  # whose selections are known
-        self._known: dict[tuple[int, ...], Rows] = {}  # by those left out
+        self._rows: Rows | None = None  # the rows whose selections are in `_known`
+        self._known: dict[tuple[int, ...], Rows] = {}  # by the rows left out
 
     def __len__(self) -> int:
         """Return the number of workers that are in slow start.
@@ -455,7 +459,7 @@ class Health:
             if fact.well:
                 self._stalls.probe_answered(fact.worker_id)
                 return []
-            # Where others stand still with it, the next probe tells more.
+            # If other workers are silent, too, the next probe tells more.
             known = worker.silent is not None or not self._stalls.still(fact.worker_id)
             if known or not self.silences.alone(worker):
                 return []

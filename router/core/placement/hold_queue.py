@@ -17,7 +17,7 @@ from router.core.placement.pending import Pending
 
 Turn = tuple[bool, float, int]
 
-_OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
+_OWED_MAX = 4_096  # most tenants without waiting requests whose tags are kept
 
 
 class QueueMember(Protocol):
@@ -59,7 +59,7 @@ class FairQueue(Generic[M]):
     def __init__(self) -> None:
         self._flows: dict[str | None, Flow[M]] = {}
         self._owed: dict[str | None, float] = {}  # tags of tenants with nothing waiting
-        self._now = 0.0  # the start tag of who was served last
+        self._now = 0.0  # the start tag of the item that was served last
 
     def __bool__(self) -> bool:
         return bool(self._flows)
@@ -104,7 +104,7 @@ class FairQueue(Generic[M]):
         if flow is None:
             self._owe(tenant, max(self._now, self._owed.get(tenant, 0.0)) + fair_work)
             return
-        if waited:  # whoever did not wait says nothing of how far the others are
+        if waited:  # an item that did not wait does not show how far the others are
             self._now = max(self._now, flow.start)
         flow.start += fair_work
 
@@ -134,7 +134,7 @@ class FairQueue(Generic[M]):
             self._owed[tenant] = tag
         if len(self._owed) > _OWED_MAX:
             self._owed = {t: tag for t, tag in self._owed.items() if tag > self._now}
-            while len(self._owed) > _OWED_MAX:  # the least is the least injustice
+            while len(self._owed) > _OWED_MAX:  # forgetting the smallest debt is least unjust
                 del self._owed[min(self._owed, key=lambda t: self._owed[t])]
 
 
@@ -148,15 +148,15 @@ class _Line(Generic[M]):
         self.flow = flow
         self.members = tuple(flow.members)
         self.asked = 0
-        self.ahead = 0.0  # work of those asked that stay
+        self.ahead = 0.0  # work of the items that were asked and stay
 
 
 def _turn(member: QueueMember) -> Turn:
     return member.turn
 
 
-REFUSED_MAX = 8  # of one model in one sweep
-PASSED_S = 20.0  # one that has waited for longer is not passed by younger ones any more
+REFUSED_MAX = 8  # most requests of one model that find no worker in one sweep
+PASSED_S = 20.0  # a request that has waited longer is no longer passed by younger ones
 
 
 class Watcher(Protocol):
@@ -185,10 +185,10 @@ class HoldQueue:
         self._limit = limit
         self._watcher = watcher
         self.size = 0
-        self._classes: dict[int, FairQueue[Pending]] = {}  # by priority, those that wait in it
+        self._classes: dict[int, FairQueue[Pending]] = {}  # the waiting requests by priority
         self._groups: dict[tuple[int, str | None], GroupTurns] = {}  # by priority and tenant
         self._models: Counter[str] = Counter()
-        self.tokens = 0  # of prompts that wait, as far as these must be computed
+        self.tokens = 0  # uncached tokens of all waiting prompts
 
     def __len__(self) -> int:
         return self.size
@@ -208,7 +208,7 @@ class HoldQueue:
         requests are returned.
         """
         refused: defaultdict[str, float] = defaultdict(float)
-        done = 0  # models of which nobody is asked any more
+        done = 0  # models of which no further request is returned
 
         def gone(pending: Pending) -> bool:
             return not pending.held
@@ -257,7 +257,7 @@ class HoldQueue:
         if turns is None:
             turns = self._classes[arrival.priority] = FairQueue()
         groups = self._groups.setdefault((arrival.priority, arrival.tenant), GroupTurns())
-        # One that comes again, because its worker failed, keeps its place.
+        # A request that is held again, because its worker failed, keeps its place.
         start = min(groups.begins(group_of(arrival), pending.work_tokens), pending.turn[1])
         pending.turn = (pending.standing == "new", start, pending.serial)
         turns.add(arrival.tenant, pending)
@@ -276,7 +276,7 @@ class HoldQueue:
         self._groups[line].ends(group_of(arrival))
         if turns.flow(arrival.tenant) is None:
             del self._groups[line]
-        if not turns:  # what was owed in this rush is forgotten with it
+        if not turns:  # the tags of this priority are dropped with its last request
             del self._classes[arrival.priority]
         pending.held = False
         self.size -= 1

@@ -12,7 +12,7 @@ from policies.facts import LoadReport
 from router.core.placement.pending import Pending
 from router.core.workers.ledger import Charge, Ledger
 
-_LONGEST_S = 600.0  # whatever the model says
+_LONGEST_S = 600.0  # longest time that a charge is kept, whatever the estimate
 
 
 class Leftovers:
@@ -23,7 +23,8 @@ class Leftovers:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._kept: dict[Charge, tuple[float, Pending]] = {}  # when each should be over
+        # With the time at which each should be over.
+        self._kept: dict[Charge, tuple[float, Pending]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)

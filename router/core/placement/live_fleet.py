@@ -47,7 +47,7 @@ class LiveFleet(FleetView):
         below_gpu: returns the hit tokens in host memory and on disk; None if no worker has such.
         sessions: the session data of the decision, or None while sessions are not tracked.
         """
-        hit_tokens.setflags(write=False)  # the ledger charges by them, whatever a policy does
+        hit_tokens.setflags(write=False)  # the ledger charges by them, so no policy may change them
         self.columns = columns
         self.rows = rows
         self.sessions = sessions
@@ -249,7 +249,7 @@ class LiveFleet(FleetView):
 
     def load_tokens(self, step_tokens: float) -> Floats:
         columns = self.columns
-        if self._fresh is not None:  # others' requests come on top
+        if self._fresh is not None:  # the load of other clients is added
             return super().load_tokens(step_tokens)
         return load_tokens(
             columns.charged_work,

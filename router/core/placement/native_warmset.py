@@ -29,7 +29,7 @@ class NativeWarmset:
     def __init__(self, policy: Warmset) -> None:
         self._policy = policy
         self._costs: WarmsetCosts | None = None
-        self._of: Sessions | None = None  # `_costs` reads the arrays of these
+        self._of: Sessions | None = None  # the sessions whose arrays `_costs` reads
 
     def costs(self, request: RequestView, fleet: FleetView) -> Floats | None:
         """Return the costs in seconds, float64[rows], or None if Python must compute them.

@@ -50,7 +50,7 @@ class PeerRequests:
         self._guard = guard
         self._most = most
         self._pending: dict[int, Pending] = {}
-        self.numbers = count(-1, -1)  # for requests that are heard of, whoever hears of them
+        self.numbers = count(-1, -1)  # ids of peers' requests, for all parts that receive them
 
     def room(self) -> bool:
         """Return True if there is room for one more request of a peer."""
@@ -90,7 +90,7 @@ class PeerRequests:
         pending = Pending(arrival, serial=-1, draw=0.0, standing=fact.standing)
         self._pending[request_id] = pending
         self._admission.sent(pending, uncached, now_s)
-        # One that another worker prefills meanwhile has its room already.
+        # A request that another worker prefills at the same time already has its room.
         at_once = worker.facts.concurrent and worker.facts.role == "decode" and uncached == 1
         pending.charge = self._ledger.reserve(
             *((request_id, "both"), worker.slot, prompt, uncached, arrival.stream, now_s),

@@ -24,9 +24,9 @@ class PrefillLeg:
     worker_id: int
     charge: Charge | None = None  # None: the prefill is over
     sent_s: float = float("-inf")  # when it was dispatched
-    begun_by: int | None = None  # no worker: its answer goes to the other worker, not to a client
-    prediction: Prediction | Expectation | None = None  # as of `Pending`
-    expected_by_events: EventHits | None = None  # as of `Pending`
+    begun_by: int | None = None  # always None: its answer goes to the other worker, not to a client
+    prediction: Prediction | Expectation | None = None  # see `Pending`
+    expected_by_events: EventHits | None = None  # see `Pending`
 
 
 @dataclass(slots=True, eq=False)
@@ -44,23 +44,23 @@ class Pending:
     begun_s: float = float("-inf")  # when it began
     begun_failed: int = 0  # failures of that worker until then
     charge: Charge | None = None  # at the worker that answers it, or prefills it first
-    counted: str | None = None  # the model against whose limit it counts, while a worker has it
+    counted: str | None = None  # the model whose limit counts it, while a worker has the request
     leg: Role = "both"  # the leg that is dispatched, or held; "both": all of it
-    decode: Choice | None = None  # of two legs one after the other: the worker of the second one
-    decode_group: str | None = None  # of that worker when it was chosen
-    prefill_leg: PrefillLeg | None = None  # of two legs begun at once
-    unsplittable: bool = False  # its KV did not pass in time: one worker does all of it, or none
+    decode: Choice | None = None  # the worker of the second leg, if one leg follows the other
+    decode_group: str | None = None  # that worker's group when it was chosen
+    prefill_leg: PrefillLeg | None = None  # the prefill leg, if both legs begin at once
+    unsplittable: bool = False  # a KV transfer took too long: one worker must do all of it
     held: bool = False
-    tracked: TrackedRequest | None = None  # to its session, where sessions are tracked
-    standing: Standing = "new"  # of its session, at the latest decision
-    # The blocks in its worker's cache: those it finds, where that cache is mirrored; else those
+    tracked: TrackedRequest | None = None  # the tracked request, while sessions are tracked
+    standing: Standing = "new"  # the standing of its session at the latest decision
+    # The blocks in its worker's cache: those that it finds, if the cache is estimated; else those
     # that it leaves there.
     prediction: Prediction | Expectation | None = None
-    expected_by_events: EventHits | None = None  # where its worker's KV events tell of its prompt
-    work_tokens: float = 1.0  # predicted: what it must compute, and its answer
-    queued_tokens: int = 0  # of its prompt, to be computed; while it waits, as was predicted
-    waiting_tokens: int = 0  # of work, as was predicted when it had to wait
-    turn: tuple[bool, float, int] = (True, inf, 0)  # its place in its tenant's line
+    expected_by_events: EventHits | None = None  # the hits that its worker's KV events promise
+    work_tokens: float = 1.0  # predicted work: its uncached tokens, and its answer
+    queued_tokens: int = 0  # uncached tokens of its prompt; while it waits, the prediction
+    waiting_tokens: int = 0  # predicted tokens of work when it had to wait
+    turn: tuple[bool, float, int] = (True, inf, 0)  # its place among its tenant's waiting requests
 
     @property
     def fair_work(self) -> float:
@@ -76,5 +76,5 @@ class Pending:
         return self.charge
 
 
-# The part of a request at one worker: its answer, or the prefill leg of two that began at once.
+# The part of a request at one worker: its answer, or its prefill leg if both legs began at once.
 AtWorker = Pending | PrefillLeg

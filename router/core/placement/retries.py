@@ -15,11 +15,11 @@ from router.core.contract.settings import CoreSettings
 from router.core.placement.pending import Pending
 from router.core.workers.table import Worker
 
-_BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in
+_BUDGET_S = 10.0  # for this long a request counts for the budget, Finagle's default
 NO_MODEL = "no_model"  # the cause where a worker says that it has not got the model
 OTHER_REVISION = "other_revision"  # the cause where a worker of two changed before a leg was sent
 MOVED = "moved"  # the cause where a request is at another worker than was chosen
-# Causes after which waiting helps nobody, the first time.
+# Causes after which a first retry need not wait.
 _AT_ONCE = ("connect", "early_close", "no_answer")
 
 

@@ -55,11 +55,12 @@ class SessionView:
         if tracked.private_before:
             if hit >= tracked.trunk_tokens + tracked.private_before / 2:
                 return "warm"
-            # Where events were lost, the hits are a lower bound: it is believed to be at home.
+            # If events were lost, the hits are a lower bound: assume that the session is at home.
             known = self._own_row is None or not self._columns.hits_unknown[self._own_slot]
             return "cold" if known else "warm"
-        # Not seen by this router, but perhaps by one before it: what one worker alone holds of a
-        # prompt is nobody's trunk. Half of the prompt beyond what others hold, too, is a cache.
+        # This router has not seen the session, but perhaps the one before it did: blocks of a
+        # prompt that only one worker holds are not of a trunk. Holding half of the prompt beyond
+        # the others' blocks counts as a warm cache.
         shared = tracked.trunk_tokens
         if hit > shared:
             shared = max(others, shared)
@@ -79,7 +80,7 @@ class SessionView:
         tokens += self.sessions.unowned.wanted_tokens[self._slots]
         if self._own_row is not None:
             tokens[self._own_row] -= self._own_tokens
-        # Rounding may leave a sum a hair below nothing.
+        # Rounding may leave a sum slightly below zero.
         return np.maximum(tokens, 0.0, out=tokens)
 
     def working_set_s(self) -> Floats:
@@ -187,7 +188,7 @@ class SessionTracking:
     ) -> None:
         self._columns, self._settings = columns, settings
         self._workers = workers
-        # Workers whose caches were searched for unowned blocks, and whether all of each was known.
+        # Workers whose caches were searched for unowned blocks; True: all of the cache was known.
         self._looked_at: dict[int, bool] = {}
         self.sessions: Sessions | None = None
         self.follow(policy, ())
@@ -203,7 +204,7 @@ class SessionTracking:
                 pending.tracked = None
         elif self.sessions is None:
             settings = self._settings
-            # Each of these may have a session of its own, and none of them can be forgotten.
+            # Each of these requests may have a session of its own, which cannot be forgotten.
             limit = max(settings.sessions, settings.inflight_requests + settings.peer_requests)
             self._looked_at.clear()
             self.sessions = Sessions(
@@ -319,7 +320,7 @@ class SessionTracking:
             if of_all or not (kv.known or is_told):
                 continue
             self._looked_at[worker.worker_id] = kv.known
-            # Of one that is not exact, the rest was stored before our eyes.
+            # If the cache is not exactly known, this router saw the storing of all other blocks.
             blocks = kv.resident_blocks if kv.exact else kv.told_blocks
             if kv.exact or is_told:
                 held, own = blocks * worker.facts.block_size, sessions.sets.tokens_at(worker.slot)
@@ -332,7 +333,7 @@ def _prompt(arrival: Arrival) -> tuple[Hashes, int]:
     A request has a chain for each block size of its workers. The smallest block size is used,
     because it shows most exactly where the prompts of two sessions differ.
     """
-    if not arrival.chains:  # nobody serves it
+    if not arrival.chains:  # no worker serves it
         return np.empty(0, dtype=np.uint64), 1
     size = min(arrival.chains)
     return arrival.chains[size], size

@@ -56,7 +56,8 @@ class TableFullError(Exception):
 
 
 _WINDOW_S = 60.0
-_OTHERS, _OURS = 0.1, 0.05  # share of others' requests above, and below which it is told
+# Share of other clients' requests above which a report begins, and below which it ends.
+_OTHERS, _OURS = 0.1, 0.05
 
 
 class OthersShare:
@@ -111,7 +112,7 @@ class WorkerCaches:
         self.slow_start = SlowStart(settings.slow_start_s)
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
         self._others = OthersShare()
-        # Blocks that no events will ever tell of: text blocks, and workers without events.
+        # For blocks without events: prompts read as text, and workers without events.
         self.mirrors = Mirrors(slots, settings.mirrored_blocks)
         self.confidence = HitConfidence(columns.hit_confidence)
         self.last_blocks = LastBlocks(slots)
@@ -277,7 +278,7 @@ class WorkerCaches:
         columns, slot = self._columns, worker.slot
         own_waiting = self._cells.waiting[slot]
         own_running = self._cells.requests[slot] - own_waiting
-        # A request of ours may stand in the other state there: compare the totals first.
+        # An own request may count in the other state there: compare the totals first.
         foreign = max(fact.running + fact.waiting - own_running - own_waiting, 0)
         foreign_waiting = min(max(fact.waiting - own_waiting, 0), foreign)
         columns.foreign_waiting[slot] = foreign_waiting
@@ -289,7 +290,8 @@ class WorkerCaches:
         if share is not None:
             self._news.append(Others(share, self._others.told))
         idle = not (fact.running or fact.waiting)
-        if worker.kv.was_emptied(fact.emptied) and idle:  # else its next step tells what became
+        # Else the events of its next step show the result.
+        if worker.kv.was_emptied(fact.emptied) and idle:
             self._empty(worker)
         was_severed = worker.kv.severed
         worker.kv.reported(fact.started_s)
@@ -377,7 +379,7 @@ class WorkerCaches:
         cache again.
         """
         kv, slot = worker.kv, worker.slot
-        if kv.emptied > emptied:  # it began anew: nothing is on its way
+        if kv.emptied > emptied:  # the cache was emptied: no expected block is on its way
             self.speculative.clear_worker(slot)
         if kv.emptied > emptied or told_anew or (kv.current and not current):
             self.confidence.forgive(slot)
@@ -521,7 +523,7 @@ class WorkerCaches:
             if found.blocks + found.slack >= expected:
                 return
             if kv.severed and 2 * (found.blocks + found.slack) < expected:
-                kv.disprove()  # the engine may have begun anew while the connection was cut
+                kv.disprove()  # the engine may have restarted while the connection was lost
                 self._settle(worker, kv.emptied, current=False)
                 return
         if not self.confidence.answered(worker.slot, expected, found):
@@ -542,7 +544,7 @@ class WorkerCaches:
             return
         refused = finish is not None and finish.refused
         if isinstance(prediction, Expectation):
-            # What does not stream shows no first token: its failure is taken for one before it.
+            # A request that does not stream shows no first token: assume that it failed before one.
             unseen = finish is None and (charge.waiting or not sent.arrival.stream)
             self.speculative.ended(prediction, refused or unseen)
             return

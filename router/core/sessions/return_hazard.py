@@ -103,7 +103,7 @@ class ReturnHazard:
         return round(-math.expm1(away), 9)
 
 
-_HORIZON_S = 60.0  # within which a return counts: nobody knows what these took to compute
+_HORIZON_S = 60.0  # within this time a return counts, for blocks of unknown cost
 
 
 class UnownedBlocks:

@@ -32,19 +32,21 @@ class SessionRows:
         self._free: list[int] = []
         self._next_serial = 1
         self.used = 0  # rows ever taken: those beyond are spare
-        self.serial = np.zeros(limit, dtype=np.int64)  # 0: nobody's
+        self.serial = np.zeros(limit, dtype=np.int64)  # 0: the row is free
         self.home = np.full(limit, -1, dtype=np.int64)  # worker slot
         self.inflight = np.zeros(limit, dtype=np.int64)  # requests, held ones too
-        # 1: its id names several conversations, so that the id alone says nothing of a request.
+        # 1: several conversations use its id, so the id alone does not identify a request.
         self.mixed = np.zeros(limit, dtype=np.int64)
-        # How its next prompt begins: so many blocks of its last one, which end in this hash.
+        # The beginning of its next prompt: this many blocks of its last one, which end in this
+        # hash.
         self.tip_blocks = np.zeros(limit, dtype=np.int64)
         self.tip: Hashes = np.zeros(limit, dtype=np.uint64)
         self.private_tokens = np.zeros(limit)  # of its last prompt and answer
         self.cold_work = np.zeros(limit)  # to compute these again, in tokens of linear work
         self.trunk: Hashes = np.zeros(limit, dtype=np.uint64)  # its name; 0: none
         self.idle_s = np.zeros(limit)  # when its last answer ended
-        self.bin = np.full(limit, -1, dtype=np.int64)  # of idle time, as told to the hazard
+        # The bin of its idle time that the hazard counts.
+        self.bin = np.full(limit, -1, dtype=np.int64)
         self.weight = np.zeros(limit)  # as it counts at home, 0..1
         self.cells = RowCells(self)
 
@@ -184,7 +186,7 @@ def _hash_cells(column: Hashes) -> memoryview[int]:
 
 
 _ID_CHARS = 64  # of an id that is kept as it is
-_ENDING_TOKENS = 16  # such as what asks for an answer or opens a thought
+_ENDING_TOKENS = 16  # tokens at the end of a template, such as the start of an answer or a thought
 
 
 class SessionFinder:

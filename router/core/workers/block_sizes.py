@@ -15,19 +15,19 @@ _WINDOW = 64  # events that count at most; beyond it all counts are halved
 _SURE = 16  # events of one size, before another one is given up for it
 _SHARE = 15 / 16  # of the events, that must agree
 _MIXED_SHARE = 1 / 4  # of the events in other sizes, from which on there is no single one
-_PARTIAL = 8  # events of one small block each, of one size, before that is believed
-_CHANGES = 4  # of the size in one life of the engine: each has all told anew
+_PARTIAL = 8  # events of one small block each, all of one size, before that size is used
+_CHANGES = 4  # most changes of the size in one life of the engine, because each needs a full replay
 
 
 class BlockSizes:
     """Counts one worker's events by their block size. Lifetime: worker."""
 
     def __init__(self, size: int) -> None:
-        self.size = size  # the one that is followed
+        self.size = size  # the size of the followed blocks
         self.mixed = False  # there is no single size
         self.agreed_other = False  # the events agree on a size other than `size`
         self._changes = 0
-        self._whole: Counter[int] = Counter()  # events by their size, lately
+        self._whole: Counter[int] = Counter()  # recent events by their size
         self._partial: Counter[int] = Counter()
 
     def note(self, own: int, others: Iterable[tuple[int, int, int]]) -> None:

@@ -28,7 +28,7 @@ class BusyWorkers:
     def __init__(self, settings: CoreSettings, workers: WorkerTable) -> None:
         self._settings = settings
         self._workers = workers
-        self._since_s: dict[int, float] = {}  # by worker that said so lately: when it began
+        self._since_s: dict[int, float] = {}  # by worker that was busy lately: the beginning
         self.next_s = inf  # when the next spell is over
 
     def said(self, worker: Worker, sent_s: float, told_s: float, now_s: float) -> list[Action]:
@@ -40,7 +40,7 @@ class BusyWorkers:
         spell, most_s = worker.spell, self._settings.busy_max_s
         if most_s <= 0.0:
             return []
-        if now_s < spell.until_s:  # one refusal of many, or everybody is busy
+        if now_s < spell.until_s:  # another refusal of the same spell, or all workers are busy
             spell.until_s = max(spell.until_s, now_s + min(told_s, most_s))
             return []
         if sent_s >= spell.until_s:  # it was asked again, and still is

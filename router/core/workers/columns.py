@@ -23,7 +23,7 @@ _FADE = 0.995  # of the past at each sample
 _PRIOR = 4.0  # samples that believe in no attention at all, far from zero context
 _PRIOR_TOKENS = 8_192.0
 _PAIR_MAX = 1e-2  # tokens of linear work; a model of 100 dimensions would not reach it
-_OUTLIER = 2.0  # a sample counts as at most so many times quicker or slower than expected
+_OUTLIER = 2.0  # a sample counts as at most this many times faster or slower than expected
 _SAMPLE_MAX = 100.0  # times longer per token than expected: not a prefill's doing
 
 
@@ -56,8 +56,8 @@ class PairCost:
         y = linear_tokens / tokens
         if not 1.0 / _SAMPLE_MAX < y < _SAMPLE_MAX:
             return
-        # A prefix that was cached after all makes a prefill look twenty times quicker. The error is
-        # relative, so it would weigh as much as four hundred others.
+        # An unnoticed cache hit makes a prefill look twenty times faster. The error is relative, so
+        # it would weigh as much as four hundred other samples.
         x = cached + tokens / 2
         expected = 1.0 + self.pair_tokens * x
         y = min(max(y, expected / _OUTLIER), expected * _OUTLIER)
@@ -98,20 +98,22 @@ class WorkerColumns:
 
         self.attention = PairCost()  # of the model, so of all workers
         self.worker_id = ints(-1)
-        # Prefill ever sent to the worker, in tokens of linear work: attention comes on top.
+        # All prefill work ever sent to the worker, in tokens of linear work, attention included.
         self.charged_work = floats()
-        self.drained_work = floats()  # of this, presumed or known to be computed
-        # What may be presumed at most: up to the end of the oldest prompt without a first token.
+        self.drained_work = floats()  # of `charged_work`, estimated or known to be computed
+        # The most that may be estimated: up to the end of the oldest prompt without a first token.
         self.drain_limit_work = floats(np.inf)
-        # Linear work of one queued token, its attention on top of 1: the mean over those that wait,
-        # since nobody knows which of their tokens are left.
+        # Linear work of one queued token, with its attention, so at least 1: the mean over waiting
+        # prompts, because it is unknown which of their tokens are left.
         self.token_work = floats(1.0)
         self.requests = ints()  # own, unfinished
-        self.waiting = ints()  # of these, before their first token
-        self.waiting_prompt_tokens = ints()  # of these, whose KV memory is not in context_tokens
+        self.waiting = ints()  # of `requests`, those before their first token
+        # Of `waiting`, prompts whose KV memory is not in context_tokens.
+        self.waiting_prompt_tokens = ints()
         self.context_tokens = floats()  # KV of own requests past their first token
-        self.decode_place_tokens = floats()  # of these, kept for prompts that others prefill
-        self.foreign_running = ints()  # reported beyond what this router sent
+        # Of `context_tokens`, reserved for prompts that other workers prefill.
+        self.decode_place_tokens = floats()
+        self.foreign_running = ints()  # reported requests beyond those that this router sent
         self.foreign_waiting = ints()
         self.report_s = floats(-np.inf)
         self.kv_reported_tokens = floats(np.nan)
@@ -210,7 +212,7 @@ class WorkerColumns:
         return float(self.context_tokens[slot] + self.queued_tokens(slice(slot, slot + 1))[0])
 
 
-# What a fresh row holds where it is not zero.
+# The values of a fresh row that are not zero.
 _FRESH = {
     "drain_limit_work": np.inf,
     "token_work": 1.0,

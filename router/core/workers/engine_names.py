@@ -100,7 +100,7 @@ RULES = tuple(
     for seed in (UNSEEDED, "0")
 )
 _MOST_HASHES = 1 << 16  # in one batch: 0.2 s of work
-_TRIES = 64  # events whose names no rule explains, until none is expected to
+_TRIES = 64  # events whose names no rule explains, before no more are expected
 _MOST_KNOWN = 1 << 16  # blocks
 
 

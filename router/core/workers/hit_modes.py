@@ -49,7 +49,7 @@ class HitFacts:
     events_refused: bool = False  # it names another host for its events
     events_flag: str | None = None  # switches the engine's KV events on; None: it has none
     guessed: Guess | None = None  # why its events are of no use
-    is_connected: bool = True  # to where its events come from
+    is_connected: bool = True  # to the publisher of its events
     severed: bool = False  # a connection was lost, and the engine may be another one since
     known: bool = True  # no KV event is missing
     resyncing: bool = False  # missing events were asked for
@@ -57,15 +57,15 @@ class HitFacts:
     replay_flag: str | None = None  # lets the engine do that
     buffer_flag: str | None = None  # lets the engine keep more events for that
     forgotten_blocks: int = 0  # dropped by the router's index at its bound
-    overflows: int = 0  # how often it told of more blocks than it has room for
+    overflows: int = 0  # how often it reported more blocks than fit
     confidence: float = 1.0  # share of its hits that counts
     is_hybrid: bool = False  # its hits are limited by windows or states, and they are followed
-    has_full_attention: bool = True  # in some layers; False: its events told of none
+    has_full_attention: bool = True  # in some layers; False: its events reported none
     lower_tier_blocks: int = 0  # known in its host memory or on its disk alone
-    leaves_out_groups: bool = False  # its events do not tell of the windows or states that it has
+    leaves_out_groups: bool = False  # its events do not report the windows or states that it has
     other_windows: int = 0  # events of attention windows that are not followed
     repeats_last_block: bool = False  # its answers show that it computes a hit's last block again
-    skips: Mapping[str, int] = field(default_factory=dict)  # events that changed nothing, by why
+    skips: Mapping[str, int] = field(default_factory=dict)  # events that changed nothing, by reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class HitVerdict:
     mode: HitMode
     cause: str = ""  # one of CAUSES; empty: exact
     reason: str = ""  # one sentence
-    lift: str | None = None  # flag, package or folder; None: nothing that an operator could change
+    lift: str | None = None  # flag, package or folder; None: an operator cannot change it
 
     def shown(self) -> dict[str, str | None]:
         """Return its parts for JSON, null where there is nothing to say."""

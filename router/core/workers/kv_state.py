@@ -63,7 +63,7 @@ class KvCounters:
     duplicates: int = 0
     orphans: int = 0  # stored blocks that waited for their parent
     dropped_batches: int = 0  # beyond the backlog while a gap was open
-    overflows: int = 0  # more blocks stored than fit: evictions were missed, or it tells lies
+    overflows: int = 0  # more blocks stored than fit: evictions were missed, or reports are wrong
     refused_copies: int = 0  # of a peer's account of the cache: damaged, or of another model
     skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
 
@@ -117,7 +117,8 @@ class Turnover:
         self.over |= stored_blocks - self._stored_at_loss >= self._capacity_blocks
 
 
-_PROOF = 1 / 16  # of what it held must have been pushed out before that is its capacity
+# Share of its blocks that must have been evicted before their number counts as its capacity.
+_PROOF = 1 / 16
 
 
 class LearnedCapacity:
@@ -158,7 +159,7 @@ class Publisher:
         self._digests: dict[int, int] = {}  # by number, of the latest batches applied, oldest first
         self.live_seq = -1  # the highest number of this life that came live
         self.last_seq = -1  # ... or any other way
-        self._replayed_seq = -1  # of the replay that is being told
+        self._replayed_seq = -1  # of the running replay
         self._outdated_seq = -1  # a publisher that is gone had replayed up to here
 
     def heard(self, batch: KvEvents) -> None:
@@ -326,8 +327,8 @@ def _size_bytes(batch: KvEvents) -> int:
 
 _PROVING_REPORTS = 2  # of the same process, after a connection was lost
 USELESS_EVENTS = 16  # that could not be used, and none that could
-Guess = Literal["sizes", "useless"]  # blocks of several sizes; nothing that can be used
-ROOM_SLACK = 1.25  # times its capacity that a worker may tell to hold
+Guess = Literal["sizes", "useless"]  # blocks of several sizes; no usable event
+ROOM_SLACK = 1.25  # a worker may report this many times its capacity
 
 
 class KvState:
@@ -377,18 +378,18 @@ class KvState:
         self._turnover = Turnover(capacity_blocks)  # since it was not, or was crowded
         self._evicted_blocks = 0  # by the index, as of the latest batch
         self._learned = LearnedCapacity()
-        self._doubtful = False  # what we hold was saved by another router, and is unproven
-        self._overflowed = False  # it holds more than we may keep of one worker
-        self.unheard = False  # what a peer reads for us does not reach us; set from outside
-        # The connection was lost, and nothing shows yet that it is the same life.
+        self._doubtful = False  # another router saved the known state, and it is unproven
+        self._overflowed = False  # it holds more than may be recorded of one worker
+        self.unheard = False  # a peer reads the events, and they do not arrive; set from outside
+        # The connection was lost, and it is not shown yet that the publisher has not restarted.
         self.severed = False
         self._started_s = math.nan  # its process, by its load reports before that
         self._reports = 0  # since then, of the same start time
         self.next_seq = 0  # number of the batch that continues what was applied
-        # Blocks that it held as of the latest replay, snapshot or copy told to its end, with those
-        # that were stored while nobody followed it. 0: nothing was told but live.
+        # Blocks that it held as of the latest complete replay, snapshot or copy, with those stored
+        # while its events were not followed. 0: all events came live.
         self.told_blocks = 0
-        self._replayed = False  # some came by the replay that is being told
+        self._replayed = False  # some batches came by the running replay
         self._beyond = False  # a replay brought more than was heard of, and has not ended
         self._progressed = False  # the replay brought something new
         self._skips: Counter[str] = Counter()  # facts that could not be used, by why
@@ -413,7 +414,8 @@ class KvState:
         if self.guessed is not None:
             return False
         evicted = self._index.evicted_of(self._slot)
-        if evicted != self._evicted_blocks:  # for others' sake: none of its own batches came since
+        # Evicted for other workers' blocks, since its own last batch.
+        if evicted != self._evicted_blocks:
             return False
         known = (self._exact and not evicted) or self._turnover.over
         incomplete = self.resyncing or (self._beyond and self._half_told) or self._lacking
@@ -603,7 +605,7 @@ class KvState:
             self._restart()
             return self._ask()
         self._beyond &= not answered
-        if self._doubtful:  # nobody has the batch that would prove it
+        if self._doubtful:  # the batch that would prove it is gone
             self._disown()
             if answered:
                 return self._ask()
@@ -613,7 +615,7 @@ class KvState:
         if answered and not self._backlog:
             self._exact |= self.next_seq == 0
             self.unheard = False
-        while self._backlog:  # the hole stays: what lies behind it is all there is to build on
+        while self._backlog:  # the gap stays: the record continues from the batches after it
             self._forget()
             self._exact = False
             self.next_seq = self._backlog.first_seq
@@ -797,7 +799,7 @@ class KvState:
 
     def _take_snapshot(self, batch: KvEvents) -> int | None:
         if self._exact and not self._doubtful and batch.seq + 1 < self.next_seq:
-            self._counters.duplicates += 1  # taken before what we already applied
+            self._counters.duplicates += 1  # an older snapshot than the applied batches
             return self._ask() if self._lacking else None
         if self._doubtful:
             self._publisher.disown()
@@ -811,7 +813,7 @@ class KvState:
         self.resyncing = False
         self._catch_up()
         self.told_blocks = len(self.blocks)
-        return self._ask() if self._lacking else None  # what came between is in a replay
+        return self._ask() if self._lacking else None  # a replay brings the batches between
 
     def _catch_up(self) -> None:
         backlog = self._backlog
@@ -821,19 +823,20 @@ class KvState:
             self.resyncing = False
 
     def _apply(self, batch: KvEvents) -> None:
-        if batch.unreadable:  # what it told is missing for good
+        if batch.unreadable:  # its events are missing for good
             self._exact = False
             self._turnover.begin(self.blocks.stored_blocks)
         elif batch.seq == 0:
-            self._exact = True  # seen from its first batch on: nothing was missed
+            self._exact = True  # followed from the first batch on: none was missed
         self.next_seq = batch.seq + 1
         self._publisher.applied(batch.seq, batch.digest)
-        self.unheard = False  # it goes on where we were
+        self.unheard = False  # the batch continues the known state
         self._apply_events(batch)
 
     def _apply_events(self, batch: KvEvents) -> None:
         blocks, most = self.blocks, self._gpu_blocks_max
-        if gpu_blocks_in(batch.events, most) > most:  # others' blocks would make room for them
+        # They would evict other workers' blocks from the index.
+        if gpu_blocks_in(batch.events, most) > most:
             self._overflow()
             return
         held = self._index.held(self._slot)

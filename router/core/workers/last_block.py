@@ -23,7 +23,8 @@ class LastBlocks:
     """
 
     def __init__(self, slots: int) -> None:
-        self._tokens = np.zeros(slots, dtype=np.int64)  # a block of those that do; 0: the others
+        # The block size of workers that compute the last block again; 0: the others.
+        self._tokens = np.zeros(slots, dtype=np.int64)
         self._contradictions = [0] * slots  # in a row
         self._any = False
 

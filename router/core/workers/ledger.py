@@ -45,11 +45,11 @@ class PrefillPeriod:
 
     began_s: float
     dispatched: int = 0
-    first_tokens: int = 0  # of these, their uncached tokens, and their work
+    first_tokens: int = 0  # of the dispatched ones, with their uncached tokens and their work
     uncached_tokens: int = 0
     work_tokens: float = 0.0
     shown: bool = True  # this router sees the first token of each of them
-    loaded_tokens: int = 0  # of those with a first token, what came from lower tiers
+    loaded_tokens: int = 0  # of requests with a first token, the tokens loaded from lower tiers
 
 
 @dataclass(slots=True, eq=False)
@@ -64,14 +64,14 @@ class Charge:
     slot: int
     prompt_tokens: int
     uncached_tokens: int
-    work_tokens: float  # the same with what their attention costs, in tokens of linear work
+    work_tokens: float  # uncached tokens with the cost of their attention, in tokens of linear work
     end_work: float  # the worker's `charged_work` after this charge: its place in the queue
     dispatched_s: float
     alone: bool  # nothing else was queued there
     period: PrefillPeriod
     leg: Role = "both"
-    moved_tokens: int = 0  # of the prompt, whose KV comes from another worker
-    loads: Loads = NO_LOADS  # of the prompt, whose KV the worker loads from below its GPU
+    moved_tokens: int = 0  # tokens of the prompt whose KV comes from another worker
+    loads: Loads = NO_LOADS  # tokens of the prompt whose KV the worker loads from lower tiers
     room_tokens: int = 0  # kept for its KV while it waits
     waiting: bool = True
     output_tokens: int = 0  # seen so far
@@ -104,7 +104,7 @@ class Ledger:
         self._charges: dict[ChargeKey, Charge] = {}
         self._decode_places: dict[int, DecodePlace] = {}
         self._periods: list[PrefillPeriod | None] = [None] * len(columns.worker_id)  # the latest
-        # Uncached tokens of those before their first token, and their work, by worker slot.
+        # By worker slot: uncached tokens of requests before their first token, and their work.
         self._waiting = [(0, 0.0)] * len(columns.worker_id)
         # Answers that do not stream show no first token; they leave `waiting` when the model
         # says that their prefill is over. Oldest first, per worker slot.

@@ -50,7 +50,7 @@ class ExpectedBlocks:
         self._young = PrefixIndex(slots, max_entries=max_entries)
         self._old = PrefixIndex(slots, max_entries=max_entries)
         self._turned_s = float("-inf")
-        # Whether anything was ever put there: where no worker's events tell, nothing is.
+        # True if anything was ever stored: without workers with events both stay empty.
         self._has_young = self._has_old = False
         self._open: dict[int, set[Expectation]] = {}  # by slot: of dispatches that have not ended
 
@@ -74,7 +74,7 @@ class ExpectedBlocks:
         """
         slot, chain = expectation.slot, expectation.chain
         others = self._open.get(slot)
-        if others is None or expectation not in others:  # its cache began anew meanwhile
+        if others is None or expectation not in others:  # its cache was emptied or lost meanwhile
             return
         others.discard(expectation)
         if not failed:
@@ -138,11 +138,12 @@ def _shared_blocks(one: Hashes, other: Hashes) -> int:
     return most if same.all() else int(np.argmin(same))
 
 
-BLOCKS_UNTOLD = 16_384  # room of a worker that does not tell: 262,144 tokens in blocks of 16
+# Assumed capacity of a worker that reports none: 262,144 tokens in blocks of 16.
+BLOCKS_UNTOLD = 16_384
 
-_SHRINK = 0.5  # of the way down to what was proven
-_REGROW = 1 / 64  # of a block, for each that comes in, up to what was told
-_REMEMBERED = 2  # blocks remembered for each that the worker told to have room for
+_SHRINK = 0.5  # share of the way down to the proven capacity
+_REGROW = 1 / 64  # of a block, for each that is stored, up to the reported capacity
+_REMEMBERED = 2  # blocks remembered for each block of the reported capacity
 
 
 @dataclass(slots=True)
@@ -155,7 +156,7 @@ class _Room:
     told_blocks: float
     blocks: float  # as corrected
     corrected: bool = False  # by an answer that proved blocks gone
-    most_blocks: int = 0  # it may ever be, bounded by what all mirrors share
+    most_blocks: int = 0  # largest possible size, limited by the share of all mirrors
     running: set[int] = field(default_factory=set)  # touches of requests that have not ended
 
 
@@ -192,8 +193,8 @@ class MirrorCounters:
     Lifetime: process.
     """
 
-    fewer: int = 0  # answers that proved blocks gone which were believed resident
-    more: int = 0  # answers that proved blocks resident which were believed gone
+    fewer: int = 0  # answers that proved blocks gone which counted as cached
+    more: int = 0  # answers that proved blocks cached which counted as gone
 
 
 class Mirrors:
@@ -219,7 +220,8 @@ class Mirrors:
         """
         room = self._rooms.get(slot) or self._open(slot, told_blocks)
         hit_blocks, stamp, runs = self._mirror.touch(slot, chain)
-        # What a running request has yet to compute may be missing without having been evicted.
+        # Blocks that a running request has yet to compute may be missing without having been
+        # evicted.
         runs = [(end, 0 if used in room.running else used) for end, used in runs]
         prediction = Prediction(slot, chain, stamp, hit_blocks, runs, room)
         room.running.add(stamp)
@@ -236,11 +238,11 @@ class Mirrors:
         """
         room, slot, chain = prediction.room, prediction.slot, prediction.chain
         room.running.discard(prediction.stamp)
-        if room is not self._rooms.get(slot):  # its cache began anew meanwhile
+        if room is not self._rooms.get(slot):  # its cache was emptied or lost meanwhile
             return
         if found is not None:
             self._correct(prediction, found)
-        if answer_blocks > 0:  # not beyond the cache, whatever the answer claims
+        if answer_blocks > 0:  # not beyond the cache's size, whatever the answer claims
             names = _names(prediction.stamp, min(answer_blocks, room.most_blocks))
             chain = np.concatenate((chain, names))
         self._mirror.touch(slot, chain)  # an engine's order: as requests let go
@@ -259,7 +261,7 @@ class Mirrors:
         blocks: the numbers by worker slot, int32[slots], changed in place.
         chain: the chain hashes of the prompt.
         """
-        if self._rooms:  # else every worker tells: the mirror is empty
+        if self._rooms:  # else every worker has events, and the mirror is empty
             self._mirror.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
@@ -303,7 +305,7 @@ class Mirrors:
             self.counters.fewer += 1
             room.corrected = True
             self._mirror.drop_colder(slot, used)
-            # Not less than it held when it looked: what came in since is counted as well.
+            # Not fewer than it held when it looked; blocks stored since then count as well.
             excess = room.blocks - max(self._mirror.held(slot), len(prediction.chain))
             self._resize(slot, room, room.blocks - max(excess, 0) * _SHRINK)
         elif found.blocks > expected and (used := _used(prediction, found.blocks - 1)):
@@ -396,8 +398,8 @@ class EventHits:
 
 
 ANSWERS = 16  # that looked for blocks known by events, before a worker's hits are discounted
-_ANSWERS_AGAIN = 4  # the same of one that was discounted before its cache began anew
-_FADE = 1 - 1 / ANSWERS  # of what an answer weighs, with each that follows
+_ANSWERS_AGAIN = 4  # the same for a worker that was discounted before its cache was emptied or lost
+_FADE = 1 - 1 / ANSWERS  # an answer's weight, for each later answer
 _DOUBTED, _BELIEVED = 0.5, 0.75  # confirmed share below, and from which on
 
 

@@ -22,12 +22,12 @@ from policies.facts import Role
 from router.core.workers.columns import WorkerColumns
 from router.core.workers.table import Worker
 
-_KV_SHARE = 0.95  # of its KV, with which a worker that decodes is full
-_FULL_REQUESTS = 64  # the same of one whose KV capacity nobody knows
+_KV_SHARE = 0.95  # share of its KV memory at which a decode worker counts as full
+_FULL_REQUESTS = 64  # requests at which a worker of unknown KV capacity counts as full
 _CAUTION_MAX = 16.0
 
 
-# Share of a half's workers at work below which nothing is changed.
+# Share of busy workers of a role below which no role is changed.
 _LEAST_BUSY = 0.6
 
 
@@ -74,9 +74,9 @@ class RoleChange:
     """Proposes that one more worker of a group take `role`, with the numbers that justify this."""
 
     role: Role
-    prefill_work: float  # of these, in workers
+    prefill_work: float  # of the group's requests, in workers
     decode_work: float
-    prefill_workers: int  # that there should be in the end
+    prefill_workers: int  # the number of prefill workers to reach in the end
     gain: float
 
     def __str__(self) -> str:
@@ -101,9 +101,9 @@ class RoleController:
         self._began_s = 0.0
         self._wish: tuple[Role, float] | None = None  # which role pays, and since when
         self._last: Role | None = None  # of the latest change
-        self._underway = False  # and it is not all that pays
+        self._underway = False  # True if the latest change was only a part of what pays
         self._caution = 1.0  # times `settle_s` that a way back must wait
-        self._calm_s = 0.0  # since when nothing made it more cautious
+        self._calm_s = 0.0  # since when nothing has increased the caution
 
     def observe(self, now_s: float, prefill_work: float, decode_work: float) -> None:
         """Add a sample of the group's work to the moving averages.
@@ -137,7 +137,7 @@ class RoleController:
         if now_s - self._calm_s > 2 * _CAUTION_MAX * settle_s:
             self._caution, self._calm_s = max(self._caution / 2, 1.0), now_s
         back = self._last is not None and self._last != change.role
-        if not back and self._underway:  # the rest of what has begun
+        if not back and self._underway:  # the rest of a change that has begun
             settle_s = 0.0
         if now_s - self._wish[1] < settle_s * (self._caution if back else 1.0):
             return None

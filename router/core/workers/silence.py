@@ -40,8 +40,9 @@ class Silences:
         self._workers = workers
         self._stands_still = stands_still
         self._silent: set[int] = set()
-        self._allowed = 2  # unanswered probes of one that is silent alone, as told last
-        self.panics: set[str] = set()  # base models most of whose workers are silent
+        # Unanswered probes allowed for a single silent worker, as the latest fact says.
+        self._allowed = 2
+        self.panics: set[str] = set()  # base models of which most workers are silent
 
     def told(self, fact: Silence) -> list[Action]:
         """Record that a worker has not answered one more probe, or that it answers again.
@@ -89,7 +90,8 @@ class Silences:
         for worker in silent:
             state = worker.silent
             assert state is not None
-            if worker.facts.models[0] in panics:  # when others answer again, so may it, a bit later
+            # When other workers answer again, this one may, too, a little later.
+            if worker.facts.models[0] in panics:
                 state.excused = state.probes
             elif state.probes - state.excused >= self._allowed and not state.moved:
                 state.moved = True

@@ -14,7 +14,8 @@ from router.core.workers.kv_state import KvState
 from router.core.workers.served_models import ServedModels
 from router.core.workers.states import HEALTH_STATES, WORKER_STATES, HealthState, WorkerState
 
-_CAUSES = 32  # told apart; there are a dozen, but a recording may hold anything
+# Most causes counted separately; there are a dozen, but a recording may contain anything.
+_CAUSES = 32
 
 
 @dataclass(slots=True)
@@ -28,9 +29,10 @@ class WorkerHealth:
     recent: Window  # (answers, failures); an answer counts when it begins
     state: HealthState = "healthy"
     failed: int = 0  # all failures
-    well_at: int = 0  # so many of these came before the latest answer that went well
-    running: dict[int, int] = field(default_factory=dict)  # begun answers, oldest first: the same
-    broken: float = 0.0  # answers that broke off, less what those that did not make good
+    well_at: int = 0  # the value of `failed` at the latest answer that succeeded
+    # Begun answers, oldest first, with the value of `failed` at their start.
+    running: dict[int, int] = field(default_factory=dict)
+    broken: float = 0.0  # broken answers, less those that complete answers offset
     ejections: int = 0  # in a row, each longer than the one before
     since_s: float = field(default=float("-inf"))  # when it was ejected
     until_s: float = field(
@@ -112,8 +114,8 @@ class Silent:
 
     since_s: float
     probes: int  # in a row
-    excused: int = 0  # of these, those up to when most of its model's workers were silent last
-    moved: bool = False  # what waits there for a first byte was told to go elsewhere
+    excused: int = 0  # unanswered probes up to when most of its model's workers were last silent
+    moved: bool = False  # requests without a first byte were told to go elsewhere
 
 
 @dataclass(slots=True)
@@ -133,7 +135,7 @@ class Worker:
     joined_s: float = -inf
     spell: BusySpell = field(default_factory=BusySpell)
     silent: Silent | None = None
-    told: WorkerFacts | None = None  # what it says itself, where its events say another block size
+    told: WorkerFacts | None = None  # its own report, if its events show another block size
 
     def move(self, event: str) -> None:
         """Change `state` to the state that the fleet reports in `event`.
@@ -187,8 +189,8 @@ class HalfMissing:
     Lifetime: until the group changes.
     """
 
-    group: str | None  # None: these have none, and nobody can take KV from them
-    role: Role  # that they have
+    group: str | None  # None: these workers have none, and no worker can take KV from them
+    role: Role  # the role that they have
     workers: int
 
     @property
@@ -242,7 +244,7 @@ class _ModelPool:
 
     identity: tuple[str, str | None]
     block_sizes: frozenset[int]
-    splits: bool  # some of its workers prefill for others of it
+    splits: bool  # some of its workers prefill for others
 
 
 class WorkerTable:
@@ -256,10 +258,11 @@ class WorkerTable:
     def __init__(self, slots: int) -> None:
         self._free = list(range(slots - 1, -1, -1))
         self._workers: dict[int, Worker] = {}
-        self.version = 0  # of what is said of the workers: what was made of it before is stale
+        # Changes with the workers' facts; data derived from an older version are stale.
+        self.version = 0
         self._pools: dict[str, _ModelPool] = {}  # of models that are served; as old as `version`
         self._served = ServedModels()
-        self._served_version = -1  # when these were looked at
+        self._served_version = -1  # the version of the workers that `_served` counts
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())

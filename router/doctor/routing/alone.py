@@ -32,7 +32,7 @@ async def examine_alone(
     told = await asyncio.gather(*(e.facts(b) for e, b in zip(engines, before, strict=True)))
     looked_up, found = _looked_up(before, told)
     of_when = f"in the {seconds:g} s that were watched"
-    if not looked_up:  # nobody asked meanwhile
+    if not looked_up:  # no prompt was looked up meanwhile
         looked_up, found = _looked_up([Counts() for _ in before], told)
         of_when = "since they started"
     unread = [f"engine {e.url}: {one.trouble}" for e, one in zip(engines, told, strict=True)

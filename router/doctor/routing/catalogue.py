@@ -9,7 +9,7 @@ from router.doctor.routing import causes_prompts as prompts
 from router.doctor.routing.facts import PoolFacts
 from router.doctor.routing.findings import RoutingCause, RoutingFinding
 
-# Of causes that touch as many tokens, the one that explains the others is first.
+# Among causes that affect equally many tokens, the one that explains the others is first.
 ROUTING_CAUSES = (
     RoutingCause("prefix-caching-off", "the engine keeps no prefixes", engine.prefix_caching_off),
     RoutingCause("events-off", "the engine publishes no KV events", events.events_off),
@@ -40,7 +40,7 @@ ROUTING_CAUSES = (
     RoutingCause("refuted", "answers refute KV events", events.refuted),
     RoutingCause("hits-not-reported", "hits are not reported", engine.hits_not_reported),
 )
-# A cause that is told only where no other one is found.
+# This cause is reported only if no other one is found.
 _LAST = RoutingCause("nothing-shared", "no two prompts begin alike", prompts.nothing_shared)
 ALL_ROUTING_CAUSES = (*ROUTING_CAUSES, _LAST)
 

@@ -67,7 +67,7 @@ class DecisionRow(msgspec.Struct, frozen=True):
     expected_hit_tokens: int = 0
     prompt_tokens: int = 0
     approximate: bool = False
-    cached_tokens: int | None = None  # as the worker reported; None: it told nothing
+    cached_tokens: int | None = None  # as the worker reported; None: it reported nothing
     best: list[BestRow] = []
 
     @property
@@ -126,7 +126,7 @@ class PoolFacts:
 
     url: str
     workers: tuple[ExaminedWorker, ...] = ()
-    decisions: tuple[DecisionRow, ...] = ()  # those that are judged
+    decisions: tuple[DecisionRow, ...] = ()  # the decisions that are judged
     of_when: str = "the latest"  # when these decisions were made
     policy: PolicyRow = field(default_factory=PolicyRow)
     tokenizer_exact: Mapping[str, float] = field(
@@ -139,11 +139,12 @@ class PoolFacts:
     same_attributions: float = 0.0
     changed_attributions: float = 0.0
     index_evicted: float = 0.0  # blocks
-    sharing: bool = False  # the router shares state with others
+    sharing: bool = False  # the router shares state with other routers
     others: Mapping[str, frozenset[str]] = field(default_factory=dict)  # routers: their workers
-    tokens: ComparedTokens | None = None  # the engines' beside those of a folder that was given
+    # The engine's tokens compared with those of a given folder.
+    tokens: ComparedTokens | None = None
     given: GivenPrompts | None = None  # requests of clients, that the operator gave
-    unread: tuple[str, ...] = ()  # what could not be asked
+    unread: tuple[str, ...] = ()  # pages that could not be read
     alone: bool = False  # only engines were asked, and no router
     looked_up_tokens: float = 0.0  # of prompts, in the caches of engines alone
     found_tokens: float = 0.0  # of these
