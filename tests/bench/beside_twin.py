@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Hashes = npt.NDArray[np.uint64]
-TWIN_RUNS = 20  # a twin is slow, and its figure needs no more
+TWIN_RUNS = 20  # a twin is slow, and a few runs are enough for its figure
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from simulator.workloads.open import open_jobs, sessions
 from tests.bench.rate_match import BLOCK, WORKLOADS, targets_of
 
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.0)
-EQUAL = 0.01  # good requests that are as many
-JITTER = 0.05  # of the whole time, by which a session's start moves
+EQUAL = 0.01  # counts of good requests this close are equal
+JITTER = 0.05  # a session's start moves by up to this share of the whole time
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def main() -> None:
         for name, one in found.items():
             cells.append(f"{name} {1e3 * one.ttft_s.mean():,.0f} ms {one.good.mean():.2f}")
             if name.startswith("auto") or name in ("tpot", *PEERS):
-                # Against the way with more good requests; of equal ones the sooner.
+                # Compared with the way that has more good requests, or of equal ones the faster.
                 ways = [found["local"], found["remote"]]
                 most = max(way.good.mean() for way in ways)
                 near = [way for way in ways if way.good.mean() >= most - EQUAL]

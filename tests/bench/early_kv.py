@@ -41,7 +41,7 @@ class Pair:
 
     async def legs(self, prefill: str) -> tuple[float, float]:
         """Return the seconds of the first leg, and until the second leg's first token."""
-        self.asked += 1  # its own prompt: nothing is cached
+        self.asked += 1  # each prompt is new, so nothing is cached
         prompt = [(token * 31 + self.asked * 97) % 250 + 3 for token in range(PROMPT_TOKENS)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         begun_s = time.monotonic()

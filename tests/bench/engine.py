@@ -43,7 +43,7 @@ from tests.bench.sdpa_loop import SdpaLoop
 
 Clock = Callable[[], float]
 PROMPT_TOKENS, OUTPUT_TOKENS, BLOCK_SIZE = 128, 64, 16
-HIT = 0.95  # of a long prompt
+HIT = 0.95  # cached share of a long prompt
 MODELS = {
     "tiny": TinySettings(),
     "small": TinySettings(
@@ -175,7 +175,7 @@ def same(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 
 def measure(name: str, args: argparse.Namespace) -> None:
-    # On a CPU its own seconds, of one thread each: other programs do not count.
+    # On a CPU, its own seconds in one thread, so that other programs do not count.
     clock = process_time if args.device == "cpu" else perf_counter
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)

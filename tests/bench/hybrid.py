@@ -27,7 +27,7 @@ from tests.bench.measuring import Row, arguments, median_us, pinned, show
 
 SIZE = 32
 WINDOW_TOKENS = 128
-KEPT = 4  # blocks that reach as far as the window
+KEPT = 4  # blocks that cover the window
 
 
 class Workers:

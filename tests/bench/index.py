@@ -40,7 +40,7 @@ def hash_rows(runs: int, peer: Peer) -> Iterator[Row]:
     """Yield rows for the chain hashes of a prompt in a buffer; Dynamo takes a list."""
     tokens = np.random.default_rng(7).integers(0, 150_000, TOKENS).astype(np.int32)
     zeros = bytes(tokens.nbytes)
-    # memchr for a byte that is not there reads everything once, at the speed of vector loads.
+    # memchr for a missing byte reads everything once, at the speed of vector loads.
     read_us = median_us(lambda: zeros.find(b"\xff"), runs, 50)
     for block_size, bar in ((16, 60.0), (64, None)):
         native = median_us(lambda size=block_size: _native.chain_hashes(tokens, size), runs, 50)

@@ -30,7 +30,7 @@ class Row:
     what: str
     value: float
     unit: str  # "us", "B/block", "s": less is better; "M/s": more is
-    bar: float | None = None  # what it is to reach, in `unit`
+    bar: float | None = None  # the bound, in `unit`
     others: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -33,7 +33,7 @@ def figures(make: Callable[[int, int], Any], runs: int) -> dict[str, float]:
         mirror.resize(worker, resident, 2 * resident)
     mirror.resize(1, roomy, roomy)
     fill = np.random.default_rng(8).integers(0, 2**64, (32, CHAIN_BLOCKS), np.uint64)
-    for chain in fill:  # the third worker's cache is full of what nobody asks for again
+    for chain in fill:  # the third worker's cache is full of blocks that are never used again
         mirror.touch(2, chain)
     eight = [chains[number % 8] for number in range(runs)]
     for chain in eight[:8]:

@@ -85,7 +85,7 @@ def events(blocks_each: int, count: int) -> float:
     start_s = time.process_time()
     for serial, event in enumerate(made):
         tree.apply_event(serial % 8, event)
-    tree.find_matches([1])  # waits for what the tree's own thread has still to do
+    tree.find_matches([1])  # waits until the tree's own thread has finished
     return blocks_each * count / (time.process_time() - start_s) / 1e6
 
 

@@ -48,7 +48,7 @@ from tests.live.redis_server import redis_server
 
 FILE = "original-dst.yaml"
 ENDS_S = 3_600.0  # of a closed loop, which ends by itself
-HOLD_S = 60.0  # as long may a request wait at either door
+HOLD_S = 60.0  # the longest wait of a request at either door
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Door:
 FRONT, SAMPLE = Door("front", envoy=False), Door("picker")
 DUPLEX, SHARED = Door("picker, duplex", duplex=True), Door("two pickers", routers=2)
 DOORS = (FRONT, SAMPLE, DUPLEX, SHARED)
-# A door, the one it is held to, and how much worse it may be, per cent.
+# A door, the door it is compared with, and by how much it may be worse, in per cent.
 HELD_TO = ((SAMPLE, FRONT, 2.0), (DUPLEX, FRONT, 2.0), (SHARED, SAMPLE, 3.0))
 
 
@@ -190,7 +190,7 @@ LADDER = (
 )
 LADDER_POLICIES = ("round_robin", "least_requests", "kv_prefix", "llm_d", "hybrid")
 LADDER_POOL = WorkerGroup(2, PROFILE, 307_328)
-LEVEL = 2.0  # first tokens that are less than so many times apart are level
+LEVEL = 2.0  # first tokens that differ by a smaller factor count as equal
 
 
 def p90_s(taken_ms: Sequence[tuple[float, float]]) -> tuple[float, ...]:

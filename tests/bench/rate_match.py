@@ -36,8 +36,8 @@ WORKLOADS = {
 PROFILES = ("qwen3-32b-h100-tp2", "llama-3.1-8b-h100", "llama-3-70b-h100-tp8")
 BLOCK = 16
 SLOWER = 1.6  # target of the time per token, over the shortest step
-PATIENCE = 4.0  # target of the TTFT: so many mean prefills, and a long one
-EQUAL = 0.005  # good requests that are as many
+PATIENCE = 4.0  # target of the TTFT: this many mean prefills, and one long one
+EQUAL = 0.005  # counts of good requests this close are equal
 
 
 @dataclass(frozen=True)

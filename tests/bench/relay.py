@@ -174,7 +174,8 @@ async def load(port: int, request: bytes, end: bytes, clients: int, stop_s: floa
     async def client(number: int) -> None:
         nonlocal done
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-        # Phases spread: streams that start together would share their wake-ups.
+        # Streams start at different times; if they started together, they would share their
+        # wake-ups.
         await asyncio.sleep(number / clients * GAP_S)
         with suppress(asyncio.IncompleteReadError):
             while time.monotonic() < stop_s:

@@ -35,7 +35,7 @@ from tests.live.stack import MODEL, engine_arguments  # noqa: E402
 from tests.told_decision import EXPLAIN, decision_in  # noqa: E402
 
 WAYS = ("auto", "never")
-REST_S = 1.5  # between turns: the call beside a turn ends
+REST_S = 1.5  # between turns, so that the call beside a turn can end
 
 
 class Conversation:

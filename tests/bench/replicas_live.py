@@ -42,7 +42,7 @@ class Load:
 
     source: str  # a generator's; {rate} and {burst} are filled in
     rate_per_s: float  # a worker
-    closed: bool  # a turn waits for the answer before it
+    closed: bool  # a turn waits for the answer to the turn before
     burst_s: float = 0.0  # of arrivals, at once at the start
 
     def workload(self, name: str, workers: int, seconds: float, seed: int) -> Workload:
@@ -63,7 +63,7 @@ _CHATS = (
 LOADS = {
     "shared": Load("gen:shared?requests={count}&rate={rate}&output=24", 6.25, closed=False),
     "chats": Load(_CHATS, 1.0, closed=True),
-    # Many begin at the very same instant, before any router can have heard of another's: the worst.
+    # The worst case: many requests begin at once, before any router can have heard of the others'.
     "burst": Load(_CHATS, 1.0, closed=True, burst_s=10.0),
 }
 
@@ -76,7 +76,7 @@ class Figures:
     p99_s: float
     hits: float  # per cent
     requests: int
-    lost: int  # not answered in whole
+    lost: int  # requests without a whole answer
     overruns: float  # per cent of the steps
 
     @staticmethod

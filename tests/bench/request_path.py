@@ -49,7 +49,7 @@ class Wire(asyncio.Transport):
     """
 
     def __init__(self, protocol: asyncio.Protocol, on_write: Callable[[bytes], None]) -> None:
-        self._ends = socket.socketpair()  # nothing goes over it; the server asks what is unread
+        self._ends = socket.socketpair()  # carries nothing; the server asks it for unread bytes
         super().__init__({"peername": ("127.0.0.1", 1), "socket": self._ends[0]})
         self._protocol = protocol
         self._on_write = on_write
@@ -82,7 +82,7 @@ class Loop(uvloop.Loop):
     async def create_connection(  # type: ignore[override]
         self, factory: Any, *where: Any, **more: Any
     ) -> Any:
-        if "sock" in more:  # aiohttp's, of probes
+        if "sock" in more:  # the connections of aiohttp, which probes use
             return await super().create_connection(factory, *where, **more)
         protocol = factory()
         waiting = bytearray()

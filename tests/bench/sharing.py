@@ -102,7 +102,7 @@ def main() -> None:
     for _ in range(WINDOWS + 2):
         pool.cores[0].listener = RequestListener()
         alone.append(pool.decide(pool.arrivals()))
-        for request_id in list(pool._flying):  # of those that nobody was told of
+        for request_id in list(pool._flying):  # requests that were not published
             pool.cores[0].on_finish(Finish(pool._now_s, request_id))
         pool._flying.clear()
         pool.cores[0].listener = publisher

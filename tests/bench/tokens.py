@@ -107,7 +107,7 @@ def measure(tokenizer: HfTokenizer, turns: int, tokens: int, runs: int) -> dict[
 
     for _ in range(runs):
         timed("scratch", partial(tokenizer.encode_chat, last, NOW_S))
-    # By themselves: freeing a large encoding is left to the next call, whichever that is.
+    # Measured apart, because the memory of a large encoding is freed in the next call.
     for _ in range(runs):
         memo = MemoEncoder(tokenizer, tokenizer, MEMO_BYTES)
         memo.encode_chat(before, NOW_S)

@@ -34,7 +34,7 @@ FOLDERS = ("router", "policies")
 WAIT_S = 60.0
 MODEL = "tiny"
 PROFILE = "llama-3.1-8b-h100"
-# What is done from time to time is done rarely.
+# Settings that make periodic work rare.
 RARELY = {
     "intervals-tick-s": "5",
     "intervals-health-s": "600",
@@ -203,14 +203,14 @@ def windows(root: Path, folder: Path) -> list[dict[str, Any]]:
         for number in range(CHATS + 1):
             toggled(router, out)
             chat(router.ready["url"], number)
-            time.sleep(0.2)  # what follows a reply's last byte, such as the worker's events
+            time.sleep(0.2)  # for work after the last byte of a reply, such as the worker's events
             found.append(toggled(router, out))
     finally:
         for program in programs:
             program.process.terminate()
         for program in programs:
             program.process.wait()
-    return found[1:]  # the first one makes what the others find
+    return found[1:]  # the first chat creates objects that later ones find
 
 
 def in_all(seen: list[dict[str, Any]], what: str) -> list[str]:

@@ -34,7 +34,7 @@ async def measure(workers: int) -> dict[str, float]:
         known = await one.told()
         query = f"?boot={known['boot']}&names={known['frame']['version']}&since="
         found: dict[str, list[float]] = {}
-        for _ in range(_ROUNDS):  # in turn, so that a busy moment of the machine is everybody's
+        for _ in range(_ROUNDS):  # in turn, so that a busy moment of the machine affects all
             for n in range(20):
                 await one.send(f"session-{n}")
             one.answer(0.5)

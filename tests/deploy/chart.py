@@ -47,7 +47,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
 
 Object = dict[str, Any]
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in a fraction of the time
-# The library reads its schemas anew for each object.
+# The library would read its schemas again for each object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 

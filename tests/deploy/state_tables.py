@@ -22,7 +22,7 @@ the page from tables in the code: edit the tables, not this page. A table maps (
 the next state. The code looks up every change of a state in its table; an event that the table
 does not have for a state is an error.
 """
-# A table, its path and name in the code, and what its states are.
+# A table, its file and name in the code, and the thing whose states it has.
 TABLES: tuple[tuple[Table, str, str], ...] = (
     (
         REQUEST_STATES,

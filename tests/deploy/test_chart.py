@@ -246,7 +246,7 @@ def test_the_router_reads_its_configuration(name, tmp_path) -> None:
         assert (config.picker.port, config.picker.health_port) == (9002, 9003)
 
 
-# Sections and keys that templates/checks.yaml refuses, for the chart sets them.
+# Sections and keys that templates/checks.yaml refuses, because the chart sets them itself.
 CHARTS_OWN = re.compile(
     r"(host|port|admin_host|admin_port|hot_restart|picker\.(host|port|health_port))$"
     r"|(admin_tls|picker_tls)\."
@@ -449,7 +449,7 @@ FETCHED = {
         }
     ],
 }
-# Of an engine in the same pod, which has the model anyhow.
+# The tokenizer of an engine in the same pod, which has the model anyway.
 BESIDE = {
     "mode": "sidecar",
     "config": {"tokenizer": "/models/llama"},
@@ -560,7 +560,7 @@ BAD: list[tuple[Object, str]] = [
     ({"extraVolumeMounts": [{"name": "x", "mountPath": "models"}]}, "mountPath"),
     ({"extraVolumeMounts": [{"name": "x", "mountPath": "/tmp"}]}, "mountPath"),
     ({"extraInitContainers": [{"name": "x"}]}, "image"),
-    # What looks at several keys.
+    # Rules that involve several keys.
     ({"mode": "central"}, "nobody names the engines"),
     (merged(SOURCES, {"networkPolicy": {"enabled": False}}), "whoever reaches the admin port"),
     (merged(SOURCES, {"redis": {"mode": "given"}}), "where it is, is said by redis.url"),

@@ -96,7 +96,7 @@ SAMPLES: dict[str, dict[str, list[int]]] = {
 }
 for name in ("waiting_requests", "running_requests"):
     SAMPLES[name]["b"] = [40 * (count // 3) for count in SAMPLES[name]["a"]]
-# Seconds, requests, whether any came in the last two minutes.
+# Seconds, requests, and whether any came in the last two minutes.
 EXPECTED = [(60, 0, 0), (90, 43, 1), (150, 43, 1), (200, 0, 0), (500, 0, 0)]
 
 
@@ -177,7 +177,7 @@ def test_nothing_ends_before_the_idle_time() -> None:
             for t in spec["triggers"]
             for m in re.findall(r"(\d+)m", t["metadata"]["query"])
         ]
-        assert spec["pollingInterval"] < min(windows)  # no request comes and goes unseen
+        assert spec["pollingInterval"] < min(windows)  # no request can come and end unnoticed
 
 
 def test_labels_that_choose_the_series_are_yours(tmp_path: Path) -> None:

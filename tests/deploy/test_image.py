@@ -26,7 +26,7 @@ from tests.live.ports import lasting_port
 
 ROOT = DEPLOY.parents[1]
 PLAIN = DEPLOY / "kubernetes"
-BUILD_S = 1_200  # of what takes three minutes on a quiet machine
+BUILD_S = 1_200  # for steps that take three minutes on a quiet machine
 
 
 @dataclass

@@ -24,7 +24,7 @@ FILES = {
     path.stem: list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     for path in sorted(FOLDER.glob("*.yaml"))
 }
-SETS = {  # what is applied together
+SETS = {  # files that are applied together
     "central": [*FILES["engines"], *FILES["central"]],
     "sidecar": FILES["sidecar"],
 }

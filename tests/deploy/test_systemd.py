@@ -40,8 +40,8 @@ def test_systemd_finds_no_fault(unit: Path, tmp_path: Path) -> None:
 def test_a_router_that_hangs_is_ended_and_started_again() -> None:
     keys = service("warmroute.service")
     assert (keys["Type"], keys["NotifyAccess"]) == ("notify", "all")
-    assert keys["Restart"] == "on-failure"  # which a watchdog's end is
-    # A policy that hangs is found out by the router first, which names it in the log.
+    assert keys["Restart"] == "on-failure"  # it includes an end by the watchdog
+    # The router itself notices a hanging policy first, and names it in the log.
     assert int(keys["WatchdogSec"]) > 1.5 * Config().policy_hang_s
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.engines.environment import ROOT
 
 RESULTS = ROOT / "compatibility.json"
-EXACT = "exact hits"  # a property of the test that counts them
+EXACT = "exact hits"  # a property of the tests that count exact hits
 # What a column says, and the tests that show it: the ends of their names, without the release.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "recognized": ("test_a_server_is_recognized_by_its_url",),

@@ -115,7 +115,7 @@ async def _pool(servers: list[Server], folder: Path, *flags: str) -> AsyncIterat
             await server.start()
         for server in servers:
             await server.until_healthy()
-        # The router ends first: Triton ends when its last client has left, or after 20 s.
+        # The router ends first, because Triton waits for its last client to leave, for up to 20 s.
         async with Programs(folder) as programs, aiohttp.ClientSession() as http:
             arguments = ["serve", "--port", "0", "--admin-port", "0", "--tokenizer", str(model)]
             arguments += ["--access-log", str(folder / "access.jsonl"), *ROUTER, *flags]
@@ -211,7 +211,7 @@ async def coded(
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SYSTEM_START_DATE", DAY)
-        # The router's own ids are tried, not those that vLLM renders for it.
+        # The test checks the router's own ids, not those that vLLM renders for it.
         flags = ("--harmony-date", DAY, "--render", "never")
         async with _pool([server], folder, *flags) as pool:
             yield made, pool

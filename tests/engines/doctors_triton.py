@@ -63,12 +63,12 @@ class DoctorsTriton(TritonServer):
         async def over() -> bool:
             return "UNLOADING" not in await self._states(http)
 
-        for name in reversed(self.loaded):  # who calls first, then who is called
+        for name in reversed(self.loaded):  # a model that calls others is unloaded before them
             await self._repository(http, name, "unload")
             try:
                 await until(over, f"the end of {name}")
             except AssertionError as error:
-                # Now and then a model whose callers were cut off never ends in Triton 2.51.
+                # Rarely, a model whose callers were cut off never ends in Triton 2.51.
                 warnings.warn(f"tritonserver is started anew: {error}", stacklevel=2)
                 await self.stop()
                 await self.start()

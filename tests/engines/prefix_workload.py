@@ -32,7 +32,7 @@ from tests.live.stack import Stack, metric_sum
 
 SERVERS = 2
 PREFIX_TOKENS, SUFFIX_TOKENS, OUTPUT_TOKENS = 6_144, 64, 8
-# Of each server: it has no room for all prefixes, two have.
+# The blocks of each server: one server has no room for all prefixes, two servers have.
 BLOCKS = 8 * PREFIX_TOKENS // BLOCK_SIZE
 FLAGS = ("--max-model-len", "8192")
 PREFIXES, PROMPTS = 12, 120

@@ -21,8 +21,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# The registry has these for CUDA only. SGLang imports names from them and, on a CPU without AMX,
-# computes with PyTorch instead.
+# The registry has these packages for CUDA only. SGLang imports names from them, and computes with
+# PyTorch on a CPU without AMX.
 ABSENT = ("torchvision", "sgl_kernel")
 
 
@@ -84,7 +84,7 @@ def _serve(cache: Any, path: str) -> None:
             slots = core.walk_for_kv_canary(False, False).slot_indices
             try:
                 rows = list(_pages(core.root_node, [], size))
-            except NotImplementedError:  # the tree in Rust does not show its nodes
+            except NotImplementedError:  # the tree in Rust cannot list its nodes
                 rows = None
             told = {"pages": len(slots) // size, "rows": rows}
             connection.sendall(json.dumps(told).encode())

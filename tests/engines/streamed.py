@@ -10,7 +10,7 @@ from tests.engines.pool import Pool
 from tests.engines.traffic import words
 from tests.engines.vllm_server import MODEL
 
-TOKENS = 500  # they last until the server is killed, on a machine that is busy, too
+TOKENS = 500  # enough to last until the server is killed, also on a busy machine
 
 
 async def stream(pool: Pool, serial: int, max_tokens: int = TOKENS) -> tuple[list[str], int]:

@@ -16,7 +16,7 @@ from tests.grafana.shown import PAGES, PANELS, targets
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-# What these servers have no cause to tell.
+# Metrics that these servers have no reason to export.
 UNTOLD = {
     "vllm:nixl_num_kv_expired_reqs_total": "no KV goes between them",
     "vllm:nixl_num_failed_transfers_total": "no KV goes between them",

@@ -134,7 +134,7 @@ async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
     await server.load(plain())
     async with loaded(server, 16):
         assert (await watched(server)).findings == ()
-    await server.load(plain(extra=""))  # whose clients' last requests are over
+    await server.load(plain(extra=""))  # its clients' last requests have ended
     report = await watched(server)
     assert (report.findings, report.evidence.loaded) == ((), False)
 
@@ -191,7 +191,7 @@ async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
     server = servers[0]
     batcher = "dynamic_batching { max_queue_delay_microseconds: %d }"
     sizes = "preferred_batch_size: [ 4, 8 ] max_queue"
-    # Where none is written Triton shows the largest one as preferred.
+    # If none is configured, Triton reports the largest one as preferred.
     for batching, more in ((batcher, []), (batcher.replace("max_queue", sizes), ["[4, 8]"])):
         await server.load(plain(batching % 100_000))
         async with loaded(server, 1, pause_s=0.05):
@@ -296,7 +296,7 @@ async def test_an_engine_that_batches_few(
         return await gauges_of(server, "max") > before
 
     async with loaded(server, 8, asked(words, longest), GENERATE):
-        # Triton shows the gauges of the model that was unloaded until the new one has its first.
+        # Triton shows the gauges of an unloaded model until the new one has its first.
         await until(its_own, "the gauges of the larger cache and batch")
         assert (await watched(server, **told)).findings == ()
 
@@ -475,7 +475,7 @@ class Mixed:
     numbers: tuple[int, int]
     models: tuple[Model, ...]
     loads: tuple[tuple[str, int, list[Body]], ...]  # path, clients, what they ask
-    where: str  # the first is at this model
+    where: str  # the model at which the first cause is
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -79,7 +79,7 @@ async def test_streams_survive_kill_9_and_the_server_comes_back(llamacpp: Pool) 
     victim = llamacpp.servers[0]
     await victim.kill()
     try:
-        # No token ids are in its answers, so a stream cannot go on elsewhere: it breaks off.
+        # Its answers have no token ids, so a stream cannot continue elsewhere: it breaks off.
         ended = await asyncio.gather(*streams, return_exceptions=True)
         broken = [one for one in ended if isinstance(one, aiohttp.ClientPayloadError)]
         assert [one for one in ended if one not in broken] == [(["length"], TOKENS)] * (

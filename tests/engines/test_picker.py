@@ -375,7 +375,7 @@ async def test_a_dead_endpoint_is_passed_by_and_the_charge_is_where_the_request_
     found, told = behind(stack), 'warmroute_picker_elsewhere_total{to="moved"}'
     async with found as workers, edge(tmp_path, stack, [*workers, third], OVERRIDE_HOST) as envoy:
         worker_id = await stack.add(f"{third.url},kind=openai,model={MODEL}")
-        await lost.aclose()  # it refuses now, and nobody has probed it yet
+        await lost.aclose()  # it refuses now, and no probe has noticed yet
         hung = [
             asyncio.create_task(
                 status_of(envoy, body_of(f"{n} " * 40), {"x-do": "events", "x-pause-s": "0.2"})

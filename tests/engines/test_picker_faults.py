@@ -205,7 +205,7 @@ async def test_the_picker_is_killed_under_load(tmp_path: Path, file: str) -> Non
                 body, what = body_of(f"{number} " * 40), ("echo", "events")[number % 2]
                 try:
                     status, data = await asked(envoy, body, x_do=what)
-                except aiohttp.ClientError:  # cut off, and seen to be
+                except aiohttp.ClientError:  # the client sees that the answer was cut off
                     status, data = 0, b""
                 assert status != 200 or data == (WHOLE if number % 2 else body)
                 ends.append((time.monotonic(), status))

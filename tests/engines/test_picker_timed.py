@@ -36,7 +36,7 @@ from tests.live.stack import MODEL, Stack, running
 ORIGINAL_DST, OVERRIDE_HOST = "original-dst.yaml", "override-host.yaml"
 PATH = "/v1/completions"
 BODIES = 96 if QUICK else 1_000
-LARGEST = 5_000_000  # bytes of a body; an answer tells every token of it
+LARGEST = 5_000_000  # bytes of a body; an answer depends on every token of it
 LEAST_LEVEL = 1.6  # the fullest worker over the mean of 50 requests: repeats gave 1.07 to 1.38
 WINDOW = 1 << 21  # tokens of a prompt and its answer
 ROUTER = ("--picker-port", "0", "--slow-start-s", "0", "--limits-body-bytes", str(16 << 20))

@@ -131,7 +131,7 @@ async def test_a_flushed_cache_is_known_to_be_empty(sglang: Pool) -> None:
     for server in sglang.servers:
 
         async def flushed(server: Server = server) -> bool:
-            return (await server.post("/flush_cache"))[0] == 200  # 400: it has not done all yet
+            return (await server.post("/flush_cache"))[0] == 200  # 400: requests are still running
 
         await until(flushed, "SGLang to flush its cache")
     await until_true(sglang)

@@ -31,7 +31,7 @@ from tests.live.stack import Stack, metric_sum, until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
-# The first transfer of a pair stops a vLLM on a CPU for as long: its threads share one core.
+# The first transfer of a pair blocks a vLLM on a CPU for this long: its threads share one core.
 HANDSHAKE_S = 60.0
 LEASE_S = 30.0
 ROLES = ("prefill", "decode")
@@ -84,7 +84,7 @@ class Split:
             names = (KV_USED, "vllm:num_requests_running", "vllm:num_requests_waiting")
             return not any([await self.counted(n, name) for n in (0, 1) for name in names])
 
-        # A prefill whose client leaves just as it ends is kept by vLLM for its lease of 30 s.
+        # If a prefill's client leaves just as it ends, vLLM keeps its KV for the lease of 30 s.
         await until(idle, "all KV to be free", 2 * LEASE_S)
 
     async def until_split(self, marker: int, requests: int) -> None:

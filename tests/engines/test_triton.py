@@ -28,7 +28,7 @@ from tests.live.stack import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-TIMES = 6  # more failures in a row than a worker may have
+TIMES = 6  # more failures in a row than a worker is allowed
 STREAMS = 6
 TOKENS = 300  # of a stream, which takes 5 ms for each
 MANY = 8000  # tokens: less than its cache holds, and for longer than a test waits
@@ -107,7 +107,7 @@ async def test_sizes_are_known_after_the_first_request(triton: Pool) -> None:
         await until(known, "the router to read how large the cache is")
         await triton.router.until_state(worker, "ready")
         row = await triton.router.row(worker)
-        assert row["block_size"] % BLOCK_SIZE == 0  # of several, for no events tell of them
+        assert row["block_size"] % BLOCK_SIZE == 0  # a multiple, because no events report blocks
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
@@ -249,7 +249,7 @@ async def test_requests_survive_kill_9_and_the_server_comes_back(triton: Pool) -
     await victim.kill()
     try:
         assert await answered_by(triton, 20) == {1}
-        # No token ids are in its answers, so a stream cannot go on elsewhere: it breaks off.
+        # Its answers have no token ids, so a stream cannot continue elsewhere: it breaks off.
         ended = await asyncio.gather(*(s.words() for s in streams))
         broken = [one for one in ended if one < 0]
         whole = [one for one in ended if one > 0]

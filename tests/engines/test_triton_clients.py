@@ -66,7 +66,7 @@ async def own_results(server: TritonServer) -> dict[str, Any]:
             await asyncio.wait_for(server.process.wait(), DIES_S)
         if server.process.returncode != -signal.SIGSEGV:
             raise
-    await server.kill()  # what it left
+    await server.kill()  # it leaves shared memory behind
     await server.start()
     await server.until_healthy()
     return await results(server.url, server.grpc)
@@ -85,7 +85,8 @@ async def test_each_call_gives_what_the_server_itself_gives(triton: Pool) -> Non
     assert not unlike, "\n".join(f"{one}: {routed[one]} != {direct[one]}" for one in unlike)
     assert await triton.router.metric("warmroute_inflight_requests") == 0
 
-    # What Triton itself cannot have on one stream the router can: each request has its own there.
+    # The router can mix on one stream what Triton cannot, because each request has its own stream
+    # there.
     each = direct["grpc: stream, many at once"] | direct["grpc: stream, whole at once"]
     assert await results(*router, "mixed") == each
 

@@ -181,7 +181,7 @@ FORMS = {
 @asynccontextmanager
 async def started(folder: Path) -> AsyncIterator[list[Telling]]:
     environment = Environment("triton", NEWEST_TRITON).or_skip()
-    # Else a server is not ready, for all its models, while one of them comes or goes.
+    # Otherwise a server is not ready, for all its models, while one of them is loaded or unloaded.
     flags = ("--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false")
     folders = [folder / f"triton-{number}" for number in range(SERVERS)]
     servers = [Telling(environment, folder, one, flags=flags) for one in folders]
@@ -312,7 +312,7 @@ async def summed(stack: Stack, sequence: int, **flags: bool) -> tuple[int, str]:
 
 async def test_a_sequence_that_idled_too_long_is_over_and_triton_says_so(routed: Routed) -> None:
     pause_s = IDLE_S
-    while True:  # Triton looks for idle ones by a clock of its own
+    while True:  # Triton looks for idle sequences by its own clock
         assert (await summed(routed.both, 7, sequence_start=True))[0] == 200
         await asyncio.sleep(pause_s)
         status, error = await summed(routed.both, 7)
@@ -334,7 +334,7 @@ async def test_sequences_beyond_the_slots_wait_for_one_that_ends(routed: Routed)
         return bool((await routed.stack.row(0))["inflight_requests"] == 1)
 
     await until(charged, "the third to be there")
-    while not third.done():  # keeps them from idling
+    while not third.done():  # keeps the sequences from becoming idle
         for sequence in (11, 12):
             last = {"sequence_end": True} if sequence == 12 else {}
             if (await summed(routed.stack, sequence, **last))[0] != 200:

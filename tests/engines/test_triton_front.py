@@ -222,7 +222,7 @@ async def test_statistics_are_the_sum_of_all_servers(triton: Pool, clients) -> N
         body = json.dumps(tensors(f"{serial}", 1)).encode()
         assert (await answer_of(triton.router.url, "POST", INFER, body))[0] == 200
 
-    async def counted() -> bool:  # which servers do after they have answered
+    async def counted() -> bool:  # servers count after they have answered
         each = [await counts(server.url) for server in triton.servers]
         return await counts(triton.router.url) == sum(each) == before + 6
 

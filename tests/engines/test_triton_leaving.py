@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BLS = "tensorrt_llm_bls"
 STREAMS = 32
-LONG = 8_000  # words, 40 s: for longer than a test waits
+LONG = 8_000  # words, 40 s: longer than a test waits
 SOON_S = 10.0
 
 

@@ -173,7 +173,7 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Whole
         stack.push_async_callback(triton.stop)
         await triton.start()
         await triton.until_healthy()
-        connector = aiohttp.TCPConnector(force_close=True)  # Triton ends when its last one has
+        connector = aiohttp.TCPConnector(force_close=True)  # Triton waits for the last to end
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         yield Whole(triton, engine, programs, http)
 

@@ -35,7 +35,7 @@ MODEL = "tensorrt_llm"
 PAGE = ROOT / "docs" / "triton.md"
 BASE = f"/v2/models/{MODEL}"
 PLACES = 4
-LONG = 4000  # tokens: for longer than any test
+LONG = 4000  # tokens: longer than any test waits
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ async def paired(folder: Path, places: int = PLACES, **settings: Any) -> AsyncIt
         stack.push_async_callback(triton.stop)
         await triton.start()
         await triton.until_healthy()
-        # Triton ends when its last connection has.
+        # Triton ends when its last connection has ended.
         closing = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
         yield Pair(triton, engine, await stack.enter_async_context(closing))
 
@@ -188,7 +188,7 @@ async def test_many_streams_meet_in_the_engines_batch(pair: Pair) -> None:
         seen.cancel()
     (told,) = json.loads(await pair.engine.get("/v2/models/stats"))["model_stats"]
     sizes = {row["batch_size"] for row in told["batch_stats"]}
-    assert max(sizes) == PLACES  # as many as there are places, never more
+    assert max(sizes) == PLACES  # as many as there are places, and never more
 
 
 async def watched(pair: Pair) -> None:
@@ -216,7 +216,7 @@ async def test_what_finds_no_place_waits_in_tritons_queue(pair: Pair) -> None:
         assert await pair.gauge("nv_trt_llm_kv_cache_block_metrics", "tokens_per") == 16
         assert not late.done()
         assert pair.running == PLACES
-    # The four clients have left: their places are free, and the one that waited is served.
+    # The four clients have left, so their places are free and the waiting one is served.
     assert "".join(event["text_output"] for event in await late) == answer([7], 3)
 
     async def nobody() -> bool:
@@ -293,7 +293,7 @@ async def test_an_engine_that_shuts_down_is_unavailable(pair: Pair) -> None:
         status, answered = await pair.post("generate", {"text_input": "t1", "max_tokens": 3})
     finally:
         pair.engine.worker.draining = False
-    # `generate` answers 400 whatever the cause: the text tells it from a client's fault.
+    # `generate` answers 400 for any cause; only the text tells it from a client's fault.
     assert (status, answered["error"]) == (400, "this worker is shutting down")
 
 
@@ -340,7 +340,7 @@ async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path
             assert "".join(texts) == answer([number, 7], 30)
 
         async def of_the_ensemble() -> None:
-            # Triton 2.51 lets one stream in a thousand stand still where an ensemble has several.
+            # Triton 2.51 stalls one stream in a thousand if an ensemble has several of them.
             for number in range(1, 7):
                 await one("ensemble", number)
 

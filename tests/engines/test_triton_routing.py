@@ -152,7 +152,7 @@ async def what_runs_is_charged(programs: Programs, server: Ensembles) -> None:
         ask = asyncio.create_task(http.post(url, json=body))
         await until(running, "the request to be charged")
         ask.cancel()
-        charged = await running()  # first, for the answer may come between the two
+        charged = await running()  # first, because the answer may come between the two
         while not await over():
             assert charged, "its worker computes still"
             charged = await running()

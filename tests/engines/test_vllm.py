@@ -121,7 +121,7 @@ async def test_refusals_are_those_of_the_server(vllm: Pool) -> None:
         status, routed = await vllm.ask("/v1/completions", body)
         direct_status, direct = await vllm.servers[0].post("/v1/completions", body)
         assert (status, _told(routed)) == (direct_status, _told(direct)), body
-    # What no server could take, the router refuses itself.
+    # The router itself refuses what no server could accept.
     status, refused = await vllm.ask("/v1/completions", {"model": MODEL, "prompt": [1] * 5000})
     assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
     for row in await vllm.router.rows():

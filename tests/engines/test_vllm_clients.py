@@ -82,7 +82,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         model=MODEL, input="Good day.", temperature=0, max_output_tokens=12
     ),
 }
-# What no two answers share.
+# Fields that differ between any two answers.
 MADE_UP = {"id", "created", "created_at", "completed_at", "prompt_tokens_details", "request_id"}
 MADE_UP |= {"input_tokens_details", "system_fingerprint", "item_id", "response_id"}
 
@@ -163,7 +163,7 @@ async def test_anthropics_client_gets_the_servers_message(vllm: Pool) -> None:
                 model=MODEL, max_tokens=12, messages=CHAT, extra_body={"temperature": 0}
             )
             answers.append(settled(message.model_dump()))
-    for answer in answers:  # caches differ
+    for answer in answers:  # the caches differ
         answer["usage"] = {"output_tokens": answer["usage"]["output_tokens"]}
     assert answers[0] == answers[1]
 
@@ -197,7 +197,7 @@ async def test_litellm_and_llama_index_get_the_servers_answers(vllm: Pool) -> No
 CURLS: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("/v1/completions", {"prompt": "Good day."}),
     "chat": ("/v1/chat/completions", {"messages": CHAT}),
-    # Of one token: how many of them come in one piece depends on the time.
+    # Of one token, because the number of pieces of a longer answer depends on the time.
     "stream": ("/v1/chat/completions", {"messages": CHAT, "stream": True, "max_tokens": 1}),
     "long": ("/v1/completions", {"prompt": "Good day. " * 400}),  # `Expect: 100-continue`
     "tokens": ("/tokenize", {"prompt": "Good day."}),

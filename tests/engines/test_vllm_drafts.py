@@ -19,10 +19,10 @@ from tests.live.stack import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
+HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 LEARNED = ("last-block", "drafts-and-windows")
-LESSON = 8  # answers
-LEARNING = 80  # requests until it is learned, at most
+LESSON = 8  # answers from which the router learns
+LEARNING = 80  # most requests until it has learned
 ALONE = 40 if QUICK else 152
 EXACT_SHARES = {"exact": 0.99, "degraded": 0.95}
 Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
@@ -60,7 +60,7 @@ async def test_hits_are_exact_once_answers_have_shown_it(
         await asked(pool, traffic)
         sent += 1
     before = await hits(pool, sent)
-    # The lesson is of the last ones; an earlier answer may have overtaken its events.
+    # The router learns from recent answers; an earlier answer may have overtaken its events.
     too_many = [expected - cached for expected, cached in before if cached]
     assert too_many[-LESSON:] == [size] * LESSON
     for _ in range(ALONE):

@@ -49,7 +49,7 @@ async def test_streams_and_requests_survive_kill_9(vllm: Pool, what: str) -> Non
 
     async def under_way() -> bool:
         for one in streams:
-            if one.done():  # too early: says why, or that it had waited at the router
+            if one.done():  # too early; this says why, or that it waited at the router
                 raise AssertionError(f"{one.result()}, held: {await vllm.router.metric(HELD)}")
         return (await busiest())[0] >= STREAMS // 2
 

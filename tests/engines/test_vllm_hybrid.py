@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ALONE, AT_ONCE = (40, 40) if QUICK else (152, 152)
 CLIENTS = 8
-HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
+HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 AFTERWARDS = 10  # requests that follow a crowd, one at a time
 EXACT_SHARE = 0.99
 WARMING = 3  # requests

@@ -36,8 +36,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ALONE = 40 if QUICK else 150
 EXACT_SHARE = 0.99
-HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
-QUIET_S = 0.05  # without an event: all of a request have come
+HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
+QUIET_S = 0.05  # after this time without an event, all events of a request have come
 Noted = Callable[[str, object], None]
 
 
@@ -187,8 +187,8 @@ async def test_hits_of_chats_alone_are_as_expected(images: Pool, record_property
             assert status == 200, answer
             traffic.answered(body, answer)
     told = await hits(images, before, ALONE)
-    # Of a prompt of whole blocks that are all cached vLLM computes the last one, the router the
-    # last token.
+    # If all blocks of a prompt of whole blocks are cached, vLLM computes the last block again, and
+    # the router expects only the last token to be computed.
     seen = [(expected // BLOCK_SIZE * BLOCK_SIZE, cached) for expected, cached in told]
     record_property("images through a router", counted(seen))
     assert sum(cached > 0 for _, cached in seen) > ALONE / 3

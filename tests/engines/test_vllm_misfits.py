@@ -27,16 +27,16 @@ from tests.engines.vllm_server import BLOCK_SIZE, BLOCKS, MODEL
 from tests.live.event_relay import EventRelay, relaying
 from tests.live.stack import until
 
-# vLLM tells of a step's blocks in a thread of its own: answers may overtake it.
+# vLLM publishes a step's blocks in its own thread, and answers may overtake it.
 HEARD_S = 0.05
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SEAT = 1  # the worker whose server makes room: no more than two run at a time
+SEAT = 1  # the worker whose server is replaced, since no more than two run at a time
 OTHER_NAME, OTHER_SIZE = "other", 128
-JUDGED_BY = 16  # answers, as docs/reference/failures.md says
+JUDGED_BY = 16  # answers, as in docs/reference/failures.md
 PROMPT_BLOCKS = 3
-FULL = pytest.mark.full  # tests/router shows each with workers of its own
+FULL = pytest.mark.full  # tests/router tests each case with workers of its own
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -388,7 +388,7 @@ async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
         await until_logged(pool, "its KV events tell of more blocks than it has room for")
         row = await pool.router.row(0)
         assert row["state"] == "ready"
-        assert row["kv_overflows"] >= 1  # what was replayed may have its own
+        assert row["kv_overflows"] >= 1  # the replayed part may have overflows, too
         assert row["resident_blocks"] <= BLOCKS * 1.25
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HEAD = [10 + number for number in range(12 * BLOCK_SIZE)]
 REQUESTS = 10
-FORGOTTEN_S = 0.8  # the router ticks each half a second while nothing is under way
+FORGOTTEN_S = 0.8  # without requests the router ticks every half a second
 
 
 SHARED = [{"prompt": [*HEAD, *range(n * 70 + 9, n * 70 + 79)]} for n in range(REQUESTS)]

@@ -30,7 +30,8 @@ _serial = count(1)
 async def new_router(vllm: Pool, *servers: Server) -> AsyncIterator[Stack]:
     """Yield a new router of these servers that has learned nothing yet."""
     workers = [argument for server in servers for argument in ("--worker", server.spec)]
-    # The second to be recognized would be a newcomer, to be begun with slowly.
+    # The second server to be recognized would be a newcomer, to which requests come slowly at
+    # first.
     arguments = ["serve", "--port", "0", "--admin-port", "0", "--slow-start-s", "0", *workers]
     name = f"learner-{next(_serial)}"
     program = await vllm.router.programs.start(name, "router", arguments)
@@ -121,11 +122,11 @@ async def test_an_idle_pool_uses_all_of_its_caches(vllm: Pool) -> None:
     """Requests with a common head go one at a time and need four times one server's cache."""
     for server in vllm.servers:
         assert (await server.post("/reset_prefix_cache"))[0] == 200
-        body = {"model": MODEL, "prompt": [4], "max_tokens": 1}  # told with the next step only
+        body = {"model": MODEL, "prompt": [4], "max_tokens": 1}  # reported with the next step only
         assert (await server.post("/v1/completions", body))[0] == 200
     tokens = 20 * BLOCK_SIZE
     async with new_router(vllm, *vllm.servers) as stack:
         for _ in range(4 * BLOCKS // 20):
             await ask(stack, unseen_prompt(tokens, head=2 * BLOCK_SIZE), True)
-    for server in vllm.servers:  # not to the last block: a server may be taken for a slower one
+    for server in vllm.servers:  # not to the last block, since a server may be believed to be slower
         assert len(await server.cached()) > 0.5 * BLOCKS

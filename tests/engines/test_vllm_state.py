@@ -56,7 +56,7 @@ async def test_a_refused_request_leaves_nothing(vllm: Pool) -> None:
     body = {"model": MODEL, "prompt": tokens, "max_tokens": 1, "temperature": -1}
     status, answer = await vllm.ask("/v1/completions", body)
     assert status == 400, answer
-    await vllm.router.assert_idle()  # the client may have the answer before the router has its end
+    await vllm.router.assert_idle()  # the client may have the answer before the router knows its end
     assert await hit_blocks(vllm.router, tokens) == [0, 0]
 
 
@@ -124,7 +124,7 @@ async def test_what_slept_comes_back_empty(vllm: Pool, level: int) -> None:
         await vllm.router.until_state(0, "down")
     await until_back(vllm.router, 0)
     assert (await hit_blocks(vllm.router, tokens))[0] == 0
-    if not level:  # so that all is known again
+    if not level:  # so that everything is known again
         assert (await vllm.servers[0].post("/reset_prefix_cache"))[0] == 200
     await warmed(vllm, 9 + level, 0)
     await vllm.until_true()

@@ -34,7 +34,7 @@ HOST_BYTES = 3_000_000  # about a hundred blocks of the small model
 GPU_BLOCKS = 24
 REQUESTS = 60 if QUICK else 150
 EXACT_SHARE = 0.98
-HEARD_S = 0.1  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
+HEARD_S = 0.1  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 Asked = tuple[list[int], str | None]  # a prompt and its salt
 
 
@@ -114,7 +114,8 @@ def prompts(draw: random.Random) -> list[Asked]:
             prompt, salt = draw.choice(asked[-25:])
             if draw.random() < 0.4:
                 prompt = prompt[: draw.randrange(20, len(prompt) + 1)]
-        # vLLM takes a prompt of whole blocks from host memory in full, from the GPU one token less.
+        # vLLM takes all of a prompt of whole blocks from host memory, but from the GPU one token
+        # less.
         asked.append((prompt + [7] * (len(prompt) % BLOCK_SIZE == 0), salt))
     return asked
 
@@ -141,7 +142,7 @@ async def test_hits_in_host_memory_are_as_told(
     reading = asyncio.create_task(told.read(events))
     try:
         async with aiohttp.ClientSession() as http:
-            await asyncio.sleep(1.0)  # the subscription is there
+            await asyncio.sleep(1.0)  # until the subscription has taken hold
             for asked in prompts(random.Random(0)):
                 await asyncio.sleep(HEARD_S)
                 gpu, both = told.hits(*asked)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CHATS = 25 if QUICK else 300
 OF_ONE_CONVERSATION = 5
-HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
+HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 EXACT_SHARE = 0.99
 Noted = Callable[[str, object], None]
 
@@ -87,7 +87,7 @@ async def test_ids_of_chats_are_those_that_vllm_renders(
 
 async def test_hits_of_chats_alone_are_as_expected(coded: Served, record_property: Noted) -> None:
     model, pool = coded
-    await hits(pool, bodies(model, 2), 3)  # vLLM tells of its cache groups with its first blocks
+    await hits(pool, bodies(model, 2), 3)  # vLLM reports its cache groups with its first blocks
     await asyncio.sleep(2 * HEARD_S)
     seen = await hits(pool, bodies(model, 3), CHATS)
     equal = sum(expected == cached for expected, cached in seen)

@@ -25,8 +25,8 @@ from tests.live.stack import until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NOW_S = 1_700_000_000.0  # the template asks for no date
-HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
-EACH = 10 if QUICK else 1  # one of so many lists is tried
+HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
+EACH = 10 if QUICK else 1  # one of this many lists is tested
 VARIED = 20  # lists
 AT_ONCE = 8  # renderings
 Body = dict[str, Any]

@@ -15,11 +15,11 @@ from typing import Any
 from tests.engines.environment import Environment
 
 VERSION = "2026.3.23"  # of bfcl-eval
-LIVE = "live_multiple"  # the file with lists that users brought, of several tools each
+LIVE = "live_multiple"  # the file with lists from users, each of several tools
 # As the leaderboard's own handlers of OpenAI's API write its types.
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 _SCHEMAS = ("properties", "items", "additionalProperties")
-_OTHER = re.compile(r"[^a-zA-Z0-9_-]")  # than what OpenAI takes in a function's name
+_OTHER = re.compile(r"[^a-zA-Z0-9_-]")  # all other characters than OpenAI allows in a function's name
 Tool = dict[str, Any]
 
 

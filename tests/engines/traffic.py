@@ -56,7 +56,7 @@ def requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
             case 1:
                 ids = [draw.randrange(3, 4000) for _ in range(draw.choice([31, 32, 33, 64, 200]))]
                 yield "/v1/completions", body | {"prompt": ids}
-            case 2:  # said again, to the token
+            case 2:  # the same prompt again, to the token
                 yield "/v1/completions", body | {"prompt": trunk}
             case 3:
                 yield "/v1/completions", body | {"prompt": f"{trunk} {more}", "model": LORA}

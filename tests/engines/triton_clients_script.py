@@ -38,7 +38,7 @@ DECOUPLED, WHOLE, ECHO, KEPT = "tiny", "tiny_whole", "echo", "kept"
 HEALTH = "/grpc.health.v1.Health/Check"
 NOTHING = "/inference.GRPCInferenceService/Nothing"
 WAIT_S = 30.0  # for what a server does
-LARGE = 9 << 17  # elements: more bytes than gRPC lets through unless told otherwise
+LARGE = 9 << 17  # elements: more bytes than gRPC's default limit
 WORDS, LONG = 5, 2_000  # of answers, each of which takes 5 ms
 ARRAYS: Mapping[str, np.ndarray[Any, Any]] = {
     "BYTES": np.array([["é".encode(), b"\0\xff"], [b"", b"x" * 70_000]], dtype=np.object_),
@@ -335,7 +335,7 @@ def streams(tried: Tried) -> None:
         for serial in range(12):
             stream.send(WHOLE, tried.text(f"Prompt {serial}"), f"whole {serial:02}")
         tried.note("stream, whole at once", by_request(stream.until(is_final, 12)))
-        for values, flags in numbers(tried):  # none waits for the one before
+        for values, flags in numbers(tried):  # no request waits for the one before
             stream.send(KEPT, values, "sequence", sequence_id=77, **flags)
         tried.note("stream, sequence", stream.until(is_final, 4))
     half_closed(tried)
@@ -369,7 +369,7 @@ def ended(tried: Tried) -> None:
     wrong = tried.given("text_input", np.array([b"\xff"], dtype=np.object_), "BYTES")
     for headers in ({}, {"triton_grpc_error": "true"}):
         with Streamed(tried, headers=headers) as stream:
-            stream.send(WHOLE, [wrong], "k")  # what is said of it names a file of the server's
+            stream.send(WHOLE, [wrong], "k")  # the error names a file of the server
             tried.note(f"stream, model's error {len(headers)}", str(stream.take().status()))
 
 

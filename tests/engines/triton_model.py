@@ -75,7 +75,7 @@ class TritonPythonModel:
         if not self._decoupled:
             return [response(" ".join(words(*prompt_of(request)))) for request in requests]
         for request in requests:
-            if tensor(request, "stop", False):  # as of TensorRT-LLM: the one of this id
+            if tensor(request, "stop", False):  # as in TensorRT-LLM: stop the request with this id
                 if (running := self._stopped.get(request.request_id())) is not None:
                     running.set()
                 sender = request.get_response_sender()
@@ -87,7 +87,7 @@ class TritonPythonModel:
                 sender.send(failed, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                 continue
             asked = (*prompt_of(request), bool(tensor(request, "stream", False)))
-            # A thread that is still at it when Triton ends would wait for an answer of Triton's.
+            # A thread still running at Triton's end would wait for Triton's answer.
             threading.Thread(target=self._answer, args=(request, *asked), daemon=True).start()
         return None
 

@@ -10,7 +10,7 @@ TEXT, NUMBER, NUMBERS = "STRING 1", "INT32 1", "INT32 -1"
 WHOLE = "whole"
 ENGINES = ("tensorrt_llm", WHOLE)
 Models = Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]
-# Of each model: inputs, outputs. Of an ensemble's step: which of its tensors each of them is.
+# The inputs and outputs of each model; for a step of an ensemble, the tensor for each of them.
 MODELS: Models = {
     "ensemble": ({"text_input": TEXT, "max_tokens": NUMBER}, {"text_output": TEXT}),
     "preprocessing": (

@@ -13,8 +13,8 @@ import aiohttp
 from tests.engines.environment import PYTHON_LIBRARY
 from tests.engines.vllm_server import BLOCK_SIZE, MODEL, Server
 
-ECHO, KEPT = "echo", "kept"  # one gives tensors back, one adds up a sequence
-WHOLE = "tiny_whole"  # the same model, not decoupled: only such a one can be asked by `infer`
+ECHO, KEPT = "echo", "kept"  # one returns its tensors, one adds up a sequence
+WHOLE = "tiny_whole"  # the same model, not decoupled, which `infer` needs
 SOURCE = Path(__file__).with_name("triton_model.py")
 TENSORS = Path(__file__).with_name("triton_tensors.py")
 SHARED_MEMORY = Path("/dev/shm")

@@ -13,7 +13,7 @@ from tests.engines.hybrid_models import HEAD_DIM, SHARED
 from tests.engines.model import SPECIALS, TEMPLATE, write_tokenizer
 
 PATCH = 14
-MERGED = 2  # patches in a row that are one token
+MERGED = 2  # patches in each direction that make one token
 IMAGE_SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 START, END, IMAGE, VIDEO = range(len(SPECIALS), len(SPECIALS) + len(IMAGE_SPECIALS))
 
@@ -72,7 +72,7 @@ PROCESSOR: dict[str, Any] = {
 
 VISION_BLOCKS = 96  # of the pool: prompts' blocks are evicted throughout
 VISION_TOKENS = 1024  # of a prompt and its answer
-IMAGE_DIGEST = "sha256"  # names images; vLLM's own choice, blake3, is no digest of Python's
+IMAGE_DIGEST = "sha256"  # vLLM's default, blake3, is not in Python's hashlib
 # The second --max-model-len counts. Videos would take a processor of their own.
 VISION_FLAGS = (
     *("--load-format", "dummy", "--enable-scale-out", "--mm-hasher-algorithm", IMAGE_DIGEST),

@@ -19,7 +19,7 @@ from tests.forks.server import Order
 from tests.forks.starting import USABLE, ForkServer, early
 
 PROGRAM = "vllm.entrypoints.cli.main"
-# Of the newest release; others are started as usual.
+# Servers of the newest release are forked; others are started as usual.
 MODULES = (
     "vllm.entrypoints.launchers.api_server.entry",
     "vllm.v1.engine.core",
@@ -37,7 +37,7 @@ class VllmForks:
     def __init__(self) -> None:
         self._python = str(Environment("vllm", NEWEST_VLLM).python)
         self._server: ForkServer | None = None
-        self._early: Mapping[str, str] = {}  # the variables that its forks cannot have anew
+        self._early: Mapping[str, str] = {}  # variables that take effect only at a start, so that a fork cannot change them
 
     async def launch(
         self, command: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]

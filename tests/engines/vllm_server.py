@@ -29,11 +29,11 @@ STOP_S = 20.0
 
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # The model computes in the engine core, not in one process more that imports all anew.
+    # The engine core computes itself, without one more process that would import everything again.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "VLLM_SERVER_DEV_MODE": "1",  # sleep, pause and resets have paths
+    "VLLM_SERVER_DEV_MODE": "1",  # opens paths for sleep, pause and resets
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
@@ -74,11 +74,11 @@ class Server:
     blocks: int = BLOCKS
     block_size: int = BLOCK_SIZE
     name: str = MODEL  # of its model
-    publishes: bool = True  # KV events
+    publishes: bool = True  # it publishes KV events
     adapted: bool = True  # with the model's adapter, and with tools
     flags: Sequence[str] = ()
-    renders: bool = False  # it makes token ids, and nothing else
-    packages: Path | None = None  # a folder of more of them
+    renders: bool = False  # it only makes token ids
+    packages: Path | None = None  # a folder with further packages
     port: int = 0
     events: tuple[int, int] = (0, 0)  # ports: live, replay
     process: Process | None = None

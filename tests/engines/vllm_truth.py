@@ -29,7 +29,7 @@ from vllm.v1.core.block_pool import BlockPool
 
 _BETWEEN_LOOKS_S = 0.0005
 
-# What each hash stands for; vLLM's table itself has hashes and blocks only.
+# The contents of each hash; vLLM's table itself has only hashes and blocks.
 Contents = dict[Any, tuple[list[int], "str | None", "str | None"]]
 
 
@@ -40,7 +40,7 @@ def register() -> None:
         return
     BlockPool.warmroute_truth = True
     sys.path[:0] = filter(None, [os.environ.get("WARMROUTE_MODULES")])
-    # A forked engine core has what the server has imported; vLLM itself spawns it before a CPU.
+    # A forked engine core has the server's imports; on a CPU, vLLM itself would spawn it.
     envs.environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"
     shm_broadcast.sched_yield = functools.partial(time.sleep, _BETWEEN_LOOKS_S)
     contents: Contents = {}

@@ -30,7 +30,7 @@ class ForkedProcess:
                 told = self._line.recv(NUMBER_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
-            # A server that has ended without a word took it along.
+            # If the server ended without a word, the program ended with it.
             self._returncode = int(told) if told else -signal.SIGKILL
             self._line.close()
         return self._returncode
@@ -58,7 +58,7 @@ async def readable(line: socket.socket) -> None:
     """Wait until the socket has data or is closed."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    file = os.dup(line.fileno())  # an event loop takes one reader of each file
+    file = os.dup(line.fileno())  # an event loop takes one reader per file
     loop.add_reader(file, lambda: ready.done() or ready.set_result(None))
     try:
         await ready

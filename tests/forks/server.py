@@ -68,7 +68,7 @@ class Server:
         self._control = control
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
-        self._lines: dict[int, tuple[socket.socket, int]] = {}  # by file: of which program
+        self._lines: dict[int, tuple[socket.socket, int]] = {}  # by file: a program's connection and its id
         self._ends: dict[int, tuple[socket.socket, int]] = {}  # by pidfd: the same
 
     def run(self) -> Order | None:
@@ -76,7 +76,7 @@ class Server:
         order to run.
         """
         while True:
-            file, _ = self._poll.poll()[0]  # what a second one is about may be gone after the first
+            file, _ = self._poll.poll()[0]  # only the first event: it may close the file of the second
             if file in self._ends:
                 self._ended(file)
             elif file in self._lines:
@@ -119,7 +119,7 @@ class Server:
         """Kill a program whose connection was closed, and the processes that it started."""
         _, pid = self._lines.pop(file)
         self._poll.unregister(file)
-        for kill in (os.killpg, os.kill):  # it may have no session yet
+        for kill in (os.killpg, os.kill):  # the program may not have its own session yet
             with contextlib.suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
 
@@ -131,7 +131,7 @@ class Server:
 
 
 def _say(line: socket.socket, number: int) -> None:
-    with contextlib.suppress(ConnectionError):  # they have gone; `_deserted` sees to it
+    with contextlib.suppress(ConnectionError):  # the tests have gone; `_deserted` handles that
         line.send(b"%d" % number)
 
 
@@ -145,7 +145,7 @@ def _stand_alone(sink: int, parent: int) -> None:
         os.dup2(file, place)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # which ended before it could be bound to it
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -170,7 +170,7 @@ def main() -> None:
     threads = os.listdir("/proc/self/task")
     assert len(threads) == threading.active_count() == 1, f"a fork would lose {threads}"
     gc.collect()
-    gc.freeze()  # so that no collection in a fork makes these pages its own
+    gc.freeze()  # so that no collection in a fork copies these pages
     control = socket.socket(fileno=int(sys.argv[1]))
     order = Server(control).run()
     if order is not None:

@@ -30,7 +30,7 @@ SERVERS = 2
 SWITCH = "TEST_FORKS"  # in the environment, 0: each program is started as outside of tests
 # Commands of the engine that compute: with torch, which has threads and so cannot be forked.
 COMPUTING = ("serve", "make-tiny", "calibrate-kernels")
-# Variables that are read before a program's own first line: those of a fork are its server's.
+# Variables that are read before a program's first line; a fork has its server's values.
 READ_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_")
 USABLE = hasattr(os, "pidfd_open") and sys.platform == "linux" and os.environ.get(SWITCH) != "0"
 _END_S = 30.0

@@ -192,7 +192,7 @@ async def test_its_end_is_known_to_all_who_wait_and_to_who_does_not(
 ) -> None:
     process = await start(server, folder, "fork_stays")
     waiting = [asyncio.create_task(process.wait()) for _ in range(3)]
-    await asyncio.sleep(0)  # one turn of the loop: they wait
+    await asyncio.sleep(0)  # one turn of the loop, so that they wait
     waiting[0].cancel()
     assert process.returncode is None
     process.kill()

@@ -84,7 +84,7 @@ async def lively(stack: Stack) -> AsyncIterator[None]:
 async def _traffic(stack: Stack) -> None:
     for number in itertools.count(1):
         await _one_of_each(stack, number)
-        await asyncio.sleep(0.05)  # a little load, not all that this machine can do
+        await asyncio.sleep(0.05)  # a little load, not as much as this machine can take
 
 
 async def _one_of_each(stack: Stack, number: int) -> None:
@@ -94,7 +94,7 @@ async def _one_of_each(stack: Stack, number: int) -> None:
         _answered(stack, {"model": MODEL, "prompt": prompt, "max_tokens": 9, "stream": True}),
         _answered(stack, {"model": "named", "prompt": [1], "max_tokens": 2, "stream": True}),
         _answered(stack, {"model": MODEL, "prompt": []}),  # the client's fault
-        _answered(stack, {"model": "unheard of", "prompt": [1]}),  # turned away by the core
+        _answered(stack, {"model": "unheard of", "prompt": [1]}),  # refused by the decision core
         _answered(stack, {"model": "broken", "prompt": [1]}),  # the worker's fault
     )
 

@@ -53,7 +53,7 @@ NOT_SHOWN_OF_ENGINES = {
     "process_start_time_seconds": "when it was started, not what happens",
 }
 
-# Metrics without a series until what they count has happened: panels that ask for them are empty.
+# Metrics without a series until their event has happened; panels with them are empty.
 NO_DATA = {
     "warmroute_worker_kv_transfer_faults_total": "of workers that exchange KV, which these do not",
     "warmroute_pool_half_missing": "by group, and no group here lacks a half",
@@ -65,7 +65,7 @@ NO_DATA = {
     "count by (severity, alertname, instance) (ALERTS{": "nothing fires in a healthy stack",
 }
 
-# Alerts whose limit colours no panel.
+# Alerts whose limit is not a colour of any panel.
 NOT_COLOURED = {
     "WarmrouteNoFirstWorker": "a model that nobody asks for may have no worker",
     "WarmrouteCollapse": "it compares with the hour before",
@@ -75,7 +75,7 @@ NOT_COLOURED = {
     "WarmrouteLateKvReads": "it is one of the faults in a panel",
 }
 
-PAGES = Path(__file__).with_name("pages")  # of metrics, as engines tell them
+PAGES = Path(__file__).with_name("pages")  # metrics pages as engines serve them
 FILES = {each.name: json.loads(file_of(each).read_text(encoding="utf-8")) for each in DASHBOARDS}
 PANELS = {
     (name, panel["title"]): panel

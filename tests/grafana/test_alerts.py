@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PLACES = 24  # requests that the router takes at once
 FLAGS = {
-    "--policy": "kv_prefix",  # the rule that herds: all that share a prompt's head go to one worker
+    "--policy": "kv_prefix",  # all requests with the same head go to one worker
     "--limits-inflight-requests": str(PLACES),
     "--intervals-health-s": "3",
     "--timeouts-probe-s": "1",
@@ -71,7 +71,7 @@ async def load(stack: Stack, requests: int, stream: bool = False) -> AsyncIterat
             async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
                 await reply.read()
                 if reply.status != 200:
-                    await asyncio.sleep(0.2)  # a client that waits before it tries again
+                    await asyncio.sleep(0.2)  # a client waits before it tries again
 
     tasks = [asyncio.create_task(one()) for _ in range(requests)]
     try:
@@ -110,7 +110,7 @@ async def test_hurried_rules_differ_in_their_durations_alone() -> None:
 async def test_a_stack_that_is_well_is_silent(stack, server) -> None:
     async with load(stack, 3):
         await server.until_data(["instance:warmroute_bad_answers:rate5m >= 0"])
-        # A machine that does more than it can may miss scrapes: that alert is right, and ends.
+        # An overloaded machine may miss scrapes; that alert is right, and ends.
         await until(lambda: silent(server), "all alerts to be silent")
 
 

@@ -124,7 +124,7 @@ async def test_every_value_of_a_label_that_has_a_colour_of_its_own_is_known(stac
 
 async def test_promtool_finds_nothing_to_complain_of_in_the_metrics(stack) -> None:
     text = await exposition(stack)
-    # It dislikes that times of creation are shown as gauges of their own; the library adds them.
+    # It reports creation times as separate gauges; the client library adds these.
     lines = [line for line in text.splitlines(keepends=True) if "_created" not in line]
     checked = run([promtool(), "check", "metrics"], "".join(lines))
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -148,17 +148,17 @@ async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -
         quiet = {expr for expr in sent.values() if any(name in expr for name in silent)}
         await server.until_data(asks for asks, expr in sent.items() if expr not in quiet)
         for asks in sent:
-            await server.query(asks)  # those that have no data parse, too
+            await server.query(asks)  # queries without data must parse, too
         await labels_are_those_of_the_legends(server)
         await server.until_data(rule["name"] for rule in await server.rules("record"))
         alerts = await server.rules("alert")
         metrics = {name for rule in alerts for name in re.findall(METRIC, rule["query"])}
-        # Alerts have data to look at.
+        # The alerts have data to evaluate.
         await server.until_data(m for m in metrics if not m.startswith(tuple(silent)))
         rules = [*await server.rules("record"), *alerts]
         assert [(rule["name"], rule["lastError"]) for rule in rules if rule.get("lastError")] == []
         assert {rule["health"] for rule in rules} == {"ok"}
-        # The regular expressions of labels must pick, not just parse.
+        # The regular expressions of labels must match, not only parse.
         (ready,) = await server.query(
             f'sum(warmroute_worker_state{{instance="{server.target}", state="ready"}})'
         )

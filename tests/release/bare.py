@@ -22,7 +22,7 @@ import pytest
 
 from release import wheels
 
-INSTALL_S = 600  # of what takes half a minute on a quiet machine
+INSTALL_S = 600  # for what takes half a minute on a quiet machine
 RUN_S = 240
 STOPPED = (0, 130)  # servers, and commands that were stopped before their end
 

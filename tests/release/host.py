@@ -17,9 +17,9 @@ import pytest
 
 from tests.release.bare import said_by
 
-WAIT_S = 240  # of what takes seconds on a quiet machine
+WAIT_S = 240  # for what takes seconds on a quiet machine
 NEEDS = ("unshare", "nsenter", "ip", "mount", "curl")
-# Addresses and names that pages use for hosts; all of them are this one.
+# Addresses and names that pages use for hosts; all of them are this host.
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.11", "10.0.0.12", "10.0.0.16")
 NAMES = {"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}
 # Whole commands within sentences, and programs of blocks that are told by their indentation.

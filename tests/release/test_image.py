@@ -26,7 +26,7 @@ from release import image, wheels
 from tests.live.ports import lasting_port
 from tests.release.bare import said_by, until_router_is_ready
 
-BUILD_S = 1_500  # of what takes three minutes on a quiet machine, where no wheel is built yet
+BUILD_S = 1_500  # for what takes three minutes on a quiet machine without a built wheel
 NEEDS = ("apt-get", "dpkg-deb", "unshare", "chroot", "mount")
 MOUNTS = """
 set -e
@@ -167,7 +167,7 @@ def started(unpacked: Unpacked, log: Path, *command: str) -> Iterator[str]:
             ready = said_by(process, said, r"^ready (http\S+)")
         yield ready[1]
     finally:
-        process.terminate()  # each program before it replaced itself: this is the router's own
+        process.terminate()  # each program replaced itself, so this is the router's own process
         assert process.wait(60) == 0, log.read_text()
 
 

@@ -21,7 +21,7 @@ from release import wheels
 from tests.live.ports import lasting_port
 from tests.release.bare import Bare, installed, until_router_is_ready
 
-BUILD_S = 1_500  # of what takes two minutes on a quiet machine, where nothing is built yet
+BUILD_S = 1_500  # for what takes two minutes on a quiet machine with nothing built
 PACKAGES = ("router", "engine", "policies", "simulator", "kernels/kvkernels")
 ASK = """
 import sys, kvkernels, kvkernels._native, router.cli.main, simulator.cli.replay

@@ -48,7 +48,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     options = parser.parse_args()
-    # Told to end, it ends what it started as well.
+    # When this program is told to end, it also ends the programs that it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     chosen = [
         s for s in subjects(options.peers) if options.subject is None or s.name in options.subject

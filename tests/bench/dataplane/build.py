@@ -24,7 +24,7 @@ def built(name: str) -> Path:
     if compiler is None:
         raise RuntimeError("no C++ compiler; install g++")
     BUILT.mkdir(parents=True, exist_ok=True)
-    fresh = program.with_suffix(f".{os.getpid()}")  # another run may use or make it, too
+    fresh = program.with_suffix(f".{os.getpid()}")  # another run may make or use it, too
     command = [compiler, "-std=c++20", "-O2", "-o", str(fresh), str(sources[0])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:

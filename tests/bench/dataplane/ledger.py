@@ -32,7 +32,7 @@ def until_zero(left: Callable[[], float], within_s: float = SETTLE_S) -> float:
     """Poll until the value is zero or the time is over; return the last value."""
     deadline_s = time.monotonic() + within_s
     while (found := left()) and time.monotonic() < deadline_s:
-        time.sleep(0.05)  # between looks at another program
+        time.sleep(0.05)  # between two readings of another program
     return found
 
 

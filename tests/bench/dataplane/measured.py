@@ -12,10 +12,10 @@ from tests.bench.dataplane.programs import Cores
 from tests.bench.dataplane.routers import Subject
 
 Figures = Mapping[str, float]  # by the name of a column's figure
-OURS = "warmroute"  # how the names of our own begin
-FOREIGN = "foreign"  # the figure that all have: cores that others kept busy meanwhile
-TRIES = 5  # at a measurement on a machine that is to be quiet
-FAILED = "failed"  # share of requests without a whole answer, where there are any
+OURS = "warmroute"  # the names of our own subjects begin so
+FOREIGN = "foreign"  # a figure of every subject: cores that other programs used
+TRIES = 5  # tries of a measurement that needs a quiet machine
+FAILED = "failed"  # share of requests without a whole answer, if there are any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Bench:
     runs: int
     seconds: float  # measured of each load
     subjects: Sequence[Subject]
-    quiet: float = math.inf  # cores that others may keep busy
+    quiet: float = math.inf  # cores that other programs may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Row:
     name: str
     figures: Sequence[Figure]
     measure: Callable[[Bench, Subject], Figures]
-    without: tuple[str, ...] = ()  # subjects it says nothing of
+    without: tuple[str, ...] = ()  # subjects that the row does not measure
     ours_only: bool = False
 
     def wants(self, subject: Subject) -> bool:
@@ -64,7 +64,7 @@ class Results:
 
     row: Row
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)  # subject -> the last one's reason
+    failures: dict[str, str] = field(default_factory=dict)  # subject -> reason of its last failure
 
     def median(self, subject: str, figure: str) -> float | None:
         values = self.values.get(subject, {}).get(figure)

@@ -9,7 +9,7 @@ from tests.bench.dataplane.routers import Subject
 
 PROMPTS = 10_000
 BYTES = 8_192
-WARM = 500  # requests before, for what any first requests take
+WARM = 500  # requests before the measurement, to fill what any requests fill
 
 
 def growth(bench: Bench, subject: Subject) -> Figures:

@@ -69,9 +69,9 @@ class Load:
     """The result of a load run (`load.cpp`), and the router's CPU time and memory meanwhile."""
 
     found: Mapping[str, Any]
-    cpu_s: float  # of the routers; 0 where there is none
+    cpu_s: float  # of the routers; 0 without a router
     rss_kb: int  # of the routers, at the end
-    foreign: float  # CPU seconds of everybody else by seconds passed; 1 is a whole core
+    foreign: float  # CPU seconds of all other programs per second; 1 is a whole core
     loop_s: float  # as `cpu_s`, of the routers' first threads alone
 
     @property
@@ -207,6 +207,6 @@ def until_answers(port: int, process: subprocess.Popen[str], log: str) -> None:
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
             last = str(error)
-        time.sleep(0.1)  # between looks at a program of somebody else's
+        time.sleep(0.1)  # between two looks at a program that is not ours
     tail = Path(BUILT / f"{log}.log").read_text()[-2000:]
     raise RuntimeError(f"{log} does not answer: {last}\n{tail}")

@@ -20,10 +20,10 @@ from tests.live.redis_server import redis_server
 
 RATE = 1_000  # requests/s, of both routers together
 SLICES = 7  # of each pair, in a round
-# So many must be answered for a slice to count: at less, the link's fixed pace weighs more in each.
+# The requests that a slice must answer to count: with fewer, the link's fixed cost weighs too much.
 LEAST = 0.9 * RATE
 ENGINES = 8
-POLICY = "warmset"  # the default; it follows sessions, those of peers, too
+POLICY = "warmset"  # the default policy; it follows sessions, also those of peers
 PEERS_METRIC = "warmroute_replicas_peers"
 
 Pair = Sequence[Running]

@@ -38,8 +38,8 @@ class Running:
     """A running router. Lifetime: a measurement."""
 
     port: int
-    pid: int | None = None  # None: nobody stands between load and engine
-    admin: str = ""  # our own routers'
+    pid: int | None = None  # None: there is nothing between load and engine
+    admin: str = ""  # of our own routers only
 
 
 Start = Callable[[Engines, Cores], AbstractContextManager[Running]]
@@ -52,7 +52,7 @@ class Subject:
     name: str
     start: Start
     missing: str = ""  # why it cannot be measured here
-    flags: tuple[str, ...] = ()  # our own routers': what they are started with besides
+    flags: tuple[str, ...] = ()  # further flags of our own routers
 
 
 def subjects(peers: str | None) -> list[Subject]:
@@ -134,7 +134,7 @@ def _peer(name: str, peers: str | None, module: str, *words: str) -> Subject:
         else:
             command += ["--worker-urls", *engines.urls]
         command += ["--prometheus-port", str(metrics), "--log-level", "error"]
-        # Two of them take their threads from the affinity, not from this.
+        # Two of them choose their threads by the CPU affinity and not by this flag.
         environment = os.environ | {"TOKIO_WORKER_THREADS": "1"}
         with program(command, cores.router, name, environment) as process:
             until_answers(port, process, name)

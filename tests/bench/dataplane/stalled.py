@@ -24,7 +24,7 @@ async def _stalled(*arguments: Any) -> None:
     def stall() -> None:
         until_s = time.monotonic() + STALL_S
         while time.monotonic() < until_s:
-            pass  # what keeps the loop keeps Python's lock as well
+            pass  # this holds the loop, and also Python's lock
         loop.call_later(EVERY_S - STALL_S, stall)
 
     loop.call_later(EVERY_S, stall)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvkernels.ops.relayout import PoolLayout
 
-L2_BYTES = 60 << 20  # an H200's; a device's own is asked where there is one
+L2_BYTES = 60 << 20  # that of an H100; on a GPU, the device's own is used
 TIMES_L2, LEAST_POOLS = 10, 4
 QUANTIZED = ("int8", "float8_e4m3fn")
 Beside = tuple[tuple[str, str], ...]
@@ -54,7 +54,7 @@ class Attention:
     dim: int = 128
     page: int = 16
     prefix: int = 0
-    new: int = 1  # query tokens a request: its last ones
+    new: int = 1  # query tokens of each request, its last ones
     stored: str = "bfloat16"
 
     @property
@@ -151,7 +151,7 @@ class Case:
     bytes: int
     flops: int
     ceiling: str
-    pool_bytes: int  # what one of the rotated inputs holds
+    pool_bytes: int  # bytes of one of the inputs used in turn
     bars: tuple[Bar, ...] = ()
     beside: Beside = ()
 
@@ -238,7 +238,7 @@ def prefill_cases() -> list[Case]:
             bars += peers if kernel == "prefill_wgmma" else ()
             cases.append(attention(f"{name}, {kernel[8:]}", kernel, shape, *bars))
     long = "prefill, 2k after 14k"
-    for stored in QUANTIZED:  # products are as many, and tiles are widened
+    for stored in QUANTIZED:  # as many products, but the tiles are widened
         shape = replace(shapes[f"{long}, G 4"], stored=stored)
         for kernel in OF_MATMUL:
             way = kernel.removeprefix("prefill_")

@@ -53,23 +53,23 @@ TRIED_AGAIN = ("failed", "timeout", "skipped")  # with --again
 BUILD_S, KILLED_S = 1_200, 10
 FORK = multiprocessing.get_context("fork")
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-OTHER_DEVICES = "no kernel image"  # what CUDA says of a library for other GPUs
+OTHER_DEVICES = "no kernel image"  # CUDA's error for a library that was built for other GPUs
 SANITIZER = "compute-sanitizer"
 NCU = (
     *("ncu", "--section", "SpeedOfLight", "--section", "Occupancy", "--launch-count", "2"),
-    *("--kernel-name-base", "demangled", "--kernel-name", "regex:wr::"),  # inputs are torch's
-    *("--clock-control", "none"),  # clocks may be others', too
+    *("--kernel-name-base", "demangled", "--kernel-name", "regex:wr::"),  # inputs are made by torch's
+    *("--clock-control", "none"),  # other users of the device may set the clocks
 )
 SANITIZED = {  # tool -> kernels whose first small case runs under it
     "memcheck": ("append", "decode", "shared", "prefill_mma", "prefill_wgmma", "copy"),
     "racecheck": ("decode", "shared", "prefill_mma"),
     "initcheck": ("decode", "prefill_wgmma"),
 }
-OUR_KERNELS = ("--kernel-name", "kernel_substring=_ZN2wr")  # torch's take their time
+OUR_KERNELS = ("--kernel-name", "kernel_substring=_ZN2wr")  # torch's kernels take long to check
 TOOL_OPTIONS = {
-    "memcheck": (*OUR_KERNELS, "--report-api-errors", "no"),  # torch asks what may fail
+    "memcheck": (*OUR_KERNELS, "--report-api-errors", "no"),  # torch makes calls that may fail
     "racecheck": OUR_KERNELS,
-    "initcheck": (),  # it has to see what torch's kernels write
+    "initcheck": (),  # it must see what torch's kernels write
 }
 PROFILED = (
     *("prefill, 1 x 8k, G 4, wgmma", "decode, 64 x 2k, G 4"),
@@ -87,7 +87,7 @@ class Step:
     timeout_s: float
     case: Case | None = None
     under: tuple[str, ...] = ()
-    lacks: str = ""  # why it cannot be done here
+    lacks: str = ""  # why the step cannot be done here
 
 
 def steps() -> list[Step]:
@@ -180,7 +180,7 @@ def compute(step: Step) -> Line:
     assert case is not None
     if kind == "numbers":
         return _errors(ours.made_of(case, 0, "cuda"), oracle_on="cpu")
-    if kind not in ("speed", "peer"):  # under a tool that judges for itself
+    if kind not in ("speed", "peer"):  # not under a tool that judges by itself
         ours.made_of(case, 0, "cuda").run()
         torch.cuda.synchronize()
         return {}
@@ -235,7 +235,7 @@ def in_process(step: Step, output: int) -> None:
     If the step is a program, that program replaces the process.
     """
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # not to disturb the next run
+    ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # so as not to disturb the next run
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(bare.ROOT)

@@ -104,12 +104,12 @@ def batch_of(shape: Attention, seed: int, device: str = "cuda") -> Batch:
     else:
         stored = getattr(torch, shape.stored)
         kept = torch.randint(-127, 128, pool, device=device, dtype=torch.int8)
-        if stored != torch.int8:  # bytes of any exponent up to 240, none of them NaN
+        if stored != torch.int8:  # bytes of any exponent up to 240, without NaN
             kept = torch.where((kept & 0x7F) < 0x78, kept, 0).view(stored)
         last = scales = torch.rand(pool[:-1], device=device) / 100 + 0.001
     beyond = shape.context % shape.page
     last[shape.pages] = float("nan")
-    if beyond:  # tokens after a request's last one
+    if beyond:  # tokens after the last one of a request
         last[table[:, -1].long().to(device), :, :, beyond:] = float("nan")
     views = [kept[:, :, kv].transpose(1, 2) for kv in (0, 1)]
     of_scales = [None if scales is None else scales[:, :, kv].transpose(1, 2) for kv in (0, 1)]

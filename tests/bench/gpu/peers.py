@@ -106,8 +106,8 @@ def sdpa(batch: Batch, backend: str = "") -> Run:
     q, mask, is_causal = _queries(batch).contiguous(), None, False
     new, context = batch.shape.new, batch.shape.context
     if new == context:
-        is_causal = True  # which every backend has
-    elif new > 1 and backend:  # a causal bias would choose FlashAttention by itself
+        is_causal = True  # every backend has causal masks
+    elif new > 1 and backend:  # a causal bias would make torch choose FlashAttention
         sees = torch.ones(new, context, dtype=torch.bool, device="cuda").tril(context - new)
         mask = torch.zeros(new, context, dtype=q.dtype, device="cuda")
         mask.masked_fill_(~sees, float("-inf"))
@@ -183,7 +183,7 @@ PEERS: dict[str, dict[str, Peer]] = {  # in the order in which they are measured
 }
 
 
-# cuDNN first: what the bars of prefill are about; what compiles for long comes last.
+# cuDNN is first, since prefill's bounds refer to it; peers that compile for long are last.
 ORDER = (
     *("torch_bf16", "cudnn", "sdpa", "gather"),
     *("flashinfer", "flashinfer_decode", "flex"),

@@ -9,11 +9,11 @@ from typing import Any
 from tests.bench.gpu.cases import Attention, Case, small_cases, speed_cases
 
 Line = dict[str, Any]
-MAX_ROW_ERROR = 1e-2  # of bf16 against float64, in norm
+MAX_ROW_ERROR = 1e-2  # of bf16 against float64, as a norm
 MAX_LSE_ERROR = 2e-3
 VERDICTS = {True: "met", False: "MISSED", None: "not measured"}
 OUTPUTS = ("tests", "memcheck", "racecheck", "initcheck", "profile")  # notes: a program's output
-ENGINE = ("append", "shared", "prefill_mma")  # without one of these attention is torch's
+ENGINE = ("append", "shared", "prefill_mma")  # without one of these attention is by torch
 
 
 def is_right(found: Line) -> bool:
@@ -99,7 +99,7 @@ def short(line: Line) -> str:
     if "us" in line:
         return f"{line['us']:,.1f} us"
     kind, note = line["step"].partition("/")[0], str(line.get("note", "")).strip().splitlines()
-    if note and (kind, line["status"]) != ("profile", "ok"):  # whose note is a table
+    if note and (kind, line["status"]) != ("profile", "ok"):  # a profile's note is a table
         return note[-1 if kind in OUTPUTS else 0][:160]
     if line["status"] == "wrong" and "row_error" in line:
         return f"a row is {line['row_error']:.1e} off, a log-sum-exp {line['lse_error']:.1e}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 SAMPLES = 60
-SLEEP_HZ = 2e9  # cycles a second of `torch.cuda._sleep`, not below any device's clock
+SLEEP_HZ = 2e9  # cycles per second of `torch.cuda._sleep`, at least those of any device
 CEILING_BYTES = 1 << 30
 MATMUL = 8_192
 Run = Callable[[], object]

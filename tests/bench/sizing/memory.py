@@ -46,7 +46,7 @@ def block_bytes(holders: int) -> float:
 
 def session_bytes() -> float:
     """Return the resident memory that following a session adds to this process, in bytes."""
-    Pool(WORKERS, 10)  # whatever the first one loads
+    Pool(WORKERS, 10)  # loads everything that a first pool loads
     before_kb = cpu.rss_kb(os.getpid())
     pool = Pool(WORKERS, SESSIONS)
     grown_kb = cpu.rss_kb(os.getpid()) - before_kb

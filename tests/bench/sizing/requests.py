@@ -72,7 +72,7 @@ def cost(kind: Kind, tokens: str, model: Model, cores: Cores, seconds: float) ->
             cores.others,
             router.pid,
             behind.pid,
-            conns=2 if longest else 8,  # what is begun and not ended falsifies the figure
+            conns=2 if longest else 8,  # unfinished requests would falsify the figure
             distinct=PROMPTS,
             bytes=size,
             chat=kind.chat,
