@@ -76,8 +76,8 @@ def section(found: Memory) -> Section:
     return Section(
         "memory",
         "Memory",
-        "Each has the bound in the last column. At the bounds of blocks and sessions the router "
-        "forgets the coldest; a request beyond its bound gets 503.",
+        "At the bounds of blocks and sessions the router forgets the coldest; a request beyond "
+        "its bound gets 503.",
         ["what", "MiB", "bound"],
         [
             [

@@ -55,8 +55,8 @@ def section(found: Measured) -> Section:
         "plan",
         "How many routers",
         "Cores = (idle router + requests a second x (CPU of a request + what the pool's size adds "
-        f"+ events x CPU of an event)) / {BUSY:g}. The last column is the same for the event loops "
-        "alone, rounded up: the least number of routers. Take one more, so that one may fail.",
+        f"+ events x CPU of an event)) / {BUSY:g}. *Routers* is the least number of routers. Take "
+        "one more, so that one may fail.",
         ["load", "workers", "requests/s", "events of an answer", "cores", "routers"],
         [_row(demand, cost, found) for demand, cost in needs(found)],
     )

@@ -71,8 +71,8 @@ def section(pools: dict[int, Pool]) -> Section:
     return Section(
         "pools",
         "Workers",
-        "Requests of 2 KB of text, policy `warmset`. An idle router reads the metrics of idle "
-        "workers every two seconds; that work goes on beside requests.",
+        "The requests have 2 KB of text; the policy is `warmset`. An idle router reads the "
+        "metrics of idle workers every two seconds.",
         ["workers", "CPU of a request, ms", "idle router, % of a core", "resident memory, MiB"],
         list(_rows(pools)),
     )

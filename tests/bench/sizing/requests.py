@@ -133,10 +133,9 @@ def section(costs: Costs) -> Section:
     return Section(
         "requests",
         "CPU time of a request",
-        "Milliseconds of one core, all threads of the router together; in brackets how many "
-        "requests a second keep one core busy. A token is four bytes of text here. An event of a "
-        f"streamed answer takes {costs.event.all_s * 1e6:.0f} us on top, "
-        f"{1 / costs.event.all_s:,.0f} a second and core.",
+        "Milliseconds of one core; in brackets how many requests a second keep one core busy. "
+        "A token is four bytes of text here. An event of a streamed answer takes "
+        f"{costs.event.all_s * 1e6:.0f} us on top.",
         ["prompt"] + [f"{tokens} tokens" for tokens in SIZES],
         [[kind.name, *_cells(kind, costs)] for kind in KINDS],
     )

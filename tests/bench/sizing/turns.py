@@ -134,11 +134,9 @@ def section(found: dict[int, Turns]) -> Section:
     return Section(
         "turns",
         "Turns of an agent",
-        f"Chats in messages of {MESSAGE_TOKENS:,} tokens that the router tokenizes. The text of "
-        f"the first turn is new to the router; each later turn adds {ADDED_TOKENS:,} tokens. "
-        "*Added* is the time until the answer less the time without a router. The router keeps "
-        "the token ids of recent chats, at most `limits.token_memo_bytes` (64 MiB) of them; a "
-        "turn whose chat was dropped costs as much as a first one.",
+        f"The router tokenizes chats in messages of {MESSAGE_TOKENS:,} tokens. The text of the "
+        f"first turn is new to the router; each later turn adds {ADDED_TOKENS:,} tokens. *Added* "
+        "is the time until the answer less the time without a router.",
         [
             "tokens",
             "first turn: CPU, ms",
