@@ -128,5 +128,5 @@ async def test_an_idle_pool_uses_all_of_its_caches(vllm: Pool) -> None:
     async with new_router(vllm, *vllm.servers) as stack:
         for _ in range(4 * BLOCKS // 20):
             await ask(stack, unseen_prompt(tokens, head=2 * BLOCK_SIZE), True)
-    for server in vllm.servers:  # not to the last block, since a server may be believed to be slower
+    for server in vllm.servers:  # not to the last block: one server may seem slower
         assert len(await server.cached()) > 0.5 * BLOCKS

@@ -56,7 +56,7 @@ async def test_a_refused_request_leaves_nothing(vllm: Pool) -> None:
     body = {"model": MODEL, "prompt": tokens, "max_tokens": 1, "temperature": -1}
     status, answer = await vllm.ask("/v1/completions", body)
     assert status == 400, answer
-    await vllm.router.assert_idle()  # the client may have the answer before the router knows its end
+    await vllm.router.assert_idle()  # the router may see the end after the client
     assert await hit_blocks(vllm.router, tokens) == [0, 0]
 
 

@@ -19,7 +19,7 @@ LIVE = "live_multiple"  # the file with lists from users, each of several tools
 # As the leaderboard's own handlers of OpenAI's API write its types.
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 _SCHEMAS = ("properties", "items", "additionalProperties")
-_OTHER = re.compile(r"[^a-zA-Z0-9_-]")  # all other characters than OpenAI allows in a function's name
+_OTHER = re.compile(r"[^a-zA-Z0-9_-]")  # characters that OpenAI's function names lack
 Tool = dict[str, Any]
 
 

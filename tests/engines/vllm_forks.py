@@ -37,7 +37,7 @@ class VllmForks:
     def __init__(self) -> None:
         self._python = str(Environment("vllm", NEWEST_VLLM).python)
         self._server: ForkServer | None = None
-        self._early: Mapping[str, str] = {}  # variables that take effect only at a start, so that a fork cannot change them
+        self._early: Mapping[str, str] = {}  # variables that forks cannot change
 
     async def launch(
         self, command: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]

@@ -68,7 +68,7 @@ class Server:
         self._control = control
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
-        self._lines: dict[int, tuple[socket.socket, int]] = {}  # by file: a program's connection and its id
+        self._lines: dict[int, tuple[socket.socket, int]] = {}  # by file: connection and process id
         self._ends: dict[int, tuple[socket.socket, int]] = {}  # by pidfd: the same
 
     def run(self) -> Order | None:
@@ -76,7 +76,7 @@ class Server:
         order to run.
         """
         while True:
-            file, _ = self._poll.poll()[0]  # only the first event: it may close the file of the second
+            file, _ = self._poll.poll()[0]  # one event: it may close the next one's file
             if file in self._ends:
                 self._ended(file)
             elif file in self._lines:

@@ -57,7 +57,7 @@ OTHER_DEVICES = "no kernel image"  # CUDA's error for a library that was built f
 SANITIZER = "compute-sanitizer"
 NCU = (
     *("ncu", "--section", "SpeedOfLight", "--section", "Occupancy", "--launch-count", "2"),
-    *("--kernel-name-base", "demangled", "--kernel-name", "regex:wr::"),  # inputs are made by torch's
+    *("--kernel-name-base", "demangled", "--kernel-name", "regex:wr::"),  # inputs are torch's work
     *("--clock-control", "none"),  # other users of the device may set the clocks
 )
 SANITIZED = {  # tool -> kernels whose first small case runs under it
