@@ -38,11 +38,11 @@ LONGEST_FIRST = (
     "router",
     "policies",
 )
-VLLM_GROUP = "vllm"  # the longest one before real engines
+VLLM_GROUP = "vllm"  # the longest group that comes before real engines
 TESTS = Path(__file__).parent
 BUILD_S = 1200  # the first test of a kind builds, or starts, what it runs
-FOLDER = pytest.StashKey[Path]()  # of this run's temporary files
-LOGS = 8  # of programs, that a failure shows
+FOLDER = pytest.StashKey[Path]()  # the folder of this run's temporary files
+LOGS = 8  # most logs of programs that a failure shows
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,7 +65,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if wanted is None or collection_path.suffix != ".py":
         return None
     tier = tier_of(collection_path.relative_to(TESTS).as_posix()) or QUICK_TIER
-    # A quick file may have tests that say they are live.
+    # A quick file may have tests with the mark `live`.
     return None if wanted == tier or (wanted, tier) == ("live", QUICK_TIER) else True
 
 
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(tier)
         if tier in ("native", "engines") and "timeout" not in marks:
             item.add_marker(pytest.mark.timeout(BUILD_S))
-        # A test that only runs at full length is of no tier.
+        # A test that only runs at full length belongs to no tier.
         if wanted is None or (wanted == (tier or QUICK_TIER) and "full" not in marks):
             kept.append(((not is_alone, group != VLLM_GROUP, _place(path)), item))
         else:

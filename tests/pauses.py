@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Self, TypeVar
 
 TICK_S = 0.05
-PAUSE_S = 0.3  # beyond what busy cores do to a thread that wants to run
+PAUSE_S = 0.3  # longer than a busy core delays a thread
 TRIES = 4
 Measured = TypeVar("Measured")
 
@@ -17,8 +17,8 @@ class Ticks:
     """A thread that wakes every `TICK_S` inside a `with` block and records how late it woke."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0  # between two of its turns
-        self.paused_s = 0.0  # in all that it was late, where it was so by much
+        self.longest_s = 0.0  # longest time between two of its turns
+        self.paused_s = 0.0  # sum of the gaps of `PAUSE_S` or more
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 

@@ -26,7 +26,7 @@ import pytest
 from tests.tiers import QUICK_TIER, TIERS
 
 FLAKY_AT_MOST = 3
-ALONE_AT_MOST = 12  # where more fail, it is nothing that comes and goes
+ALONE_AT_MOST = 12  # if more tests fail, the cause is not flakiness
 FLAKY_LIST = Path("build/flaky.txt")
 MESSAGE_LENGTH = 300  # characters of an error that are kept
 FAILED_FIRST = "failed_first"  # a report's property: the test that met the same exception first
@@ -38,7 +38,7 @@ class Failure:
 
     test: str
     first: str  # the test that met the same exception first: itself, or one of the same fixture
-    error: str  # the beginning of what was raised, in one line
+    error: str  # the beginning of the exception's text, in one line
 
 
 class FailedTests:

@@ -11,8 +11,8 @@ import re
 import shutil
 from fnmatch import fnmatch
 
-# Needs more than the ordinary build made: sanitizers, fuzzers, the CUDA emulator, nvcc. Or runs
-# other tests once more, as other processors would.
+# Needs more than the ordinary build: sanitizers, fuzzers, the CUDA emulator, nvcc. Or repeats other
+# tests in the way of other processors.
 NATIVE = (
     "kernels/cuda/test_*.py",
     "kernels/fuzz/test_*.py",
@@ -46,13 +46,13 @@ LIVE = (
 # Needs real engines, in environments of their own (tests/engines/environment.py).
 ENGINES = ("engines/test_*.py",)
 NOT_ENGINES = ("engines/test_compatibility.py",)
-# These share one stack and only ask it (tests/live/conftest.py), or read files.
+# These share one stack and only send it requests (tests/live/conftest.py), or read files.
 NOT_LIVE = (
     "live/test_first_light.py",
     "live/test_bad_input.py",
     "grafana/test_dashboard_files.py",
 )
-# What `.ci/run` installs: elsewhere a test that lacks one of them is skipped, and fails under CI.
+# Installed by `.ci/run`. A test that lacks one of them fails under CI and is skipped elsewhere.
 INSTALLED_BY_CI = ("chromium", "clang++", "promtool", "prometheus", "ip", "redis-server")
 QUICK_TIER = "quick"
 TIERS = ("live", "native", "engines")  # also the names of their marks

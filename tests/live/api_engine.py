@@ -187,7 +187,7 @@ class ApiEngine:
     serves: frozenset[str]
     url: str = ""
     asked: list[tuple[str, bytes, dict[str, str]]] = field(default_factory=list)
-    # Streams wait for this after their first event: before it no token has been computed.
+    # Streams wait for this after their first event; no token has been computed before.
     computed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def paths(self) -> list[str]:

@@ -35,13 +35,13 @@ class Engine:
     """One engine with the relay and the HTTP proxy between it and the router. Lifetime: test."""
 
     name: str
-    options: dict[str, Any]  # ports are its own for good
+    options: dict[str, Any]  # its ports stay its own
     program: Program
     relay: EventRelay
-    front: HttpFront | None  # where the router has snapshots of it
+    front: HttpFront | None  # only if the router reads its snapshots
     spec: str
     starts: int = 1
-    unanswered: int = 0  # replays of its relay, when it was exact last
+    unanswered: int = 0  # unanswered replays of its relay, when it was last exact
 
     @property
     def url(self) -> str:
@@ -243,7 +243,7 @@ async def _engine(
         url, kind = front.url, ""
     else:
         relay.rewrite = rewrite
-        url, kind = program.url, ",kind=vllm"  # which has no snapshot
+        url, kind = program.url, ",kind=vllm"  # vLLM has no snapshots
     spec = f"{url},events={relay.live},replay={relay.replay}{kind}"
     return Engine(name, options, program, relay, front, spec)
 

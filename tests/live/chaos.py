@@ -16,7 +16,7 @@ import aiohttp
 
 from tests.live.stack import MODEL, Stack, until
 
-# Small, so that all that is remembered is full long before the end.
+# Small limits, so that everything the router remembers is full long before the end.
 FLAGS = (
     *("--limits-inflight-requests", "256", "--limits-hold-requests", "64"),
     *("--limits-sessions", "512", "--limits-session-blocks", "8192"),
@@ -25,9 +25,9 @@ FLAGS = (
 )
 CLIENTS, MANY_CLIENTS = 12, 100
 ROUTER = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"]
-SPARE_FDS = 12  # probe connections come and go
-SPARE_THREADS = 8  # pools of threads fill up once
-SPARE_KIB = 64 << 10  # what is remembered, up to its limits, and the heap
+SPARE_FDS = 12  # for probe connections, which come and go
+SPARE_THREADS = 8  # for pools of threads, which fill up once
+SPARE_KIB = 64 << 10  # for what the router remembers, up to its limits, and the heap
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Load:
 
     served: int = 0
     cut: list[int] = field(default_factory=list)  # workers whose streams broke off
-    lost: list[str] = field(default_factory=list)  # what must not happen
+    lost: list[str] = field(default_factory=list)  # outcomes that must not happen
 
 
 async def client(stack: Stack, load: Load, rng: random.Random, stop: asyncio.Event) -> None:

@@ -43,7 +43,7 @@ class Collector:
     """An OTLP server that keeps every span that it receives. Lifetime: test."""
 
     port: int
-    answer: Any = 200  # a status, or what to do with a request
+    answer: Any = 200  # a status, or what to do with a request instead
     seen: list[Seen] = field(default_factory=list)
     posts: int = 0
 

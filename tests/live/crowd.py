@@ -25,10 +25,10 @@ from engine.wire.tokens import WordTokenizer
 from tests.live.stack import MODEL, until
 
 FAMILIES, MEMBERS, PREFIX_TOKENS = 6, 8, 80
-WHOLE_TOKENS = 2  # of an answer that is no stream
-AT_ONCE = 128  # clients that keep up the rate: what they cannot is told
-CLIENT_S = 90.0  # no client waits for longer: what hangs must show
-SHOWN = 10  # of what went wrong
+WHOLE_TOKENS = 2  # tokens of an answer that is not streamed
+AT_ONCE = 128  # clients that keep up the rate; the shortfall is reported
+CLIENT_S = 90.0  # no client waits for longer, so that a hang shows
+SHOWN = 10  # of the failures
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Crowd:
     stream_tokens: int
     fields: str = ""  # further lines of each head, each with its CRLF
     tls: ssl.SSLContext | None = None
-    stays: int = 1 << 30  # requests of one connection, then another one is made
-    reconnects: bool = False  # as HTTP clients do where an idle connection was closed: told
-    again: int = 0  # requests asked once more for that
+    stays: int = 1 << 30  # requests of one connection; then the client opens another one
+    reconnects: bool = False  # as HTTP clients do after an idle connection was closed; counted
+    again: int = 0  # requests that were repeated for that reason
     served: Counter[str] = field(default_factory=Counter)  # "stream" and "whole"
     lost: list[str] = field(default_factory=list)  # answers that were not right, and why
     waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=100_000))
@@ -189,7 +189,7 @@ class Client:
 
     async def _head(self, request: bytes) -> bytes:
         if self._reconnects and self._reader is not None and self._reader.at_eof():
-            await self.close()  # it was idle, and its end was heard before anything is sent
+            await self.close()  # the idle connection ended before anything was sent
         if self._reader is None or self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(*self._at, ssl=self._tls)
             self._asked = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 How = Literal["reset", "close", "garbage", "half", "stall", "end"]
-_CHUNK_END = b"\n\n\r\n"  # an event is a chunk at our workers
+_CHUNK_END = b"\n\n\r\n"  # at our workers an event is a chunk
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Cutter:
     async def _replies(
         self, up: asyncio.StreamReader, writer: asyncio.StreamWriter, fate: list[Fate | None]
     ) -> None:
-        passed, of = b"", fate[0]  # what has passed of the reply that has this fate
+        passed, of = b"", fate[0]  # the bytes passed so far of the reply with this fate
         while data := await up.read(1 << 16):
             if fate[0] is not of:
                 passed, of = b"", fate[0]

@@ -22,7 +22,7 @@ import zmq.asyncio
 Payload = Callable[[bytes], bytes]
 
 END = b"\xff" * 8
-UPSTREAM_S = 0.5  # for the engine's next replayed batch; a dead one says nothing
+UPSTREAM_S = 0.5  # for the engine's next replayed batch; a dead engine sends none
 COMPLETE = ("whole", "slow", "twice", "four_frames")
 INCOMPLETE = ("late_start", "cut", "no_end", "refused")
 
@@ -33,7 +33,7 @@ class Faults:
 
     drop: float = 0.01
     burst: float = 0.003
-    burst_batches: int = 40  # lost at once, at most
+    burst_batches: int = 40  # most batches lost at once
     twice: float = 0.0
     hang: float = 0.003
     hang_s: float = 0.3  # at most
@@ -59,7 +59,7 @@ class EventRelay:
     replay_modes: tuple[str, ...] = COMPLETE + INCOMPLETE
     faults: Faults = CALM
     counted: Counter[str] = field(default_factory=Counter)
-    live: str = ""  # where the router subscribes
+    live: str = ""  # the endpoint to which the router subscribes
     replay: str = ""
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class EventRelay:
         with self.context.socket(zmq.SUB) as sub:
             sub.setsockopt(zmq.LINGER, 0)
             sub.setsockopt(zmq.SUBSCRIBE, b"")
-            # A restarted engine is to be heard at once, as a router on the same machine would.
+            # A restarted engine must be heard at once, as by a router on the same machine.
             sub.setsockopt(zmq.RECONNECT_IVL, 10)
             sub.connect(self.upstream_live)
             await self._relay_batches(sub)
@@ -111,7 +111,7 @@ class EventRelay:
             topic, seq, payload = await sub.recv_multipart()
             self.counted["live"] += 1
             faults, draw = self.faults, self.rng.random
-            if self._to_lose and faults.burst:  # a calm ends what is left of a burst
+            if self._to_lose and faults.burst:  # setting CALM ends the rest of a burst
                 self._to_lose -= 1
                 self.counted["lost"] += 1
                 continue
@@ -138,7 +138,7 @@ class EventRelay:
         self.counted["reconnects"] += 1
         self._pub.close(linger=0)
         self._pub = self.context.socket(zmq.PUB)
-        while True:  # the port is freed by another thread
+        while True:  # another thread frees the port
             with suppress(zmq.ZMQError):
                 self._pub.bind(self.live)
                 return
@@ -154,7 +154,7 @@ class EventRelay:
         left = self.rng.randint(1, 50) if mode in ("cut", "no_end") else -1
         four = mode == "four_frames"
         with suppress(TimeoutError):
-            latest = None  # of those skipped: the last batch is always there yet
+            latest = None  # the latest skipped batch: the engine always has its last one
             batches = self._fetch(start)
             async for topic, seq, payload in batches:
                 if skipped:

@@ -27,7 +27,7 @@ Harm = Literal[
     "status_400",
     "status_500",
 ]
-SLOW_S = 0.3  # between two pieces of an answer: a hundredth of what the engine does
+SLOW_S = 0.3  # between two pieces of an answer; the engine itself takes a hundredth of that
 _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 
 
@@ -47,7 +47,7 @@ class FaultyFront:
     harm: Harm = "none"
     slow_s: float = SLOW_S
     harmed: int = 0
-    left: int = 0  # of those that were kept in silence
+    left: int = 0  # requests kept in silence whose router hung up
     url: str = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,7 +107,7 @@ class FaultyFront:
         head = b"HTTP/1.1 %d X\r\nContent-Type: %s\r\n" % (reply.status, kind)
         out.write(head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
         if harm in ("cut", "garbled") and not kind.startswith(b"text/event-stream"):
-            _reset(out)  # of an answer in one piece its client must not see a part
+            _reset(out)  # a client must not see a part of an answer in one piece
             return
         async for piece in reply.content.iter_any():
             if harm == "slow":

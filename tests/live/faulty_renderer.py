@@ -87,7 +87,7 @@ class FaultyRenderer:
                 return web.Response(body=_HUGE)
             case "longer":
                 ids = [*ids, 1, 1, 1]
-            case "another":  # a tokenizer of one token for a byte
+            case "another":  # a tokenizer with one token for each byte
                 ids = list(body)
         return web.json_response({"token_ids": ids, "features": None})
 

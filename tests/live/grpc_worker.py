@@ -21,7 +21,7 @@ from tests.served_app import served_by
 
 MODEL = "small"
 BIG_BYTES = 1 << 20
-FLOOD = 512  # messages of that size, more than all buffers on their way hold
+FLOOD = 512  # messages of that size: more than all buffers on their way hold
 
 
 def asked(id: str, model: str = MODEL, text: bytes = b"hello") -> pb.ModelInferRequest:
@@ -55,8 +55,8 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
     seen: Counter[str] = field(default_factory=Counter)  # by id
     left: Counter[str] = field(default_factory=Counter)  # those cancelled
     metadata: list[dict[str, str]] = field(default_factory=list)
-    full: bool = False  # `full` is said by this one
-    well: bool = True  # by HTTP
+    full: bool = False  # the worker answers `full`
+    well: bool = True  # its health by HTTP
     enough: bool = False  # a flood ends with the next answer
     port: int = 0
     server: Any = None

@@ -27,7 +27,7 @@ class HttpFront:
     rng: random.Random
     upstream: str
     http: aiohttp.ClientSession
-    harm: float = 0.0  # how likely a snapshot is to be harmed
+    harm: float = 0.0  # the probability that a snapshot is harmed
     counted: Counter[str] = field(default_factory=Counter)
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -84,6 +84,6 @@ class HttpFront:
         except (aiohttp.ClientError, ConnectionError) as error:
             if not answer.prepared:
                 raise web.HTTPBadGateway from error
-            if request.transport is not None:  # cut off in the middle, as the engine did
+            if request.transport is not None:  # cut off in the middle, as by the engine
                 request.transport.abort()
         return answer

@@ -21,10 +21,10 @@ class LightEngine:
     adapters: tuple[str, ...] = ()
     port: int = field(default_factory=lasting_port)
     host: str = "127.0.0.1"
-    closed: bool = False  # routers have let go of it: whoever asks now is wrong
+    closed: bool = False  # the routers no longer use it: any request now is wrong
     asked: Counter[str] = field(default_factory=Counter)  # by model
     wrong: int = 0
-    root: str | None = None  # what it calls its model; None: it does not say
+    root: str | None = None  # the name of its model's root; None: it states none
     _runner: web.AppRunner | None = None
 
     @property

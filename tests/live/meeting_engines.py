@@ -21,8 +21,8 @@ from aiohttp import web
 from tests.live.stack import MODEL
 from tests.served_app import served_app
 
-PATIENCE_S = 30.0  # 300 s, 480 s; a router that waited for that would fail these tests
-FIRST, REST = " P", (" D1", " D2")  # text: who prefills has made the first token
+PATIENCE_S = 30.0  # really 300 s or 480 s; a router that waited so long would fail these tests
+FIRST, REST = " P", (" D1", " D2")  # the answer's text: the prefill worker makes the first token
 _JSON = "application/json"
 Faults = list[str]
 
@@ -59,11 +59,11 @@ class MeetingWorker:
         self.headers: list[dict[str, str]] = []
         self.faults: Faults = []
         self.running = 0
-        self.left_s: list[float] = []  # when somebody hung up on it
+        self.left_s: list[float] = []  # when a peer hung up
         self.gate = asyncio.Event()  # closed: the second token of an answer waits
         self.gate.set()
-        self.deaf = False  # it decodes, and no KV reaches it
-        self.late = asyncio.Event()  # then what was to fail late does
+        self.deaf = False  # it decodes, but no KV reaches it
+        self.late = asyncio.Event()  # set: faults that come late happen now
         self.began = asyncio.Event()  # a request came
         self.rooms: dict[str, Room] = {}
         self.url = self.bootstrap = ""
@@ -153,7 +153,7 @@ class MeetingWorker:
         """
         room = self.rooms.get(request.query["room"])
         if room is None:
-            for _ in range(int(PATIENCE_S / 0.01)):  # it may come sooner than the other leg
+            for _ in range(int(PATIENCE_S / 0.01)):  # the request may come before the other leg
                 await asyncio.sleep(0.01)
                 if room := self.rooms.get(request.query["room"]):
                     break

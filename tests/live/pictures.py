@@ -43,7 +43,7 @@ _REPLAY = (
     *("replay", "simulator/data/conversation_sample.jsonl.gz", "--seconds", "240"),
     *("--policy", "warmset", "--policy", "round_robin"),
 )
-# A page that asks how old its figures are learns that no time has passed.
+# The page measures the age of its figures with this clock, which stands still.
 _STILL = "performance.now = () => 0;"
 _VISIBLE = 40  # of 255: by how much a colour must differ to count
 _TERMINAL = """<!doctype html><meta charset="utf-8"><title>warmroute top</title>
@@ -73,7 +73,7 @@ async def ui(page: Page, folder: Path) -> AsyncIterator[None]:
         return web.Response(body=body, headers=headers)
 
     async def state(request: web.Request) -> web.Response:
-        if request.query.get("boot"):  # it was told everything
+        if request.query.get("boot"):  # the page has everything already
             return web.Response(status=204)
         return web.json_response(text=told)
 

@@ -6,13 +6,13 @@ import itertools
 import os
 import socket
 
-# Tests that run in parallel (pytest-xdist) have ports of their own, one after another.
+# Tests that run in parallel (pytest-xdist) use different ports, one after another.
 _SIDE_BY_SIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _OURS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-# Below those that the system gives to outgoing connections.
+# Below the ports that the system gives to outgoing connections.
 _PORTS = 10_000 // _SIDE_BY_SIDE
 _FIRST = 20_000 + _OURS * _PORTS
-# Tests of another run begin elsewhere.
+# Another run's tests begin at another port.
 _turn = itertools.count(os.getpid() * 61)
 
 

@@ -40,10 +40,10 @@ class Publisher:
     router: zmq.asyncio.Socket
     live: str
     replay: str
-    batches: list[bytes] = field(default_factory=list)  # all it numbered, for replays too
+    batches: list[bytes] = field(default_factory=list)  # all numbered batches, also for replays
     chains: list[npt.NDArray[np.uint64]] = field(default_factory=list)  # that they store
     lost: int = 0
-    asked: int = 0  # for replays
+    asked: int = 0  # requests for replays
 
     def add(self, prompt: npt.NDArray[np.int32], ts_s: float = 0.0) -> None:
         """Add a batch that stores this prompt's blocks under small numbers as names."""
@@ -118,7 +118,7 @@ async def publishing(count: int) -> AsyncIterator[Publishers]:
 
 
 def _publisher(context: zmq.asyncio.Context) -> Publisher:
-    # An XPUB is a PUB that tells of its subscribers.
+    # An XPUB is a PUB that reports its subscribers.
     pub, router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
     pub.setsockopt(zmq.SNDHWM, 100_000)  # vLLM's
     router.setsockopt(zmq.SNDHWM, 0)

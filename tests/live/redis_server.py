@@ -34,7 +34,7 @@ class RedisServer:
         self.folder = folder
         self.port = lasting_port() if port is None else port
         self.more = more
-        self.bus = ""  # of a cluster's node: its other port
+        self.bus = ""  # the other port, for a node of a cluster
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

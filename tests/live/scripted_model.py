@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 MODEL = "scripted"
-TASK, CHILD = "SPAWN two agents.", "CHILD"  # what a person says; what a sub-agent is told
+TASK, CHILD = "SPAWN two agents.", "CHILD"  # the user's prompt, and the prompt of a sub-agent
 DONE, CHILD_DONE = "The main agent is done.", "The child is done."
 _STARTS = ("Agent", "Task", "task", "spawn_agent")  # the clients' tools that start an agent
 

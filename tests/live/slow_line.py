@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 _READ_BYTES = 1 << 16
-_MOST_CHUNKS = 4_096  # under way in one direction; then nothing more is read
+_MOST_CHUNKS = 4_096  # most chunks in flight in one direction; then nothing more is read
 
 
 class SlowLine:

@@ -42,7 +42,7 @@ async def test_with_keys_who_has_none_learns_nothing_and_a_malformed_request_is_
     async with running(
         tmp_path, workers=0, router=["--admin-keys-file", str(keys)], headers=bearer
     ) as stack:
-        # A rebound page has no key: by any name there is nothing for it to read.
+        # A page with a rebound name has no key, so it can read nothing under any name.
         for path in ("/workers", "/explain", "/ui/state", "/kv", "/nothing", "/workers/drain"):
             status, body = await exchanged(stack.admin, f"GET {path}", "Host: evil.example")
             assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key"), path

@@ -25,7 +25,7 @@ from tests.served_app import served_by
 RECORDED = Path(__file__).parents[1] / "router" / "request" / "agent_clients"
 CHATS = "/v1/chat/completions"
 ALIAS = "claude-alias"  # Claude Code shows only names like this one
-WORDS = 40  # that stand in the place of one placeholder, so that prompts have blocks
+WORDS = 40  # words that replace one placeholder, so that prompts have blocks
 
 
 def recorded(client: str, chats: bool) -> Iterator[dict[str, Any]]:
@@ -62,7 +62,7 @@ def _seen(item: Any) -> Any:
     shown = {name: _seen(part) for name, part in item.items() if name != "cache_control"}
     content = shown.get("content")
     if isinstance(content, list) and [part.get("type") for part in content] == ["text"]:
-        shown["content"] = content[0]["text"]  # a text alone is a list of one in its first turn
+        shown["content"] = content[0]["text"]  # the first turn has this as a list of one
     return shown
 
 

@@ -55,7 +55,7 @@ async def engine(stack):
 
 
 def bytes_of(path: str, **more: object) -> bytes:
-    # Odd on purpose: blanks and escapes that no encoder would write again.
+    # Spelled with blanks and escapes that no encoder would write again.
     body = {"model": MODEL, **BODIES[path], **more, "unknown": {"é": 1e2}}
     return json.dumps(body, indent=1).encode() + b"  "
 
@@ -156,7 +156,7 @@ async def test_nobody_has_the_path_and_the_router_says_so(stack) -> None:
 
 async def test_what_a_worker_says_of_the_model_is_the_clients(stack) -> None:
     async with api_engine(MODEL, "/v1/embeddings") as engine:
-        # It lists a model that its embeddings do not know, as vLLM does with an adapter.
+        # It lists a model that its embeddings do not know, like an adapter in vLLM.
         worker_id = await stack.add(f"{engine.url},model={OTHER}")
         data = json.dumps({"model": OTHER, "input": "a"}).encode()
         for _ in range(2):

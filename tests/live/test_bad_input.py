@@ -142,7 +142,7 @@ async def test_unknown_fields_and_formatting_reach_the_worker_byte_for_byte(stac
 )
 async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answer) -> None:
     """One worker answers garbage, and every client still gets a real answer."""
-    first = count(100 * len(answer))  # prompts that nobody holds: those known would go home
+    first = count(100 * len(answer))  # prompts in no cache: known ones go to their worker
     async with misbehaving(answer) as (url, seen):
         worker_id = await stack.add(url)
 
@@ -311,7 +311,7 @@ async def test_links_for_people_stand_at_the_root_of_the_admin_port_alone(stack)
 async def test_probes_may_ask_the_admin_port_by_any_name(stack) -> None:
     for path in ("/health", "/ready"):
         assert (await exchanged(stack.admin, f"GET {path}", "Host: router.example"))[0] == 200
-    request = b"GET /workers HTTP/1.0\r\n\r\n"  # as balancers ask, which are no browsers
+    request = b"GET /workers HTTP/1.0\r\n\r\n"  # as load balancers ask, which are not browsers
     assert (await exchanged(stack.admin, request))[0] == 200
 
 
@@ -325,7 +325,7 @@ async def test_no_page_can_change_anything_at_the_admin_port(stack, field) -> No
 async def test_the_admin_port_refuses_what_can_be_read_in_two_ways(stack) -> None:
     for name, status, request in refused():
         got, body = await exchanged(stack.admin, request)
-        assert got == (421 if status == 404 else status), (name, body)  # they ask by the name x
+        assert got == (421 if status == 404 else status), (name, body)  # they use the host x
         json.loads(body)
 
 
@@ -344,7 +344,7 @@ async def test_what_the_router_says_to_clients_no_engine_says_in_its_place(
         await stack.remove(worker_id)
     assert reply.headers["X-Own"] == "1"
     said = [(k, v) for k, v in reply.headers.items() if k.lower().startswith("x-warmroute-")]
-    # What is passed on for want of a better answer names no worker.
+    # A reply that is passed on only because no better one came names no worker.
     ours = [("x-warmroute-worker", str(worker_id))]
     assert said == (ours if status.startswith(b"400") else [])
 

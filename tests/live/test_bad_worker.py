@@ -23,9 +23,9 @@ CLIENTS, REQUESTS = 8, 600
 MOST_ERRORS, MOST_SHARE = 0.01, 0.03
 PREFIX_TOKENS, PROMPT_TOKENS = 512, 640
 TABLE = list(itertools.product(WAYS, ("hybrid", "warmset"), (True, False), (True, False)))
-# CI takes each way once: by turns warm with one policy and cold with the other, and of each of
-# these some streamed and some whole.
-# Refusals by 429 and 529 are shown at the same pool by test_busy_workers.py.
+# CI takes each way once: warm with one policy and cold with the other in turn, some of them
+# streamed and some whole.
+# test_busy_workers.py tests refusals by 429 and 529 in the same kind of pool.
 QUICK = {
     (way, ("hybrid", "warmset")[n % 2], n % 2 == 0, n // 2 % 2 == 1)
     for n, way in enumerate(WAYS)
@@ -46,7 +46,7 @@ async def _content(stack: Stack, prompt: list[int], model: str, streams: bool) -
     try:
         async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
             said = await reply.read()
-    except aiohttp.ClientError:  # it was cut
+    except aiohttp.ClientError:  # the stream was cut
         return False
     if reply.status != 200:
         return False
@@ -83,7 +83,7 @@ async def test_a_worker_that_fails_at_once_gets_little_and_costs_clients_nothing
     ):
         bad: FailingEngine = await engines.enter_async_context(engine())
         bad_id = await stack.add(bad.url)
-        for _ in range(2):  # it alone has the prefix, where there is one
+        for _ in range(2):  # it alone has the prefix, if there is one
             assert await _content(stack, [7] * PROMPT_TOKENS, model, streams)
         for _ in range(3):
             await stack.add((await engines.enter_async_context(engine())).url)

@@ -174,7 +174,8 @@ async def test_an_adapter_that_one_has_no_more_is_found_at_another_one(
         for _ in range(200):
             assert (await asked(stack, prompt, "lora"))[0] == 200
         elapsed_s = time.monotonic() - began_s
-        # Each list that its answer denies is believed twice as late: after 1, 2, 4 seconds.
+        # Each list of models that an answer contradicts is believed twice as late: after 1, 2, 4
+        # seconds.
         assert 1 <= warm.refused <= (2 + elapsed_s / 2 if lists else 1)
 
         async def looked() -> bool:

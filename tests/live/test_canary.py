@@ -52,7 +52,7 @@ async def test_a_canary_gets_its_share_and_gives_it_away(tmp_path: Path) -> None
         first = await who(stack, engines)
         assert 20 <= len(first[1]) <= 60
         assert len(first[0]) + len(first[1]) == SESSIONS
-        assert await who(stack, engines) == first  # nobody flips
+        assert await who(stack, engines) == first  # no session changes its revision
         await stack.remove(ids[1])
         alone = await who(stack, engines)
         assert (len(alone[0]), alone[1]) == (SESSIONS, [])

@@ -29,7 +29,7 @@ from tests.live.stack import Stack, engine_arguments, running, until
 SHORT_S, FULL_S = 6.0, 180.0
 pytestmark = pytest.mark.alone
 FULL = [pytest.mark.full, pytest.mark.timeout(400)]
-HEAP_KIB = 32 << 10  # the heap alone, where all that is remembered was full before
+HEAP_KIB = 32 << 10  # for the heap alone, when all that the router remembers was full before
 
 
 @dataclass
@@ -106,7 +106,7 @@ async def test_under_chaos_everything_that_could_be_served_was(
     tmp_path: Path, seed: int, seconds: float, clients: int, moves: int
 ) -> None:
     rng = random.Random(seed)
-    # What it remembers is full after the first half: what grows then is lost.
+    # What the router remembers is full after the first half; growth after that is a leak.
     router = [*ROUTER, *FLAGS, "--migration-moves", str(moves)]
     async with running(tmp_path, workers=3, router=router) as stack:
         extra = await stack.programs.start("extra", "engine", engine_arguments())

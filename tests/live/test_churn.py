@@ -119,7 +119,7 @@ async def pool(tmp_path: Path, server: RedisServer, seed: int) -> AsyncIterator[
 async def test_every_request_is_answered_by_a_worker_of_the_pool(tmp_path, seconds) -> None:
     with redis_server(tmp_path / "redis") as server:
         async with pool(tmp_path, server, seed=seconds) as one:
-            decoy = LightEngine()  # it listens, and its entry is another's
+            decoy = LightEngine()  # it listens, but its entry describes another engine
             await decoy.start()
             client = server.client()
             client.sadd(names_key(FLEET), decoy.url)
@@ -137,7 +137,7 @@ async def test_every_request_is_answered_by_a_worker_of_the_pool(tmp_path, secon
 
             clients = [asyncio.create_task(ask(number)) for number in range(CLIENTS)]
             for _ in range(int(seconds * CHANGES_PER_S)):
-                await asyncio.sleep(1 / CHANGES_PER_S)  # the pace of it
+                await asyncio.sleep(1 / CHANGES_PER_S)  # sets the pace of changes
                 full, thin = len(one.here) >= MOST, len(one.here) <= LEAST
                 await (one.join() if thin or (not full and one.rng.random() < 0.5) else one.leave())
             over.set()

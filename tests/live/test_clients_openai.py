@@ -27,10 +27,10 @@ TOOL = {
 async def stack(tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     keys = folder / "keys"
-    # One key that is asked slowly, for what clients make of 429.
+    # One key has a low limit, for the clients' behaviour on 429.
     keys.write_text(f"{KEY} ann\nsk-slow bob requests_per_s=1 requests_burst=1\n")
     headers = {"Authorization": f"Bearer {KEY}"}
-    # Engines of this very process do not answer while a client imports itself, which takes seconds.
+    # Engines in this process do not answer while a client is imported, which takes seconds.
     flags = ["--api-keys-file", str(keys), "--timeouts-probe-s", "30"]
     async with running(folder, workers=2, router=flags, headers=headers) as stack:
         yield stack

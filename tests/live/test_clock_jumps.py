@@ -27,7 +27,7 @@ pytestmark = needs_redis
 HOUR_S = 3_600
 KEY = "sk-clock-0123456789abcdef0123456789abcdef"
 TOKENS = 40
-LEAST_S = 0.5  # of each state of the clocks; all of them are several leases and quota windows
+LEAST_S = 0.5  # in each state of the clocks; the whole is several leases and quota windows
 LOUD = ("is down", "keeps failing", "Traceback", "failed to answer")
 CLOCKS = ("one", "two", "workers")
 
@@ -80,7 +80,7 @@ async def shows(stack: Stack, shift_s: int) -> bool:
 async def test_an_hour_forward_and_back_under_load(
     tmp_path: Path, clock: ShiftedClock, rounds: int, streams: int, rate: float
 ) -> None:
-    # Some ten times what all streams and clients come to: only who reads the date would refuse.
+    # Ten times the rate of all streams and clients: only a router that reads the date would refuse.
     (tmp_path / "keys.txt").write_text(f"{KEY} acme requests_per_s={100 * (rate + streams):g}\n")
     around = [partial(starting, tmp_path, clock, name) for name in ("one", "two")]
     with redis_server(tmp_path / "redis") as server, clock.jumping(tmp_path / "clock-workers"):

@@ -52,7 +52,7 @@ async def test_a_converted_command_line_serves_chats_and_keeps_its_cap(tmp_path:
         first = asyncio.create_task(chat(600))
         await one("running")
         second = asyncio.create_task(chat(1))
-        await one("waiting")  # though the other worker is idle: the cap is the router's
+        await one("waiting")  # the router itself has the limit
         third = await chat(1)
         assert third[0] == 503
         assert "limits.hold_requests" in third[1]

@@ -30,15 +30,15 @@ from tests.live.stack import Stack, engine_arguments, running, until
 FULL_S, SHORT_S = 300.0, 3.0
 FULL = [pytest.mark.full, pytest.mark.timeout(900)]
 TOKENS = 40
-# Slow enough that a stream is open for seconds, and that the machine may have other work, too.
+# Slow enough for streams that stay open for seconds, and for other work on this machine.
 SPEED = 0.1
 ROUTER = [
     *("--timeouts-keep-alive-s", "3600"),  # a client's connection is not closed under a request
     *("--migration-moves", "8", "--timeouts-between-bytes-s", "8"),
     *("--intervals-health-s", "0.5", "--ejection-recover-s", "0.5"),
 ]
-# Clients share the cores with all they load: 200 a second is what they try, and they tell what they
-# reached. Below this the streams were hardly crowded.
+# Clients share the cores with the programs that they load. They try 200 requests a second and
+# report what they reached; below this rate the streams hardly had company.
 LEAST_PER_S = 30.0
 SLOW_S = 6.0  # between two tokens that take some 60 ms: to 1 %
 
@@ -141,8 +141,8 @@ HARMS: dict[str, Callable[[Ground], Awaitable[None]]] = {
 async def standing(log_dir: Path, seconds: float) -> AsyncIterator[Ground]:
     async with running(log_dir, workers=2, router=ROUTER, speed=SPEED) as stack:
         engine = await stack.programs.start("behind", "engine", engine_arguments(speed=SPEED))
-        # Beyond aiohttp's 100 connections the router's probes would wait behind streams, and a
-        # worker that is well would seem to hang: just when it has to take the others' streams.
+        # With aiohttp's default of 100 connections, the router's probes would wait behind streams,
+        # and a healthy worker would seem to hang just when it must take the others' streams.
         unbound = aiohttp.TCPConnector(limit=0)
         async with (
             aiohttp.ClientSession(connector=unbound) as passing,
@@ -156,7 +156,7 @@ async def standing(log_dir: Path, seconds: float) -> AsyncIterator[Ground]:
 @pytest.mark.parametrize(
     ("harm", "seconds", "streams", "rate"),
     [
-        ("kill", SHORT_S, 20, 20.0),  # of all harms it leaves most to be put right
+        ("kill", SHORT_S, 20, 20.0),  # the fault after which the most must be repaired
         *(pytest.param(harm, FULL_S, 200, 200.0, marks=FULL) for harm in HARMS),
     ],
 )

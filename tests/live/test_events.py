@@ -53,7 +53,7 @@ async def test_a_restart_between_two_looks_is_noticed_by_counters_that_went_back
             return age_s is not None and bool(age_s < time.monotonic() - warmed_s)
 
         await until(reported, "a load report of the warm worker")
-        freeze(stack.router.process.pid)  # it sees nothing of what follows
+        freeze(stack.router.process.pid)  # the router sees nothing of what follows
         await kill(stack)
         port = port_of(stack.workers[0].url)
         await stack.programs.start("again", "engine", engine_arguments(port=port))
@@ -139,7 +139,7 @@ async def test_thresholds_change_by_reload_without_losing_what_is_known(tmp_path
         (row,) = await other.rows()
         assert (row["id"], row["state"], row["leaving"]) == (0, "ready", False)
         assert row["resident_blocks"] >= 40
-        # Dropped and given again at once, before the one that leaves is gone.
+        # The entry is removed and added again at once, before the worker that leaves is gone.
         file.write_text("workers: []\n")
         second.process.send_signal(signal.SIGHUP)
         file.write_text(f"workers:\n  - {url}\n")
@@ -221,7 +221,7 @@ async def test_while_an_engine_cannot_be_heard_its_cache_is_not_known(tmp_path: 
             async with stack.http.post(f"{engine.url}/v1/completions", json=body) as reply:
                 assert reply.status == 200
             assert (await stack.row(0))["resident_blocks"] == 40
-            assert (await hit_tokens(stack, [*PROMPT, 2]))[0] == len(PROMPT)  # as of the loss
+            assert (await hit_tokens(stack, [*PROMPT, 2]))[0] == len(PROMPT)  # as before the loss
             await set_up(True)
             await seen(True, "read here")
             assert (await stack.row(0))["resident_blocks"] == 80

@@ -32,7 +32,7 @@ for finder in sys.meta_path:
             del known[name]
 runpy.run_module("router", run_name="__main__", alter_sys=True)
 """
-# What asks for each, and the key that the answer names.
+# The options that need each extra, and the key that the error names.
 ASKING = {
     "admin": (["--admin-port", "0"], "admin_port"),
     "discovery": (["--discover", "dns:workers:80"], "discovery"),
@@ -43,7 +43,7 @@ ASKING = {
     "replicas": (["--state", "redis://127.0.0.1:1"], "state"),
     "restart": (["--kv-state", "saved"], "kv_state"),
 }
-# What its log says of each that is on by default.
+# What the log says of each feature that is on by default.
 SAID = {
     "admin": "the admin port, with /metrics, is not served",
     "doctor": "/doctor of the admin port is not served",

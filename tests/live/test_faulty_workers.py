@@ -17,9 +17,9 @@ from tests.live.stack import MODEL, Stack, engine_arguments, running, until
 
 SHORT_S, FULL_S = 1.0, 300.0
 FULL = [pytest.mark.full, pytest.mark.timeout(600)]
-QUICK = ["--ejection-recover-s", "0.2"]  # so that a test need not wait
+QUICK = ["--ejection-recover-s", "0.2"]  # so that a test does not have to wait
 HARMS: tuple[Harm, ...] = ("reset", "cut", "garbage", "garbled", "slow", "status_500")
-CI_HARMS = "cut", "garbled", "slow"  # to answers that had begun, which is harder to make good
+CI_HARMS = "cut", "garbled", "slow"  # harm to answers that had begun, which is harder to repair
 
 
 async def harm_for(front: FaultyFront, harm: Harm, seconds: float) -> None:
@@ -64,7 +64,7 @@ async def test_what_one_worker_does_wrong_another_one_makes_good(
             async def back() -> bool:
                 return bool((await stack.row(worker_id))["state"] == "ready")
 
-            # Taken back by a request that it answers: it needs some to be given one.
+            # The worker is taken back by a request that it answers, so there must be requests.
             await under_load(stack, load, rng, until(back, f"worker {worker_id} to be taken back"))
             assert not load.lost
             await stack.assert_idle()

@@ -110,7 +110,7 @@ async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Pat
         stack = Stack(programs, router, workers, http)
         for n in range(2):
             await stack.until_state(n, "ready")
-        pub = context.socket(zmq.XPUB)  # both engines at once: what counts is the topic
+        pub = context.socket(zmq.XPUB)  # serves both engines, since only the topic counts
         pub.connect(live)
         assert (await pub.recv())[:1] == b"\x01"
         stored = ["BlockStored", [1], None, PROMPT[:SIZE], SIZE, None, "GPU", None]
@@ -118,7 +118,7 @@ async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Pat
             frames = [f"engine-{n}".encode(), struct.pack(">Q", 0), pack(*events)]
 
             async def reached(n: int = n, frames: list[bytes] = frames) -> bool:
-                await pub.send_multipart(frames)  # again: a worker is ready before its topic is
+                await pub.send_multipart(frames)  # a worker is ready before its topic is
                 return bool((await stack.row(n))["resident_blocks"] == n + 1)
 
             await until(reached, f"worker {n} to hold {n + 1} blocks")

@@ -123,7 +123,7 @@ async def test_models_health_and_metrics_answer(stack) -> None:
         assert (await reply.json())["ready_workers"] == 3
     assert await stack.metric("warmroute_worker_kv_known") == 3
     async with stack.http.get(f"{stack.url}/metrics") as reply:
-        assert reply.status == 404  # the admin port's, not the clients'
+        assert reply.status == 404  # this path is the admin port's, not the clients'
 
 
 async def test_explain_shows_the_latest_decisions_and_tries_one_without_sending(stack) -> None:
@@ -132,13 +132,13 @@ async def test_explain_shows_the_latest_decisions_and_tries_one_without_sending(
     tried: dict[str, Any] = {}
     hits: dict[int, int] = {}
 
-    async def told() -> bool:  # a worker that was slow to answer is learned anew first
+    async def told() -> bool:  # the router first learns a slow worker anew
         async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
             tried.update(await reply.json())
         hits.update({one["worker"]: one["hit_tokens"] for one in tried["best"]})
         return sorted(hits.values()) == [0, 0, len(PREFIX) - 1]
 
-    # Who is chosen is up to loads and speeds, too, and on a busy machine those differ.
+    # The choice depends on loads and speeds, too, which differ on a busy machine.
     await until(told, "one worker to have the prompt")
     assert tried["expected_hit_tokens"] == hits[tried["worker"]]
     assert [r["inflight_requests"] for r in await stack.rows()] == before

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BODY_BYTES = 1 << 20
 ROUTER = (
     *("--grpc-port", "0", "--limits-body-bytes", str(BODY_BYTES), "--unknown-paths", "refuse"),
-    *("--waiting-wait-s", "0"),  # without a worker a request is refused at once
+    *("--waiting-wait-s", "0"),  # without a worker, requests are refused at once
 )
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 PAST_DEADLINE = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -140,7 +140,7 @@ async def test_clients_that_leave_and_deadlines_end_what_runs(stack: Stack) -> N
     async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
 
         async def gone(id: str) -> None:
-            async def left() -> bool:  # on a busy machine a deadline passes before it is there
+            async def left() -> bool:  # a deadline may pass before the request arrives
                 return one.left[id] == one.seen[id]
 
             await until(left, f"{id} to be ended at the worker")
@@ -165,12 +165,12 @@ async def test_clients_that_leave_and_deadlines_end_what_runs(stack: Stack) -> N
         await gone("hang-4")
         each = [stub.ModelInfer(asked(f"hang-5{n}"), timeout=0.2 + n / 7e3) for n in range(32)]
         assert await asyncio.gather(*map(failed, each)) == [PAST_DEADLINE] * 32
-        late = [f"hang-late-{n}" for n in range(8)]  # the stream ends, not one message
+        late = [f"hang-late-{n}" for n in range(8)]  # the whole stream ends, not one message
         calls = [streamed(stub, [asked(id)], timeout=0.3 + n / 1e3) for n, id in enumerate(late)]
         assert await asyncio.gather(*map(failed, calls)) == [PAST_DEADLINE] * 8
         for id in late:
             await gone(id)
-        # Of each request, not of the call.
+        # The deadline of each request, not of the call.
         answer, late = await streamed(stub, [asked("stuck-1")], metadata=told)
         assert (answer.infer_response.id, late.infer_response.id) == ("stuck-1", "stuck-1")
         assert late.error_message == "the request's deadline passed in the middle of its answer"
@@ -193,7 +193,7 @@ async def test_a_slow_reader_pauses_its_worker_and_nobody_else(stack: Stack) -> 
         await stream.done_writing()
         assert (await stream.read()).infer_response.id == "flood"
         sent = 0
-        while one.seen["flooded"] > sent:  # windows and sockets take their part of it
+        while one.seen["flooded"] > sent:  # windows and sockets buffer a part of it
             sent = one.seen["flooded"]
             for n in range(5):  # meanwhile; each takes a tenth of a second
                 assert (await stub.ModelInfer(asked(f"slow-{n}"))).id == f"slow-{n}"
@@ -216,7 +216,7 @@ async def test_messages_that_are_none_and_calls_that_are_unknown(stack: Stack) -
                 code, why = await failed(infer(message))
                 assert code is grpc.StatusCode.INVALID_ARGUMENT
                 assert "no ModelInferRequest" in why
-            torn = b"\x2a\x03\xff\xff\xff"  # an input, behind what it is routed by
+            torn = b"\x2a\x03\xff\xff\xff"  # a broken input, after the fields that routing needs
             for more in (b"", bytes_field(LONG_BYTES)):
                 code, why = await failed(infer(asked("x").SerializeToString() + torn + more))
                 assert (code, "no ModelInferRequest" in why) == (
@@ -395,7 +395,7 @@ async def test_who_only_listens_does_not_keep_the_router_from_its_end(
             await busy.write(asked("slow-1"))
             await busy.done_writing()
 
-            async def under_way() -> bool:  # a stop ends a stream that nothing was read of
+            async def under_way() -> bool:  # a stop ends a stream of which nothing was read
                 return one.seen["slow-1"] == 1
 
             await until(under_way, "the request to be at the worker")

@@ -25,7 +25,7 @@ from tests.live.stack import MODEL, Stack, engine_arguments, until
 SHUTDOWN_S = 0.3
 FLAGS = ("--timeouts-shutdown-s", str(SHUTDOWN_S))
 STREAMS = 5
-TOKENS = 6_000  # of a real engine: about a minute, and its clients leave before
+TOKENS = 6_000  # of a real engine: about a minute; the clients leave before its end
 
 
 class PatientEngine(LightEngine):
@@ -139,7 +139,7 @@ async def test_streams_run_on_and_are_charged_at_the_new_router(tmp_path: Path) 
         assert await after.metric("warmroute_former_requests") == STREAMS
         assert await after.metric("warmroute_former_routers") == 1
         own = await streams_at(after, [77], STREAMS + 1)
-        await asyncio.sleep(10 * SHUTDOWN_S)  # what is asserted is that nothing happens meanwhile
+        await asyncio.sleep(10 * SHUTDOWN_S)  # the test asserts that nothing happens meanwhile
         assert not any(task.done() for task in (*streams, *own))
         one.end_streams()
         assert min(await asyncio.gather(*streams)) > 10 * SHUTDOWN_S

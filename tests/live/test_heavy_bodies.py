@@ -18,12 +18,12 @@ from tests.tokenizer_folder import write_model
 
 pytestmark = pytest.mark.alone
 
-# At full length, on a machine that does nothing else. On the event loop it took 190 to 460 ms.
+# Limits at full length on an otherwise idle machine. Parsing on the event loop took 190 to 460 ms.
 MOST_MS = {"usual": 60.0, "all": 30.0}
 AT_ONCE = 2
 TRIES = 3
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"  # of a worker
-# Of each way to read one: all of them take minutes.
+# Bodies for each way of reading; all bodies would take minutes.
 USUAL = {
     *("/v1/messages: 280,000 messages", "/v1/messages: 19,000 messages"),
     *("/v1/responses: 280,000 items", "/v1/completions: 1,020 prompts of ids"),
@@ -33,7 +33,7 @@ USUAL = {
     *("/v1/messages: 130,000 tools", "/v1/messages: unknown lists"),
     "/v1/chat/completions: 1,000 messages",
 }
-# Of them, what is read otherwise where no tokenizer is.
+# Bodies that are read in another way without a tokenizer.
 AS_TEXT = {
     *("/v1/completions: one text of escapes", "/v1/completions: one English text"),
     *("/v1/completions: 1,020 prompts of ids", "/v1/messages: 19,000 messages"),

@@ -66,9 +66,9 @@ async def test_shutdown_ends_in_time_with_requests_held_and_streams_running(
             await held(stack, 1)
             stack.router.process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(stack.router.process.wait(), 10) == 0
-            with pytest.raises(aiohttp.ClientError):  # cut off, and it shows
+            with pytest.raises(aiohttp.ClientError):  # the client sees that the answer was cut off
                 await reply.read()
-        status, answer = await waiting  # it was sent nowhere: another router may take it
+        status, answer = await waiting  # it was sent to no worker, so another router may take it
         assert (status, answer["error"]["code"]) == (503, "shutting_down")
         assert "Traceback" not in stack.router.log.read_text()
 
@@ -131,7 +131,7 @@ async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_tol
         assert (status, error[:26]) == (503, "Exceeds maximum queue size")
         assert int(after) >= 1
         assert await stack.metric("warmroute_worker_requests") == 2
-        streams.pop().close()  # one of two leaves: the others are answered, one after the other
+        streams.pop().close()  # one of two clients leaves, and the others are answered in turn
         await held(stack, 0)
         answers = [(status, int(ms) >= 0) for status, *_, ms in await asyncio.gather(*waiting)]
         assert answers == [(200, True)] * 3

@@ -31,11 +31,11 @@ GOOD_EVERY_S = 0.05
 NO_HTTP = b"GET / HTTP/9.9\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 SO_TIMESTAMPNS = 35  # socket(7); Python has no name for it
-CALM_S = 3.0  # how long good clients are alone, for comparison
-SLICES, SLICE = 20, 50_000  # a million requests, each slice to be run by itself, too
+CALM_S = 3.0  # seconds for which good clients are alone, for comparison
+SLICES, SLICE = 20, 50_000  # a million requests; each slice can be run by itself
 ROUNDS = 4  # of attacks on the router and elsewhere, for comparison
 FLAGS = (
-    # Longer than a good client waits for a core on a machine with other work.
+    # Longer than a good client waits for a core on a busy machine.
     *("--server-head-s", "3", "--server-body-s", "3", "--timeouts-keep-alive-s", "1"),
     *("--ejection-failures", "1000"),
 )
@@ -64,7 +64,7 @@ async def good_clients(stack, what: str, clients: int = 2, calm_s: float = CALM_
     Yields the list of their waits in seconds, to be read afterwards.
     """
     waits_s: list[float] = []
-    # Each on a connection of its own: idle ones are closed after a second here.
+    # Each request has its own connection, since idle ones are closed after a second here.
     once = {"Connection": "close"}
     _, right = await stack.complete([5, 6, 7], once, max_tokens=8)
 
@@ -205,7 +205,7 @@ def answer_of(client: socket.socket) -> tuple[bytes, float]:
     core.
     """
     answer, told, *_ = client.recvmsg(1 << 16, 64)
-    if not told:  # by the first sockets that ask for it the kernel is told a little late
+    if not told:  # the kernel may not know yet that sockets want timestamps
         return answer, time.time()
     ((_, kind, at),) = told
     assert kind == SO_TIMESTAMPNS
@@ -233,7 +233,7 @@ def served_before(stack, addresses: list[str]) -> int:
 async def test_who_sends_no_http_waits_for_others(tmp_path) -> None:
     async with running(tmp_path, workers=1) as stack:
         addresses = [f"127.0.2.{number}" for number in range(1, 97)]
-        for address in addresses:  # this makes them known
+        for address in addresses:  # makes the addresses known to the router
             with connected(port_of(stack), NO_HTTP, address) as client:
                 assert client.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
         served = served_before(stack, addresses)
@@ -275,7 +275,7 @@ async def test_what_attackers_cost_good_clients_is_mostly_what_they_cost_the_mac
 )
 async def test_many_slow_clients_disturb_nobody(tmp_path, connections: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The router lets in half as many as it may open files, and good clients come on top.
+    # The router accepts half as many as its limit of open files, and good clients come on top.
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 3 * connections)), hard))
     async with (
         running(tmp_path, workers=1, router=("--server-head-s", "5")) as stack,

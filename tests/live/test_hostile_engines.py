@@ -11,7 +11,7 @@ import pytest
 from tests.live.hostile.liar import Prompts, lying
 from tests.live.stack import Stack, running, until
 
-ANSWERS = 16  # by which it is judged, as docs/operations.md says
+ANSWERS = 16  # answers by which an engine is judged, as in docs/operations.md
 
 
 async def log_of(stack: Stack) -> str:
@@ -42,20 +42,20 @@ async def test_one_that_claims_every_prompt_and_reports_no_hit_loses_what_that_g
 
         await until(believed, "the liar's events")
         longer = [prompt + [1] * 64 for prompt in warm]
-        for prompt in longer:  # it claims more of them than the honest worker holds
+        for prompt in longer:  # it claims longer parts of them than the honest worker holds
             await stack.complete(prompt)
         assert liar.answered == len(longer)
         for prompt in claimed:
             if liar.answered == ANSWERS:
                 break
             await stack.complete(prompt)
-        await stack.assert_idle()  # the last answer has been looked at, too
+        await stack.assert_idle()  # until the last answer has been counted, too
         assert (await stack.row(number))["hit_confidence"] == 0.0
         for prompt in longer:
             _, answer = await stack.complete(prompt)
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 240
         assert liar.answered == ANSWERS
-        assert await stack.metric("warmroute_worker_hit_confidence") == 1.0  # the honest one's
+        assert await stack.metric("warmroute_worker_hit_confidence") == 1.0  # of the honest one
         line = rf"worker {number} \(http://\S+\): answers keep finding less than its KV events"
         assert re.search(line, await log_of(stack))
         question = {"model": "tiny", "prompt": claimed[-1]}
@@ -64,7 +64,7 @@ async def test_one_that_claims_every_prompt_and_reports_no_hit_loses_what_that_g
         assert (seen[number]["hit_confidence"], seen[number]["hit_tokens"]) == (0.0, 0)
         assert seen[0]["hit_confidence"] == 1.0
 
-        await liar.clear()  # and it tells the truth from here on
+        await liar.clear()  # it tells the truth from here on
         liar.cached = lambda prompt: len(prompt) - 16
 
         async def forgiven() -> bool:
@@ -138,11 +138,11 @@ async def test_one_of_a_thousand_blocks_that_tells_of_a_million_holds_what_fits(
         async with lying(blocks=1_000, block_size=1) as liar:
             number = await stack.add(liar.url)
             await liar.subscribed()
-            for batch in range(1_000):  # a million
+            for batch in range(1_000):  # a million blocks
                 await liar.claim(range(1_000 * batch, 1_000 * (batch + 1)))
                 if batch % 50 == 0:
                     assert (await stack.row(number))["resident_blocks"] <= 1_250
-            await liar.claim(range(1_000_000, 2_000_000))  # and another one at once
+            await liar.claim(range(1_000_000, 2_000_000))  # another million in one batch
 
             async def all_read() -> bool:  # every second batch is too many, and the last one
                 return bool((await stack.row(number))["kv_overflows"] == 501)
@@ -169,7 +169,7 @@ async def test_events_at_another_host_are_read_where_the_operator_allows_it_only
             assert (row["events"], row["kv_known"]) == (None, False)
             assert row["advice"].startswith(f"it names {liar.endpoint!r} for its KV events")
             assert "which is not its own host: not read" in await log_of(stack)
-            await stack.complete(prompt)  # it serves all the same
+            await stack.complete(prompt)  # it still serves
             assert liar.answered == 1
         assert not connected.done()
         allowed = ("--event-hosts", "ipc" if elsewhere == "ipc" else "127.0.0.0/30")
@@ -201,5 +201,5 @@ async def test_an_engine_of_thousands_of_ranks_gets_its_share_of_the_slots(tmp_p
         assert await stack.metric("warmroute_refused_ranks") == 3_992
         told = f"{liar.url}: not all of its 4000 ranks: at most 8 of one URL become workers"
         assert (await log_of(stack)).count(told) == 1
-        async with lying() as other:  # there is room for others
+        async with lying() as other:  # there is room for other workers
             await stack.add(other.url)

@@ -23,7 +23,7 @@ from tests.live.handed_over import stage
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
 
-TOKENS = 150  # of each stream, so that some run on over the change
+TOKENS = 150  # of each stream, so that some continue during the change
 PREFIX = list(range(5_000, 5_000 + 320))
 
 

@@ -47,7 +47,7 @@ async def test_a_key_allows_what_its_line_says(tmp_path: Path) -> None:
         status, _, headers = await asked(stack, RARE)
         assert status == 200
         assert headers["x-ratelimit-limit-tokens"] == "30"
-        # 20 of the prompt and 4 of the answer: what is left pays for no second one.
+        # 20 tokens of the prompt and 4 of the answer: the rest is not enough for a second request.
         assert int(headers["x-ratelimit-remaining-tokens"]) == 10
         status, body, headers = await asked(stack, RARE)
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -97,10 +97,10 @@ async def _reloads(stack: Stack, keys: Path) -> None:
     assert await answers(FREE, 200)
     assert await answers("sk-new", 401)
     rewritten(keys, {"sk-new #": "sk-new grey", "tokens_burst=30": "tokens_burst=31"})
-    # Without a signal: the router looks at the file now and then.
+    # Without a signal: the router checks the file from time to time.
     await until(is_known, "the new key")
     assert await answers(ONE, 401)
-    assert await answers(RARE, 429)  # what it used is not forgotten
+    assert await answers(RARE, 429)  # its usage is remembered
 
 
 async def test_tenants_that_are_kept_apart_get_salts_nobody_can_write(tmp_path: Path) -> None:

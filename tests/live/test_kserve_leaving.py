@@ -21,7 +21,7 @@ from tests.live.stack import Stack, running, until
 from tests.pauses import running_s
 from tests.served_app import served_app
 
-SOON_S = 5.0  # for what takes a few ms
+SOON_S = 5.0  # for things that take a few ms
 ENGINE, BLS, ENSEMBLE = "tensorrt_llm", "tensorrt_llm_bls", "ensemble"
 ALONE = {"backend": "python", "input": [{"name": "text_input", "data_type": "TYPE_STRING"}]}
 IDS = [{"name": "input_ids", "data_type": "TYPE_INT32"}]
@@ -47,7 +47,7 @@ class Triton(GrpcWorker):
     """A Triton server whose models begin to answer and then wait. Lifetime: test."""
 
     models: dict[str, Any] = field(default_factory=dict)
-    running: int | None = None  # of the gauges; None: it has none
+    running: int | None = None  # the gauge; None: the server has none
     began: int = 0
     left_s: list[float] = field(default_factory=list)
 
@@ -170,7 +170,7 @@ async def test_a_model_is_not_judged_by_its_name(tmp_path: Path, call: str) -> N
         await stack.assert_idle()
 
 
-FULL = pytest.mark.full  # CI takes each call once, of both models some
+FULL = pytest.mark.full  # CI takes each call once, and both models
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_what_may_run_on_is_charged_and_holds_no_connection(
         assert await charged(stack) == 8
         await stack.assert_idle()
         await left(stack, server, f"{ENGINE}/{call}", 1, **body_of(call, ENGINE, 100_000))
-        await stack.assert_idle()  # an engine that is asked itself can be cancelled
+        await stack.assert_idle()  # a request sent to an engine itself can be cancelled
 
 
 async def test_gauges_say_how_long_it_runs(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ async def test_it_says_what_is_equal_what_lacks_and_what_is_wrong(tmp_path: Path
         assert status == 0, said
         assert f"equal {held[0]}, missing here 0, only here 0" in said
         assert re.search(r"worker 0 \(http://\S+\): known, next batch \d+, ", said)
-        # Another worker's blocks are not this one's.
+        # Blocks of another worker do not belong to this one.
         status, said = await kv(stack, "--worker", "0", "--compare", stack.workers[1].url)
         assert status == 1, said
         assert f"equal 0, missing here {held[1]}, only here {held[0]}" in said
@@ -57,7 +57,7 @@ async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
             assert (status, said.count("\n")) == (2, 1), said
             assert said.startswith("error: ")
             assert says in said
-        # A router that is gone.
+        # The router is gone.
         admin = stack.admin
         stack.router.process.terminate()
         await stack.router.process.wait()

@@ -67,8 +67,8 @@ async def test_nothing_is_lost_in_silence(tmp_path: Path) -> None:
         await until(joined, "all workers to join")
         await asyncio.gather(*(one.subscribed() for one in pool.all))
         await until(listening, "all to be known to have published nothing")
-        # A second time when its subscription has taken hold: asked between a loss and the next
-        # batch, that would bring what is to show as a gap.
+        # Feeds ask a second time when their subscription has taken hold. A question between a loss
+        # and the next batch would bring back what must show as a gap.
         await until(asked_twice, "every feed to have asked for what it missed")
         prepare(pool.all, np.random.default_rng(5))
         await asyncio.gather(*(burst(one, rng) for one in pool.all))

@@ -19,7 +19,7 @@ PROMPTS, EACH = 100_000, 20_000
 CLIENTS = 16
 PROMPT_TOKENS = 256  # 16 blocks
 SESSIONS = 500  # of which up to 65,536 are counted as alive, whatever the limits
-MOST_KIB = 6_144  # that the heap of a process may wander by
+MOST_KIB = 6_144  # normal change of a process's heap, in KiB
 
 
 @asynccontextmanager

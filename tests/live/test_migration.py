@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MOVES = 2
 ROUTER = ["--migration-moves", str(MOVES), "--timeouts-between-bytes-s", "0.4"]
-# Deaths are what is tested here, so they put nobody aside and no retry is one too many.
+# The tests kill many workers, so these flags eject none and limit no retries.
 PATIENT = ["--ejection-failures", "1000", "--ejection-requests", "100000"]
 PATIENT += ["--retries-budget-per-s", "100000", "--retries-attempts", "10"]
 TOKENS = 6
@@ -118,7 +118,7 @@ async def test_a_death_after_every_event(cut: Cut, path: str, how: Any) -> None:
         said = chunks(stream)
         assert len({chunk["id"] for chunk in said}) == 1
         usage, whole_usage = said[-1].pop("usage"), chunks(whole)[-1]["usage"]
-        usage.pop("prompt_tokens_details", None)  # nobody knows what a dead worker had cached
+        usage.pop("prompt_tokens_details", None)  # the cached tokens at a dead worker are unknown
         whole_usage.pop("prompt_tokens_details")
         assert usage == whole_usage
         assert alike(stream).partition(b'"usage"')[0] == alike(whole).partition(b'"usage"')[0]

@@ -39,7 +39,7 @@ class Worker:
     """
 
     name: str
-    dies: list[int]  # of all workers: after so many events the next answers break off
+    dies: list[int]  # for all workers: after how many events the next answers break off
     asked: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 

@@ -37,7 +37,7 @@ async def test_a_cache_smaller_than_told_is_found_out_from_its_answers(tmp_path:
         wrong = [a for a in late if abs(a["expected"] - a["cached"]) > BLOCK]
         assert len(wrong) < 0.1 * len(late), wrong
         assert any(a["expected"] > a["cached"] + BLOCK for a in early + answers[100:250])
-        assert sum(a["cached"] > 0 for a in late) > 0.3 * len(late)  # it is no cold cache
+        assert sum(a["cached"] > 0 for a in late) > 0.3 * len(late)  # the cache is not cold
         fewer = await stack.metric('warmroute_mirror_corrections_total{found="fewer"}')
         assert fewer > 0
         assert await stack.metric("warmroute_mirrored_blocks") > 0

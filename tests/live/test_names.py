@@ -51,7 +51,7 @@ def config(tmp_path_factory) -> Path:
 async def stack(tmp_path_factory, config):
     logs = tmp_path_factory.mktemp("logs")
     flags = ["--config", str(config), "--access-log", str(config.parent / "access")]
-    flags += ["--migration-moves", "1"]  # whose streams are read here, before they are edited
+    flags += ["--migration-moves", "1"]  # which reads their streams before they are edited
     async with running(logs, workers=1, router=flags) as stack:
         yield stack
 
@@ -66,7 +66,7 @@ async def engine(stack):
 
 
 def bytes_of(path: str, model: str = ASKED, **more: object) -> bytes:
-    # Odd on purpose: blanks and escapes that no encoder would write again.
+    # Spelled with blanks and escapes that no encoder would write again.
     body = {"unknown": {"é": 1e2}, **BODIES[path], **more, "model": model, "z": {"model": "x"}}
     return json.dumps(body, indent=1).encode() + b"  "
 
@@ -94,7 +94,7 @@ async def test_bodies_and_answers_differ_by_the_name_alone(stack, engine, path) 
     assert renamed[0] == direct[0] == 200
     if path == "/v1/messages/count_tokens":
         assert renamed == direct
-    elif path == "/v1/rerank":  # whose engine names another model
+    elif path == "/v1/rerank":  # its engine names another model
         assert renamed[1] == direct[1].replace(b'"model": "m"', b'"model": "%s"' % ASKED.encode())
     else:
         assert only_the_name(direct[1], renamed[1], OTHER, ASKED)
@@ -200,7 +200,7 @@ async def test_the_access_log_and_metrics_name_the_target(stack, engine, config)
         body = {"model": model, "input": "a", "session_id": "last"}
         await raw(stack, "/v1/embeddings", json.dumps(body).encode())
 
-    async def counts() -> bool:  # once the request has been left, after its answer
+    async def counts() -> bool:  # counted once the request has ended, after its answer
         return await series(stack, counted) == before + 1
 
     await until(counts, "the count")

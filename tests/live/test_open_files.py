@@ -108,7 +108,7 @@ class Client:
             writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
             self.head = await reader.readuntil(b"\r\n\r\n")
             self.status = int(self.head.split()[1])
-            if self.status == 200:  # a refusal is awaited whole: its body may come after its head
+            if self.status == 200:  # the body of a refusal may come after its head
                 self.begun.set()
             self.rest = await reader.read()
             self.begun.set()
@@ -144,7 +144,7 @@ async def test_at_the_bound_every_client_has_an_answer_and_the_router_still_work
         assert len(turned_away) >= beyond - (768 - streams)
         assert all(b"Retry-After: 1" in client.head for client in turned_away)
         assert all(b'"too_many_connections"' in client.rest for client in turned_away)
-        # The admin port takes new connections, and the worker is well.
+        # The admin port accepts new connections, and the worker is healthy.
         async with stack.http.get(f"{stack.admin}/health", headers=ALONE) as reply:
             assert reply.status == 200
         assert (await stack.row(0))["state"] == "ready"
@@ -177,14 +177,14 @@ async def test_the_routers_own_want_of_files_blames_no_worker(tmp_path: Path) ->
         routed(tmp_path, 512, [worker], "--intervals-health-s", "0.1") as stack,
         asyncio.TaskGroup() as group,
     ):
-        await asked(stack, "held", 1, group)  # its connection to the worker is in use
+        await asked(stack, "held", 1, group)  # uses its connection to the worker
         pid = stack.router.process.pid
         url, body = f"{stack.url}/v1/completions", {"model": "held", "prompt": [1, 2]}
-        # Connections of clients' that are there before files run short.
+        # Connections of clients that exist before files run short.
         async with stack.http.get(f"{stack.url}/health") as reply:
             assert reply.status == 200
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 512))  # none but those that are open
-        for _ in range(10):  # twice as many as eject a worker
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 512))  # only those already open
+        for _ in range(10):  # twice as many as would eject a worker
             async with stack.http.post(url, json=body) as reply:
                 assert reply.status == 503
                 assert reply.headers["Retry-After"]

@@ -68,7 +68,7 @@ class Here:
         (line,) = [one for block in blocks("sh") for one in block.splitlines() if " serve " in one]
         port, admin = map(str, self.ports[host])
         own = ["--port", port, "--admin-port", admin, "--replicas-name", host]
-        hot_restart = ["--hot-restart", str(folder / f"{host}.sock")]  # as the shipped unit has it
+        hot_restart = ["--hot-restart", str(folder / f"{host}.sock")]  # as in the shipped unit
         return [*self.said(line).split()[1:], *own, *hot_restart]
 
 

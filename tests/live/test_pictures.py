@@ -12,7 +12,7 @@ import pytest
 from tests.live.browser import CHROMIUM
 from tests.live.pictures import FOLDER, PICTURES, ROOT, Picture, differing, draw
 
-_MOST = 0.01  # of the pixels may differ, as edges of letters do from one browser to the next
+_MOST = 0.01  # share of pixels that may differ, like edges of letters between browsers
 _BYTES = 200_000
 
 

@@ -151,9 +151,9 @@ async def test_a_pod_that_is_removed_gets_nothing_more_within_a_second(
         took: list[float] = []
         async with one.asking():
             for at, name in enumerate(names[:3]):
-                if at < 2:  # `kubectl delete`, which leaves it its grace period
+                if at < 2:  # `kubectl delete` gives the pod its grace period
                     await one.tell(name, deleted=True)
-                else:  # with `--force`: it is gone at once
+                else:  # with `--force` the pod is gone at once
                     await one.api.delete("pods", name)
                 took.append(await one.until_up(*names[at + 1 :]))
                 assert took[-1] < GONE_WITHIN_S
@@ -168,7 +168,7 @@ async def test_a_pod_that_is_removed_gets_nothing_more_within_a_second(
         print(f"gone after {', '.join(f'{s:.3f}' for s in took)} s, {dict(one.answers)} answers")
         assert [engine.wrong for engine in one.engines.values()] == [0, 0, 0, 0]
         assert set(one.answers) == {200}
-        await one.api.delete("pods", "d")  # the last one: no outage, but what somebody wanted
+        await one.api.delete("pods", "d")  # the last pod: no outage, but what the operator wanted
         assert await one.until_up() < GONE_WITHIN_S
         assert (await one.stack.complete([1]))[0] == 503
         await one.stack.assert_idle()
@@ -192,12 +192,12 @@ async def test_an_api_server_that_is_lost_costs_no_request(
                 one.api.illness = how
                 await one.api.say("break")
             await asyncio.sleep(seconds / 2)  # the outage itself
-            await one.engines["b"].stop()  # what dies meanwhile is found out by probes
+            await one.engines["b"].stop()  # probes notice engines that die meanwhile
             await one.until_up("a", "c")
             await asyncio.sleep(seconds / 2)
             answered = one.answers[200]
             assert await one.urls() == {one.engines["a"].url, one.engines["c"].url}
-            await one.tell("c", deleted=True)  # and this is told once the server is back
+            await one.tell("c", deleted=True)  # the watch reports this once the server is back
             await one.start("d", 4)
             one.api.illness = ""
             if how == "gone":

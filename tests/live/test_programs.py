@@ -27,7 +27,7 @@ async def started(*module: str, shell: str) -> asyncio.subprocess.Process:
     )
 
 
-# SIGTERM, which was not ignored, ends the programs of all other tests, too.
+# SIGTERM is not ignored, so it ends the programs of all other tests, too.
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
 )

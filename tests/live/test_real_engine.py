@@ -65,7 +65,7 @@ async def test_a_chat_ends_where_the_model_ends_and_choices_share_their_prompt(
             assert reply.status == 200, await reply.text()
             answer = await reply.json()
     (choice,) = answer["choices"]
-    # A random model says one of its two ends within 400 tokens almost surely.
+    # A random model gives one of its two end tokens within 400 tokens, almost surely.
     assert choice["finish_reason"] == "stop"
     assert 0 < answer["usage"]["completion_tokens"] < 400
 
@@ -83,6 +83,6 @@ async def choices_share_the_prompt_and_say_what_separate_requests_would(stack: S
         assert choice["token_ids"] == alone["choices"][0]["token_ids"]
     await stack.assert_idle()
     assert len({tuple(choice["token_ids"]) for choice in shared["choices"]}) == 3
-    # Two of the three found all whole blocks of the prompt, the last token's own aside.
+    # Two of the three found all whole blocks of the prompt, except the last token.
     assert hits == 2 * 384
     assert shared["usage"]["prompt_tokens_details"]["cached_tokens"] == hits

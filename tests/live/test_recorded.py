@@ -26,7 +26,7 @@ from simulator.traces.request_log import read_recorded
 from tests.live.commands import said_by
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
 
-TRUNK = list(range(23_001, 23_001 + 320))  # 20 blocks; the token ids that no file may hold
+TRUNK = list(range(23_001, 23_001 + 320))  # 20 blocks; no file may hold these token ids
 SECRETS = ("the launch code is swordfish", "alice@example.org", "team-orca", "sk-do-not-log")
 ROUTER = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"]
 
@@ -123,7 +123,7 @@ async def test_a_real_runs_files_say_all_and_betray_nothing(tmp_path: Path) -> N
     assert len(families_of) == 5  # four sessions, and the client that left without one
     chains = {hashes_of(line.chain).tobytes() for line in lines if line.block_size == 16}
     plain = chain_hashes(np.array(TRUNK, dtype=np.int32), 16, 0)
-    assert plain.tobytes()[:8] not in b"".join(chains)  # nobody without the salt can check a guess
+    assert plain.tobytes()[:8] not in b"".join(chains)  # without the salt, no guess can be checked
     trunk = salt_in(tmp_path / "requests.jsonl.salt").keyed(plain).tobytes()
     assert sum(chain.startswith(trunk) for chain in chains) == 4
     assert_played(facts)

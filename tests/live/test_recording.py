@@ -51,7 +51,7 @@ async def converse(stack: Stack, number: int) -> None:
     for turn in range(TURNS):
         prompt += tokens.choices(range(1_000, 20_000), k=640)
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 24}
-        if turn % 2:  # streams tell what was cached where they are asked to
+        if turn % 2:  # streams report cached tokens only if they are asked to
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         url, headers = f"{stack.url}/v1/completions", {"x-session-id": f"session-{number}"}
         async with stack.http.post(url, json=body, headers=headers) as reply:
@@ -85,7 +85,7 @@ async def test_yesterdays_traffic_replayed_gives_the_hits_that_were_reported(
         await asyncio.gather(*(converse(stack, n) for n in range(half)))
         stack.router.process.send_signal(signal.SIGHUP)  # begins another part
         await asyncio.gather(*(converse(stack, n) for n in range(half, SESSIONS)))
-        await stack.assert_idle()  # an answer is counted just after its last byte has gone
+        await stack.assert_idle()  # an answer is counted just after its last byte was sent
         reported = await stack.metric("warmroute_reported_hit_tokens_total")
         stack.router.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(stack.router.process.wait(), 20) == 0
@@ -114,7 +114,7 @@ async def test_a_full_disk_costs_lines_and_no_request(tmp_path: Path) -> None:
         lost = 'warmroute_request_log_lines_total{result="lost"}'
         folder.rename(tmp_path / "away")
         count = 0
-        while await stack.metric(lost) == 0:  # what is open goes on until it is full
+        while await stack.metric(lost) == 0:  # the open file continues until it is full
             count += 1
             assert count < 400
             assert (await stack.complete([count] * 400))[0] == 200

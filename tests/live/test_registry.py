@@ -151,7 +151,7 @@ async def test_redis_away_paused_or_locked_is_told_and_got_over(tmp_path):
             own.start()
             while report.workers is None:
                 report = await anext(told)
-            assert names(report) == []  # restarted empty: what believes that is another matter
+            assert names(report) == []  # an empty Redis after a restart
             own.pause()
             while report.workers is not None:
                 report = await anext(told)
@@ -198,7 +198,7 @@ async def test_engines_announce_themselves_and_say_goodbye(server, tmp_path):
         assert f"({engines[0].url}) is draining, by redis, to be removed when idle" in log
         assert "is down" not in log
 
-        engines[1].process.kill()  # no goodbye: probes find it at once, the lease ends later
+        engines[1].process.kill()  # probes notice at once, and the lease ends later
 
         async def one_left() -> bool:
             return [row["url"] for row in await stack.rows()] == [engines[2].url]
@@ -213,7 +213,7 @@ async def test_a_registry_that_is_lost_empties_no_pool(server, tmp_path):
         arguments = engine_arguments()
         engine = await stack.programs.start("e", "engine", arguments)
         announce(server, engine.url)
-        announce(server, A)  # nobody is there
+        announce(server, A)  # no engine is there
 
         async def two() -> bool:
             return {row["state"] for row in await stack.rows()} == {"ready", "joining"}

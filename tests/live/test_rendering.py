@@ -133,7 +133,7 @@ async def test_a_long_conversation_does_not_wait_for_its_renderer(tmp_path: Path
             decision, answer = await asked(stack, chat)
             cached, expected = found(answer), decision["expected_hit_tokens"]
             assert not decision["approximate"]
-            if turn < 2:  # the second one shows that the beginning stays
+            if turn < 2:  # the second turn shows that the beginning stays
                 assert expected == cached
             else:
                 assert before - 64 - BLOCK < expected <= cached

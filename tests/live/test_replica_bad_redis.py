@@ -136,7 +136,7 @@ async def test_a_redis_that_evicts_what_they_say_costs_no_request(
     ]
     async with both.traffic():
         noticed = False
-        for number in range(400):  # each of them pushes out a key, sooner or later one of ours
+        for number in range(400):  # each pushes out a key, sooner or later one of ours
             redis.do("set", f"somebody-elses-{number}", bytes(MEGABYTE // 4))
             if number % 20 == 19:
                 now = [
@@ -208,7 +208,7 @@ async def test_what_nobody_said_is_counted_named_and_leaves_nothing(
             (_, fields), *_ = redis.do("xrevrange", stream, "+", "-", "count", 1)
             (payload,) = list(fields.values()) if isinstance(fields, dict) else fields[1::2]
             redis.do("xadd", stream, "*", "m", _spoilt(payload, draw))
-            redis.do("xadd", stream, "*", "m", payload)  # said twice, by its number
+            redis.do("xadd", stream, "*", "m", payload)  # sent twice with the same number
             redis.do("xadd", stream, "*", "x", b"y")
         redis.do("hset", REGISTRY, "stranger", "nothing", "a@0123456789abcdef", "[" * 10_000)
         redis.do("xadd", "warmroute:{default}:arrivals", "*", "a@0123456789abcdef", b"{}")

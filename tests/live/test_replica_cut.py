@@ -23,7 +23,7 @@ from tests.router.replicas.replica_support import TERMS, Replica, all_see_each_o
 
 pytestmark = needs_redis
 DETECTED_S, BACK_S = 1.5, 2.0
-SLACK_S = 4.0  # of a machine that does much else
+SLACK_S = 4.0  # for a busy machine
 PORT = 6_379  # in a network of its own
 
 
@@ -86,7 +86,7 @@ async def test_packets_that_vanish(far: Network, caplog):
         far.cut()
         took_s = await running_s(until(lambda: not a.link.up and not b.link.up))
         assert took_s < DETECTED_S + SLACK_S
-        await until(lambda: a.link.stale_s > 2.0)  # several attempts came to nothing
+        await until(lambda: a.link.stale_s > 2.0)  # several attempts have failed
         assert a.sees(b)()
         far.mend()
         assert await running_s(all_see_each_other(a, b)) < BACK_S + SLACK_S
@@ -187,7 +187,7 @@ async def test_who_speaks_another_version_is_not_read(tmp_path: Path):
     with redis_server(tmp_path / "redis") as server:
         async with fleet(server.url, "a", "b") as (a, b):
             c = Replica(server.url, "c", {**TERMS, VERSION: "2"})
-            c.link.start()  # as where Redis was away at its start
+            c.link.start()  # like a router that started without Redis
             await until(lambda: len(a.link.membership.peers) == 2)
             c.say(b"strange")
             b.say(b"familiar")

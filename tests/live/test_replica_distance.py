@@ -34,7 +34,7 @@ pytestmark = needs_redis
 SHIFTS_S = 5, -5
 ONE_WAY_S = 0.02
 STREAMS = 40
-LATE_S = 1.0  # of a machine that does much else; news that wait for a beat would be later
+LATE_S = 1.0  # for a busy machine; news that waited for a beat would be later
 
 
 @pytest.fixture
@@ -95,12 +95,13 @@ async def test_a_pair_ten_seconds_and_forty_milliseconds_apart(
         assert [reply.status for reply in replies] == [200] * STREAMS
         await until_metric(two, "worker_requests", lambda n: n == STREAMS)
         await until_equal(both)
-        # What is younger than the news may go to the same worker twice: a few of them.
+        # Requests younger than the news may go to the same worker twice: a few of them.
         assert max(await requests_at_workers(two)) <= STREAMS / WORKERS + 6
         async with both.traffic():
             beats = await counted(both, "messages_total")
             for stack, before in zip(both.stacks, beats, strict=True):
-                # Two leases and more: who compared clocks would hold the other one for gone.
+                # Two leases and more: a router that compared clocks would believe the other one
+                # gone.
                 enough = partial(float.__lt__, before + 30.0)
                 await until_metric(stack, "replicas_messages_total", enough)
         assert both.failed == []
@@ -125,12 +126,13 @@ async def test_a_lease_has_one_holder_whatever_their_clocks_show(
         try:
             first, other = holders
             tokens: list[int] = []
-            # It goes on over several times its length, then to the other one, by a death.
+            # The lease continues over several times its length, then passes to the other one by a
+            # death.
             for _ in range(30):
                 before, others, after = [await holder.fence() for holder in (first, other, first)]
                 assert before is None or before != after or others is None, "two have it"
                 tokens += [token for token in (before, others) if token is not None]
-                await asyncio.sleep(0.1)  # how long the histories of the two are
+                await asyncio.sleep(0.1)  # sets the length of both histories
             assert tokens
             assert tokens == sorted(tokens), "whoever has it later has the greater token"
             if await first.fence() is None:

@@ -127,7 +127,7 @@ async def test_one_binds_what_engines_connect_to_and_the_next_binds_it_after_it(
         assert await reader_of(one, two) is one
         context = zmq.asyncio.Context()
         pub = context.socket(zmq.XPUB)
-        pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # who subscribes to the same once more is told, too
+        pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # a repeated subscription is reported, too
         pub.connect(endpoint)
         try:
             chains = await _publish(pub, 0)

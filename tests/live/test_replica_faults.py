@@ -17,7 +17,7 @@ from tests.router.replicas.replica_support import Replica, all_see_each_other, f
 pytestmark = needs_redis
 DETECTED_S = 1.5
 BACK_S = 2.0
-SLACK_S = 4.0  # of a machine that does much else
+SLACK_S = 4.0  # for a busy machine
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_a_password_is_asked_and_changed(server, caplog):
     assert not wrong.link.up
     assert not none.link.up
     client = server.client(password="first")
-    client.config_set("requirepass", "wrong")  # from now on it is that one
+    client.config_set("requirepass", "wrong")  # from now on this password is required
     await until(lambda: wrong.link.up)
     client.client_kill_filter(_type="normal", skipme=True)
     await until(lambda: not right.link.up)

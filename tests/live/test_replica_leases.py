@@ -69,7 +69,8 @@ async def test_redis_away_takes_it_and_redis_empty_gives_it_anew(server):
         server.kill()
         await until(lambda: all(loan.told[-1:] in ([], [None]) for loan in wishes))
         assert not any(loan.lease.fence for loan in wishes)
-        # Once each, also where a pause before the end of Redis took it and gave it anew.
+        # Each is told once, also if a pause before the end of Redis took the lease and gave it
+        # again.
         told = [word for loan in wishes for word in loan.told]
         assert first in told
         assert [word is None for word in told] == [False, True] * (len(told) // 2)
@@ -87,7 +88,7 @@ async def test_a_holder_that_was_stopped_knows_at_once_that_it_lost_it(server):
     async with fleet(server.url, "other") as (other,):
         loan = Loan(other)
         await until(lambda: loan.lease.fence is not None)
-        holder.ask()  # it is asked before anything else, once it runs again
+        holder.ask()  # the question comes first when it runs again
         holder.process.send_signal(signal.SIGCONT)
         said = [await holder.says() for _ in range(2)]
         assert sorted(said) == [("asked", None), ("told", None)]

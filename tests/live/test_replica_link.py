@@ -60,7 +60,7 @@ async def test_a_newcomer_is_seen_at_once_and_hears_from_then_on(server):
     async with fleet(server.url, "a") as (a,):
         a.say(b"before")
         await until(lambda: a.link.counters.sent_messages == 1)
-        a.link.membership.look = lambda *_: None  # only who arrives is seen, by no look
+        a.link.membership.look = lambda *_: None  # only arrivals are noticed, since nothing looks
         b = Replica(server.url, "b")
         b.link.start()
         await until(b.sees(a))
@@ -73,7 +73,7 @@ async def test_a_newcomer_is_seen_at_once_and_hears_from_then_on(server):
 
 async def test_a_goodbye_is_heard_at_once_and_leaves_nothing(server):
     async with fleet(server.url, "a", "b") as (a, b):
-        a.link.membership.look = lambda *_: None  # nobody lapses
+        a.link.membership.look = lambda *_: None  # no peer lapses
         b.say(b"last")
         await b.link.aclose()
         await until(a.sees())
@@ -95,7 +95,7 @@ async def test_two_of_one_name_are_two(server):
 
 async def test_who_dies_is_gone_after_its_lease_and_is_cleared_away(server):
     async with fleet(server.url, "a", "b") as (a, b):
-        b.link._running.cancel()  # as a kill does: without a word
+        b.link._running.cancel()  # as a kill does, without a goodbye
         assert await until(a.sees()) > 0.9
         client = server.client()
         await until(lambda: client.hlen("warmroute:{default}:replicas") == 1)
@@ -116,7 +116,7 @@ async def test_a_stream_is_kept_small(server):
         a.say(*[big] * 100, b"end")
         await until(b.hears(b"end"))
         assert len(b.notes.heard) == 101
-        # A pause of the machine may cost the connection; the next one counts anew what it keeps.
+        # A pause of the machine may cost the connection; the next one counts what it keeps again.
         connections = a.link.counters.reconnects
         kept = server.client().xlen(f"warmroute:{{default}}:stream:{a.identity}")
         assert kept <= 70 * connections
@@ -171,7 +171,7 @@ async def test_a_stream_of_another_type_stops_only_itself(server):
 
 async def test_a_lapsed_entry_comes_back_without_harm(server):
     async with fleet(server.url, "a", "b", lease_s=20.0) as (a, b):
-        told_before = len(b.notes.told_present)  # b may have been there before a
+        told_before = len(b.notes.told_present)  # b may have been present before a
         for _ in range(3):
             lapses = b.link.counters.lapses
             server.client().delete("warmroute:{default}:replicas")

@@ -23,7 +23,7 @@ pytestmark = needs_redis
 
 STREAMS = 200
 AT_ONCE = 20
-# Promised of a machine that keeps up; a busy one, on which tests run side by side, gets more.
+# The page promises this for a machine that keeps up; one that runs tests in parallel gets more.
 SLACK = 1.0 if EFFORT > 1 else 4.0
 PHANTOM_S = 5.0 * SLACK  # longest that requests of a dead replica weigh on workers
 EQUAL_S = 2.0 * SLACK  # longest until all know the same again
@@ -37,13 +37,13 @@ def server(tmp_path: Path):
 
 @pytest.mark.alone
 async def test_one_is_killed_under_streams(tmp_path: Path, server: RedisServer) -> None:
-    # By requests alone, which is what each is told of the other's: a policy that weighs queued
-    # prefill, too, is as uneven as the prefill of a moment.
+    # The policy uses only requests, of which each router hears from the other. A policy that weighs
+    # queued prefill as well is as uneven as the prefill at that moment.
     async with pair(tmp_path, server.url, speed=1, policy="least_requests") as both:
         one, two = both.stacks
         body = {"model": MODEL, "prompt": [7] * 64, "max_tokens": 4_000, "stream": True}
         replies = []
-        for begun in range(0, STREAMS, AT_ONCE):  # a busy machine is late with news of all at once
+        for begun in range(0, STREAMS, AT_ONCE):  # a busy machine would be late with all at once
             urls = [both.stacks[n % 2].url for n in range(begun, begun + AT_ONCE)]
             asks = (two.http.post(f"{url}/v1/completions", json=body) for url in urls)
             replies += await asyncio.gather(*asks)
@@ -71,18 +71,18 @@ async def test_one_is_killed_under_streams(tmp_path: Path, server: RedisServer) 
 
 async def _killed(server: RedisServer) -> None:
     server.kill()
-    await asyncio.sleep(1.0 * EFFORT)  # how long it is away
+    await asyncio.sleep(1.0 * EFFORT)  # the time for which it is away
     server.start()
 
 
 async def _stopped(server: RedisServer | WalledRedis) -> None:
     server.pause()
-    await asyncio.sleep(2.5 if EFFORT == 1 else 30.0)  # how long it is away
+    await asyncio.sleep(2.5 if EFFORT == 1 else 30.0)  # the time for which it is away
     server.go_on()
 
 
 @pytest.mark.alone
-# Also when it is cut off it does not answer.
+# A stopped Redis does not answer, like one that is cut off.
 @pytest.mark.parametrize("fault", [_killed, pytest.param(_stopped, marks=pytest.mark.full)])
 async def test_redis_comes_and_goes_under_load(
     tmp_path: Path, server: RedisServer, fault: Callable

@@ -262,7 +262,7 @@ async def test_who_speaks_another_version_is_refused_by_name_and_the_other_serve
         later = Replica(server.url, "later", terms)
         with pytest.raises(ReplicaRefusedError, match=f"replica one@.* {VERSION} is '99' here"):
             await later.link.agree()
-        later.link.start()  # as one whose Redis was away when it started
+        later.link.start()  # like one that started while Redis was away
         await until_metric(one, "replicas_disagreements", 1)
         with pytest.raises(RuntimeError, match="status 2"):
             await world.programs.start("two", "router", world.arguments(server.url, "two"))

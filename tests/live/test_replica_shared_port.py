@@ -75,7 +75,7 @@ async def test_two_routers_share_a_port_and_what_they_know(
             await until_sum(stack, "worker_requests", 0)
         body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 2_000, "stream": True}
         stream = await http.post(f"{one.url}/v1/completions", json=body)
-        for stack in stacks:  # whoever has it, both count it
+        for stack in stacks:  # either may have it, and both count it
             await until_sum(stack, "worker_requests", 1)
         stream.close()
         two.router.process.send_signal(signal.SIGKILL)

@@ -27,7 +27,8 @@ async def test_two_routers_take_requests_in_turn_and_leave_nothing(tmp_path: Pat
     assert [outcome.error for outcome in seen if outcome.error] == []
     assert result.leftovers == ()
     assert (result.row.completed, result.row.failed) == (24, 0)
-    # Each takes its own half by turns: that both were asked is seen by who got what.
+    # Each router alternates over its own half of the requests: the workers show that both were
+    # used.
     by_turns = {outcome.serial: outcome.worker for outcome in result.outcomes}
     halves = [[by_turns[serial] for serial in range(first, 24, 2)] for first in (0, 1)]
     assert all(half[0::2] != half[1::2] and len(set(half[0::2])) == 1 for half in halves), halves
@@ -47,7 +48,7 @@ async def test_two_decide_nearly_as_one(tmp_path: Path, name: str) -> None:
     assert len(told) == 2
     assert all(one.lost == 0 and one.requests > 100 for (one,) in runs.values())
     beyond = {what: found[0] for what, found in differences(runs, 2).items()}
-    # Five times the bars of a bench that repeats itself: this is one run, beside who knows what.
+    # Five times the bounds of a bench that repeats itself, since this is one run on a busy machine.
     assert beyond["mean TTFT"] < 25.0, table(name, runs)
     assert beyond["p99 TTFT"] < 50.0, table(name, runs)
     assert beyond["hits"] > -5.0, table(name, runs)

@@ -37,7 +37,7 @@ async def test_roles_change_under_load_and_nobody_fails(tmp_path: Path) -> None:
         over = asyncio.Event()
 
         async def ask(number: int) -> None:
-            while not over.is_set():  # a new prompt each time: none has a home it would stay at
+            while not over.is_set():  # a new prompt each time, so that no worker has its prefix
                 prompt = [number, len(statuses), *range(62)]
                 status, _ = await stack.complete(prompt, max_tokens=20)
                 statuses.append(status)

@@ -159,7 +159,7 @@ async def test_processes_of_both_roles_are_replaced_in_place(tmp_path: Path) -> 
             await places.stack.assert_idle()
 
         await replaced("decode-0")
-        assert await places.passed("decode-0") == 0  # both that prefill are of the other revision
+        assert await places.passed("decode-0") == 0  # both prefill workers have the other revision
         await replaced("prefill-0")
         moved = await places.passed("decode-0")
         assert moved == await places.passed("prefill-0") > 0

@@ -27,7 +27,7 @@ PER_S = 8
 CROWD, CROWD_TOKENS = 24, 66
 WAKE = f'sum(warmroute_waiting_requests{{model="{MODEL}"}})'
 BUSY = f'{WAKE} + sum(warmroute_running_requests{{model="{MODEL}"}})'
-IDLE_LOOKS = 4  # in a row, before the engine is stopped
+IDLE_LOOKS = 4  # idle readings in a row before the engine is stopped
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ async def _one_round(stack: Stack, scaler: Autoscaler, number: int) -> None:
         return len(scaler.changes) > stops
 
     await until(stopped, "the engine's stop")
-    if number == 2:  # on the very moment: it finds the engine ending or gone, and another one comes
+    if number == 2:  # at that very moment, as the engine ends; another one is started
         late = [asyncio.create_task(stack.complete([number, n, 9])) for n in range(5)]
         assert {status for status, _ in await asyncio.gather(*late)} == {200}
     else:

@@ -70,7 +70,7 @@ def test_its_file_is_short_and_its_registration_a_line() -> None:
 async def test_it_is_recognized(pair: Pair) -> None:
     rows = await pair.stack.rows()
     assert [(row["kind"], row["role"]) for row in rows] == [("seventh", role) for role in ROLES]
-    # Without events it is followed by longer blocks than its own.
+    # Without events the router follows it in longer blocks than its own.
     assert [row["block_size"] % BLOCK_TOKENS for row in rows] == [0, 0]
     assert [row["kv_capacity_tokens"] for row in rows] == [KV_TOKENS] * 2
     assert all("/generate" in row["lacks"] for row in rows)
@@ -119,7 +119,7 @@ async def test_it_is_drained_and_removed(pair: Pair) -> None:
         assert reply.status == 200
     assert (await pair.stack.row(1))["state"] == "draining"
     asked = len(pair.servers[1].asked)
-    # The other worker serves alone: nothing new goes to one that drains.
+    # The other worker serves alone, because a draining worker gets nothing new.
     assert (await pair.stack.complete(prompt_of(3)))[0] == 200
     assert len(pair.servers[1].asked) == asked
     async with pair.stack.http.post(f"{pair.stack.admin}/workers/1/undrain") as reply:

@@ -36,7 +36,7 @@ class Agent:
     number: int  # 0: the main agent
     prompt: list[int]
     prompt_tokens: int = 0  # of all its requests
-    cached_tokens: int = 0  # of these, by the workers' word
+    cached_tokens: int = 0  # of these, by the workers' count
     ids: dict[str, str] = field(default_factory=dict)  # as its client sends them
 
     async def turn(self, stack: Stack, random: Random) -> None:

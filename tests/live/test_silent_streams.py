@@ -44,9 +44,9 @@ WAIT_S = 60
 class Silent:
     """A worker that stays silent until `goes_on` is set. Lifetime: test."""
 
-    opens: int = 0  # events that it sends before
-    status: int = 200  # of what it says at last
-    dies: bool = False  # it hangs up in place of that
+    opens: int = 0  # events before it is silent
+    status: int = 200  # the status of its final answer
+    dies: bool = False  # it hangs up instead of answering
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     asked: int = 0
 
@@ -225,7 +225,7 @@ async def test_no_comments_where_they_are_switched_off(tmp_path) -> None:
         http.post(f"{url}/v1/messages", json=body()) as answer,
     ):
         read = await read_until(answer, b"\n\n")
-        await asyncio.sleep(0.5)  # in which comments would come
+        await asyncio.sleep(0.5)  # time in which comments would come
         worker.goes_on.set()
         read += await answer.content.read()
     assert read == b"".join(message_events(MODEL))

@@ -20,7 +20,7 @@ from tests.live.failing_engine import FailingEngine, engine
 from tests.live.stack import MODEL, Stack, running, until
 
 FULL = [pytest.mark.full, pytest.mark.timeout(300)]
-# A probe a second by default: these are the same rules in a fifth of the time.
+# The default is a probe a second; these are the same rules in a fifth of the time.
 QUICK = [
     *("--intervals-health-s", "0.2", "--timeouts-probe-s", "0.4", "--limits-hold-s", "120"),
     *("--policy", "round_robin"),
@@ -72,7 +72,7 @@ class Clients:
 @asynccontextmanager
 async def clients(stack: Stack, model: str = MODEL) -> AsyncIterator[Clients]:
     """Run clients during the block and wait for all their answers at its end."""
-    # However many wait, the next one comes.
+    # The next request comes however many wait.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         crowd = Clients(stack.url, http, model=model)
         coming = asyncio.create_task(crowd.come())

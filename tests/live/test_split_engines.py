@@ -188,7 +188,7 @@ async def test_real_engines_of_other_shapes_are_a_pair(tmp_path: Path) -> None:
     }
     async with served(tmp_path, flags) as both:
         decode = both.workers["decode"][0]
-        requests = 2 if QUICK else 8  # greedy and drawn by turns
+        requests = 2 if QUICK else 8  # greedy and sampled in turn
         for serial in range(requests):
             prompt = [token % 250 + 3 for token in prompt_of(serial, 100)]
             body = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "return_token_ids": True}

@@ -47,8 +47,8 @@ REFUSAL = answer(b'{"error":{"message":"bad tool","code":"bad_tool"}}', b"400 Ba
 @dataclass(frozen=True, slots=True)
 class Pair:
     stack: Stack
-    prefilled: list[bytes]  # bodies that the one was sent
-    decoded: list[bytes]  # and the other
+    prefilled: list[bytes]  # bodies sent to the prefill worker
+    decoded: list[bytes]  # bodies sent to the decode worker
     heads: tuple[list[bytes], list[bytes]]
     log: Path
 

@@ -45,7 +45,7 @@ def pairs_of(*axes: tuple[Any, Any]) -> list[Any]:
     ]
 
 
-SOON_S = 20.0  # below the mocks' own patience, above what a machine that pauses takes
+SOON_S = 20.0  # shorter than the mocks' own patience, longer than a pause of the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ async def test_a_room_leads_to_the_chosen_rank(tmp_path: Path) -> None:
     async with pool(tmp_path, SGLang, ranks=4) as both:
         assert len(await both.stack.rows()) == 8
         for _ in range(8):
-            assert await both.ask() == (200, TEXT)  # the worker refuses a rank that contradicts
+            assert await both.ask() == (200, TEXT)  # the worker refuses a wrong rank
         for sent, head in zip(both.prefill[0].bodies, both.prefill[0].headers, strict=True):
             assert int(head["x-data-parallel-rank"]) == json.loads(sent)["bootstrap_room"] % 4
         for told, head in zip(both.decode[0].bodies, both.decode[0].headers, strict=True):
@@ -227,7 +227,7 @@ async def test_a_prefill_that_fails_ends_the_answer_and_another_pair_serves(
 ) -> None:
     async with pool(tmp_path, engine, prefill=2) as both:
         both.prefill[0].faults = [fault]
-        async with asyncio.timeout(SOON_S):  # the other leg would wait for its KV
+        async with asyncio.timeout(SOON_S):  # otherwise the other leg would wait for its KV
             for _ in range(3):
                 assert await both.ask() == (200, TEXT)
         assert both.prefill[0].faults == [], "it was asked"
@@ -287,7 +287,7 @@ async def test_a_transfer_is_waited_for_once(
             one.deaf = True
         for number in range(1, 4):
             status, text = await all_of.ask(stream=stream)
-            alone = both or engine is Mooncake  # whose workers do all of a request, too
+            alone = both or engine is Mooncake  # its workers can do all of a request, too
             assert status == (200 if alone else 500), text
             assert text == TEXT if alone else "KVTransferError" in text
             asked = [b for one in all_of.decode for b in one.bodies if is_leg(b)]

@@ -36,7 +36,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.answers = 0
-        self.told = False  # that the connection ends
+        self.told = False  # whether the answer said that the connection ends
 
     async def ask(self, port: int) -> None:
         """Send requests until an answer says that the connection closes.

@@ -37,7 +37,7 @@ async def remove(stack: Stack, worker_id: int) -> None:
 
 
 MORE = "", ",weight=2,max_requests=8", ",kv_tokens=9000"
-# One that reports its load, and one that does not; CI takes each option once.
+# One worker reports its load, and one does not; CI takes each option once.
 CASES = [
     pytest.param(kind, more, marks=pytest.mark.full if (n + m) % 2 else ())
     for n, kind in enumerate(("vllm", "openai"))

@@ -26,7 +26,7 @@ from tests.live.stack import Stack, engine_arguments, until
 SPEED = 2.0
 TOKENS = 40
 FLAGS = ("--migration-moves", "8", "--intervals-health-s", "0.5", "--ejection-recover-s", "0.5")
-# What a reload changes under load: who decides, and what a request is bound by.
+# Settings that a reload changes under load: the policy, and the limits of a request.
 RELOADED = (
     "policy: hybrid\nexplain: false\ntimeouts: {total_s: 80}\n",
     "policy: least_requests\nmigration: {moves: 4}\nlimits: {client_buffer_bytes: 8192}\n",
@@ -137,6 +137,6 @@ async def test_every_answer_is_right_whatever_happens(
         print(f"{dict(ground.done)}: {crowd.told()}")
         assert not crowd.lost
         assert crowd.served.total() >= answers
-        # A client may meet the end of an idle connection, but not of one with a request under way.
+        # A client may meet the end of an idle connection, but never with a request in flight.
         assert crowd.again <= crowd.served.total() / 100
         await ground.stack.assert_idle()

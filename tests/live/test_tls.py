@@ -131,7 +131,7 @@ async def test_new_certificates_are_shown_after_a_signal_and_bad_ones_never(
 
     async with routing(tmp_path, *flags) as router:
         first = await asyncio.to_thread(shown_at, router.url)
-        authority.signed("shown")  # the same files, another certificate
+        authority.signed("shown")  # the same files with another certificate
         router.process.send_signal(signal.SIGHUP)
 
         async def renewed() -> bool:

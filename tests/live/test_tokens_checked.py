@@ -118,5 +118,5 @@ async def test_ids_are_forwarded_where_asked_and_taken(tmp_path: Path) -> None:
                 status, _ = await stack.post(raw)
                 assert status == 200
     bodies = [body for body in seen if b"max_tokens" in body]
-    # The first of every 64 goes as it came, so that its worker counts by itself.
+    # One of every 64 requests is passed on as it came, so that the worker counts tokens itself.
     assert bodies == [raw, forwarded, forwarded]

@@ -30,9 +30,9 @@ class Fake:
     url: str = ""
     models: set[str] = field(default_factory=lambda: {"small"})
     asked: list[tuple[str, Any]] = field(default_factory=list)
-    may: asyncio.Event = field(default_factory=asyncio.Event)  # a load goes on
+    may: asyncio.Event = field(default_factory=asyncio.Event)  # set: a load may continue
     status: int = 200
-    drops: bool = False  # the connection, in place of an answer
+    drops: bool = False  # it drops the connection instead of answering
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         path = request.path

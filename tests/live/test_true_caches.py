@@ -33,18 +33,18 @@ from tests.live.shared_load import SALTS, TRUNKS, Load, trunk_prompt
 from tests.live.stack import MODEL, until
 from tests.told_decision import decision_in
 
-SHORT_ROUNDS = 6  # one of each of the worst harms
-FULL_S = 600.0  # of rounds, however many that are
+SHORT_ROUNDS = 6  # rounds: one for each of the worst faults
+FULL_S = 600.0  # seconds of rounds, however many these are
 ROUND_S = 3.0 if QUICK else 5.0  # of load between two comparisons; programs are killed in it
 ROUTER = [
     *("--intervals-health-s", "0.1", "--timeouts-probe-s", "1"),
     *("--timeouts-speculative-s", "1", "--intervals-kv-state-s", "1"),
-    *("--ejection-recover-s", "0.2"),  # the same engine may be killed round after round
+    *("--ejection-recover-s", "0.2"),  # the same engine may be killed in every round
 ]
 TOUCHES_TURNOVER = KV_BLOCKS // TOUCHED_BLOCKS + 2
 TOUCHES_EXACT = 3
-HEARD_S = 1.0  # to hear of what is under way; else the last batch was lost, and another shows it
-EXACT_S = 60.0  # not a measure of anything: for machines that do other things, too
+HEARD_S = 1.0  # to hear of events in flight; else the last batch was lost, and another shows that
+EXACT_S = 60.0  # no measure of anything; it allows for busy machines
 
 
 async def trouble(pool: Pool, number: int) -> None:
@@ -179,7 +179,7 @@ async def probed(pool: Pool) -> str:
 async def test_what_is_known_is_what_the_engines_hold(
     tmp_path: Path, seed: int, lasts_s: float
 ) -> None:
-    state = ["--kv-state", str(tmp_path / "kv_state")]  # what a killed router leaves to the next
+    state = ["--kv-state", str(tmp_path / "kv_state")]  # a killed router leaves this to the next
     async with pool(tmp_path, seed, [*ROUTER, *state]) as made:
         load = Load(lambda: made.url, random.Random(seed))
         load.start()
@@ -200,6 +200,6 @@ async def test_what_is_known_is_what_the_engines_hold(
         assert {"lost", "bursts", "hangs", "replay_whole"} <= done.keys(), done
         assert load.served > 10 * ROUND_S * rounds
         assert "status 500" not in load.met, load.met
-        # What is still on its way, or was given up, makes the rest.
+        # The rest are requests in flight or given up by their clients.
         assert load.met["hit as expected"] > load.met["hit below expected"], load.met
         assert load.met["hit above expected"] < load.met["hit as expected"] / 10, load.met

@@ -110,7 +110,8 @@ async def test_names_that_are_html_stay_text(tmp_path: Path) -> None:
             assert await page.run("document.querySelectorAll('img, script').length") == 1
             assert await page.run("document.querySelectorAll('[onerror]').length") == 0
             inert(page, one)
-            # What the policy is for: even a hole in the page would run nothing and tell nobody.
+            # The purpose of the policy: even through a hole in the page no script runs and nothing
+            # leaks.
             assert await page.run(attempt("document.body.innerHTML += '<b>'")) == "TypeError"
             script = "document.head.append(document.createElement('script'))"
             assert await page.run(attempt(f"{script}; document.scripts[0].text = '1'")) != "done"
@@ -231,11 +232,11 @@ async def test_a_trunk_lights_up_its_holders(tmp_path: Path) -> None:
 
 async def test_a_page_that_nobody_sees_asks_nothing(tmp_path: Path) -> None:
     async with crowd(2) as one, shown(one, tmp_path / "profile", 1280) as page:
-        # A headless tab is never hidden: it is told so.
+        # A headless tab is never hidden, so the test says that it is.
         hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
         turn = "document.dispatchEvent(new Event('visibilitychange'))"
         await page.run(hide % "true" + turn)
-        await page.run("new Promise((done) => setTimeout(done, 1500))")  # what was on its way
+        await page.run("new Promise((done) => setTimeout(done, 1500))")  # for requests in flight
         asked = len(page.asked)
         await page.run("new Promise((done) => setTimeout(done, 2500))")
         assert len(page.asked) == asked
@@ -269,7 +270,7 @@ async def test_decisions_are_filtered_and_stand_still_when_asked_to(tmp_path: Pa
             assert await page.run(ROWS) == 12
             await page.run("document.querySelector('#pause').click()")
             assert await page.run(ROWS) == 13
-            for rows in (38, 58):  # so many that the first ones are told no more
+            for rows in (38, 58):  # so many that the first rows are no longer sent
                 for _ in range(rows - await page.run(ROWS)):
                     await one.send()
                 await one.second()
@@ -346,7 +347,8 @@ async def test_cells_say_who_a_worker_is_and_why_it_is_not_well(tmp_path: Path) 
         ejected.health.move("too many requests fail")
         await one.second()
         async with shown(one, tmp_path / "profile", 1280) as page:
-            # What is written into the canvas is told to nobody: the pen tells us.
+            # The page does not expose text drawn into the canvas, so the test records it at the
+            # pen.
             pen = "CanvasRenderingContext2D.prototype"
             await page.run(
                 f"window.inked = new Set(); const real = {pen}.fillText;"

@@ -78,7 +78,7 @@ async def test_nonsense_breaks_nothing(tmp_path: Path) -> None:
     try:
         async with opened(tmp_path / "profile") as page:
             await page.screen(1280, 900)
-            # A clock that runs a hundred times as fast: else each answer would take a second.
+            # A clock 100 times as fast, since otherwise each answer would take a second.
             await page.call(
                 "Page.addScriptToEvaluateOnNewDocument",
                 source="const wait = setTimeout; setTimeout = (f, ms) => wait(f, ms / 100);",
@@ -86,7 +86,7 @@ async def test_nonsense_breaks_nothing(tmp_path: Path) -> None:
             await page.go(f"http://127.0.0.1:{runner.addresses[0][1]}/ui")
             await page.until("document.querySelector('#main') && !main.hidden", "the page")
 
-            async def all_told() -> bool:  # one more than there are: the last was taken in
+            async def all_told() -> bool:  # one more than there are: all were processed
                 return told > len(left)
 
             await until(all_told, "the page to ask so often")

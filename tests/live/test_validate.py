@@ -43,17 +43,17 @@ async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
         turns, hybrid = await validated(
             WorkloadSpec(SHARED), ("round_robin", "hybrid"), stack, tmp_path / str(attempt)
         )
-        # Of two that are due at nearly one time, a client short of a core may send the later first.
+        # A client short of CPU may send two requests that are due together in the wrong order.
         if turns.placements.same_worker == 1.0 or (turns.late_p99_ms or 0.0) <= LATE_MS:
             break
-    # By turns, nothing depends on times: every request must be where the replay has it.
+    # With round robin nothing depends on times, so every request must be where the replay has it.
     assert turns.placements.same_worker == 1.0
     assert turns.placements.same_hit > 0.7
     for one in (turns, hybrid):
         figures = {metric.name: metric for metric in one.metrics}
         assert abs(figures["hit rate"].difference or 0.0) < 15.0
         assert (figures["hit rate"].live or 0.0) > 0.5
-        # A model's time is a floor: no machine makes an answer earlier than its steps end.
+        # A model's time is a lower bound: no machine answers before its steps end.
         assert (figures[MEAN_TTFT].difference or 0.0) < 15.0
 
 

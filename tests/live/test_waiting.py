@@ -66,7 +66,7 @@ async def test_streams_get_comments_and_then_their_answer(tmp_path: Path) -> Non
                 ("/v1/chat/completions", {"model": "other"}),
             )
         ]
-        nameless = {**CHAT, "model": None}  # the only one is meant
+        nameless = {**CHAT, "model": None}  # means the only model
         plain = asyncio.create_task(answered(stack, "/v1/chat/completions", nameless))
         await waits(stack, 3)
         await asyncio.sleep(0.5)
@@ -82,7 +82,7 @@ async def test_streams_get_comments_and_then_their_answer(tmp_path: Path) -> Non
             assert f'"model":"{name}"' in events
             assert events.endswith("data: [DONE]\n\n")
         await stack.assert_idle()
-        # Clients waited for at least half a second, whatever the worker says of it.
+        # Clients waited for at least half a second, whatever the worker's own figure is.
         assert await stack.metric("warmroute_time_to_first_token_seconds_sum") > 1.0
 
 
@@ -158,7 +158,7 @@ async def test_a_plain_refusal_says_when_to_come_back(tmp_path: Path) -> None:
         ]
         assert await stack.metric("warmroute_incoming_requests_total") == 5
         async with stack.http.get(f"{stack.url}/ready") as reply:
-            assert reply.status == 200  # its requests may come
+            assert reply.status == 200  # more requests may come
         async with stack.http.get(f"{stack.url}/ready?model=unheard-of") as reply:
             assert reply.status == 503
 
@@ -172,7 +172,7 @@ async def test_what_a_worker_says_after_a_comment(tmp_path: Path, how: str) -> N
         b"Content-Length: 13\r\n\r\n<html></html>",
         "broken": STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked")
         + b"%x\r\n%s\r\n5\r\nda" % (len(TOKEN), TOKEN),
-        "silence": b"",  # it closes the connection without an answer, to each that it gets
+        "silence": b"",  # closes each connection without an answer
     }
     async with waiting(tmp_path, "--waiting-ping-s", "0.2") as (stack, _):
         body = {"model": MODEL, **CHAT, "stream": True}

@@ -83,7 +83,7 @@ async def test_a_restarted_router_knows_what_the_one_before_knew(tmp_path: Path)
         after = await restarted(stack, tmp_path)
         await until_known(after)
         assert f"equal {BLOCKS * len(PROMPTS)}," in await equal(after)
-        # By what was saved, not by a replay of everything.
+        # The router knows it from the saved file, not from a complete replay.
         assert await batches(after) <= 2 < followed
         assert await after.metric('warmroute_kv_events_total{kind="snapshots",worker="0"}') == 0
         met = await explained(after, [*PROMPTS[3], 2])
@@ -106,7 +106,7 @@ async def test_what_was_published_while_no_router_ran_is_caught_up_with(tmp_path
 
 
 async def test_of_an_engine_that_began_anew_meanwhile_nothing_is_believed(tmp_path: Path) -> None:
-    for further in (0, 2 * len(PROMPTS)):  # it has come less far than the one before, and further
+    for further in (0, 2 * len(PROMPTS)):  # it published less than the one before, or more
         folder = tmp_path / str(further)
         folder.mkdir()
         async with engine_and_file(folder) as stack:

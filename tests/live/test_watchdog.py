@@ -113,7 +113,7 @@ async def test_the_supervisor_hears_of_each_step(tmp_path: Path, manager: Manage
             return (beats[-1] - beats[0]) / (len(beats) - 1)
 
         def often(found_s: float) -> bool:
-            return found_s < 0.75 * WATCHDOG_S  # it asks for half
+            return found_s < 0.75 * WATCHDOG_S  # the router notifies at half of it
 
         assert often(await measured(between_s, often))
         assert {by for _, by, _ in manager.said} == {pid}
@@ -131,7 +131,7 @@ async def test_the_supervisor_hears_of_each_step(tmp_path: Path, manager: Manage
 async def test_a_policy_that_loops_in_c_is_noticed_and_found_in_the_log(
     tmp_path: Path, manager: Manager
 ) -> None:
-    router = ["--policy", HANGS, "--policy-hang-s", "3600"]  # the router's own watch is too slow
+    router = ["--policy", HANGS, "--policy-hang-s", "3600"]  # the router's own check is too slow
     async with running(tmp_path, workers=1, router=router) as stack:
         pid = stack.router.process.pid
         await until(partial(lives, stack), "the probe to succeed")
@@ -139,7 +139,7 @@ async def test_a_policy_that_loops_in_c_is_noticed_and_found_in_the_log(
         asking = asyncio.ensure_future(stack.complete([1]))
         assert await manager.silent(pid)
         assert not await lives(stack)
-        stack.router.process.send_signal(signal.SIGABRT)  # as systemd does then
+        stack.router.process.send_signal(signal.SIGABRT)  # as systemd does in this case
         assert await asyncio.wait_for(stack.router.process.wait(), 20) == -signal.SIGABRT
         with pytest.raises(aiohttp.ClientError):
             await asking

@@ -19,7 +19,7 @@ class ToldEngine:
     """The engine, with its answers by name. Lifetime: test."""
 
     answers: dict[str, tuple[str, bytes]]  # name -> content type, body
-    always: str = ""  # an answer that it gives whatever it is told
+    always: str = ""  # the answer that it gives to every request
     port: int = field(default_factory=lasting_port)
     asked: Counter[str] = field(default_factory=Counter)  # by the name told
     _runner: web.AppRunner | None = None
@@ -57,7 +57,7 @@ class ToldEngine:
             return web.Response(body=body, headers={"Content-Type": kind})
         reply = web.StreamResponse(headers={"Content-Type": kind})
         await reply.prepare(request)
-        # As engines write: an event at a time.
+        # As engines write it: one event at a time.
         for event in body.split(b"\n\n"):
             if event:
                 await reply.write(event + b"\n\n")

@@ -74,7 +74,7 @@ class Server:
     heads: list[dict[str, str]] = field(default_factory=list)
     running: int = 0
     url: str = ""
-    http_loop: asyncio.Event = field(default_factory=asyncio.Event)  # set: a fault "hang" ends
+    http_loop: asyncio.Event = field(default_factory=asyncio.Event)  # set: the fault "hang" ends
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 24)
@@ -234,7 +234,7 @@ async def announced(server: Server, store: str, role: int, ttl_s: int = 2) -> As
 
     async def renew(http: aiohttp.ClientSession) -> None:
         while True:
-            with suppress(aiohttp.ClientConnectorError):  # tried again, as theirs
+            with suppress(aiohttp.ClientConnectorError):  # tried again, as the real servers do
                 async with http.get(f"{store}/expire", params={"key": key, "ttl": ttl_s}) as reply:
                     renewed = reply.status == 200 and (await reply.json())["result"]
                 if not renewed:

@@ -8,7 +8,7 @@ import numpy as np
 
 from policies.contract import Floats
 
-# Of each text that can be seen: (the worse of its contrasts, what it is), per WCAG 2.2, 1.4.3.
+# For each visible text: (the lower of its contrasts, the text), per WCAG 2.2, 1.4.3.
 CONTRASTS = """(() => {
   const parts = (colour) => {
     const [r, g, b, a] = [...colour.matchAll(/[\\d.]+/g)].map(Number);
@@ -38,14 +38,14 @@ CONTRASTS = """(() => {
   }
   return found.sort((a, b) => a[0] - b[0]);
 })()"""
-# What people need who do not see the page: names of all that can be used, headings, tables.
+# What people who do not see the page need: names of all controls, headings, tables.
 NAMELESS = """[...document.querySelectorAll("input, select, button, canvas, [role=img], "
   + "[role=region], section, aside")].filter((one) => one.checkVisibility())
   .filter((one) => !one.closest("[aria-hidden=true]"))
   .filter((one) => !(one.labels?.length || one.getAttribute("aria-label")
     || one.getAttribute("aria-labelledby") || (one.tagName === "BUTTON" && one.textContent.trim())))
   .map((one) => one.outerHTML.slice(0, 120))"""
-# What a page's outline breaks: ids twice, names that point nowhere, headings that skip a level.
+# Faults of a page's outline: repeated ids, names that point nowhere, headings that skip a level.
 BROKEN = """(() => {
   const found = [];
   const ids = [...document.querySelectorAll("[id]")].map((one) => one.id);
@@ -65,7 +65,7 @@ BROKEN = """(() => {
   for (const row of document.querySelectorAll("thead th:not([scope])")) found.push(row.textContent);
   return found;
 })()"""
-# Colours of marks: against their ground, and against each other as the colour-blind see them.
+# Colours of marks: against their background, and against each other for colour-blind people.
 INKS = """(() => {
   const style = getComputedStyle(document.documentElement);
   return Object.fromEntries(["cell", "panel", "load", "kv", "hits", "edge", "mark"]
@@ -73,7 +73,7 @@ INKS = """(() => {
 })()"""
 
 
-# What is left of linear RGB to those who lack a kind of cone (G. Machado et al., "A
+# The linear RGB that people see who lack a kind of cone (G. Machado et al., "A
 # Physiologically-based Model for Simulation of Color Vision Deficiency", 2009, severity 1).
 SIGHTS = {
     "full": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 _READY_S = 20.0
-_PORT = 6379  # nobody else is in that network
+_PORT = 6379  # nothing else runs in that network
 
 
 class WalledRedis:

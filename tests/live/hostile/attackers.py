@@ -23,13 +23,13 @@ from tests.live.hostile.mutations import faults
 
 PER_CONNECTION = 4
 AT_ONCE = 96
-STAYS_EVERY = 50  # connections: how many stay until the router ends them
-FIRST_S = 0.3  # that others wait for a first answer before they leave
+STAYS_EVERY = 50  # one connection of this many stays until the router ends it
+FIRST_S = 0.3  # that the others wait for a first answer before they leave
 LATEST_S = 60.0  # by then every connection has ended; the router's own limits are far below
-SLOW_S = 120.0  # the same of slow ones, which take a while to be let in
+SLOW_S = 120.0  # the same for slow connections, which take a while to be accepted
 STATUSES = ("200", "400", "404", "405", "408", "413", "417", "431", "500", "503")
 HOST = "127.0.0.1"
-ADDRESSES = 200  # to come from: an address has 28,000 ports, each kept for a minute after its use
+ADDRESSES = 200  # source addresses: each has 28,000 ports, and a used one is kept for a minute
 
 
 async def attack(
@@ -55,7 +55,7 @@ async def attack(
             writer.close()
     for status in STATUSES:
         counted[status] += got.count(f"HTTP/1.1 {status} ".encode())
-    # The router answers in JSON: plain text would be somebody else's.
+    # The router answers in JSON; plain text would come from another program.
     assert b"text/plain" not in got, (parts, got)
 
 
@@ -123,7 +123,7 @@ def main(kind: str, port: str, count: str, seed: str) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     attacking = {"mutated": mutated, "slow": slow}[kind]
-    with asyncio.Runner() as runner:  # uvloop raises where a connection was lost before a write
+    with asyncio.Runner() as runner:  # uvloop raises if a connection was lost before a write
         print(json.dumps(runner.run(attacking(int(port), int(count), int(seed)))))
 
 

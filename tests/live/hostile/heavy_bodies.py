@@ -35,7 +35,7 @@ class Heavy:
     name: str
     path: str
     before: bytes
-    item: bytes  # again and again, as often as there is room
+    item: bytes  # repeated as often as there is room
     after: bytes
     code: str | None = None
     most: int | None = None
@@ -103,7 +103,7 @@ BODIES = (
     _text("one text of escapes", RESPONSES, b"input", b"\\n\\n\\n\\n", _TEXT),
     _text("one Chinese text", COMPLETIONS, b"prompt", "東京は夜".encode()),
     _text("one English text", COMPLETIONS, b"prompt", b"the quick brown fox "),
-    _many("4 million characters", 200_000),  # the most that is tokenized
+    _many("4 million characters", 200_000),  # the longest text that is tokenized
     _many("1 million characters", 50_000),
     _list("1,000 messages", CHAT, b"messages", _message(b"hello " * 166), most=1_000),
     _text("one English text", RESPONSES, b"input", b"the quick brown fox "),
@@ -185,7 +185,7 @@ class Waits:
         self._port, self._request = port, request
         self._threads = Path(f"/proc/{pid}/task")
         self._longest_s = 0.0
-        self._began_s: float | None = None  # of what is under way
+        self._began_s: float | None = None  # of the request under way
         threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self) -> None:

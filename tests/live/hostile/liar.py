@@ -36,16 +36,16 @@ class Liar:
     """The lying engine. Lifetime: test."""
 
     pub: zmq.asyncio.Socket
-    endpoint: str  # where its events are
-    blocks: int = 1_000  # room, as it says
+    endpoint: str  # the endpoint of its events
+    blocks: int = 1_000  # the cache's size that it states
     block_size: int = 16
     ranks: int = 1
-    sources: dict[str, dict[str, str]] | None = None  # None: where its events are
-    cached: Callable[[Sequence[int]], int] = len  # tokens that it says were cached, of a prompt
+    sources: dict[str, dict[str, str]] | None = None  # None: the one endpoint of its events
+    cached: Callable[[Sequence[int]], int] = len  # cached tokens of a prompt that it states
     url: str = ""
     answered: int = 0
     published: int = 0
-    named: int = 0  # blocks that it gave a name
+    named: int = 0  # blocks that it has named
 
     async def subscribed(self) -> None:
         """Wait until a subscriber is there; events sent before that reach nobody."""
@@ -101,7 +101,7 @@ async def lying(events_at: str = "tcp://127.0.0.1", **told: Any) -> AsyncIterato
     path.
     """
     context = zmq.asyncio.Context()
-    pub = context.socket(zmq.XPUB)  # a PUB that tells of its subscribers
+    pub = context.socket(zmq.XPUB)  # an XPUB is a PUB that reports its subscribers
     pub.setsockopt(zmq.SNDHWM, 0)
     if events_at.startswith("ipc"):
         pub.bind(events_at)

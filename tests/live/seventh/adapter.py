@@ -25,7 +25,7 @@ from router.engines.adapter import (
     decoded,
 )
 
-_KV = "seventh_kv"  # the field that says what becomes of a request's KV, or where it is
+_KV = "seventh_kv"  # the field that says what to do with a request's KV, or where it is
 
 
 class _Info(msgspec.Struct):
