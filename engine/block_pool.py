@@ -31,7 +31,7 @@ class Worth(NamedTuple):
     """The worth of one block; if two requests share it, the larger tuple counts."""
 
     priority: int  # 0..100; the lowest goes first
-    duration_s: float = inf  # of lying idle, then it is worth no more and no less than others
+    duration_s: float = inf  # of lying idle, after which it is worth as much as others
 
 
 STANDARD = Worth(DEFAULT_PRIORITY)
@@ -188,7 +188,7 @@ class Changes:
         return events
 
 
-_Entry = tuple[float, int, int]  # what it is sorted by, stamp, block
+_Entry = tuple[float, int, int]  # sort key, stamp, block
 _SPARE = 64  # entries of a heap beyond twice the marked blocks before it is swept
 
 
@@ -480,7 +480,7 @@ class BlockPool:
             raise ValueError(f"block_size must be at least 1 token, got {block_size}")
         self.blocks = blocks
         self.block_size = block_size
-        self.epoch = 0  # counts `clear`; what was computed in an earlier epoch stays private
+        self.epoch = 0  # counts `clear`; blocks computed in an earlier epoch stay private
         self.evicted_total = 0
         self._references = [0] * blocks
         self._hash: list[int | None] = [None] * blocks
@@ -581,7 +581,7 @@ class BlockPool:
         n).
         """
         references, by_hash = self._references, self._by_hash
-        # Whoever holds a block holds its prefix: the idle ones are the tail of the hit.
+        # A request that holds a block holds its prefix: the idle ones are the tail of the hit.
         held = bisect_left(
             range(hit), True, key=lambda depth: not references[by_hash[chain[depth]]]
         )
@@ -807,7 +807,8 @@ class BlockPool:
             stored, lost = self.host.keep(kept)
             for block_hash, host_id in zip(stored, self.host.ids(stored), strict=True):
                 self._saves[host_id] = gone[block_hash]
-            if stored:  # before they leave the GPU, whose events have told what they are
+            # Before they leave the GPU, because their events on the GPU carried their tokens.
+            if stored:
                 self._note(Stored(stored, None, _NO_TOKENS, "host"), len(stored))
             if lost:
                 self._note(Removed(lost, "host"), len(lost))

@@ -97,7 +97,7 @@ class Capacity:
     fitting_requests: int  # by KV alone
     max_batch_size: int
     limited_by: str
-    raise_to: str  # the setting that would let more in, and to what
+    raise_to: str  # the setting to raise so that more fits, and its value
     host_blocks: int = 0  # that are kept when they are evicted
     host_bytes: int = 0  # of them, in this memory
 
@@ -253,8 +253,8 @@ def readable(count: int) -> str:
 
 
 MAX_INSTANCES = 64
-# What a process takes of a GPU before it allocates anything; an estimate, kept by each but the
-# one that measured.
+# Memory that a process takes on a GPU before it allocates anything; an estimate, which every
+# process but the measuring one reserves.
 CONTEXT_BYTES = 512 << 20
 
 

@@ -74,7 +74,7 @@ def addresses_of(instances: int, port: int, events_port: int, replay_port: int) 
     ]
 
 
-LINE_BYTES = 1 << 16  # of what an instance says; more in one line is cut
+LINE_BYTES = 1 << 16  # of an instance's output; a longer line is cut
 
 
 class Instance:
@@ -157,7 +157,7 @@ def end_with(lifeline: int) -> None:
 
 BACK_OFF_S = 0.5  # before the second start in a row; doubles
 BACK_OFF_MAX_S = 30.0
-PROVEN_S = 60.0  # who served for so long is started at once again
+PROVEN_S = 60.0  # an instance that ran for this long is restarted at once
 END_S = 10.0  # beyond the grace that instances give their requests
 
 log = logging.getLogger(__name__)

@@ -112,7 +112,7 @@ class Pins:
         pin = self._pins.pop(name, None)
         if pin is None:
             return False
-        self._wanted -= Counter(pin.chain)  # leaves out what nobody wants
+        self._wanted -= Counter(pin.chain)  # drops blocks that no pin wants
         self._pool.release(pin.block_ids)
         return True
 
@@ -133,7 +133,7 @@ class Pins:
         hit = pool.hit(pin.chain)
         if pin.epoch == pool.epoch and hit == len(before):
             return
-        # Taken before the others are let go: they are mostly the same.
+        # Acquired before the old ones are released, because they are mostly the same.
         pin.block_ids, pin.epoch = pool.acquire(pin.chain, hit), pool.epoch
         pool.release(before)
 
@@ -179,8 +179,8 @@ class Exports:
     def __init__(self, pool: BlockPool, lease_s: float, most: int) -> None:
         self.lease_s = lease_s
         self.kept_total = 0
-        self.expired_total = 0  # leases that ended before anybody released them
-        self.refused_total = 0  # prompts beyond `most`, which nobody can read
+        self.expired_total = 0  # leases that ended before a reader released them
+        self.refused_total = 0  # prompts beyond `most`, which no worker can read
         self._pool = pool
         self._most = most
         self._held: dict[int, Export] = {}  # by generation

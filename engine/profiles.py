@@ -31,7 +31,7 @@ class Profile:
     name: str
     step_time: StepTime
     kv_capacity_tokens: int
-    kv_bytes_per_token: int  # over all GPUs of the instance; 0 where nobody has said
+    kv_bytes_per_token: int  # over all GPUs of the instance; 0 if unknown
     provenance: str
     ranks: int = 1  # of attention data parallelism: each fills steps of its own
 

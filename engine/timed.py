@@ -143,7 +143,7 @@ class TimedRunner:
         self._on_step = on_step
         self._on_failed = on_failed
         self._load_token_s = load_token_s
-        self._loaded_s = 0.0  # when all that is being loaded will have come
+        self._loaded_s = 0.0  # when all running loads will have arrived
         self._loads: set[asyncio.Task[None]] = set()
         self._chains: dict[int, TokenChain] = {}  # unfinished requests, by id
         self._wake = asyncio.Event()

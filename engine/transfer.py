@@ -183,7 +183,7 @@ class Exporter:
         self.engine_id = engine_id
         self.sent_bytes_total = 0
         self.sent_total = 0  # prompts read whole and in time
-        self.late_total = 0  # read to their end when the lease was over: their readers were told
+        self.late_total = 0  # reads that ended after their lease was over: their readers were told
         self.refused: Counter[str] = Counter()  # by reason
         self._exports = exports
         self._store = store
@@ -278,7 +278,7 @@ class Exporter:
         try:
             await self._lend(export, stream, writer)
         finally:
-            # Whatever became of it, its reader reads no more.
+            # Whatever the result, this reader reads no more.
             self._lent.discard(export.generation)
             self._free(export)
 
@@ -310,7 +310,8 @@ class Exporter:
     ) -> None:
         """Serve the reader of an export until it has ended or is gone."""
         exports, sending = self._exports, None
-        # Memory is mapped at once and whole; what is being computed comes as it becomes ready.
+        # Memory is mapped once and whole, but a prompt that is being computed becomes ready block
+        # by block.
         pools = [] if export.is_computing else list(self._store.pools)
         block_ids = export.block_ids if pools else []
         welcome = Welcome(self._store.block_tokens, exports.lease_s, block_ids, pools)
@@ -374,7 +375,7 @@ class Exporter:
         except Exception as error:
             if not isinstance(error, OSError):
                 log.exception("KV could not be sent")
-            writer.close()  # its reader sees that nothing more comes
+            writer.close()  # its reader sees that no more data follow
 
     def _has(self, export: Export, block: int) -> bool:
         """Return whether the KV of a block is computed."""
@@ -507,7 +508,7 @@ class Importer:
     ) -> None:
         self.received_bytes_total = 0
         self.received_total = 0
-        self.mapped_total = 0  # of these, copied out of the other's memory
+        self.mapped_total = 0  # of these, copied from the other worker's mapped memory
         self.failed: Counter[str] = Counter()  # by reason
         self.wait_s_total = 0.0  # from reserved blocks to their KV
         self._scheduler = scheduler

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Sequence[str]) -> int:
-    # Each command imports what it needs: most workers do without a model.
+    # Each command imports only what it needs: most workers need no model.
     command, rest = given[:1], given[1:]
     if command == ["make-tiny"]:
         from engine.cli.files import write_tiny as run

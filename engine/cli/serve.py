@@ -159,7 +159,8 @@ def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSetting
     """Load the model. Raises what `load` raises, and ImportError without torch."""
     from engine.runner.load import load
 
-    if flags.lifeline is not None:  # one of several: the supervisor has said what fits
+    # One of several instances: the supervisor has printed the capacity.
+    if flags.lifeline is not None:
         return load(_load_settings(flags, limits), scheduler)
     return load(_load_settings(flags, limits), scheduler, _print_capacity)
 
@@ -333,7 +334,8 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
         "--measure", action="store_true",
         help="print in JSON how much memory the model takes, and end",
     )  # fmt: skip
-    add("--lifeline", type=int, help=argparse.SUPPRESS)  # a descriptor; what is started ends by it
+    # A descriptor; the process ends when it is closed.
+    add("--lifeline", type=int, help=argparse.SUPPRESS)
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:

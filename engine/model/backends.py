@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-TORCH, KVKERNELS = "torch", "kvkernels"  # what computes a part of a model
+TORCH, KVKERNELS = "torch", "kvkernels"  # the backends that compute a part of a model
 BACKENDS = ("auto", TORCH, KVKERNELS)
 # Ways to compute a part of a step that has one of these shapes; `calibrate-kernels` times them.
 MMA = "kvkernels_mma"  # prefill by the kernel of all GPUs, on Hopper, too

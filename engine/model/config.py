@@ -220,7 +220,7 @@ def read_rope(fields: Fields, max_positions: int, head_dim: int) -> RopeConfig:
     if kind == "default":
         return RopeConfig("default", base, original_positions=max_positions)
     number = rope.number
-    # Dynamic scaling counts from max_position_embeddings, whatever else is written there.
+    # Dynamic scaling counts from max_position_embeddings, whatever other fields say.
     trained = max_positions if kind in ("dynamic", "linear") else rope.integer(
         "original_max_position_embeddings", 1, 1 << 27, max_positions
     )  # fmt: skip

@@ -164,7 +164,7 @@ def _aligned(words: torch.Tensor) -> torch.Tensor:
 Attend = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
 
 
-FLASHINFER_BYTES = 128 << 20  # for partial results; what it recommends
+FLASHINFER_BYTES = 128 << 20  # for partial results; FlashInfer's recommendation
 FLASHINFER_PLAN_BYTES = 16 << 20  # a wrapper's 8 MiB, and page ids; there are two at most
 
 

@@ -32,7 +32,7 @@ from kvkernels.ops.shared_decode import (
 )
 from kvkernels.ops.w8a16 import w8a16_on_cpu
 
-# ||got - wanted|| / ||wanted|| of a row: products of 16 bits, and what a cache rounds to.
+# ||got - wanted|| / ||wanted|| of a row: products of 16 bits, and the rounding of a cache.
 MOST_ERROR = 2e-2
 MOST_ROUNDED = 6e-2
 LONG = 700  # context tokens: several pieces of keys, several items of decode

@@ -167,7 +167,7 @@ class KvCache:
         self.blocks, self.block_size = blocks, block_size
         shape = (blocks + 1, heads.stop - heads.start, own_layers, 2, block_size)
         storage = kv_storage(config, kv, device, dtype)
-        # Zeros: what was never written is masked, but must not be NaN.
+        # Zeros: unwritten memory is masked, but must not be NaN.
         self.files = ("", "")  # of pool and scales
         self.scales: torch.Tensor | None = None
         self._layers: list[LayerKv] = []  # once made: kernels keep how they lie

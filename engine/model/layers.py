@@ -32,7 +32,7 @@ class HeadNorms(NamedTuple):
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm (Zhang and Sennrich 2019) over the last dimension, in float32 at least."""
     wide = x if x.dtype == torch.float64 else x.float()
-    # Not rsqrt: on CPUs its bits depend on where a number stands in the tensor.
+    # Not rsqrt: on CPUs its bits depend on a number's position in the tensor.
     scale = (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt()
     return weight * (wide / scale).to(x.dtype)
 
@@ -176,7 +176,7 @@ def read_rows(
 
 
 EXACT = (torch.float32, torch.float64)
-MAX_WIDENED = 1 << 24  # INT8 weights that stand in the model's dtype at once
+MAX_WIDENED = 1 << 24  # most INT8 weights that exist in the model's dtype at once
 
 
 class Ranks(Protocol):

@@ -97,7 +97,7 @@ class Compute:
         planner: Planner | None = None,
         int8: Int8Choice | None = None,
     ) -> None:
-        self.is_later = is_cuda(device)  # what is launched is waited for in another thread
+        self.is_later = is_cuda(device)  # another thread waits for launched steps
         self._model = model
         self._sampler = sampler
         self._pool = TokenPool(rows, device)
@@ -161,8 +161,8 @@ class Compute:
         self._model.move(moves)
 
     def _logits(self, batch: FlatBatch) -> torch.Tensor:
-        # Graphs hold the kernels' launches: once these or a graph have failed, what was laid out
-        # for one goes without.
+        # Graphs contain the kernels' launches: once a kernel or a graph has failed, a step that was
+        # laid out for a graph runs without it.
         graphs = self._graphs
         if batch.is_fixed and graphs and not graphs.failed and not self._model.fell_back:
             return graphs.logits(batch, self._pool.fill)

@@ -113,7 +113,8 @@ class DecodeGraphs:
     def lay_out(self, pieces: Sequence[Piece]) -> FlatBatch:
         """Return `pieces` that fit a graph, padded to the next size; on the host."""
         rows = self._sizes[bisect_left(self._sizes, len(pieces))]
-        # Torch reads rows of the table as wide as the graph's; the plan names what kernels read.
+        # Torch reads rows of the table as wide as the graph's; with a plan, kernels read only the
+        # planned part.
         pages = self._room.pages if self._planner is None else self._longest(pieces)
         return self._fixed(pieces, rows, pages)
 
@@ -152,7 +153,7 @@ class DecodeGraphs:
         """Return, by size, the function that computes the batch in `_data`."""
         largest = self._fixed([], self._sizes[-1], self._room.pages)
         self._data = torch.zeros(largest.sizes.nbytes, dtype=torch.uint8, device=self._device)
-        # The largest first: the others find room in its memory.
+        # The largest first: the other graphs reuse its memory.
         return {rows: self._captured(rows) for rows in reversed(self._sizes)}
 
     def _captured(self, rows: int) -> Callable[[], None]:
@@ -168,7 +169,7 @@ class DecodeGraphs:
         current = torch.cuda.current_stream(self._device)
         beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         beside.wait_stream(current)
-        # Around the capture, too: one that fails leaves the current stream changed.
+        # The stream also encloses the capture: a failed capture leaves the current stream changed.
         with torch.cuda.stream(beside):
             for _ in range(WARM_UPS):
                 run()

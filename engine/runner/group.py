@@ -66,7 +66,7 @@ def line_of(process: subprocess.Popen[bytes], limit_s: float, what: str) -> byte
 
 
 END_S = 10.0  # for ranks to end by themselves
-LOAD_S = 600.0  # for the others to load, when rank 0 has
+LOAD_S = 600.0  # for the other ranks to load, after rank 0 has
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Group:
         self.stages = spec.pp_size
         self._step_s = spec.step_s
         self._lost = ""
-        self._turn = threading.Lock()  # whose turn it is to have every rank do something
+        self._turn = threading.Lock()  # held while every rank is being given one batch or copy
         self._others = [_start(replace(spec, rank=rank)) for rank in range(1, size)]
         self.kv_files: list[tuple[str, str]] = []  # of each rank, where they are shared
         try:

@@ -185,7 +185,7 @@ class WayTimer:
         step = STEPS[shape] if is_cuda(self._device) else STEPS[shape].smaller()
         layers = {way: self._layer(step, way) for way in ways if not why[way]}
         times: dict[str, list[float]] = {way: [] for way in layers}
-        for _ in range(SAMPLES):  # in turn: what disturbs one disturbs the others
+        for _ in range(SAMPLES):  # in turn, so that a disturbance affects all of them
             for way, layer in layers.items():
                 times[way].append(self._timer(layer.run))
         medians = {way: median(own) / 1e3 for way, own in times.items()}
@@ -220,7 +220,7 @@ class WayTimer:
 
 
 MAX_BYTES = 1 << 16
-LARGEST = 1e15  # nanoseconds of a unit, above which nothing would be
+LARGEST = 1e15  # nanoseconds of a unit; no real value is above it
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -258,9 +258,9 @@ class CostsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
     library: str
     costs: dict[str, float]
-    is_wary: bool  # runs have to gain more than was fitted, for what was measured slower
+    is_wary: bool  # runs have to gain more than was fitted, because some were measured slower
     measured: list[Timed]
-    ways: dict[str, str] = {}  # of attention, by shape; of those left out, the kernels
+    ways: dict[str, str] = {}  # of attention, by shape; missing shapes use the kernels
     timed_ways: list[TimedWay] = []
 
 

@@ -98,8 +98,8 @@ class Loaded:
     model: Computing | Group
     steps: StepSettings = PLAIN_STEPS
     attention: KernelChoice = TORCH_ATTENTION
-    int8: Int8Choice | None = None  # what multiplies INT8 weights, where there are any
-    planner: Planner | None = None  # of what the kernels read, where they are the attention
+    int8: Int8Choice | None = None  # the backend of INT8 weights, if there are any
+    planner: Planner | None = None  # plans the kernels' reads, if kernels compute attention
     kv: KvMemory | None = None  # None: it is where transfers do not reach
     tell: Callable[[str], None] = log.info
 
@@ -117,7 +117,7 @@ class Loaded:
             raise ValueError(
                 f"{pool.host.blocks} host blocks were asked for, {self.capacity.host_blocks} loaded"
             )
-        # The last layer may be wider than the vocabulary; nobody can read those ids.
+        # The last layer may be wider than the vocabulary; those ids have no text.
         sampler = Sampler(self.tokenizer.vocab)
         common = sampler, self.scheduler.max_batch_size, pool.block_size, self.device
         overlaps = self.steps.overlaps(self.device)
@@ -293,7 +293,7 @@ def _planner(
     if chosen.backend != KVKERNELS:
         return None
     heads, kv_heads = shard.part(config.heads), shard.kv_heads(config.kv_heads)
-    counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start  # others have as many
+    counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start  # other ranks have as many
     kept = (DTYPE_BYTES[dtype], 0) if quantization.kv == "auto" else (1, SCALE_BYTES)
     shape = AttentionShape(*counts, config.head_dim, kept[0], config.layers, kept[1])
     blocks = capacity.blocks, capacity.block_size

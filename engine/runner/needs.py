@@ -125,7 +125,7 @@ class Needs:
 
     memory_bytes: int  # that may be taken on the device, now
     footprint: Footprint
-    limits: Limits  # within what the model and a shared machine can do
+    limits: Limits  # limits reduced to what the model and a shared machine can do
     dtype: str
     attention: KernelChoice
     int8: Int8Choice | None
@@ -144,7 +144,7 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
     if name == "auto":
         name = "float32" if device == "cpu" else config.dtype
     limits = _within(config, settings.limits, device)
-    # Before weights are read: what the cache cannot do here.
+    # Before weights are read: check what the cache cannot do here.
     kv_storage(config, quantization.kv, device, getattr(torch, name))
     with Checkpoint(settings.directory) as checkpoint:
         taken = footprint(config, checkpoint, name, quantization, shards, device == "cpu")
@@ -153,7 +153,7 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
     )
     host_bytes = _host_bytes(limits, block_bytes, memory_bytes("cpu"))
     taken = replace(taken, host_bytes=host_bytes if device == "cpu" else 0)
-    first, size = shards[0], limits.block_size  # others have as many heads
+    first, size = shards[0], limits.block_size  # other ranks have as many heads
     ways = settings.steps.ways(device)
     asked = settings.attention, config, first, device, name, quantization, size
     chosen = choose_attention(*asked, ways)

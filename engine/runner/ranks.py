@@ -33,7 +33,8 @@ from engine.model.kv_cache import HostKv, KvCache, Moves
 from engine.model.transformer import Transformer
 from engine.scheduler.scheduler import MAX_STEPS_IN_FLIGHT
 
-READY = b"ready"  # what a rank prints when it has loaded, and its KV's files, if they are shared
+# Printed by a rank once it has loaded, with the files of its KV if they are shared.
+READY = b"ready"
 MOVED = b"moved"  # and when it has copied blocks
 _MAGIC = 0x57_52_42_33
 _MOVES_MAGIC = 0x57_52_4D_31
@@ -117,7 +118,7 @@ class RankSpec:
     int8: str = TORCH  # the same, of products with INT8 weights
     shares_kv: bool = False  # rank 0 can map its KV
     host_blocks: int = 0  # that it keeps when they are evicted
-    step_s: float = STEP_S  # a rank that waits for the others for longer gives up
+    step_s: float = STEP_S  # a rank that waits longer for the others gives up
 
     @property
     def shard(self) -> Shard:
@@ -242,7 +243,7 @@ class RankModel:
         elif spec.pp_size == 1:
             return made if spec.rank == 0 else None
         elif shard.tp_rank == 0:
-            # A step that samples nothing is over when this stage is, too: it says so.
+            # A step that samples nothing is over when this stage has ended it, which it reports.
             self._send(made if len(made) else made.new_zeros(1, self._vocab), 0, self._back)
         return None
 

@@ -30,7 +30,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Output, Read, Step, StepSplit
 from engine.timed import DEADLINE_PASSED, Clock, no_reads, rest
 
-MAX_FAILED_STEPS = 3  # in a row: what is broken then is more than a batch
+MAX_FAILED_STEPS = 3  # in a row: the fault is then not in one batch
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class RealRunner:
     ) -> None:
         self.scheduler = scheduler
         self.clock = clock
-        self.overrun_steps_total = 0  # of timed workers: here a step takes what it takes
+        self.overrun_steps_total = 0  # always 0: only timed workers count steps that take too long
         self.busy_s_total = 0.0
         self.step_s = 0.0
         self.split = StepSplit()
@@ -196,7 +196,7 @@ class RealRunner:
         block_ids, host_ids = pool.take_saves()
         if not block_ids:
             return
-        # Where the host was cleared, what is still being loaded lies where others come.
+        # If the host's blocks were cleared, blocks of running loads lie where new ones are written.
         cleared = [load for load, epoch in self._loads.items() if epoch != pool.epoch]
         self._saved = model.submit(self._move, Moves(True, block_ids, host_ids), cleared)
         self._watch(self._watched(self._saved, None))
@@ -229,7 +229,7 @@ class RealRunner:
             await asyncio.wrap_future(copy)
         except Exception:
             log.exception("KV was not copied to or from the host: the cache is forgotten")
-            self.scheduler.pool.clear()  # for what the host has is unknown
+            self.scheduler.pool.clear()  # because the content of host memory is unknown
             has_come = False
         if reader is not None:
             del self._loads[copy]
@@ -271,7 +271,7 @@ class RealRunner:
         failed = self._fail(flying.step, error)
         if why := self._compute.lost():
             raise EngineFailed(f"the device is lost to this process: {why}") from error
-        # One that was launched behind a failed step, for the same requests, says nothing new.
+        # A step that was launched behind a failed one, for the same requests, does not count again.
         self._failed_in_a_row += 1 if failed else 0
         if self._failed_in_a_row >= MAX_FAILED_STEPS:
             raise EngineFailed(

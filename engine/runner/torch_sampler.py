@@ -133,7 +133,7 @@ class _Counts:
         return index
 
 
-GREEDY = SamplingParams(temperature=0.0)  # of requests that ask for nothing
+GREEDY = SamplingParams(temperature=0.0)  # for requests that set no parameters
 NOTHING: Mapping[int, int] = MappingProxyType({})
 _MASK = (1 << 64) - 1
 
@@ -349,7 +349,7 @@ def _likely(logits: Tensor, ids: Tensor, params: Sequence[SamplingParams]) -> Li
     rows = [row for row, _ in wanted]
     at = placed(rows, torch.int64, logits.device)
     all_of = logits[at].double().log_softmax(dim=1)
-    # Always as many: how ties fall must not depend on what the others request.
+    # Always as many: how ties are broken must not depend on the other requests.
     top = all_of.topk(min(MAX_LOGPROBS, all_of.shape[1]), dim=1)
     return Likely(
         rows=rows,

@@ -22,7 +22,8 @@ class BlockRows:
 
     def __init__(self, rows: int) -> None:
         self._cells = np.zeros((rows, LEAST_BLOCKS), dtype=np.int32)
-        self._lists: list[list[int]] = [[] for _ in range(rows)]  # what each row was copied from
+        # The block list from which each row was copied.
+        self._lists: list[list[int]] = [[] for _ in range(rows)]
         self._final = [0] * rows  # leading ids that stay: those of published blocks
 
     def of(self, request: Request, row: int) -> NDArray[np.int32]:

@@ -59,7 +59,7 @@ class RequestBlocks:
         if not self._reserves:
             return True
         available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
-        # What may yet be pinned cannot be promised.
+        # Blocks that may still be pinned cannot be promised.
         available -= self.pins.max_blocks - self.pins.held_blocks
         return self._limit(request) + self._working(request) - hit <= available
 
@@ -85,7 +85,8 @@ class RequestBlocks:
         """
         total_tokens = request.total_tokens
         request.host_blocks = host_hit
-        self._pool.host.pin(request.chain[hit : hit + host_hit])  # what is evicted comes there
+        # Evicting blocks adds others to the host.
+        self._pool.host.pin(request.chain[hit : hit + host_hit])
         if self._groups is not None:
             self._plan_ends(request, hit)
             self._pool.touch_end(request.chain, hit)

@@ -134,7 +134,8 @@ def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
     heapq.heapify(free_at)
     free_slots = settings.max_batch_size - len(running)
     free_blocks = pool.blocks - pool.used_blocks
-    if settings.reserves_outputs:  # what was promised is nobody else's, nor what may be pinned yet
+    # No other request may use promised blocks, nor those that may still be pinned.
+    if settings.reserves_outputs:
         free_blocks -= sum(counted) - sum(len(one.block_ids) for one in running)
         free_blocks -= scheduler.pins.max_blocks - scheduler.pins.held_blocks
     tokens = sum(max(0, one.prefill_target - one.computed_tokens) for one in running)

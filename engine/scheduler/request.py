@@ -17,7 +17,7 @@ from kvkernels import chain_hashes
 
 Tokens = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "timeout", "error"]
-MAX_REASONS = 32  # of one request, for whoever asks why it waits
+MAX_REASONS = 32  # most reasons kept of one request, for questions why it waits
 
 
 class State(Enum):
@@ -64,7 +64,7 @@ class Request:
     sampling: SamplingParams | None = None  # None: the runner needs none, or takes the likeliest
     deadline_s: float = float("inf")  # it ends with "timeout" when this has come
     tenant: str = ""
-    retention: Retention | None = None  # what its blocks are worth; None: as much as others
+    retention: Retention | None = None  # the worth of its blocks; None: as much as others
     imports: bool = False  # another worker has its prompt's KV; false from its start on
     exports: bool = False  # another worker will read its prompt's KV when it has ended
     exports_early: bool = False  # or while it is computed
@@ -82,7 +82,7 @@ class Request:
     computed_tokens: int = 0  # leading tokens whose KV is in `block_ids`
     scheduled_tokens: int = 0  # the same when the steps in flight have ended
     last_step: int = -1  # number of the latest step that has it
-    read_target: int = 0  # while it reads: leading tokens whose KV it has after that
+    read_target: int = 0  # while it reads: the leading tokens whose KV it then has
     host_blocks: int = 0  # while it reads: blocks that it loads from the host
     prefill_target: int = 0  # tokens to compute before the next one is sampled by a prefill
     preemptions: int = 0

@@ -111,8 +111,8 @@ class Deadlines:
 MAX_STEPS_IN_FLIGHT = 16
 
 
-# What holds up one request and not those behind it; for anything else nobody overtakes, or
-# large requests would starve.
+# Reasons that hold up one request but not those behind it. For any other reason no request
+# overtakes, or large requests would starve.
 PASSED_BY = frozenset({Reason.PREFIX_IN_FLIGHT, Reason.TENANT_SHARE})
 WAITS_FOR_ROOM = frozenset({Reason.KV_BLOCKS, Reason.RESERVE_POLICY})
 NOBODY: Mapping[int, FinishReason] = MappingProxyType({})
@@ -165,13 +165,14 @@ class Scheduler:
         self._blocks = RequestBlocks(settings, pool)
         self.pins = self._blocks.pins
         self.exports = Exports(pool, settings.export_lease_s, settings.max_exports)
-        self._reading: dict[int, Request] = {}  # by id, in which others write; ended ones, too
-        self._reads: list[Read] = []  # that nobody has taken yet
+        # By id: requests whose blocks are being written from elsewhere, even if they have ended.
+        self._reading: dict[int, Request] = {}
+        self._reads: list[Read] = []  # reads that `take_reads` has not returned yet
         working = 0 if pool.groups is None else pool.groups.working_blocks * pool.block_size
         self.max_sequence_tokens = min(settings.max_model_tokens, self.pins.spared_tokens - working)
         self.not_scheduled_total = dict.fromkeys(Reason, 0)  # request-steps spent waiting
         self._filling_until_s: float | None = None  # an idle engine waits for more to start with
-        # Without eviction nobody grows beyond what was reserved, so nothing need be spared.
+        # Without eviction no request grows beyond its reservation, so no blocks are spared.
         watermark = 0.0 if settings.reserves_outputs else settings.watermark
         self._watermark_blocks = ceil(watermark * pool.blocks)
         self._share_blocks = max(1, int(settings.tenant_share * pool.blocks))
@@ -372,7 +373,7 @@ class Scheduler:
         gets a reason.
         """
         waiting, kept = self._waiting, list[Request]()
-        over: set[str] = set()  # tenants one of whose requests waits for their share
+        over: set[str] = set()  # tenants of which a request waits for the tenant's share
         for position, request in enumerate(waiting):
             hit = self._blocks.hit(request)
             host_hit = self._blocks.host_hit(request, hit)
@@ -496,7 +497,7 @@ class Scheduler:
         after = request.scheduled_tokens + 1  # its tokens, those in flight included
         if after == request.total_tokens:
             return True
-        # One that is to have its longest output from the steps in flight is known to end.
+        # A request that reaches its longest output in the steps in flight will end.
         return self._runs_ahead and after < request.token_limit
 
     def _launch(self, step: Step, now_s: float) -> None:

@@ -189,12 +189,12 @@ class StepSplit:
     """
 
     schedule_s: float = 0.0  # choosing the batch
-    compute_s: float = 0.0  # the model, or the wait that stands for it
+    compute_s: float = 0.0  # the model, or the modelled wait
     complete_s: float = 0.0  # tokens taken in, blocks published
-    modelled_s: float | None = None  # what a step-time model said before
+    modelled_s: float | None = None  # the prediction of a step-time model
     graph: str | None = None  # hit: of a graph; else why not; None: there are no graphs
-    padded_rows: int = 0  # of the graph, computed for nobody
-    int8: str | None = None  # what multiplied INT8 weights; None: there are none
+    padded_rows: int = 0  # rows of the graph without a request
+    int8: str | None = None  # the backend of INT8 weights; None: there are none
     shared_prefix_groups: int = 0  # runs of tokens whose KV several decodes read once
     kv_bytes_saved: int = 0  # by that, in all layers
 

@@ -153,7 +153,7 @@ class PrefixBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool | None = None
     tools: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = False  # what follows the prefix is not known
+    add_generation_prompt: bool = False  # False: the text after the prefix is unknown
     ttl_ms: Annotated[int, Meta(ge=1, le=MAX_TTL_MS)] | None = None
 
 

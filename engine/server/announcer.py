@@ -117,7 +117,7 @@ class Announcer:
                 both.sadd(names_key(announce.fleet), entry.url)
                 await both.execute()
         except (RedisError, OSError, TimeoutError) as error:
-            if self._reached:  # its text may quote what it was given
+            if self._reached:  # the error's text may quote a password
                 log.warning(
                     "not announced at %s, so that routers do not find this worker: %s; tries again",
                     _without_user(announce.redis),

@@ -57,7 +57,7 @@ def shaped(entries: Sequence[Entry], kind: str, start: int = 0) -> dict[str, Any
 
 def _one(tokenizer: Tokenizer, token: int, logprob: float) -> Entry:
     text = tokenizer.decode([token])
-    # JSON has no infinity; vLLM tells the same figure for what cannot be.
+    # JSON has no infinity; vLLM shows the same number for an impossible token.
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
 
 
@@ -108,8 +108,8 @@ class Answer:
     each: int = 1  # choices a prompt
     shows_special: bool = False  # special tokens are part of the text
     kv_transfer_params: dict[str, Any] | None = None  # by which another worker reads its KV
-    is_told: bool = False  # it was sent, and nobody hung up before
-    is_early: bool = False  # told before its end: another worker reads its KV and answers
+    is_told: bool = False  # it was sent, and the client did not hang up before
+    is_early: bool = False  # sent before its end: another worker reads its KV and answers
     choices: list[Choice] = field(default_factory=list)
     unfinished: int = 0
     done: asyncio.Future[None] = field(
@@ -164,7 +164,7 @@ class Answer:
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's usage over all choices."""
         requests = [choice.request for choice in self.choices]
-        # The choices of one prompt stand together; it is counted once.
+        # The choices of one prompt are adjacent; the prompt is counted once.
         prompt_tokens = sum(request.prompt_tokens for request in requests[:: self.each])
         completion_tokens = sum(len(request.output) for request in requests)
         return {
@@ -288,7 +288,7 @@ class StreamAnswer(Answer):
         complete.
         """
         self.send_error(error)
-        # Closed and not aborted: what is unsent, the event too, still goes out.
+        # Closed and not aborted: unsent bytes, with the event, are still sent.
         self._transport.close()
         asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
 

@@ -84,7 +84,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         limit = request.app[WORKER].settings.max_body_bytes
         error = ApiError(413, f"the body exceeds {limit} bytes")
     except ConnectionResetError:
-        return web.Response()  # the client has left: nobody reads it, and nothing went wrong
+        return web.Response()  # the client has left: no answer is read, and no error occurred
     if request.path.startswith("/v2/"):
         return json_response({"error": error.message}, error.status)
     return error.response()

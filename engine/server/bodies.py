@@ -140,7 +140,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_retention_config: RetentionBody | None = None
     kv_transfer_params: TransferParams | None = None
     truncation_side: Literal["left", "right"] | None = None
-    # What shapes an answer and is not built: read to be refused, not to be passed over.
+    # Fields that would change an answer and are not supported: they are read to be refused.
     logit_bias: Any = None
     response_format: Any = None
     structured_outputs: Any = None
@@ -281,7 +281,7 @@ _SAMPLING_FIELDS = (
 
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-# By field: values that ask for nothing.
+# By field: values that have no effect.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "response_format": (*_NOTHING, {"type": "text"}),

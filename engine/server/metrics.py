@@ -34,7 +34,7 @@ from engine.wire import metrics as names
 
 HEADER = "prefill_tokens,prefill_seqs,decode_seqs,decode_ctx_tokens,attention_pairs,seconds\n"
 BUFFER_BYTES = 1 << 16
-MAX_BYTES = 1 << 30  # then it stops: a log that nobody looks at must not fill the disk
+MAX_BYTES = 1 << 30  # then the log stops, so that a forgotten log does not fill the disk
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     decode_tokens: int
     prefill_tokens: int
     prefill_requests: int
-    budget_tokens: int  # it might have computed so many
+    budget_tokens: int  # the tokens that it could have computed
     budget_used: float  # share of them, 0..1
     schedule_ms: float
     compute_ms: float
@@ -105,7 +105,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     modelled_ms: float | None
     graph: str | None  # hit, or why the step was none of a graph: chunks, graph_limit, fallback
     padded_rows: int
-    int8: str | None  # what multiplied the layers' INT8 weights: torch, kvkernels
+    int8: str | None  # the backend of the layers' INT8 weights: torch, kvkernels
     shared_prefix_groups: int  # runs of tokens whose KV several decodes read once
     kv_bytes_saved: int  # by that, in all layers
     preemptions: int
@@ -114,7 +114,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     waiting: int
     kv_used_blocks: int
     kv_blocks: int
-    waiting_by_reason: dict[str, int]  # during this step; reasons that nobody had are left out
+    waiting_by_reason: dict[str, int]  # during this step; reasons without requests are left out
 
 
 class Total:

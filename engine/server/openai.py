@@ -227,8 +227,8 @@ async def _answer(
             await _tell(http, worker, answer, response)
         return response
     finally:
-        # Also when the client has left: the server cancels the handler then. What was told early
-        # goes on for the worker that reads its KV.
+        # Also if the client has left: then the server cancels the handler. A request whose answer
+        # was sent early continues for the worker that reads its KV.
         if not (answer.is_early and answer.is_told):
             worker.abandon(answer)
 
@@ -286,7 +286,7 @@ async def stream(
             if error.status == _SHUTTING_DOWN:
                 transport.abort()
             elif error.status == TOO_LATE:
-                # The worker did nothing wrong, so the connection ends as it should.
+                # The worker made no mistake, so the connection ends properly.
                 answer.send_error(error)
                 await response.write_eof()
             else:

@@ -12,7 +12,7 @@ from engine.wire.kv_transfer import TransferParams
 DEADLINE_HEADER = "x-request-timeout-ms"
 MAX_TIMEOUT_MS = 86_400_000
 MAX_TENANT_CHARS = 1_024
-# A router that passed on what is left ends the request first, and blames no worker for it.
+# A router that passes on the remaining time ends the request first, and blames no worker.
 GRACE_S = 0.25
 
 
@@ -23,9 +23,9 @@ class RequestOptions:
     output_tokens: int  # to give at most
     priority: int = 0
     salt: str | None = None
-    timeout_s: float = float("inf")  # from now; then nobody waits for the answer any more
+    timeout_s: float = float("inf")  # from now; then no client waits for the answer
     tenant: str = ""
-    retention: Retention | None = None  # what its blocks are worth
+    retention: Retention | None = None  # the worth of its blocks
     transfer: TransferParams | None = None  # where its KV is, or that another worker wants it
 
 

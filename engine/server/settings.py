@@ -21,9 +21,9 @@ from engine.transfer import KvStore, ModelledKv
 Role = Literal["both", "prefill", "decode"]
 KvTransport = Literal["tcp", "shm", "none"]
 FailurePolicy = Literal["recompute", "fail"]
-HOST_GBYTES_PER_S = 25.0  # what PCIe 4.0 x16 carries, less its overhead
+HOST_GBYTES_PER_S = 25.0  # PCIe 4.0 x16, less its overhead
 MODELLED_GBYTES_PER_S = 50.0  # between timed workers: eight lanes of 400 Gb/s make as much
-_REVISION = re.compile(r"[!-+\--~]{1,128}")  # told in JSON, and a header of requests
+_REVISION = re.compile(r"[!-+\--~]{1,128}")  # shown in JSON, and in a header of requests
 DEFAULT_VOCAB = 32_000  # of a worker without a tokenizer
 
 
@@ -61,16 +61,17 @@ class WorkerSettings:
     grace_s: float = 5.0  # on shutdown, for running requests
     tenant_header: str = "x-tenant"  # names the tenant whose share of the blocks is counted
     step_log: Path | None = None  # a line for each step, to calibrate by
-    renders: bool = False  # it makes token ids of requests for others
-    role: Role = "both"  # told to those who ask; what a request is for it says itself
-    revision: str | None = None  # told to those who ask; None: its version is its revision
+    renders: bool = False  # it renders token ids of requests for other programs
+    role: Role = "both"  # as it is reported; each request names the role that it needs
+    revision: str | None = None  # as it is reported; None: the version is the revision
     kv_transport: KvTransport = "tcp"
     kv_host: str | None = None
     kv_port: int = 0
     kv_load_failure_policy: FailurePolicy = "recompute"
     kv_gbytes_per_s: float | None = None
     kv_latency_ms: float = 0.0
-    kv_overlap: bool = False  # others may read a prompt's KV while the rest of it is computed
+    # Other workers may read a prompt's KV while the rest of it is computed.
+    kv_overlap: bool = False
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
     def __post_init__(self) -> None:
@@ -168,8 +169,8 @@ OnStep = Callable[[Step, list[Output], float], None]
 OnFailed = Callable[[Sequence[Request], str], None]
 MakeRunner = Callable[[BlockPool, OnStep, OnFailed], "Runner"]
 NOTHING: Mapping[str, float] = MappingProxyType({})
-# What computes a part of the model by now, and why not the kernels: "attention", "int8" where
-# weights are.
+# By part of the model ("attention", "int8" if there are such weights): the backend that computes it
+# now, and the reason why the kernels do not.
 Backends = Callable[[], Mapping[str, tuple[str, str]]]
 
 

@@ -177,7 +177,7 @@ def config(worker: Worker) -> dict[str, Any]:
         "platform": "",
         "backend": PLATFORM,
         "max_batch_size": 0,
-        # Either a text or ids: those who fill in whatever is not optional send the text.
+        # Either a text or ids: clients that fill in every required input send the text.
         "input": [
             _typed(one) | {"optional": one["name"] != "text_input"} for one in described["inputs"]
         ],
@@ -317,7 +317,7 @@ async def ready(http: web.Request) -> web.Response:
 class IndexBody(msgspec.Struct, frozen=True):
     """Body of the repository index; it may be missing. Lifetime: request."""
 
-    ready: bool = False  # those that are ready only
+    ready: bool = False  # only models that are ready
 
 
 _INDEX = msgspec.json.Decoder(IndexBody)

@@ -67,7 +67,8 @@ class Transfers:
         self._runner = runner
         self._store = store
         self._on_failed = on_failed
-        # By connection: what its latest answer named, until that was read for certain.
+        # By connection: the KV that its latest answer named, until it is certain that the answer
+        # was read.
         self._told: dict[object, tuple[int, int]] = {}
         scheduler, clock = runner.scheduler, runner.clock
         link = Link(clock, settings.link_bytes_per_s, settings.kv_latency_ms / 1e3 / settings.speed)
@@ -216,7 +217,7 @@ class Worker:
         )
         self._choices: dict[int, tuple[Answer, Choice]] = {}  # unfinished, by request id
         self._ids = itertools.count()
-        self.idle = asyncio.Event()  # set while nothing is unfinished
+        self.idle = asyncio.Event()  # set while no request is unfinished
         self.idle.set()
 
     @property
@@ -318,7 +319,8 @@ class Worker:
             return True
         for _, choice in self._choices.values():
             if choice.request.export_name == name and choice.request.exports:
-                choice.request.exports = False  # it is still computed: nothing will be kept
+                # It is still being computed: its KV will not be kept.
+                choice.request.exports = False
                 return True
         return False
 
@@ -409,7 +411,7 @@ class Worker:
         return found
 
     def _on_step(self, step: Step, outputs: list[Output], now_s: float) -> None:
-        # Blocks first: whoever reads the answer's end may already ask for what it left behind.
+        # Publish blocks first: a client that reads the answer's end may request its blocks at once.
         self._publish()
         if self._step_log is not None:
             self._step_log.note(step, self.runner.step_s)

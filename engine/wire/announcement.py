@@ -34,7 +34,7 @@ class Announcement:
     """One worker's entry. Lifetime: until its next heartbeat."""
 
     url: str  # where routers reach it
-    state: State = "ready"  # "stopping": nothing new, please
+    state: State = "ready"  # "stopping": it takes no new requests
     models: tuple[str, ...] = ()  # for people: routers ask the worker itself
     kv_tokens: int | None = None  # its whole KV cache
     block_size: int | None = None  # tokens

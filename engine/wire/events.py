@@ -48,7 +48,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored", tag_field="typ
     lora_id: int | None = None
     medium: str | None = None  # None means GPU
     lora_name: str | None = None
-    extra_keys: list[Any] | None = None  # one entry a block: what its hash holds besides tokens
+    extra_keys: list[Any] | None = None  # one entry a block: the parts of its hash besides tokens
     group_idx: int | None = None  # KV cache group of hybrid models
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -266,7 +266,7 @@ _OPTIONAL_STORED = (
 
 
 END_SEQ = (1 << 64) - 1  # -1 as unsigned: the replay is over
-MAX_SEQ = (1 << 63) - 1  # nobody gets there by counting, and one more still is a number
+MAX_SEQ = (1 << 63) - 1  # no publisher counts so far, and one more is still a valid number
 MAX_TOPIC_BYTES = 1024
 
 

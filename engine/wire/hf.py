@@ -35,7 +35,7 @@ def load_tokenizer(
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # The library raises nothing narrower.
+    except Exception as error:  # The library raises no narrower type.
         raise ValueError(str(error)) from error
     # Some files carry the limits of a training run.
     tokenizer.no_truncation()
@@ -158,7 +158,7 @@ class _Stream:
         self._held: list[int] = []
         for token in after[-MAX_HELD_IDS:]:
             self.step(token)
-        if self._held:  # they end within a character; what follows begins a new one
+        if self._held:  # they end within a character; the next id begins a new one
             self._held.clear()
             self._decoder = DecodeStream(skip_special_tokens=skips)
 
@@ -199,7 +199,8 @@ class HfTokenizer:
             self._tokenizer = load_tokenizer(text, config, special)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        self._tokenizer.enable_truncation(_PART_IDS)  # what is cut off is kept as further parts
+        # Ids that are cut off are kept as further parts.
+        self._tokenizer.enable_truncation(_PART_IDS)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._cuts = cuts_of(msgspec.json.decode(text), added)
         self._templates = {

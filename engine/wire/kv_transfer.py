@@ -23,7 +23,7 @@ PART_BYTES = 4 << 20  # of KV sent at once, about
 VERSION = 1  # of these messages
 MAX_FRAME_BYTES = 16 << 20  # a welcome names each block of a long prompt
 MAX_PART_BYTES = 64 << 20
-MODE = "warmroute"  # `transfer_mode`: who reads it speaks as above
+MODE = "warmroute"  # `transfer_mode`: its readers speak this protocol
 
 _Name = Annotated[str, Meta(max_length=512)]
 _Port = Annotated[int, Meta(ge=0, le=65_535)]
@@ -41,7 +41,7 @@ class TransferParams(msgspec.Struct, frozen=True):
     do_remote_prefill: bool = False
     do_remote_decode: bool = False
     remote_engine_id: _Name | None = None
-    remote_block_ids: list[Any] | None = None  # vLLM's readers need them; ours are told by Welcome
+    remote_block_ids: list[Any] | None = None  # for vLLM's readers; our readers get them by Welcome
     remote_host: _Name | None = None
     remote_port: _Port | None = None
     remote_request_id: _Name | None = None
@@ -87,7 +87,7 @@ class Pool(msgspec.Struct, frozen=True):
     heads: tuple[int, int]
     blocks: int
     order: tuple[str, ...]
-    file: _Name  # its memory, which others of this host may map
+    file: _Name  # its memory, which other processes of this host may map
     scales_file: _Name = ""
 
 

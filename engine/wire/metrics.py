@@ -110,7 +110,7 @@ TTFT = "vllm:time_to_first_token_seconds"
 INTER_TOKEN = "vllm:inter_token_latency_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 CACHE_CONFIG = "vllm:cache_config_info"
-# Of a worker whose KV others fetch: freed before anybody came for it, and fetched after that.
+# KV that other workers fetch: freed before it was fetched, and fetched after it was freed.
 NIXL_EXPIRED = "vllm:nixl_num_kv_expired_reqs"
 NIXL_LATE = "vllm:nixl_num_notifications_after_expiry"
 NIXL_FAILED = "vllm:nixl_num_failed_transfers"  # of a worker that fetches
@@ -156,9 +156,10 @@ class EngineLoad(msgspec.Struct, frozen=True):
     model_name: str | None = None
     asleep: bool = False  # its weights are put away; it answers health probes all the same
     paused: bool = False  # sleeps at level 0: it has all it had
-    emptied: int = 0  # times that it was asked to do what empties a cache, and did
+    emptied: int = 0  # times that a request which empties the cache succeeded
     kv_expired: int = 0  # requests whose KV was freed before another worker had fetched it
-    kv_late: int = 0  # of these, fetched all the same: the answers may be wrong
+    # Of these, requests whose KV was fetched all the same: the answers may be wrong.
+    kv_late: int = 0
     kv_failed: int = 0  # transfers that failed
     adapters: frozenset[str] | None = None  # LoRA adapters in use; None: it serves none
     caches_prefixes: bool = True  # False: it says that its prefix caching is off

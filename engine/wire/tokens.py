@@ -151,7 +151,7 @@ class WordTokenizer:
                 token = int(digits)
                 if token < self._vocab and str(token) == digits:
                     return token
-        # A lone surrogate can come out of JSON escapes; it must not be an error of ours.
+        # A lone surrogate can come from JSON escapes; it must not raise an error here.
         return xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")) % self._vocab
 
 

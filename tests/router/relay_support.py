@@ -28,7 +28,7 @@ from tests.router.waiting import DEADLINE_S, until
 BOTH_PATHS = (pytest.param("python", marks=pytest.mark.live), "native")
 PATH = "python"  # or "native": how the relays made here go; set by the fixture `both_paths`
 
-TLS: ssl.SSLContext | None = None  # of what listens for clients
+TLS: ssl.SSLContext | None = None  # of servers for clients
 
 Script = Callable[["WorkerCall"], Awaitable[None]]
 

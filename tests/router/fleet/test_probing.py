@@ -57,7 +57,7 @@ async def test_its_health_page_answers_for_it(page: object, well: bool) -> None:
     async with engine(pages) as url, following(url, 5.0) as fleet:
         fleet.manager.probe(0, None)
         await until(lambda: fleet.probed() == [well], "the answer to be told")
-        fleet.manager.probe(99, None)  # nobody: nothing is told, nothing breaks
+        fleet.manager.probe(99, None)  # an unknown worker: no fact is told, no error is raised
 
 
 async def test_one_that_does_not_answer_in_the_time_given_is_not_well() -> None:

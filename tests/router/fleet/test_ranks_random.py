@@ -55,7 +55,7 @@ async def play(steps: list[tuple[str, object, object]]) -> None:
                 continue
             assert isinstance(value, tuple)
             had = bool(staying())
-            for _ in range(2):  # who is given another rank is asked again
+            for _ in range(2):  # a member that got another rank is asked again
                 members = staying()
                 chance.shuffle(members)
                 for member in members:

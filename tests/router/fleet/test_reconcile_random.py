@@ -54,7 +54,8 @@ class Oracle:
     def staying(self) -> dict[str, WorkerSpec]:
         named = {url: s for url, s in self.named.items() if url not in self.dismissed}
         both = named | self.by_hand
-        for url, spec in self.by_hand.items():  # thresholds and weight follow whoever names it
+        # A source that lists it, too, sets its thresholds and weight.
+        for url, spec in self.by_hand.items():
             if url in named and named[url].block_size == spec.block_size:
                 self.by_hand[url] = both[url] = named[url]
         return both

@@ -104,7 +104,7 @@ async def test_each_agent_is_a_session(entries: list[dict[str, Any]], at_once: b
         tracked = sessions.arrived(one.arrival, one.arrival.chains[BLOCK], BLOCK)
         sessions.dispatched(tracked, 0)
         if entry["role"] != "side":  # a title's request is one of its own, or what came before
-            # A prompt that begins with another line continues nothing.
+            # A prompt that begins with another line does not continue an earlier one.
             line = attribution(entry) if entry["version"] < "2.1.3" else ""
             rows.setdefault((*one.agent, line), set()).add(tracked.row)
         under_way[one.agent] = tracked

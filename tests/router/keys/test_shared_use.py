@@ -78,7 +78,7 @@ def test_what_was_used_before_we_knew_of_a_replica_is_not_taken_off_here() -> No
 )
 def test_totals_make_good_whatever_was_lost_or_repeated(steps: list[tuple[int, str]]) -> None:
     ours, theirs = Side(), Side()
-    assert theirs.allowance.begin(0.0) is None  # told at once: else "again" would come first
+    assert theirs.allowance.begin(0.0) is None  # told at once, or the full report would come first
     ours.hear(theirs)
     for tokens, fate in steps:
         theirs.allowance.settle(0.0, tokens)

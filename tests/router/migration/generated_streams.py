@@ -9,7 +9,8 @@ from engine.timed import continuation
 from tests.router.migration.migration_engines import VOCAB, texts
 
 PROMPT = [3, 1, 4, 1, 5]
-Mode = Literal["whole", "ids", "pieces"]  # what is new in each event: nothing, ids, ids and text
+# Which parts of each event are new: none, ids, or ids and text.
+Mode = Literal["whole", "ids", "pieces"]
 
 
 def stream(mode: Mode, name: str, prompt: list[int], total: int, ends: str = "") -> list[bytes]:

@@ -12,7 +12,7 @@ from typing import Any
 from engine.timed import continuation
 
 VOCAB = 97
-# Bytes of a token: words, an umlaut and an emoji in pieces, quotes, and what looks like a field.
+# Bytes of a token: words, an umlaut and an emoji in pieces, quotes, and text like a field.
 _PIECES = (
     b" to", b" be", b"\xc3", b"\xbc", b"\xf0\x9f", b"\x98\x80", b'"', b"\\", b"\n\n",
     b',"token_ids":[1]', b"data: [DONE]", b'"choices":', b"",
@@ -46,7 +46,7 @@ class Engine:
     """Writes streams in the format of one kind of engine."""
 
     kind: str  # "vllm" or "warmroute"
-    name: str  # goes into ids and times, which differ from engine to engine
+    name: str  # part of ids and times, which differ from engine to engine
 
     def stream(self, body: dict[str, Any], prompt: list[int], total: int) -> list[bytes]:
         """Return the events of a reply to `body`: `total` tokens after `prompt`."""

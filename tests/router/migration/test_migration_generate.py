@@ -68,7 +68,7 @@ def test_the_stream_is_that_of_one_worker(
             out += journal.closing()
             break
         journal.seam()
-        if not journal.said:  # nothing was seen of it: a retry
+        if not journal.said:  # the client has seen nothing of it: this is a retry
             out, lost = b"", number + 1
             journal.close()
             journal = journal_of(plan, room)

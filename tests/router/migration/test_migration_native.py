@@ -68,7 +68,7 @@ class Both:
             return
         assert self.outs[0] == self.outs[1]
         assert native.unfit == python.unfit
-        if native.unfit:  # what only Python reads may be the answer's end
+        if native.unfit:  # an event that only Python reads may end the answer
             assert native.finished <= python.finished
             assert native.usage_sent <= python._usage_sent
             assert native.complete == python.complete

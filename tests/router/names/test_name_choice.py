@@ -127,7 +127,7 @@ def test_more_weight_takes_from_others_only(weights, which, factor, whose) -> No
     after = heaviest("r", whose, [*targets[:which], gains, *targets[which + 1 :]])
     assert after in (first, gains)
     without = [one for one in targets if one is not first]
-    assert heaviest("r", whose, without) in without  # who has another target keeps it
+    assert heaviest("r", whose, without) in without  # a session with another target keeps it
     gone = [one for one in targets if one is not targets[which]]
     if first is not targets[which]:
         assert heaviest("r", whose, gone) is first

@@ -114,7 +114,7 @@ def test_a_file_that_was_moved_away_is_begun_anew_when_told(tmp_path: Path) -> N
     log = opened(path)
     served(log)
     lines_reach(log, 1)
-    log.reopen()  # nothing was moved: it goes on as it was
+    log.reopen()  # no file was moved: the log continues in the same one
     served(log)
     lines_reach(log, 2)
     path.rename(tmp_path / "moved")
@@ -191,7 +191,7 @@ def test_a_pipe_whose_reader_is_slow_loses_nothing(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # much less than what comes
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # much less than the lines that follow
     log = opened(pipe)
     for _ in range(64):
         served(log)
@@ -208,7 +208,7 @@ def test_what_keeps_a_file_from_being_turned_over_is_named(tmp_path: Path, caplo
     (tmp_path / "log.1").mkdir()
     log = opened(tmp_path / "log", limit_bytes=200)
     served(log)
-    lines_reach(log, 1)  # an empty file takes whatever comes
+    lines_reach(log, 1)  # an empty file takes a line of any size
     served(log)
     log.close()
     assert (log.written, log.lost) == (1, 1)

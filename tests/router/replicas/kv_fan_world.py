@@ -97,7 +97,7 @@ class Sharer:
         taken, engine.unread = engine.unread, []
         for number, payload in taken:
             if not self.claim.reads:
-                return  # it has ended with the first hole; what it took is lost
+                return  # reading ended with the first gap; later events of this poll are lost
             events = WireEvents(EventBatch(payload), "m", len(payload), payload)
             self.claim.tell(KvEvents(self.timers.now_s, 0, number, events, "live"))
             if self.gap:

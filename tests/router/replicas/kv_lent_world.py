@@ -158,7 +158,7 @@ class LentReplicas(Replicas):
         self.publish()
         for subscriber in self.subscribers.values():
             subscriber.hear()
-        for _ in range(2):  # some know only when others have given up
+        for _ in range(2):  # some replicas become exact only after others have given up
             for subscriber in self.subscribers.values():
                 if not subscriber.kv.exact:
                     subscriber.ask()

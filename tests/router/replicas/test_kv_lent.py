@@ -175,7 +175,7 @@ def test_where_nobody_knows_each_goes_on_with_what_it_has() -> None:
     all_ = LentReplicas(2)
     for block in range(5):
         all_.engine.store([block])
-    all_.engine.unread.clear()  # before anybody listened
+    all_.engine.unread.clear()  # before any replica listened
     all_.engine.store([6])
     all_.settle()
     for one in all_.subscribers.values():

@@ -81,7 +81,7 @@ def test_cut_off_from_redis_it_reads_on_until_its_first_hole() -> None:
     reader.read(replicas.engine)
     assert len(reader.chains()) == 2
     replicas.engine.store([2])
-    replicas.engine.lose()  # somebody else took it
+    replicas.engine.lose()  # another client took it
     replicas.engine.store([1])
     reader.read(replicas.engine)
     assert not reader.claim.reads

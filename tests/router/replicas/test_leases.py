@@ -75,7 +75,7 @@ def test_never_two_holders_and_tokens_only_grow(steps, offsets):
         server.now_s += seconds
         for other in holders:
             if step == "stopped" and other is holder:
-                other.timers.now_s += seconds  # its clock goes on, its timer does not ring
+                other.timers.now_s += seconds  # its clock advances, but its timer does not ring
             else:
                 other.timers.pass_s(seconds)
         tokens = [one.lease.fence for one in holders if one.lease.fence is not None]
@@ -100,7 +100,7 @@ def test_a_holder_is_told_at_the_time_even_where_redis_says_nothing_more():
     assert holder.lease.fence == 1
     holder.timers.pass_s(0.02)
     assert holder.told == [1, None]
-    holder.ask(server)  # still nobody else's
+    holder.ask(server)  # still no other replica has it
     assert holder.told == [1, None, 1]
 
 

@@ -176,7 +176,7 @@ async def test_one_that_missed_something_asks_and_is_told_anew() -> None:
     teller = Teller(ours, old.core, clock)
     dispatched(old, [1, 2])
     teller.start()
-    first = await asyncio.to_thread(theirs.recv, 1 << 16)  # nobody hears of it
+    first = await asyncio.to_thread(theirs.recv, 1 << 16)  # this message is lost
     assert first
     await teller.handed()
     former = former_of(new)

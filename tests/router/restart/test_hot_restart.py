@@ -182,7 +182,7 @@ async def test_one_that_does_not_hand_over_is_named_and_why(
 ) -> None:
     path = tmp_path / "next.sock"
     left = msgspec.structs.replace(LEFT, client_sockets=0, admin_sockets=0)
-    if answer == "fewer":  # one socket comes, and then nothing
+    if answer == "fewer":  # one socket is sent, and then nothing
         left = LEFT
     data = msgspec.json.encode(left)
     if isinstance(answer, str):

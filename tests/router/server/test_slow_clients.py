@@ -55,7 +55,7 @@ async def test_a_request_must_be_whole_in_time(what: str, before: bytes) -> None
         assert not it.server.refusals
         clock.now_s += 0.02
         it.server.look()
-        assert not it.server.refusals  # what has come by now is read first
+        assert not it.server.refusals  # bytes that have arrived by now are read first
         it.server.look()
         rest = await asyncio.wait_for(reader.read(), 10)
         assert status in rest
@@ -274,7 +274,7 @@ async def wrong(port: int, count: int) -> None:
 async def test_a_hostile_address_is_answered_after_others_until_its_requests_are_right() -> None:
     async with behind(good) as it:
         await wrong(it.port, 3)
-        assert it.server.deferred == 2  # nobody knew of the first
+        assert it.server.deferred == 2  # the first connection was not known as hostile
         for deferred in range(3, 3 + 3 * 4):  # each refusal weighs as much as four right ones
             assert b" 200 " in await pieces(it.port, sized(b"Connection: close"))
             assert it.server.deferred == deferred

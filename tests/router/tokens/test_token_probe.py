@@ -111,7 +111,7 @@ async def test_workers_that_differ_put_the_model_aside_and_are_asked_again(
             text = caplog.records[-1].getMessage()
             assert "tokens by our count" in text
             assert "東京" not in text
-            worker.worker.tokenizer = ours  # somebody mended it
+            worker.worker.tokenizer = ours  # the operator has corrected it
             await probe.look()
             assert not check.trusts(MODEL)  # not asked so soon
             fleet.now_s += RECHECK_S

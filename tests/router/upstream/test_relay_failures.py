@@ -63,7 +63,7 @@ def deaf_port() -> Iterator[int]:
             b"HTTP/1.1 503 Oh\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nboo\r\n0\r\n\r\n",
             "status_5xx",
         ),
-        # It says when to come back: a full queue.
+        # The answer names a time to return: a full queue.
         (b"HTTP/1.1 503 Oh\r\nretry-after: 1\r\nContent-Length: 3\r\n\r\nboo", "busy"),
         (b"HTTP/1.1 503 Oh\r\nretry-after-ms: 9\r\nContent-Length: 3\r\n\r\nboo", "busy"),
         (b"HTTP/1.1 429 Oh\r\nContent-Length: 3\r\n\r\nboo", "busy"),
@@ -120,7 +120,7 @@ async def test_a_worker_that_stops_taking_the_request_is_late_in_that_phase() ->
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         listener.bind(("127.0.0.1", 0))
-        listener.listen(8)  # the system connects; nobody ever reads
+        listener.listen(8)  # the system accepts connections; no program reads them
         port = listener.getsockname()[1]
         async with relay(port, timeouts=Timeouts(send_s=0.05, first_byte_s=60.0)) as r:
             assert b" 502 " in await ask(r.port, post(b"x" * (32 << 20)))
@@ -157,7 +157,7 @@ async def test_a_reply_that_breaks_off_never_ends_cleanly(head: bytes, version: 
         elif b"Transfer-Encoding" in got:
             assert got.endswith(EVENT)  # no last chunk
         else:
-            assert not clean  # its end is the connection's end: only a reset tells
+            assert not clean  # the reply ends with the connection: only a reset reveals the failure
 
 
 async def test_garbage_in_mid_stream_ends_the_client() -> None:
