@@ -1,4 +1,4 @@
-"""The cost of KV events from bytes to the index, beside plain Python and Dynamo.
+"""The cost of KV events from bytes to the index, compared with plain Python and Dynamo.
 
     python -m tests.bench.events [--json] [--runs N] [--core C] [--dynamo PYTHON]
 

@@ -1,4 +1,4 @@
-"""The cost of hashing and of the prefix index, beside their plain-Python twins and Dynamo.
+"""The cost of hashing and of the prefix index, compared with their plain-Python twins and Dynamo.
 
     python tests/bench/index.py [--json] [--runs N] [--core C] [--blocks N] [--dynamo PYTHON]
 

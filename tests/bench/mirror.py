@@ -1,4 +1,4 @@
-"""The cost of mirroring a worker's cache that publishes no events, beside the plain-Python twin.
+"""The cost of mirroring a worker's cache that publishes no events, compared with plain Python.
 
     python -m tests.bench.mirror [--json] [--runs N]
 

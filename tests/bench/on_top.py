@@ -1,4 +1,4 @@
-"""The cost of guard, explanations, wrappers and followed sessions beside a decision of `hybrid`.
+"""Costs of guard, explanations, wrappers and followed sessions, compared with a `hybrid` decision.
 
     python -m tests.bench.on_top [--rounds N] [--core C]
 

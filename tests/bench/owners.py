@@ -1,4 +1,4 @@
-"""The cost of recording which session uses which block, beside the plain-Python twin.
+"""The cost of recording which session uses which block, compared with plain Python.
 
     python -m tests.bench.owners [--json] [--runs N]
 

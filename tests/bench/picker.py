@@ -1,4 +1,4 @@
-"""The latency that the picker adds to a request through Envoy, beside a picker that only echoes.
+"""The latency that the picker adds to a request through Envoy, compared with an echoing picker.
 
     python -m tests.bench.picker [--runs 5] [--seconds 4] [--json]
 

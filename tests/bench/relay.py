@@ -1,10 +1,10 @@
-"""CPU time of the relay for each request and event, beside a plain aiohttp proxy in the same run.
+"""CPU time of the relay for each request and event, compared with a plain aiohttp proxy.
 
     python -m tests.bench.relay [--seconds 3] [--rounds 3]
 
-One proxy at a time runs on the last core; worker and load share the first. The CPU time is the
-proxy's own, from the kernel, so other load moves it less than wall time; ratios within a round move
-least. Rounds are interleaved and medians shown.
+Both are measured in the same run. One proxy at a time runs on the last core; worker and load share
+the first. The CPU time is the proxy's own, from the kernel, so other load moves it less than wall
+time; ratios within a round move least. Rounds are interleaved and medians shown.
 """
 
 from __future__ import annotations

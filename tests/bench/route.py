@@ -4,8 +4,8 @@
 
 From token ids: 32,768 of them in a buffer are hashed, the index is searched, the policy computes
 costs, and the choice is charged. From text: the bytes of a completion's body with 2 KB of prompt
-are read, cut into text blocks and placed. The core is told the events after a decision (first
-token, end) in between, which is not timed. One worker in eight holds half of each prompt.
+are read, cut into text blocks and placed. Between decisions, the core receives the events that
+follow one (first token, end), which is not timed. One worker in eight holds half of each prompt.
 """
 
 from __future__ import annotations

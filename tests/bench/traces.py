@@ -1,4 +1,4 @@
-"""The cost of reading a trace beside plain `json.loads`, and of naming an engine's blocks.
+"""The cost of reading a trace, compared with plain `json.loads`, and of naming an engine's blocks.
 
     python tests/bench/traces.py [FILE]
 

@@ -1,4 +1,4 @@
-"""The latency that the router adds for a Triton client, beside Envoy in front of the same server.
+"""The latency that the router adds for a Triton client, compared with Envoy at the same server.
 
     python -m tests.bench.triton_front --envoy FILE [--grpc] [--policy SPEC] [--runs 5]
         [--seconds 4] [--json]

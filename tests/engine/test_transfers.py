@@ -424,8 +424,8 @@ async def test_a_second_reader_is_sent_away_and_a_dead_one_frees_the_kv() -> Non
 
 
 async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
-    """A read that outlives its lease is told so. If a router released the KV during the read,
-    status 200 with another prompt's text must not occur.
+    """The reader of KV whose lease ended counts the read as late and computes the prompt itself. If
+    a router releases the KV during the read, the answer must not be another prompt's text.
     """
     async with pair(kv_gbytes_per_s=0.05) as (one, other):
         body = asked(0, 1600)

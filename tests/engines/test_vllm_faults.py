@@ -1,5 +1,5 @@
-"""Tests of real vLLM servers that die: streams go on elsewhere, requests succeed, the index stays
-true.
+"""Tests of real vLLM servers that die: other servers continue the streams, requests
+succeed, and the index stays correct.
 """
 
 from __future__ import annotations

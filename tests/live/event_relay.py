@@ -75,7 +75,7 @@ class EventRelay:
     def reach_again(self) -> None:
         """Connect again to an engine that was restarted, with a new socket.
 
-        While nobody listens at a port, a connection to it may reach its own socket or another one
+        If no process listens at a port, a connection to it may reach its own socket or another one
         that got the same number; ZMQ treats a peer of the wrong kind as final. The old socket
         cannot be disconnected: libzmq 4.3.5 ends the process if a peer is disconnected while a
         message is half read.

@@ -63,7 +63,7 @@ class Publisher:
         self.chains.append(chain)
 
     async def subscribed(self) -> None:
-        """Wait until the router has subscribed; batches sent before that reach nobody."""
+        """Wait until the router has subscribed; batches sent before that are lost."""
         while await self.pub.recv() != b"\x01":
             pass
 

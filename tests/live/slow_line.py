@@ -50,7 +50,7 @@ class SlowLine:
         await asyncio.gather(*lines, return_exceptions=True)
 
     async def _way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy one direction with its delay; reading goes on while earlier data is delayed, so that
+        """Copy one direction with its delay, and read on while earlier data is delayed, so that
         throughput does not fall.
         """
         loop = asyncio.get_running_loop()

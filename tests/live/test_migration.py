@@ -197,7 +197,7 @@ async def test_the_head_says_whether_a_stream_could_go_on(cut: Cut) -> None:
 async def test_a_program_that_dies_or_freezes(
     tmp_path: Any, ending: signal.Signals, options: list[str]
 ) -> None:
-    """A stream goes on at another worker; one case uses a tokenizer whose tokens are parts of
+    """Another worker continues the stream; one case uses a tokenizer whose tokens are parts of
     characters.
     """
     more = {name: write_model(tmp_path / "model") for name in options}

@@ -1,5 +1,5 @@
-"""Tests of workers with SGLang's own API that break off in the middle of answers, which go on
-elsewhere.
+"""Tests of workers with SGLang's own API that break off in the middle of answers, which other
+workers continue.
 """
 
 from __future__ import annotations

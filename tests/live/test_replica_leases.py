@@ -26,7 +26,7 @@ def server(tmp_path) -> Iterator[RedisServer]:
 
 
 class Loan:
-    """Records what a replica is told about its lease. Lifetime: test."""
+    """Records what the lease reports to its replica. Lifetime: test."""
 
     def __init__(self, replica: Replica) -> None:
         self.told: list[int | None] = []

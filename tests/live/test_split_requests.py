@@ -198,7 +198,7 @@ NULL = PARAMS.replace(b"5600", b"null")
 async def test_without_parameters_the_second_worker_computes_it(
     tmp_path: Path, params: bytes
 ) -> None:
-    """A vLLM that is told to fetch KV without a name would end with all its requests."""
+    """A vLLM that has to fetch KV without a name would end with all its requests."""
     async with pair(tmp_path, answer(b'{"choices":[],"kv_transfer_params":%b}' % params)) as both:
         assert (await both.ask())[0] == 200
         assert b"kv_transfer_params" not in both.decoded[0]

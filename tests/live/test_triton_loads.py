@@ -1,5 +1,5 @@
-"""Tests of models loaded and unloaded at all Tritons: which keys may do it, what they are told, and
-which requests wait.
+"""Tests of models loaded and unloaded at all Tritons: which keys may do it, what they get as
+answer, and which requests wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CPU time and added latency of the data plane, beside other routers and plain proxies, in one run.
+"""CPU time and added latency of the data plane, other routers and plain proxies, in one run.
 
     python -m tests.bench.dataplane [--only ROW ...] [--peers PYTHON] [--runs 3] [--json]
 

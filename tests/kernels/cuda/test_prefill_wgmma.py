@@ -135,8 +135,8 @@ def test_what_the_copy_engine_cannot_take_goes_the_other_way() -> None:
 
 @pytest.mark.parametrize("way", ["mma", "wgmma"])
 def test_a_way_can_be_named(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """WARMROUTE_PREFILL chooses the kernel. Both differ in their bits, because they sum over 128
-    and over 64 keys.
+    """The environment variable WARMROUTE_PREFILL chooses the kernel. The two kernels differ in
+    their bits, because they sum over 128 and over 64 keys.
     """
     named, wanted = (case([(150, 20)], 4, 1, seed=5) for _ in range(2))
     monkeypatch.setenv("WARMROUTE_PREFILL", way)

@@ -48,7 +48,7 @@ class Liar:
     named: int = 0  # blocks that it has named
 
     async def subscribed(self) -> None:
-        """Wait until a subscriber is there; events sent before that reach nobody."""
+        """Wait until a subscriber is there; events sent before that are lost."""
         while await self.pub.recv() != b"\x01":
             pass
 

@@ -71,7 +71,7 @@ def children() -> list[int]:
     """Return the process ids of workers and routers that this process started, oldest first.
 
     Other tests may leave helper processes in this process; they are not counted. A program that has
-    ended and that nobody waited for has no command line.
+    ended, but whose exit status was not collected, has no command line.
     """
     pid = os.getpid()
     found = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
