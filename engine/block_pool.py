@@ -454,15 +454,15 @@ __all__ = ["BlockPool", "Cleared", "HostTier", "PoolEvent", "PoolTier", "Removed
 class BlockPool:
     """The blocks of one worker's KV cache; lifetime: worker.
 
-    Block ids are 0..blocks-1, each of `block_size` tokens. With `record_events` every change
-    of the visible contents is kept, in order, until `drain_events` takes it, and the tokens of
-    visible blocks are kept for `snapshot`. One step changes each block at most twice, so more
-    than 4 x blocks + 1024 pending changes mean that nobody drains: RuntimeError. What is evicted
-    goes to `host`, which keeps `host_blocks` of it (a write-back cache).
+    Block ids are 0..blocks-1, each of `block_size` tokens. With `record_events` every change of the
+    visible contents is kept, in order, until `drain_events` returns it, and the tokens of visible
+    blocks are kept for `snapshot`. One step changes each block at most twice, so more than 4 x
+    blocks + 1024 pending changes show that `drain_events` is never called, and raise RuntimeError.
+    Evicted blocks go to `host`, which keeps `host_blocks` of them (a write-back cache).
 
-    `groups`: the windows and states that the model caches beside full attention, in the same
-    memory. A prefix is then reused where all of them allow it (`reusable`). Raises ValueError for
-    groups and a host together, and for a pool that has no room beside one request's groups.
+    `groups`: the windows and states that the model caches besides full attention, in the same
+    memory. A prefix is then reused only if all of them allow it (`reusable`). Raises ValueError for
+    groups and a host together, and for a pool that has no room besides one request's groups.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Runs decode steps at fixed sizes on fixed buffers: as CUDA graphs where there is CUDA.
+"""Runs decode steps at fixed sizes on fixed buffers: as CUDA graphs if the device has CUDA.
 
-A graph replays what was launched once, on the same memory: so a step is padded to the next size,
-and one copy refreshes what the kernels read; rows of the page table are copied only as wide as the
-step's longest. Elsewhere the same function is called on the same memory, which saves nothing, but
-lets CPUs test everything except the capture (torch.cuda.graph).
+A graph replays the same launches on the same memory. So a step is padded to the next size, and one
+copy refreshes the data that the kernels read; rows of the page table are copied only as wide as the
+step's longest. Without CUDA the same function is called on the same memory, which saves nothing,
+but lets CPUs test everything except the capture (torch.cuda.graph).
 """
 
 from __future__ import annotations

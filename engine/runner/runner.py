@@ -2,13 +2,13 @@
 
 Steps compute in a thread of their own, so that the event loop can take requests and write answers.
 If the scheduler has two steps in flight, the next one is scheduled and laid out while one computes,
-and begins when it ends. Everything that reads the scheduler's requests runs on the event loop. If a
-request ends meanwhile, its last step is wasted; what that step writes is in blocks that nobody
-reads, and that no request gets before the step has ended.
+and begins when it ends. All code that reads the scheduler's requests runs on the event loop. If a
+request ends meanwhile, its last step is wasted; it writes to blocks that are not read, and that no
+other request gets before the step has ended.
 
 Blocks that a schedule evicts into host memory are copied there in the model's thread, before the
-step that is computed next. Blocks of a prompt in host memory are copied back in a thread of its
-own, beside steps of other requests, and the prompt continues after them.
+next step is computed. Blocks of a prompt in host memory are copied back in a thread of their own,
+during steps of other requests, and the prompt continues after them.
 """
 
 from __future__ import annotations

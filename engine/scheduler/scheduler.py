@@ -120,23 +120,23 @@ _queue_key = attrgetter("queue_key")
 
 
 class Scheduler:
-    """The requests of one worker and their turns; lifetime: worker.
+    """Schedules the requests of one worker; lifetime: worker.
 
-    Use: `add`, then `schedule` and `complete` in turn; `cancel` at any time. Every request
-    that was added gets exactly one `Output` with `finished` set, unless it is cancelled.
-    `steps_in_flight` steps may be scheduled and not yet complete; they complete in the order of
-    their start. With `runs_ahead` a request decodes again while the token that it got from a step
-    in flight is not known here; else it waits for that token, and those that decode are spread
-    over the steps. Raises ValueError for a number of steps out of range.
+    Use: `add`, then `schedule` and `complete` in turn; `cancel` at any time. Every request that was
+    added gets exactly one `Output` with `finished` set, unless it is cancelled. `steps_in_flight`
+    steps may be scheduled and not yet complete; they complete in the order of their start. With
+    `runs_ahead` a request decodes again although the token that it got from a step in flight is not
+    known yet; otherwise it waits for that token, and decoding requests are spread over the steps.
+    Raises ValueError for a number of steps out of range.
 
-    A request with `imports` computes its prompt's last token only: the KV of the others comes from
-    another worker. When its turn has come and its whole prompt fits, its blocks are reserved and
-    `take_reads` names it once; the caller says by `end_read`, at any time later, that nobody writes
-    these blocks any more, and whether they hold the KV. Until then they are nobody else's, even if
-    the request has ended. So it is, too, where the host has blocks of a prompt that the GPU has
-    not: others compute while it loads them, then it computes the rest. One with `exports` leaves
-    its prompt's blocks in `exports`, under a lease, when it ends by length or stop;
-    `Request.export` names them.
+    A request with `imports` computes only its prompt's last token: the KV of the other tokens comes
+    from another worker. When its turn has come and its whole prompt fits, its blocks are reserved
+    and `take_reads` returns it once. By `end_read`, at any later time, the caller says that the
+    blocks are no longer written, and whether they hold the KV. Until then no other request gets
+    them, even if the request has ended. The same happens if the host has blocks of a prompt that
+    the GPU lacks: other requests compute while these are loaded, and then the request computes the
+    rest. A request with `exports` leaves its prompt's blocks in `exports`, under a lease, when it
+    ends by length or stop; `Request.export` names them.
     """
 
     def __init__(

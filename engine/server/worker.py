@@ -1,6 +1,5 @@
-"""A worker: joins scheduler, cache, runner, events and counters.
-
-It is what the HTTP handlers use: `start` an answer, `abandon` it, look at the cache.
+"""A worker: joins scheduler, cache, runner, events and counters. HTTP handlers use it to `start` an
+answer, to `abandon` it, and to look at the cache.
 """
 
 from __future__ import annotations
@@ -79,7 +78,9 @@ class Transfers:
 
     @property
     def group(self) -> str:
-        """The group of workers that can read each other's KV: same model, stored alike."""
+        """The name of the group of workers that can read each other's KV: they have the same model
+        and store its KV alike.
+        """
         told = msgspec.msgpack.encode((VERSION, self._store.form))
         return hashlib.sha256(told).hexdigest()[:12]
 

@@ -6,7 +6,7 @@ The reader connects when its request arrives:
 
     Hello -> Welcome | Refusal, then any number of Beats, one Read -> Parts, Done, then Release
 
-If either side closes the connection early, the KV is freed: nobody waits for a dead reader.
+If either side closes the connection early, the KV is freed: it is not kept for a dead reader.
 """
 
 from __future__ import annotations

@@ -83,10 +83,9 @@ _NOT_PASSED = Rejection(
 
 
 class RequestListener:
-    """Is told about every charge, which is a request's load at a worker, to inform peer routers.
-
-    The calls come in the order of time. The methods must neither raise nor wait. This base class
-    ignores all calls; the core uses it if there are no peer routers. Lifetime: process.
+    """Gets a call for every change of a charge, which is a request's load at a worker, to inform
+    peer routers. The calls come in the order of time. The methods must neither raise nor wait. This
+    base class ignores all calls; the core uses it if there are no peer routers. Lifetime: process.
     """
 
     def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:

@@ -1,4 +1,5 @@
-"""Requests for the batches that a publisher sent while nobody listened, by snapshot and by replay.
+"""Requests the batches that a publisher sent before this router listened, by snapshot and by
+replay.
 
 A snapshot suits a late joiner best, a replay a gap; if one is not available, the other is
 requested; then, if several routers share their state, a copy of a peer's.

@@ -1,8 +1,6 @@
-"""The times when the router itself was stopped: its process paused, starved, or its machine
-suspended.
-
-Timeouts during a pause say nothing about the workers: their answers had arrived, but nobody read
-them.
+"""Records the times when the router itself was stopped: its process paused or starved, or its
+machine suspended. Timeouts during a pause say nothing about the workers: their answers had arrived,
+but the router did not read them.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ The first record is the `Preamble`. The others follow in the order in which the 
 
     ["fact", kind, fields, actions]   one fact; each action as [kind, fields]; or, where the core
                                       raised an error, its name instead of the list
-    ["explain", fields]               somebody asked where such an arrival would go
-    ["advance", now_s]                somebody looked at the load as of now
+    ["explain", fields]               a question where this arrival would go
+    ["advance", now_s]                the load was read as of this time
     ["policy", specification]         another policy decides from here on
-    ["limits", [line, ...]]           models are bounded by these (`model_limits`) from here on
+    ["limits", [line, ...]]           models have these limits (`model_limits`) from here on
     ["slow", [now_s, took_s]]         a call of the policy took too long
     ["late", fact, event, chain]      the chain of blocks of an earlier fact (counted from 0)
                                       whose parent became known only here
-    ["end", why]                      why it ends; without it the file was cut off
+    ["end", why]                      why the recording ends; without it the file was cut off
 
 Stored blocks carry chain hashes, never token ids. An array of hashes is bytes, uint64
 little-endian.

@@ -106,7 +106,7 @@ class InferenceReader:
         """Return in how much detail the decision about the request is to be explained.
 
         "short" or "full": the client asked for it. "sampled": the operator gets an explanation of
-        every n-th request, and this is one. "no": nobody gets an explanation.
+        every n-th request, and this is one. "no": no explanation is needed.
         """
         terms = self.terms
         if terms.explain and (asked := _ASKED.get(header(EXPLAIN_HEADER))) is not None:

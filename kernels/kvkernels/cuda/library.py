@@ -1,12 +1,12 @@
 """The kernels' shared library: built, found, loaded and called through its C ABI.
 
-`python -m kvkernels.cuda.library [debug | emulator]` builds it; `debug`, for a GPU too: a wait on
-the device that goes on for seconds ends as a failed launch, not as a hang.
-Each source becomes an object named by a hash of it, its headers and the flags, so that a build
-compiles what changed, and a library found under its name is never stale. What ptxas says of
-registers and spills lies beside each object. An entry point takes views (`wr_tensor` of
+`python -m kvkernels.cuda.library [debug | emulator]` builds it. With `debug`, also for a GPU, a
+wait on the device that takes seconds ends as a failed launch, not as a hang. Each source becomes an
+object named by a hash of it, its headers and the flags, so that a build compiles only changed
+sources, and a library found under its name is never stale. The compiler's report on registers and
+spills is in a file next to each object. An entry point takes views (`wr_tensor` of
 `kernels/cuda/abi.h`), then a stream, checks everything that the host can know, and launches. It
-returns 0, 1 for what it refuses, 2 for a failed launch.
+returns 0, 1 for refused arguments, 2 for a failed launch.
 """
 
 from __future__ import annotations
@@ -90,10 +90,9 @@ def view_of(tensor: TensorLike) -> bytes:
 
 class KeptViews:
     """Keeps the views of tensors while the tensors live. Lifetime: process; calls from any thread.
-
-    All layers use the same plan, tables and pages, and a view takes ten times as long to make as to
-    look up. A tensor that gets other memory is viewed anew; one whose shape is changed in place is
-    not.
+    All layers use the same plan, tables and pages, and making a view takes ten times as long as
+    looking it up. A tensor that gets other memory gets a new view; one whose shape is changed in
+    place does not.
     """
 
     def __init__(self) -> None:

@@ -284,7 +284,9 @@ class SharedPlanner:
         return self._plain
 
     def _choose(self, tree: PrefixTree, lengths: Ints) -> None:
-        """Choose runs anew, valid as long as the data that they depend on stays the same."""
+        """Choose new runs, which stay valid as long as the data that they depend on does not
+        change.
+        """
         own = lengths[tree.order]
         runs = Runs(0 * lengths, own, np.arange(len(lengths)), 0 * lengths + 1)
         until = unchanged_until(own)

@@ -160,8 +160,7 @@ PASSED_S = 20.0  # a request that has waited longer is no longer passed by young
 
 
 class Watcher(Protocol):
-    """Is told which requests wait at the router and which are sent to workers.
-
+    """Gets a call for each request that begins to wait at the router, or that is sent to a worker.
     `reservations.Reservations` implements this interface.
     """
 

@@ -68,11 +68,10 @@ def shares_of(workers: Iterable[Worker], tried: Container[int] = ()) -> tuple[Re
 
 
 def key_of(arrival: Arrival, serial: int) -> bytes:
-    """Return what stays the same over the requests that should stay at one revision.
-
-    This is what the client says of whose request it is (`policies.facts.whose`), else the first
-    `_KEY_TOKENS` tokens of the prompt, else the request alone. The beginning of a prompt says less:
-    conversations often have it in common. The length of a shorter prompt stands for the tokens
+    """Return bytes that are equal for all requests that should stay at one revision. They are made
+    of the client's own identification (`policies.facts.whose`), else of the first `_KEY_TOKENS`
+    tokens of the prompt, else of the request alone. The beginning of a prompt is less specific,
+    because conversations often share it. For a shorter prompt, its length represents the tokens
     after its last full block.
     """
     if (person := whose(arrival.session, arrival.identity)) is not None:

@@ -1,7 +1,7 @@
 """Estimates that several policies share, learned from the core's facts.
 
-Owns: the calibration of each worker's speed, the pool's arrival rate and live sessions,
-where sessions are at home, and which heads of prompts so many share that copies are wanted.
+Owns: the calibration of each worker's speed, the pool's arrival rate, the live sessions and the
+workers that cache them, and the shared prefixes (trunks) that deserve several copies.
 Gives: `speed.SpeedEstimator`, `arrivals.ArrivalEstimator`, `sessions.Sessions`;
 the core publishes them as columns.
 Never imports: router.core.placement.

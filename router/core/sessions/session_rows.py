@@ -192,14 +192,13 @@ _ENDING_TOKENS = 16  # tokens at the end of a template, such as the start of an 
 class SessionFinder:
     """Finds the session of a request, by its session id or by the prompt that it continues.
 
-    An id is not believed against the prompts: agents' clients give one id to several conversations
-    at once. If a request comes while another one of its id is under way, and its prompt does not
-    continue that one's, then the id is a mixed one, and from then on its requests are told apart by
-    the prompts that they continue.
+    An id is checked against the prompts, because agents' clients give one id to several
+    conversations at once. If a request comes while another one of its id is under way, and its
+    prompt does not continue the other's, then the id counts as mixed, and from then on its requests
+    are distinguished by the prompts that they continue.
 
     `owners` records for each prompt block which session uses it, or that several sessions do. It
-    may name sessions that were forgotten.
-    Lifetime: process.
+    may name sessions that were forgotten. Lifetime: process.
     """
 
     def __init__(self, rows: SessionRows, entries: int) -> None:
@@ -261,9 +260,9 @@ class SessionFinder:
     def _is_named_rightly(self, row: int, chain: Hashes) -> bool:
         """Return True if a request belongs to the session in `row` whose id it names.
 
-        A prompt of less than a block cannot be compared, so the id is believed. So it is while no
-        other request of the session is under way: clients begin anew under the same id, as after a
-        compaction.
+        A prompt of less than a block cannot be compared, so its id is trusted. The id is also
+        trusted while no other request of the session is under way, because clients begin new
+        conversations under the same id, as after a compaction.
         """
         cells = self._rows.cells
         if not len(chain) or not cells.tip_blocks[row] or self._continues(row, chain):

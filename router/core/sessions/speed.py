@@ -222,11 +222,12 @@ _OWN_SHARE = 0.8  # of what was loaded: by so much one tier accounts for the tim
 class LoadEstimator:
     """Keeps `host_tokens_per_s` and `disk_tokens_per_s` of the worker columns. Lifetime: process.
 
-    A prompt that was prefilled alone, and of which more was loaded than computed, took what its
-    prefill takes at the worker's known rate, the load, and where others run there half a step to
-    wait for before each of both. The rate is the median of its first samples, of which what was
-    presumed is one, then a mean of logarithms, as for prefill. A worker that was described anew is
-    unknown again: its cells are NaN.
+    It learns from prompts that were prefilled alone, and of which more tokens were loaded than
+    computed. The time of such a prompt is the prefill at the worker's known rate, plus the load,
+    plus half a step of waiting before each of the two if other requests run there. The rate is at
+    first the median of samples, one of which is the assumed rate, and later a mean of logarithms,
+    as for prefill. If a worker's description changes, its rates are unknown again: its cells are
+    NaN.
     """
 
     def __init__(self, columns: WorkerColumns) -> None:

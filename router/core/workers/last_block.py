@@ -1,7 +1,7 @@
 """Learns which engines compute the last block of each hit again, and counts their hits without it.
-
 vLLM does so for models with draft heads (EAGLE, MTP), which need hidden states that no cache keeps
-(`v1/core/single_type_kv_cache_manager.py`, 2026). Its KV events do not tell of it; answers do.
+(`v1/core/single_type_kv_cache_manager.py`, 2026). Its KV events do not show this, but its answers
+do.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ ANSWERS = 8  # one after the other, that say the same
 
 
 class LastBlocks:
-    """Learns from answers which workers compute the last block of each hit again.
-
-    An answer speaks for it if it found exactly one block less than KV events promised, and against
-    it if it found all of them. `ANSWERS` in a row that contradict what is known of a worker change
-    it, so that a wrong lesson ends in the same way.
-    Lifetime: process.
+    """Learns from answers which workers compute the last block of each hit again. An answer is
+    evidence for it if it found exactly one block less than KV events promised, and against it if it
+    found all of them. `ANSWERS` in a row that contradict the present finding about a worker reverse
+    it, so a wrong finding is corrected in the same way. Lifetime: process.
     """
 
     def __init__(self, slots: int) -> None:

@@ -44,7 +44,9 @@ class ServedModels:
         return left
 
     def _lose(self, models: Iterable[str]) -> list[str]:
-        """Count a worker's list out; return those that nobody lists now."""
+        """Remove a worker's list from the counts, and return the models that no worker
+        lists now.
+        """
         lost = []
         for model in models:
             self._workers[model] -= 1

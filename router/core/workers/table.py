@@ -205,10 +205,9 @@ class HalfMissing:
 
 
 def halves_missing(facts: Iterable[WorkerFacts]) -> list[HalfMissing]:
-    """Return the groups that have prefill workers but nobody to decode, or the reverse.
-
-    A worker that can both prefill and decode fills the gap. Prefill and decode workers without a
-    group are always returned, because they cannot form pairs.
+    """Return the groups that have prefill workers but no decode workers, or the reverse. A worker
+    that can both prefill and decode fills the gap. Prefill and decode workers without a group are
+    always returned, because they cannot form pairs.
     """
     roles: dict[str | None, Counter[Role]] = {}
     for one in facts:
