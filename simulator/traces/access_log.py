@@ -22,7 +22,8 @@ class AccessLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of an access log."""
 
     model: Annotated[
-        str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
+        str | None,
+        msgspec.Meta(description="name of the model whose requests are replayed; default: all"),
     ] = None
 
 

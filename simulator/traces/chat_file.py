@@ -42,7 +42,8 @@ class ChatOptions(TextOptions, frozen=True):
     """The options of a file of chats."""
 
     rate: Annotated[
-        Positive, msgspec.Meta(description="requests a second, Poisson, where lines have no time")
+        Positive,
+        msgspec.Meta(description="requests per second (Poisson) if the lines have no time"),
     ] = 1.0
 
 

@@ -281,7 +281,7 @@ def _is_request_log(raw: bytes) -> bool:
 FORMATS = (
     Format(
         "qwen",
-        "JSON lines: chat_id, parent_chat_id, timestamp (s), the rest as Mooncake",
+        "JSON lines: chat_id, parent_chat_id, timestamp (s), other fields as in mooncake",
         mooncake.QWEN_BLOCK_TOKENS,
         _has("chat_id", "timestamp", "input_length"),
         _by_line(mooncake.qwen_parser),
@@ -295,7 +295,7 @@ FORMATS = (
     ),
     Format(
         "weka",
-        "JSON lines, one a session with its sub-agents: hash_id_scope, requests",
+        "JSON lines, one per session with its sub-agents: hash_id_scope, requests",
         weka_file.BLOCK_TOKENS,
         _has("requests", "block_size", "hash_id_scope"),
         _by_session(weka_file.count_traces, weka_file.read_traces),
@@ -304,7 +304,7 @@ FORMATS = (
     ),
     Format(
         "sessions",
-        "JSON lines, one a session: id, block_size, requests with t, in, out, think_time",
+        "JSON lines, one per session: id, block_size, requests with t, in, out, think_time",
         session_file.BLOCK_TOKENS,
         _has("requests", "block_size"),
         _by_session(session_file.count_roots, session_file.read_sessions),
@@ -322,7 +322,7 @@ FORMATS = (
     ),
     Format(
         "access_log",
-        "the router's access log: times and token counts; nothing is shared",
+        "the router's access log: times and token counts; requests share nothing",
         prompt_text.BLOCK_TOKENS,
         _has("at", "path", "prompt_tokens", "bytes_in"),
         _read_access_log,
@@ -346,14 +346,14 @@ FORMATS = (
     ),
     Format(
         "azure",
-        "CSV: TIMESTAMP, ContextTokens, GeneratedTokens; nothing is shared",
+        "CSV: TIMESTAMP, ContextTokens, GeneratedTokens; requests share nothing",
         tables.BLOCK_TOKENS,
         tables.is_azure,
         _by_line(tables.azure_parser, slack_s=1),
     ),
     Format(
         "burstgpt",
-        "CSV: Timestamp (s), Request tokens, Response tokens; nothing is shared",
+        "CSV: Timestamp (s), Request tokens, Response tokens; requests share nothing",
         tables.BLOCK_TOKENS,
         tables.is_burstgpt,
         _by_line(tables.burstgpt_parser, slack_s=1),

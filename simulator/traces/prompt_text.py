@@ -40,14 +40,16 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of files that hold text."""
 
     model: Annotated[
-        str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
+        str | None,
+        msgspec.Meta(description="name of the model whose requests are replayed; default: all"),
     ] = None
     output: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=MAX_OUTPUT_TOKENS)],
-        msgspec.Meta(description="tokens of an answer whose length is not known"),
+        msgspec.Meta(description="number of tokens of an answer whose length the file lacks"),
     ] = 256
     tokenizer: Annotated[
-        str | None, msgspec.Meta(description="a model's folder; else four bytes are a token")
+        str | None,
+        msgspec.Meta(description="folder of the model's tokenizer; default: a token is four bytes"),
     ] = None
 
 

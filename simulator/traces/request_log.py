@@ -38,11 +38,14 @@ class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """The options of a request log."""
 
     model: Annotated[
-        str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
+        str | None,
+        msgspec.Meta(description="name of the model whose requests are replayed; default: all"),
     ] = None
     turns: Annotated[
         bool,
-        msgspec.Meta(description="read off a session's next turn what answers added to caches"),
+        msgspec.Meta(
+            description="true: a session's next turn shows what an answer added to caches"
+        ),
     ] = True
 
 

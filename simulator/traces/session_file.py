@@ -41,12 +41,15 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Sub-agents start within their parents.
     """
 
-    span_s: Annotated[Positive, msgspec.Meta(description="starts uniform over so long")] = 3600.0
+    span_s: Annotated[
+        Positive, msgspec.Meta(description="seconds in which all sessions begin, at random times")
+    ] = 3600.0
     rate: Annotated[
-        Positive | None, msgspec.Meta(description="instead: Poisson starts, so many a second")
+        Positive | None,
+        msgspec.Meta(description="sessions that begin per second (Poisson), in place of span_s"),
     ] = None
     gap_s: Annotated[
-        Positive, msgspec.Meta(description="longer gaps between requests, and pauses, are cut")
+        Positive, msgspec.Meta(description="seconds of the longest pause; longer pauses are cut")
     ] = 300.0
 
 

@@ -159,34 +159,31 @@ def _pace(spec: WorkloadSpec) -> str:
 INTRODUCTION = """\
 # Where requests come from
 
-A source is a file or `gen:NAME?key=value&key=value`. Files may be plain, gzip or zstd and are
-read as a stream; what they are shows in their first lines, or is said with `--format
-NAME?key=value`.
+A source of requests is a file or `gen:NAME?key=value&key=value`. A file may be plain, gzip or zstd.
+`warmroute-sim` recognizes the format of a file by the first lines; `--format NAME?key=value` sets
+the format and its keys. [Your traffic in ten minutes](../your-traffic.md) shows the commands for
+each kind of file.
 
-A wrong line is left out, counted, and told with file, line, field and what is expected (the first
-ten). More than one wrong line in a hundred of the first thousand or more ends the reading; strict
-reading ends at the first. Times never go back; lines of the router's logs, of chats and of spans
-may be an hour late, those of CSV logs a second, and are put in order. The first arrival is time 0,
-but for Mooncake's files, whose times count from their own start.
+The reader leaves out and counts wrong lines, and prints the first ten. A command fails if more than
+ten lines, and more than one line in a hundred, are wrong; with `--strict` a command fails at the
+first wrong line. The lines of a file must be in order of time. Lines of the router's logs, of chats
+and of spans may be an hour late, and lines of CSV files a second.
 
-Text of chats and spans becomes tokens and hashes while its line is read; no text is kept or shown.
-Without `--tokenizer FOLDER` four bytes are a token, and each message begins a new one. A replay
-says below its tables what it had to assume. [Your traffic in ten minutes](../your-traffic.md) shows
-the way from each kind of file.
+Text of chats and spans becomes tokens and hashes while the reader reads a line. The reader keeps
+and prints no text. Without `--tokenizer FOLDER` four bytes are one token. A replay prints its
+assumptions below its tables.
 
-What is asked of a source is done in this order: requests of one instant spread over a while, the
-first seconds, the first requests (all in recorded time), then another draw of the sessions
-(`--resample`), then the speed. A rate instead of a speed is reached by one factor on all times and
-needs a first pass over the chosen part. Clients' pauses shrink with the times.
+Options change a source in this order: `--spread` spreads requests of one instant, then `--skip`,
+`--seconds` and `--requests` select a part (all in recorded time), then `--resample` draws other
+sessions, then `--speed` or `--rate` scales all times and pauses by one factor.
 
-An engine's block size must divide the number of tokens that an id stands for, or be a multiple of
-it. For smaller blocks, names are derived from the id; where a file lists full blocks only, what
-follows the last one is taken to be shared with nobody.
+The block size of an engine must divide the number of tokens per hash id of the file, or be a
+multiple of this number.
 """
 SIZES = """\
 A size is `1200` (always), `1200~360` (normal: mean and deviation, at least 1), `2..20` (uniform)
-or `700*0.6` (log-normal: median and sigma). Same seed, same requests. `inf` is a rate at which all
-arrive at once.
+or `700*0.6` (log-normal: median and sigma). With the same seed a generator gives the same requests.
+With the rate `inf` all requests arrive at once.
 """
 
 
@@ -209,7 +206,8 @@ def _keys(kind: type) -> Iterator[str]:
 
 def markdown() -> str:
     """The whole of docs/reference/traces.md."""
-    lines = [INTRODUCTION, "## Formats", "", "| name | what | tokens an id | key | default | |"]
+    lines = [INTRODUCTION, "## Formats", ""]
+    lines.append("| name | content | tokens per id | key | default | meaning of the key |")
     lines.append("|---|---|---:|---|---|---|")
     for form in FORMATS:
         rows = list(option_rows(form.options)) or [("", "", "")]
@@ -219,7 +217,7 @@ def markdown() -> str:
     lines += ["", "## Generators", "", SIZES]
     for one in GENERATORS:
         lines += [f"### `gen:{one.name}`", "", *wrap(_about(one.keys), 100), ""]
-        lines += ["| key | default | |", "|---|---|---|"]
+        lines += ["| key | default | meaning |", "|---|---|---|"]
         lines += [_row(*_marked(row)) for row in option_rows(one.keys)]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

@@ -230,7 +230,7 @@ def test_every_key_says_what_it_means() -> None:
     rows = [(one.name, *row) for one in GENERATORS for row in option_rows(one.keys)]
     assert {row[0] for row in rows} == {one.name for one in GENERATORS}
     assert [row for row in rows if not row[3]] == []
-    assert ("sglang", "groups", "64", "system prompts") in rows
+    assert ("sglang", "groups", "64", "number of system prompts") in rows
 
 
 @pytest.mark.parametrize("text", ["1200", "1200~360", "2..20", "0", "700*0.6"])
