@@ -28,7 +28,7 @@ class Footprint:
     kv_bytes_per_token: int
     activation_bytes_per_token: int  # at the peak of a step, a token of its batch
     activation_bytes_per_request: int = 0  # the same for a request's logits
-    # Quantized weights that stand in the model's dtype at once, and attention's partial results.
+    # Quantized weights that exist in the model's dtype at once, and attention's partial results.
     workspace_bytes: int = 0
     host_bytes: int = 0  # of evicted KV, where that is kept in the same memory: on a CPU
 

@@ -118,7 +118,8 @@ class Router:
             request_log_terms(config), core, lambda: len(self.fleet.members)
         )
         self.zmq = zmq.asyncio.Context()
-        # A worker has up to five: its stream, a replay, what tells of connections (two ends each).
+        # A worker has up to five sockets: its stream, a replay, and monitors of connections (two
+        # ends each).
         self.zmq.set(zmq.MAX_SOCKETS, _WORKER_SOCKETS * config.limits.workers + _SPARE_SOCKETS)
         self._threads = _reading_threads()
         self._rings = _rings(config, time.monotonic)

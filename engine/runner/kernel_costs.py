@@ -54,8 +54,8 @@ class Timer:
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._device):
-            # Takes longer than the launches, which so do not count; writes would be flushed later,
-            # in the time of what is measured.
+            # This takes longer than the launches, so these do not count; pending writes would
+            # otherwise be flushed during the measurement.
             self._flushed.view(torch.float32).amax()
             begin.record()
             run()

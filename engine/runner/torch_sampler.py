@@ -110,7 +110,7 @@ class _Counts:
 
     def catch_up(self, length: int, latest: Callable[[], Mapping[int, int]]) -> None:
         """Count the new tokens of the output, up to `length` tokens."""
-        # One read: whoever takes tokens in may be at it in another thread.
+        # Read once, because another thread may be adding tokens.
         gained = self.request.output[self._counted : length]
         if self._counted + len(gained) < length:
             # None is known of a step that failed; its requests have ended.

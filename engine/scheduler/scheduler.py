@@ -421,7 +421,7 @@ class Scheduler:
             return Reason.PREFIX_IN_FLIGHT
         if self._exceeds_share(request, hit):
             return Reason.TENANT_SHARE
-        # An empty engine takes whatever fits: the watermark protects decodes, and there are none.
+        # An empty engine takes all that fits: the watermark protects decodes, and there are none.
         spare_blocks = self._watermark_blocks if running else 0
         if step.preempted or not self._blocks.fits(request, hit, spare_blocks):
             return Reason.KV_BLOCKS

@@ -110,7 +110,7 @@ async def serve(
     async with serving(settings, tokenizer, served) as (url, worker):
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, _stop_or_cut, stop, worker)
-        # What is loaded by now stays. Walking it in every full collection takes longer than a
+        # All objects loaded so far stay. Visiting them in every full collection takes longer than a
         # step does (10 ms against 8).
         gc.freeze()
         on_ready(url, worker)

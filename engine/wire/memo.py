@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from engine.wire.tokens import Chat, PromptError, Tokenizer
 
-# All of these look at one piece alone. Metaspace's "first" asks whether its piece begins at 0,
-# which no piece after an added token does.
+# All of these look at one piece alone. Metaspace's "first" depends on whether its piece begins at
+# 0, which no piece after an added token does.
 _KNOWN_PARTS = frozenset(
     {
         *("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),

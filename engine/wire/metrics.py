@@ -119,10 +119,10 @@ NIXL_FAILED = "vllm:nixl_num_failed_transfers"  # of a worker that fetches
 LORA_INFO = "vllm:lora_requests_info"
 _IN_USE = ("running_lora_adapters", "waiting_lora_adapters")
 SLEEP_STATE = "vllm:engine_sleep_state"  # label `sleep_state`; one of its series is 1, or none
-# Answers by path and status, of vLLM's HTTP server. Its KV events tell of a cache that was emptied
-# with the engine's next step only.
+# Answers by path and status, of vLLM's HTTP server. Its KV events report an emptied cache only with
+# the engine's next step.
 HTTP_REQUESTS = "http_requests"
-# Of the process that answers, as clients of Prometheus tell it; seconds since the epoch.
+# The start of the answering process, as clients of Prometheus report it; seconds since the epoch.
 PROCESS_START = "process_start_time_seconds"
 EMPTYING = ("/reset_prefix_cache", "/sleep", "/pause", "/release_kv_cache_memory")
 

@@ -86,7 +86,7 @@ class Leg:
 
     body: bytes
     headers: tuple[Header, ...] = ()
-    # Of a first leg: what its worker is told where nobody has read its answer; None: nothing.
+    # For a first leg: the call to its worker if its answer was not read; None: no call.
     unread: Leg | None = None
     once: bool = False  # it is not sent again where a kept connection turns out to be closed
 
@@ -113,7 +113,7 @@ class TransferAttempt:
     number: int  # of `ROOM_BITS`, drawn: no other attempt of any router has it meanwhile
     path: str  # of the client's request
     stream: bool  # its client reads a stream
-    # Where both legs begin at once: where the workers meet, and the rank of the one that decodes.
+    # If both legs begin at once: where the workers meet, and the rank of the decode worker.
     bootstrap: BootstrapAddress | None = None
     decode_rank: int | None = None
 
@@ -125,7 +125,8 @@ class Handover:
     told: bytes | None = None  # the data that `Transfer.decode` gets; None: the KV was not kept
     # The client's, where the request is over with its first token: no second leg follows.
     reply: HeldReply | None = None
-    # What its worker is told where nobody will read the KV; None: it has its own time for that.
+    # The call that frees the KV if no leg will read it; None: the worker frees it after a time of
+    # its own.
     release: Leg | None = None
 
 
@@ -483,7 +484,8 @@ class Sidecar:
 SIDECAR = "sidecar"
 PREFILLER = b"x-prefiller-host-port"  # HOST:PORT; llm-d-router, `pkg/sidecar/proxy` (2026)
 NIXL = Nixl()
-# Those that a worker's options may name; the others go by the kind of engine (`router.engines`).
+# Transfers that a worker's options may name; the others follow from the kind of engine
+# (`router.engines`).
 NAMED_TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
     {"nixl": NIXL, "mooncake": Mooncake(), SIDECAR: Sidecar()}
 )

@@ -27,7 +27,8 @@ Reads = Literal[
     "opaque",  # not even that, unless it is there
 ]
 
-# How an answer to each is judged; of what is passed on unread anything may be one.
+# The form by which an answer to each is recognized; any answer will do on paths that are passed on
+# unread.
 _FORMS: Mapping[Reads, str] = MappingProxyType(
     {
         "openai": "completions",
@@ -44,8 +45,8 @@ _FORMS: Mapping[Reads, str] = MappingProxyType(
 class OwnAnswers:
     """The functions that read and end the answers of a protocol other than OpenAI's."""
 
-    # Of the bytes kept of an answer, its events and the tokens of its worker's blocks: what it says
-    # of its tokens; None: nothing.
+    # Reads the token counts from the kept bytes of an answer, its number of events and its worker's
+    # block size; None if there are none.
     usage: Callable[[bytes, int, int | None], Usage | None]
     # The end of a stream of events that breaks off. Its argument: its deadline passed, else its
     # worker failed.

@@ -519,8 +519,8 @@ def refused(message: str, param: str | None, code: str) -> ClientError:
     return ClientError(400, message, param, code)
 
 
-# Claude Code's first text of a system prompt: who pays, and a hash that differs by conversation or
-# request. vLLM makes no tokens of it (its pull request 36829, 2026).
+# Claude Code's first text of a system prompt: billing data, and a hash that differs by conversation
+# or request. vLLM makes no tokens of it (its pull request 36829, 2026).
 _ATTRIBUTION = "x-anthropic-billing-header"
 _TEXTS = ("input_text", "output_text", "text")  # parts of a response's items that are text
 
@@ -752,7 +752,7 @@ def _generate(body: bytes, limits: ScanLimits) -> Scanned:
     params = fields.sampling_params
     first = (params[0] if params else None) if isinstance(params, list) else params
     lora = fields.lora_path if isinstance(fields.lora_path, str) else None
-    # An adapter's blocks are nobody else's, as if it were a salt.
+    # An adapter's blocks are shared with no other adapter, as with a salt.
     fields.cache_salt = f"{lora}\n{fields.extra_key or ''}" if lora else fields.extra_key
     most = first.max_new_tokens if first else None
     return scanned_of(fields, limits, prompts=prompts, max_output_tokens=most)

@@ -79,7 +79,7 @@ def _working_sets(core: RouterCore, followed: Sessions | None) -> Iterator[Metri
             wanted = core.session_tracking.wanted_tokens(slot)
             work_s = float(followed.sets.cold_work[slot] / core.columns.prefill_tokens_per_s[slot])
         tokens.add_metric([str(worker.worker_id)], wanted)
-        # Rounding may leave the sum a hair below nothing until it is made anew.
+        # Rounding may leave the sum slightly below zero until it is computed again.
         seconds.add_metric([str(worker.worker_id)], max(work_s, 0.0))
     yield from (tokens, seconds)
 

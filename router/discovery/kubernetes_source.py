@@ -499,7 +499,7 @@ def _active(pod: Pod, ports: tuple[int, ...]) -> frozenset[int]:
 
 
 _ROLE_LABEL = "llm-d.ai/role"
-# Roles of llm-d's pods; what only encodes serves no request of ours.
+# Roles of llm-d's pods; a pod that only encodes serves none of the router's requests.
 _ROLES: Mapping[str, Literal["both", "prefill", "decode"]] = {
     "prefill": "prefill",
     "encode-prefill": "prefill",

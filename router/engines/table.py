@@ -26,14 +26,14 @@ _ENGINES = (
     OPENAI,
 )
 ADAPTERS: Mapping[str, Adapter] = MappingProxyType({one.kind: one for one in _ENGINES})
-# By what a worker's options say, else by the kind of engine.
+# By the name in a worker's options, else by the kind of engine.
 TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
     {
         **NAMED_TRANSFERS,
         **{one.kind: one.transfer for one in _ENGINES if one.transfer is not None},
     }
 )
-# Fields of a request that tell a worker where to fetch KV: routers set them.
+# Fields of a request that say where a worker fetches KV; only routers may set them.
 TRANSFER_FIELDS: tuple[str, ...] = tuple(
     dict.fromkeys(name for one in TRANSFERS.values() for name in one.fields)
 )

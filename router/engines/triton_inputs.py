@@ -139,7 +139,8 @@ class Roles:
     images: tuple[str, ...] = ()
     decoupled: bool = False
     sequences: bool = False  # requests of a sequence must meet the same server
-    # A client that leaves may not end what runs: it has steps, or may ask another model itself.
+    # True if a request may run on after its client has left: the model has steps, or may call
+    # another model.
     runs_on: bool = False
     levels: tuple[int, int] = (0, 0)  # as of `ModelConfig`
     why: str = "by load alone"  # how it was found, for people
@@ -154,7 +155,7 @@ class Roles:
 ROLES = tuple(_NAMES)  # that an operator may give, by name
 BY_LOAD = Roles()
 RolesOf = Callable[[str], Roles]  # by a model's name
-# Of a server that tells no config: inputs by the names that they usually have.
+# For a server that reports no configuration: inputs by their usual names.
 _USUAL: dict[str, Any] = {role: names[0] for role, names in _NAMES.items()}
 USUAL = Roles(images=_IMAGES, why="usual names", **_USUAL)
 

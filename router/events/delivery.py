@@ -208,7 +208,8 @@ _LARGE_BYTES = 256 << 10  # of a payload: larger ones are decoded in a thread
 _MAX_MEDIA = 8  # unknown ones of a worker that are named
 
 
-# Of a worker, with the number of its latest live batch: whether a peer told all that it holds.
+# Called with a worker and a function that returns the number of its latest live batch; returns
+# whether a peer passed on its whole copy.
 Borrow = Callable[[int, Callable[[], int]], Awaitable[bool]]
 
 

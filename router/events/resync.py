@@ -332,8 +332,8 @@ class Resynchronizer:
                 return "none"
             if not question.proven_by(replayed):
                 return "anew"
-            # One that goes on with the numbers of a snapshot that we had of another one shows in
-            # no batch: nobody has told those that the snapshot included.
+            # If another publisher continues the numbers of a snapshot that came from the former
+            # one, no batch shows it: the batches in the snapshot were never received.
             if publisher.has_snapshot:
                 return "told" if await publisher.snapshot() else "none"
         may_mend = from_seq != 0 and not self._asked.is_set()  # else the next question is asked

@@ -270,7 +270,7 @@ class PolledFeed:
     def _give_up(self) -> None:
         if self._gap_open:
             self._gap_open = False
-            # At a router's start it is what the one before had read.
+            # At the router's start, the previous router has read the earlier events.
             why = f"{self._source.url} forgets what it told; has it another reader?"
             self._delivery.failed_sync(why)
             self._delivery.replay_end(answered=False)

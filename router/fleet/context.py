@@ -72,7 +72,8 @@ class SharedAnswers:
 
 
 _SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less often
-# Where nothing is under way, here or at the worker, each scrape stands for so many; but not rarer.
+# While no request is under way, here or at the worker, a scrape comes after this many intervals,
+# but at least this often.
 _QUIET_SCRAPES, _QUIET_SCRAPE_S = 8, 2.0
 FRESH = 0.25  # of the time between two questions: an answer to another rank is taken for ours
 

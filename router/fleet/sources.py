@@ -41,7 +41,7 @@ class Report:
     )  # None: the source could not be read, and its last report stays valid
     trouble: str = ""  # the source's trouble, for people
     refused: tuple[str, ...] = ()  # entries that cannot be used, and why
-    # Priorities by the names of objectives, lower goes first; None: what it said before stands.
+    # Priorities by the names of objectives, lower goes first; None: the last report stays valid.
     objectives: Mapping[str, int] | None = None
 
 

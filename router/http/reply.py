@@ -52,8 +52,8 @@ class UpstreamRequest:
     keeps_ends: bool = False  # both ends of the answer's body are wanted (`Outcome.kept`)
     once: bool = False  # it is not sent again where a kept connection turns out to be closed
     due: AnswerDue | None = None  # the form that its answer must have; None: any form
-    # After so many silent seconds of the worker the client gets a comment, where Python relays and
-    # the sink is a `PingedSink`; 0: none.
+    # After this many seconds without bytes from the worker the client gets a comment, if Python
+    # relays and the sink is a `PingedSink`; 0: none.
     ping_s: float = 0.0
 
 
@@ -316,8 +316,8 @@ class Outcome:
     last_byte_s: float | None = None
     events: int = 0
     usage: Usage | None = None
-    # The failure's reply, if it came whole and within the bounds; without an `error` one of
-    # `DENIAL_STATUSES`, which whoever sent the request looks at, and delivers.
+    # The failure's reply, if it arrived whole and within the limits; without an `error` a reply of
+    # `DENIAL_STATUSES`, which the sender of the request examines and delivers.
     held: HeldReply | None = None
     resumable: bool = False  # the client saw a part, and another worker can give it the rest
     first_token_s: float | None = None  # the first `mark`, in an event stream that has marks

@@ -74,7 +74,8 @@ class TenantCounts:
             return row
         self._candidates[tenant] += 1
         if len(self._candidates) > self._most_candidates:
-            # Each of the others gives one up: only those much busier than the rest stay.
+            # Each other candidate loses one count, so that only tenants much busier than the rest
+            # stay.
             kept = {name: n - 1 for name, n in self._candidates.items() if n > 1}
             self._candidates = Counter(kept)
         idlest = min(self.rows, key=lambda name: self.rows[name].requests)

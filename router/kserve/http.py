@@ -50,7 +50,7 @@ from router.kserve.content import (
 
 PREFIX = "/v2"
 MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read
-# What the client of a stream is told.
+# The message for the client of a broken stream.
 BROKEN = "the worker failed in the middle of its answer"
 LATE = "the request's deadline passed in the middle of its answer"
 _PATH = re.compile(

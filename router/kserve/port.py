@@ -249,7 +249,7 @@ class KservePort:
         told = _objects(await self._each(self._members(None), PREFIX))
         lists = [one["extensions"] for one in told if isinstance(one.get("extensions"), list)]
         common = [name for name in lists[0] if all(name in one for one in lists)] if lists else []
-        # Those are of one host, or off here.
+        # These extensions concern one host, or are off here.
         off = ["shared_memory", "trace", "logging"]
         off += [] if self._loads else ["model_repository("]
         kept = [name for name in common if isinstance(name, str) and not _has(name, off)]

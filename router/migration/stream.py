@@ -217,7 +217,7 @@ class Stream(LendingSink):
         self._left = tokens_left(self._plan, form, prompt_tokens, said, context_tokens)
         return "max_tokens" if said and (self._left is None or self._left < 1) else ""
 
-    # What the relay calls, its thread with the first worker.
+    # Methods that the relay calls; its thread calls them for the first worker.
 
     def lend(self) -> tuple[ClientReply, RelayJournalTerms] | str:
         """See `LendingSink`. Streams of clients that asked for ids are not lent, because only
@@ -362,7 +362,7 @@ class Migrations:
             self._metrics.unfit["miscounted"] += 1
             yield None
             return
-        # What is looked at here holds everybody up, and of a body that long no stream is kept.
+        # Reading the body here blocks the event loop, and no stream of such a long body is kept.
         if len(body) > max(_BYTES_A_TOKEN * terms.stream_tokens, _BODY_BYTES):
             self._metrics.unfit["room"] += 1
             yield None

@@ -46,7 +46,8 @@ from router.request.quotas import priority_within
 from router.request.service import Service
 from router.upstream.meter import Meter
 
-# Before a decision's time is over, who waits for a worker is told so, with how long to stay away.
+# Shortly before the time for a decision is over, a waiting request is refused, with the time to
+# stay away.
 _LAST_S, _LAST_SHARE = 0.15, 0.5
 _RESOLVED_S = 10.0  # for this long a resolved address is used
 _LIMITS = RelayLimits()
@@ -58,7 +59,7 @@ _OF_CONNECTION = frozenset(
     )
 )
 _OBJECTIVES = ("x-gateway-inference-objective", "x-llm-d-inference-objective")
-# By what Envoy says of an answer of its own (docs, "Response Code Details"): whose fault it is.
+# Kinds of worker errors by Envoy's reason for an answer of its own (docs, "Response Code Details").
 _KINDS: tuple[tuple[re.Pattern[str], WorkerErrorKind], ...] = (
     (re.compile("overflow"), "busy"),
     (re.compile("connection_failure|connect_timeout|connection_timeout"), "connect"),

@@ -140,7 +140,8 @@ class PickerPort(GrpcListener):
         except asyncio.CancelledError:
             raise
         except Exception:
-            # Ours: a stream that only ended would be a whole answer that is empty.
+            # A defect of the router: a stream that just ended would look like an empty, complete
+            # answer.
             log.exception("failed to pick an endpoint")
             broken = True
             why = "internal error of the router"

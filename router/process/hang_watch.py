@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 HUNG_STATUS = 70  # of the process (sysexits.h, EX_SOFTWARE): nothing else ends with it
 _LOOKS = 4  # within the time that is too long
 _CPU_FACTOR = 3.0  # so many times that, in CPU time during which no thread of Python's ran
-# What this thread has used, where Linux tells it; elsewhere all time counts as the thread's own.
+# The CPU time of this thread, if Linux reports it; elsewhere all time counts as the thread's own.
 THREAD_USE: Callable[[], Use] | None = (
     partial(resource.getrusage, resource.RUSAGE_THREAD) if sys.platform == "linux" else None
 )

@@ -118,7 +118,7 @@ Asked = Literal["no", "sampled", "short", "full"]
 TO_CLIENTS = ("short", "full")
 HELD_CODES = ("hold_timeout", "hold_queue_full")  # of requests that no worker would take
 
-# What is told of the decision for a prefill; the rest is the same for both of a request's legs.
+# The fields shown of the decision for a prefill; the others are equal for both legs of a request.
 _OF_PREFILL = ("policy", "reason", "expected_hit_tokens", "unit", "best")
 
 _HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a line
@@ -189,7 +189,7 @@ def why_sentence(
     return "; ".join(filter(None, (*parts, _REASONS.get(decision.reason, ""))))
 
 
-# What a decision's reason adds to its sentence; "policy" and "only_worker" are said already.
+# The words that a decision's reason adds to its sentence; "policy" and "only_worker" add none.
 _REASONS = {
     "retry": "another worker had failed it",
     "migration": "another worker had begun it",

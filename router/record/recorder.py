@@ -258,8 +258,8 @@ class FactRecorder:
         elif isinstance(fact, PeerDispatched):
             fact = replace(fact, arrival=self._shown(fact.arrival))
         elif isinstance(fact, WorkerChange) and fact.saved is not None:
-            # A saved cache may hold tokens of blocks that wait for their parents: not for a file
-            # of facts. What is recorded begins cold.
+            # A saved cache may contain tokens of blocks that wait for their parents, which must not
+            # be in a file of facts. The recorded worker begins without a cache.
             fact = replace(fact, saved=None)
         try:
             actions = take(fact)

@@ -147,7 +147,7 @@ class ElectionClaim:
         subscriber, now_s = self.subscriber, self._clock()
         after = subscriber.place if subscriber.in_sync else NOWHERE
         if subscriber.applied and not subscriber.in_sync:
-            # What follows could go on by its number alone, over what we missed.
+            # Later batches could continue by their numbers alone, over the missed ones.
             self._tell(ReplayEnd(now_s, self.worker_id, answered=True, began_anew=True))
         subscriber.begin_reading(now_s)
         self._publisher.open(self.name, self.worker_id, self.election.token, after)
@@ -455,8 +455,8 @@ class Borrowing:
         if worker is None or not worker.kv.goes_on_from(copy.next_seq, copy.digest):
             return False
         refused = worker.kv.counters.refused_copies
-        # Whatever came before `next_seq` came live to that peer, or might have: a lower number
-        # from now on, unless it waits here, tells of another life of the publisher.
+        # All batches before `next_seq` came live to that peer, or could have: a lower number from
+        # now on, unless it waits here, shows another life of the publisher.
         live = replace(copy, live_seq=copy.next_seq - 1)
         self._tell(KvCopied(self._clock(), worker_id, live))
         if worker.kv.counters.refused_copies > refused:

@@ -103,8 +103,8 @@ log = logging.getLogger(__name__)
 
 _BLOCK_S = 0.5  # that Redis keeps a reader waiting
 _MOST_AT_ONCE = 16  # entries of one peer in one read
-# Between two reads, so that several peers' messages come together: what happened is known within
-# a flush, as much of the next one, and the way.
+# Between two reads, so that messages of several peers are read together: an event is known after a
+# flush, most of the next one, and the way.
 _PACE_FLUSHES, _MOST_PACE_S = 0.75, 0.01
 
 Id = tuple[int, int]

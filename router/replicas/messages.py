@@ -239,8 +239,8 @@ class Used(msgspec.Struct, frozen=True, array_like=True):
 
 RequestEvent = Sent | Begun | Grew | Ended
 
-# The part of all open requests, told anew, that a message is: none, the first, one between, the
-# last, or first and last at once.
+# Which part of a full report of open requests a message is: none, the first, one between, the last,
+# or first and last at once.
 Retelling = Literal["", "first", "more", "last", "only"]
 
 

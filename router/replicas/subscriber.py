@@ -371,7 +371,7 @@ class KvSubscriber:
         body, worker = self._pieces.add("snapshot", message), self._worker()
         if body is None or worker is None:
             return
-        # Before the core is told: what it finds missing is asked for at once.
+        # Before the core gets the snapshot, because it requests missing events at once.
         self.place, self.in_sync, self.applied = (message.token, message.number), True, True
         self._told_heard = True
         self.snapshots += 1

@@ -80,7 +80,7 @@ REQUEST_STATES: Mapping[tuple[RequestPhase, str], RequestPhase] = MappingProxyTy
         ("sent", "another worker shall try"): "waiting",
         ("sent", "it is answered"): "over",
         ("sent", "it is given up"): "over",
-        # One that waited as the router stopped: it was given up before its client is told.
+        # A request that waited when the router stopped: it was given up before its client was told.
         ("over", "the core refuses it"): "over",
     }
 )

@@ -75,7 +75,7 @@ class Inference:
         # Identify: the API key names the tenant, the rights and the quota.
         account.identify(self.tenants.key_of(state.http))  # 400, 401, 429
 
-        # Read: token ids and chain hashes of the prompt, and what else a decision needs.
+        # Read: token ids and chain hashes of the prompt, and all other data for a decision.
         path = state.carrier.path(target)
         edits = state.carrier.edits
         read = await self.reader.read(state.http, path, account.terms, target, edits)  # 4xx

@@ -26,5 +26,5 @@ async def is_one_revision(prefill: Member, decode: Member, group: str | None) ->
     if group_of(prefill) != group or group_of(decode) != group:
         return False
     same = await asyncio.gather(prefill.confirm(), decode.confirm())
-    # A worker may have been recognized anew while the other one was asked.
+    # A worker may have been recognized again while the other one was asked.
     return all(same) and group_of(prefill) == group == group_of(decode)

@@ -347,7 +347,7 @@ class Successor:
             log.warning("SIGUSR2: process %d is about to follow already", self._process.pid)
             return
         command = [sys.executable, "-P", "-m", "router", *self._argv]
-        # systemd's watchdog is to be told by the follower, too, whose number is another one.
+        # The successor has another process number, and must notify systemd's watchdog, too.
         environment = {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"}
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)

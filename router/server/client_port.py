@@ -146,7 +146,7 @@ async def answer_or_error(
         log.debug("client of %s left: %r", request.path, error)
         raise
     except Exception:
-        # Ours: it stays loud, and the client learns that it is not to blame.
+        # A defect of the router: it is logged, and the client learns that it is not to blame.
         log.exception("failed to answer %s %s", request.method, request.path)
         faulty(500)
         return error_response(500, "internal error of the router", "internal_error")

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5  # between two looks for late connections
 CLOSING_S = 30.0  # for a client to take the rest of the last answer
 LINGER_S = 2.0  # for a client that was refused to stop sending
-# An address counts as hostile while more than a fifth of its latest requests are refused. What a
-# connection of such a one sends first waits for others: one is read every few turns of the event
-# loop, more where many wait. Read as they come, a wave of them would go before everybody else.
+# An address counts as hostile while more than a fifth of its latest requests are refused. The first
+# bytes of its connections wait for others: one is read every few turns of the event loop, more if
+# many wait. Otherwise a wave of them would be served before all others.
 DEFER_TURNS, DEFERRED_AT_ONCE = 4, 64
 _FAULT, _MOST_FAULTS = 4, 64  # weight of one against right requests, and of all: half a minute
 _HOSTILE = 4096  # addresses that are remembered
@@ -116,7 +116,7 @@ class HttpServer:
         options: dict[str, Any] = {"backlog": 1024}
         if tls is not None:
             tls.sslobject_class = _counted(self)
-            # A handshake is the first part of what a client must get through in time.
+            # A handshake is the first part of what a client must complete in time.
             options |= {"ssl": tls, "ssl_handshake_timeout": self.terms.head_s}
         loop = asyncio.get_running_loop()
         places: list[dict[str, Any]] = [{"sock": one} for one in sockets]
@@ -281,8 +281,8 @@ class Connection(asyncio.Protocol):
         self.host = self.name = ""  # the peer's address, and the name under which it is counted
         self.transport: asyncio.Transport | None = None  # None: the client is gone
         self.writing_paused = False
-        # Asks for the socket back, while somebody else writes to it: once it is closed its number
-        # may be another client's.
+        # Asks for the socket back while another part writes to it, because after the close its
+        # number may belong to another client.
         self.lent_to: Callable[[], object] | None = None
         self._server = server
         self._reader: RequestReader

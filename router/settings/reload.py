@@ -111,7 +111,8 @@ REMOVED = MappingProxyType(
 )
 
 
-# Can change, but neither from none nor to none: what goes with it is there from the start, or not.
+# Keys that can change, but neither from nor to an empty value: the part that they belong to exists
+# from the start, or never.
 STANDING = MappingProxyType(
     {"state": "whether there is one is read once at start; restart the router"}
 )

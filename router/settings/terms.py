@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PROGRESS_S = 0.25  # between two reports of an answer's growth; as replays have it
-# Two of them and the wait for others' reports are less: a stream that goes on is never silent.
+# Two intervals and the wait for others' reports are shorter than the stall time: a running stream
+# never seems silent.
 _PROGRESS_OF_STALL = 0.4
 
 

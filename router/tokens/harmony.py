@@ -25,7 +25,8 @@ _EFFORTS = {
     "high": harmony.ReasoningEffort.HIGH,
 }
 _MEMO_NAME = b"harmony"
-# What a client's values of other types, sizes and depths make of this code and of harmony's.
+# Errors that a client's values of other types, sizes and depths cause in this code and in
+# harmony's.
 _MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
 )
@@ -235,7 +236,7 @@ def _of_assistant(message: Message) -> Iterator[Turn]:
     yield from thought
     for call in calls:
         function = call.get("function", {})
-        # Where the recipient stands, and `json` without <|constrain|>, are gpt-oss's own.
+        # The place of the recipient, and `json` without <|constrain|>, are special to gpt-oss.
         author = f"assistant to=functions.{function.get('name', '')}"
         yield Turn(author, (function.get("arguments") or "",), "commentary json", True)
 

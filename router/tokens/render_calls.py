@@ -20,7 +20,8 @@ _ANSWER_SHARE = 16  # bytes of the answer for one of the request: a number and a
 _LONG_BODY_BYTES = 1 << 20  # has the whole time; a short one 0.3 of it
 _SHORT_SHARE = 0.3
 _BESIDE_SHARE = 10.0
-# Of all calls at a time those with media may be so many, and those that no request waits for.
+# The share of all calls at a time that calls with media may take, and that calls for which no
+# request waits may take.
 _MEDIA_SHARE = 0.5
 
 

@@ -32,7 +32,8 @@ class KnownModels:
         self._seen_s = seen_s
         self._version = -1  # of the workers, when these were noted
         self._served = ServedModels()
-        # Of those that left with their workers, oldest first: until when, and their base model.
+        # Models whose workers have left, oldest first: until when they are known, and their base
+        # model.
         self._left: dict[str, tuple[float, str]] = {}
 
     def __contains__(self, model: str) -> bool:

@@ -155,7 +155,8 @@ class WorkerWait:
         elif model in self.known:
             apart = len(requests) < MODELS_COUNTED or model in self.terms().models
             requests[model if apart else OTHERS] += 1
-        # Of most requests these look-ups are all: workers are as they were, and nobody waits.
+        # For most requests these look-ups suffice: the workers have not changed, and no request
+        # waits.
         if self._version == self._workers.version and self._ready.get(model) and not self._lines:
             return False
         if not self.holds(model):

@@ -46,14 +46,15 @@ class Mix(NamedTuple):
         return context, table, first + self.requests * own
 
 
-# Few and many, short and long, in one group and in several: what each cost is large in.
+# Few and many requests, short and long contexts, one group and several: each cost is large in some
+# of them.
 GRID = (
     *(Mix(each, 1, prefix, 256) for each in (2, 8, 32) for prefix in (256, 2048, 8192)),
     *(Mix(32, groups, 1024, 512) for groups in (4, 16)),
     *(Mix(requests, 1, 16, 1024) for requests in (1, 16, 64)),
     Mix(128, 4, 2048, 128),
 )
-# Times one layer's attention by a plan over so many pages: nanoseconds.
+# Returns the nanoseconds of one layer's attention by a plan over this many pages.
 Time = Callable[[Step, torch.Tensor, int], float]
 
 

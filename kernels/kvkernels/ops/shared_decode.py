@@ -84,7 +84,7 @@ class Items:
         ends = np.minimum(self.begin + chunk[run], runs.end[run])
         for column, values in enumerate((first, requests, self.begin, ends)):
             self._cells[:, column] = values
-        # What grows with its request: the last piece of what that reads for itself.
+        # Items that grow with their request: the last piece of the tokens that it reads alone.
         self._growing = np.flatnonzero((piece == pieces[run] - 1) & (runs.requests[run] == 1))
         self._growing_of = order[first[self._growing]]
         self._take_slots(np.where(slots[run] > 0, requests, 0), first)

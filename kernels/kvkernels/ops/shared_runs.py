@@ -213,7 +213,7 @@ class Chooser:
         self.tree, self.context = tree, context_tokens
         self.shape, self.costs = shape, costs
         self.nodes = len(tree.first)
-        # Row -1 stands for no node: what begins at token 0.
+        # Row -1 is no node: it represents runs that begin at token 0.
         self.ends = np.vstack(
             (tree.ancestors_pages() * page_tokens, np.zeros((1, LEVELS + 1), dtype=np.int64))
         )

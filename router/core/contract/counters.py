@@ -88,7 +88,7 @@ class HeldTimes:
     """
 
     sum_s: float = 0.0
-    # Waits up to each of HELD_SECONDS and above the one before, then those above all.
+    # Waits up to each of HELD_SECONDS and above the previous one, then longer waits.
     counts: list[int] = field(default_factory=lambda: [0] * (len(HELD_SECONDS) + 1))
 
     def add(self, wait_s: float) -> None:

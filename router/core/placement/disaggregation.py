@@ -100,13 +100,13 @@ _TOKENS_PER_S = 200_000.0
 _WEIGHT = 0.1  # of a new sample
 _SAMPLE_TOKENS_MIN = 256  # fewer tokens measure the call, not the link
 _OUTLIER = 4.0
-# Weight of a second's delay of requests that decode beside a prefill, relative to a second of the
-# request itself: this many times the share of an answer by which the prefill delays it, and at most
-# 1 (tests/bench/conditional.py).
+# The weight of a second's delay of requests that decode while another prompt is prefilled, relative
+# to a second of that prompt: this many times the share of an answer by which the prefill delays it,
+# and at most 1 (tests/bench/conditional.py).
 _OTHERS = 4.0
 _CHUNK_TOKENS = 2_048  # of a prefill beside decodes, which takes one of their steps for each chunk
-# If the time per token that clients accept is known: shares of the delay that answers tolerate
-# which prefills beside them may use, over time, and at once of one answer. Answers shorter than the
+# If the time per token that clients accept is known: shares of the tolerated delay of answers that
+# prefills at their worker may use, over time, and at once of one answer. Answers shorter than the
 # mean tolerate less.
 _STEADY, _AT_ONCE = 0.8, 0.2
 

@@ -221,7 +221,7 @@ class SessionFinder:
         tenant, model, name = rows.key(row)
         if (tenant, model) != (fact.tenant, fact.model):
             return -1
-        # One that has an id is not another id's; one without has perhaps been given one now.
+        # A row with an id cannot have another id; a row without one may just have got one.
         return -1 if fact.session is not None and isinstance(name, str) else row
 
     def name(self, row: int, fact: Arrival) -> None:

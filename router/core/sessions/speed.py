@@ -35,9 +35,9 @@ _OWN_SAMPLES = _MEDIAN_SAMPLES  # before a worker may differ from the pool
 _OWN_RATIO = 1.25  # by which it then must
 _TOLD_RATIO = 1.01  # a smaller change of the pool's rate is not written to all workers
 _CALIBRATION_TOKENS_MIN = 256  # shorter prefills measure overheads, not speed
-# Nor do those that take no longer than a few steps: what they measure is the decode beside them.
+# Prefills of at most a few steps do not count either: they measure the decodes in the same steps.
 _CALIBRATION_STEPS_MIN = 4.0
-# Nobody knows how much is done of prompts that still wait. Beside so much it is little.
+# It is unknown how much of waiting prompts is done. Compared with this much work it is little.
 _WORK_BESIDE_WAITING = 32_768.0
 _LOADED_SHARE = 0.1  # of tokens computed: where more were loaded, the time is not prefill's
 _DECODE_SHARE = 0.25  # of an answer without a first token that may be decode

@@ -61,7 +61,8 @@ class WorkingSets:
         before = sessions.get(slot, 0)
         sessions[slot] = before + 1
         if not before:
-            # All who come and go count what the first one said: a sum must end where it began.
+            # All sessions of a trunk count the tokens that the first one reported, so that the sum
+            # ends where it began.
             self._trunk_cells[slot] += self._tokens.setdefault(trunk, tokens)
             if trunk in self._shown:
                 self._shown[trunk][slot] = True
@@ -89,7 +90,7 @@ class WorkingSets:
 
         These are the sessions' private tokens, and each shared prefix (trunk) once.
         """
-        # Rounding may leave a sum a hair below nothing until it is made anew.
+        # Rounding may leave a sum slightly below zero until it is computed again.
         return max(float(self.private_tokens[slot] + self.trunk_tokens[slot]), 0.0)
 
     def sessions_with(self, trunk: int, slot: int) -> int:

@@ -99,8 +99,8 @@ class HitCause:
 
 EXACT = HitVerdict("exact")
 _TOKENIZER = "--tokenizer DIR"
-# Reasons for which an event cannot be read, or not be kept. Unfinished blocks, as `token_count` and
-# `other_block_size` count them, are found again by nobody.
+# Reasons why an event cannot be read, or its blocks cannot be kept. Unfinished blocks, as
+# `token_count` and `other_block_size` count them, cannot be found again.
 _UNREAD = (
     *("bad_hashes", "bad_tokens", "bad_block_size", "bad_extra_keys", "bad_field"),
     *("unknown_type", "unknown_medium", "over_limit", "no_room", "chunk_size", "never_removed"),

@@ -121,7 +121,8 @@ class Applied:
     skips: dict[str, int] = field(default_factory=dict)  # facts that cannot be used, by why
     left: list[Hashes] = field(default_factory=list)  # chain hashes that left the GPU
     unreadable: int = field(default=0, compare=False)  # events that batches left out
-    # Facts of the GPU's blocks: of this size, and (size, whole, perhaps unfinished) of others.
+    # Counts of events about the GPU's blocks: of this size, and (size, whole, perhaps unfinished)
+    # of other sizes.
     own_size: int = field(default=0, compare=False)
     other_sizes: list[tuple[int, int, int]] = field(default_factory=list, compare=False)
 
