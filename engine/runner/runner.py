@@ -49,7 +49,7 @@ class Ends(Protocol):
 
 
 class Computes(Protocol):
-    """Computes steps: `compute.Compute` or `stages.StagedCompute`."""
+    """Computes steps: `compute.Compute` or `compute.StagedCompute`."""
 
     @property
     def is_later(self) -> bool:

@@ -60,7 +60,7 @@ class Path:
     path: str
     reads: Reads
     salt: str | None = None  # field that keeps caches apart; None: its engines read none
-    mark: bytes | None = None  # see `upstream.reply.UpstreamRequest`
+    mark: bytes | None = None  # see `http.reply.UpstreamRequest`
     needs: str | None = None  # a feature that the worker must have (`Arrival.needs`)
     computes: bool = True  # it makes work for a model
     streams: bool = False  # its answers always do; else the body says so

@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def salt(self) -> str | None:
-        """The part of its blocks' identity beside the tokens, as `http.shapes` reads it."""
+        """The part of its blocks' identity besides the tokens, as `router.body.scan` reads it."""
         if self.prompt is not None:
             key, lora = (value_of(self.fields.get(name)) for name in ("extra_key", "lora_path"))
             return f"{lora}\n{key or ''}" if isinstance(lora, str) and lora else key or None

@@ -2,7 +2,7 @@
 
 Owns: messages between replicas, membership, leases, snapshots lent to peers, the link to Redis.
 Gives: `replica.Replica`, all of it for one router; `sharing.Sharing`, the exchange of one decision
-core's state, without I/O; `lease.Leases`; `redis_url`.
+core's state, without I/O; `lease.Leases`.
 Never imports: policies' formulas, HTTP servers, torch.
 Start reading at: `replica.py`; then `messages.py`, `publisher.py` and `subscriber.py` for what
 replicas send each other; `link.py` for how the messages travel.

@@ -148,7 +148,7 @@ class _Former:
     ) -> None:
         """Take the connection to an earlier router.
 
-        `shares` is the field of `Handover`. `subscriber` is None if that router's requests already
+        `shares` is the field of `RestartHandover`. `subscriber` is None if that router's requests already
         arrive over the shared state.
         """
         self.line = line
@@ -174,7 +174,7 @@ class FormerRouters:
         shares: str = "",
     ) -> None:
         """Start with no earlier router. `tell` hands the core a fact; `shares` says where this
-        router shares state, as in `Handover`.
+        router shares state, as in `RestartHandover`.
         """
         self.shares = shares
         self._core = core

@@ -110,7 +110,7 @@ LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untype
 
 @cache
 def cuda_library() -> KernelLibrary:
-    """Return the library for GPUs, and build it if it does not exist. Raises build.BuildError."""
+    """Return the library for GPUs, and build it if it does not exist. Raises library.BuildError."""
     return KernelLibrary(build.find_cuda() or build.build())
 
 
