@@ -148,8 +148,8 @@ class _Former:
     ) -> None:
         """Take the connection to an earlier router.
 
-        `shares` is the field of `RestartHandover`. `subscriber` is None if that router's requests already
-        arrive over the shared state.
+        `shares` is the field of `RestartHandover`. `subscriber` is None if that router's requests
+        already arrive over the shared state.
         """
         self.line = line
         self.shares = shares
