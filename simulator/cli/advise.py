@@ -1,4 +1,4 @@
-"""The command `advise`: what to change, by the router's own request log."""
+"""The command `advise`: recommends a change of the pool, from the router's own request log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ examples:
 
 
 class AdvisedTargets(Targets, frozen=True):
-    """Targets of a pool that runs: some requests may be lost."""
+    """The targets of a pool that runs, where some requests may be lost."""
 
     max_lost_share: Annotated[float, "largest share of requests that may be rejected or lost"] = (
         0.01
@@ -44,14 +44,16 @@ class AdvisedTargets(Targets, frozen=True):
 
 
 class LogPool(Pool):
-    """The workers that ran."""
+    """The workers that ran when the log was written."""
 
     workers: Annotated[int | None, "workers that prefill and decode; default: the log's, 0 beside "
         "workers with roles"] = None  # fmt: skip
 
 
 class LogPart(Requests):
-    """Requests of a log: never faster or slower, for their times were measured."""
+    """The part of a log to replay; its times were measured, so it is never sped up or
+    slowed down.
+    """
 
     format: str = "auto"
     tokenizer: str | None = None
@@ -66,7 +68,7 @@ class LogPart(Requests):
 
 
 class LogSetup(SetupOptions, kw_only=True):
-    """The replay of a log: options give what the log lacks."""
+    """The replay of a log; the options supply what the log lacks."""
 
     trace: Annotated[str, Place(), "LOG", "the router's request log: file, folder or pattern of "
         "parts"]  # fmt: skip
@@ -105,11 +107,11 @@ class Advise(Struct, kw_only=True):
 
 @command("LOG [--profile P] [targets] [--candidate SPEC]... [option]...", EXAMPLES + known())
 def advise(options: Advise, console: Console) -> bool:
-    """Replays draws of LOG, the router's request log, as it ran and with one thing changed: policy,
-    thresholds, block size, roles, number of workers. Says what is clearly better, by how much, and
-    how to change it; or that nothing is. Half of the draws choose the best of each kind, the other
-    half judge it. Forecasts are kept beside the log, and held against the log that is made after
-    the change.
+    """Replays random draws of LOG, the router's request log, as it ran and with one thing changed:
+    policy, thresholds, block size, roles or number of workers. Prints the changes that are clearly
+    better, by how much, and how to make them; or that there are none. Half of the draws choose the
+    best change of each kind, the other half judge it. Forecasts are kept beside the log, and
+    compared with the log that is written after the change.
     """
     _go_easy(options)
     log = options.setup.trace
@@ -139,7 +141,9 @@ def advise(options: Advise, console: Console) -> bool:
 
 
 def _go_easy(options: Advise) -> None:
-    """Lowers this process and those it starts, where it is asked."""
+    """Lower the priority and the memory limit of this process and its children, if options ask for
+    it.
+    """
     if options.nice:
         os.nice(options.nice)
     if options.memory_mb is not None:
@@ -148,7 +152,10 @@ def _go_easy(options: Advise) -> None:
 
 
 def _base_of(options: Advise, recorded: Recorded) -> Setup:
-    """The set-up that ran, by the options, else by the log. Raises `UsageError`."""
+    """Return the set-up that ran, from the options, else from the log.
+
+    Raises `UsageError` if neither says it.
+    """
     trace, pool = options.setup.trace, options.setup.pool
     policy = options.policy or (recorded.policies[-1] if recorded.policies else None)
     if not recorded.requests:
@@ -197,14 +204,19 @@ def _recorded_groups(pool: Pool, recorded: Recorded) -> tuple[WorkerGroup, ...]:
 
 
 def _measured(part: LogPart, recorded: Recorded) -> Recorded:
-    """Of a part of the log what clients saw of the whole says nothing."""
+    """Return the record without what clients saw, if only a part of the log is replayed.
+
+    The measurements are of the whole log and do not describe the part.
+    """
     if part.requests or part.skip or part.seconds:
         return msgspec.structs.replace(recorded, ttft_ms=None, hit_rate=None)
     return recorded
 
 
 def _write_advice(options: Advise, console: Console, advice: Advice) -> None:
-    """Keeps the forecast, and the whole as JSON where it is asked; the file is there at once."""
+    """Keep the forecast, and write the advice as JSON if asked; its file appears once it
+    is whole.
+    """
     path = options.state or state_path(options.setup.trace)
     try:
         keep(path, advice)

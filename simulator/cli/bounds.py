@@ -1,4 +1,6 @@
-"""The commands `bound` and `hits`: what no policy can beat, and hit rates over caches alone."""
+"""The commands `bound` and `hits`: limits that no policy can beat, and hit rates of
+caches alone.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ class Hits(Struct, kw_only=True):
     "example:\n  warmroute-sim hits requests.jsonl --workers 8 --kv-tokens 300k\n",
 )
 def hits(options: Hits, console: Console) -> bool:
-    """Takes requests in order; a prompt's blocks are cached as it arrives. Says what routing can do
-    for the caches of a pool, in seconds; says nothing about latency.
+    """Computes hit rates of routing rules for the caches of a pool, in seconds. It takes requests
+    in order, and a prompt's blocks are cached as soon as it arrives, so it gives no latencies.
     """
     check_files([options.trace], json=options.json)
     stream = open_jobs(workload_of(options.trace, options.requests))
@@ -71,14 +73,14 @@ def hits(options: Hits, console: Console) -> bool:
 
 
 class OneDraw(Draws):
-    """Policies on one draw."""
+    """Policies that are compared on one draw."""
 
     seed: Annotated[Seeds, "seed of all random draws; default: 0; only one"
     ] = ()  # fmt: skip
 
 
 class BoundedSetup(SetupOptions, kw_only=True):
-    """A replay whose requests come at their times."""
+    """A replay in open loop: requests arrive at their recorded times."""
 
     requests: Annotated[OpenLoop, Group("requests")]
 
@@ -97,8 +99,8 @@ class Bound(Struct, kw_only=True):
     "example:\n  warmroute-sim bound requests.jsonl --policy hybrid\n" + known(),
 )
 def bound(options: Bound, console: Console) -> bool:
-    """Lower bounds of latency and upper bounds of hits for TRACE on a pool, and for each policy its
-    gap, regret and losses.
+    """Computes lower bounds of latency and upper bounds of hits for TRACE on a pool, and for each
+    policy how far it is from them (gap), its regret and its losses.
     """
     check_files([options.setup.trace, options.setup.around.faults], json=options.json)
     policies = options.draws.policies()

@@ -1,4 +1,4 @@
-"""The commands `rate-match` and `pareto`: how many workers of which role, by arithmetic."""
+"""The commands `rate-match` and `pareto`: the number of workers of each role, by arithmetic."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ examples:
       --tpot-ms 20 --prefill-profile deepseek-r1-gb200-ep4 \\
       --decode-profile deepseek-r1-gb200-ep32 --profile deepseek-r1-gb200-ep8
 
-How it is computed, and when it pays: docs/disaggregation.md. What queues, bursts and caches make of
-it: --simulate, or `replay` with --prefill-workers and --decode-workers.
+docs/disaggregation.md explains the formulas and when disaggregation pays. To see the effect of
+queues, bursts and caches, use --simulate, or `replay` with --prefill-workers and --decode-workers.
 """
 FRONT_EXAMPLES = """\
 examples:
@@ -83,7 +83,7 @@ _TARGETS = Group("targets")
 
 
 class Latency(Struct):
-    """Targets, but for the time per token."""
+    """The latency targets, except for the time per token."""
 
     ttft_ms: Annotated[float | None, "longest mean time to first token; default: no limit"] = None
     every_step: Annotated[bool, "apply the target to the time per token of every step, not to the "
@@ -91,7 +91,7 @@ class Latency(Struct):
 
 
 class Workers(Struct):
-    """The workers there may be."""
+    """The workers that a pool may have."""
 
     gpus: Annotated[int | None, "GPUs of all workers; default: any number"] = None
     profile: Annotated[tuple[str, ...], "P", f"profile of workers for both roles; default "
@@ -119,12 +119,12 @@ class Cached(Struct):
 
 
 class Capacity(Struct, kw_only=True):
-    """The options of both commands."""
+    """The options that `rate-match` and `pareto` share."""
 
     trace: TraceAt
     latency: Annotated[Latency, _TARGETS]
     workers: Annotated[Workers, Group("workers")]
-    cached: Annotated[Cached, Group("what of a prompt is cached")]
+    cached: Annotated[Cached, Group("cached part of prompts")]
     requests: Annotated[OpenLoop, Group("requests")]
 
 
@@ -144,10 +144,10 @@ class RateMatch(Struct, kw_only=True):
     MATCH_EXAMPLES + known(),
 )
 def rate_match(options: RateMatch, console: Console) -> bool:
-    """Computes from step times how many requests like those of TRACE a worker takes that prefills,
-    one that decodes and one that does both, and which numbers of them take most on so many GPUs
-    while both targets are kept; without --gpus, in which ratio they match. What of a prompt is
-    cached counts: only the rest is computed.
+    """Computes from step times how many requests like those of TRACE one worker serves if it only
+    prefills, only decodes, or does both. Then finds the numbers of workers that serve most requests
+    on a number of GPUs while both targets are kept; without --gpus, the ratio of prefill to decode
+    workers. Cached tokens of a prompt are not computed again.
     """
     asked, gpus = options.asked, options.asked.workers.gpus
     check_files([asked.trace], json=options.json)
@@ -193,9 +193,9 @@ class Pareto(Struct, kw_only=True):
     FRONT_EXAMPLES + known(),
 )
 def pareto(options: Pareto, console: Console) -> bool:
-    """Computes for many times per token which pool gives most tokens per GPU, once of workers that
-    prefill or decode and once of workers that do both, keeps what nothing else beats in both, and
-    prints for each point the command that shows it again.
+    """Computes, for many times per token, the pool that gives most tokens per GPU: once of workers
+    that prefill or decode, and once of workers that do both. Keeps the points that no other point
+    beats in both speed and throughput, and prints for each the command that shows it again.
     """
     asked, gpus = options.asked, options.asked.workers.gpus
     check_files([asked.trace], svg=options.svg, json=options.json)
@@ -267,7 +267,7 @@ def _link(asked: Capacity) -> Link:
 
 
 def _measured(asked: Capacity, console: Console, shapes: Shapes) -> tuple[Measured, int]:
-    """The mix, and the number of caches that was assumed."""
+    """Return the mix of requests, and the number of caches that was assumed."""
     gpus, caches = asked.workers.gpus, asked.cached.caches
     if caches is None:
         caches = CACHES if gpus is None else max(1, gpus // (2 * shapes.prefill[0].gpus))
@@ -284,7 +284,7 @@ def _measured(asked: Capacity, console: Console, shapes: Shapes) -> tuple[Measur
 def _trials(
     asked: Capacity, gpus: int, found: Match, targets: WaitTargets, link: Link
 ) -> tuple[float, list[PoolTrial]]:
-    """Replays around the best split, and of the best workers that do both, at one rate."""
+    """Replay the best split, its neighbours, and the best workers with both roles, at one rate."""
     assert found.split is not None
     p, d = (part.shape for part in found.split.parts)
     spec = workload_of(asked.trace, asked.requests)
@@ -382,7 +382,7 @@ def _trials_table(trials: Sequence[PoolTrial], rate_per_s: float) -> Table:
 def _advice(
     found: Match, measured: Measured, targets: WaitTargets, shapes: Shapes, gpus: int | None
 ) -> Iterator[str]:
-    """What to make of the table."""
+    """Yield the conclusions from the table."""
     best = found.best if gpus is not None else _better(found)
     if best is None:
         slowest = min(float(step_s(d.step_time, 1.0, 1.0, 0.0, measured.mix.context)) for d in
@@ -433,7 +433,9 @@ def _front_table(points: Sequence[FrontPoint]) -> Table:
 
 
 def _command(asked: Capacity, point: FrontPoint) -> str:
-    """`rate-match` with the point's time per token, and everything else as it was asked for."""
+    """Return the `rate-match` command for a point: its time per token, and all other options as
+    given.
+    """
     tpot = f"--tpot-ms={point.targets.tpot_s * 1e3:g}"
     return shlex.join(["warmroute-sim", "rate-match", asked.trace, tpot, *given_flags(asked)])
 

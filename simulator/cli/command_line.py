@@ -1,4 +1,4 @@
-"""`warmroute-sim`: replays on virtual time, load on real programs, and what is learned of both."""
+"""The program `warmroute-sim`: replays on virtual time, load on real programs, and comparisons."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 LOG_COLUMNS = 160
 AS_WRITTEN = argparse.RawDescriptionHelpFormatter
-# Imported where they are used: the library, and what installs it.
+# Libraries that are imported only where they are used, with the command that installs each.
 OF_EXTRAS = {
     "scipy": "pip install 'scipy>=1.17' (or '.[sim]' in the checkout)",
     "aiconfigurator_core": "pip install 'aiconfigurator-core==0.12.0' (or '.[aic]' in the "
@@ -53,66 +53,70 @@ WRONG_INPUT = (
     RecordingError, TableError, usage.UsageError,
 )  # fmt: skip
 
-# The module of each command, and what it is for.
+# The module of each command, and its line in the help.
 COMMANDS = {
-    "replay": ("replay", "what each policy would have given for a trace, on virtual time"),
-    "advise": ("advise", "what to change, by the router's own log"),
-    "plan": ("plan", "the smallest fleet and the policy that keep latency targets"),
+    "replay": ("replay", "replay a trace with several policies on virtual time"),
+    "advise": ("advise", "recommend a change of the pool from the router's request log"),
+    "plan": ("plan", "find the smallest fleet and the policy that keep latency targets"),
     "rate-match": ("capacity",
-        "how many workers prefill and how many decode, for a log, GPUs and targets"),
+        "compute how many prefill and decode workers a log and targets need"),
     "pareto": ("capacity",
-        "throughput per GPU against speed, workers of two roles and workers all alike"),
-    "instances": ("instances", "how many instances of a batching model (Triton's) a load needs"),
-    "sweep": ("sweeps", "many replays from one file: policies, parameters, fleets, loads, seeds"),
-    "compare": ("sweeps", "rules against one of them, seed by seed, from files of sweep results"),
-    "study": ("sweeps", "the sweeps behind docs/notes/policy-study.md: run, resumed, compared"),
-    "hits": ("bounds", "hit rates of routing rules over caches alone, without service times"),
-    "bound": ("bounds", "what no policy can beat on a trace, and where policies lose"),
-    "sources": ("replay", "the formats and generators of traces, with what each can be asked"),
-    "validate": ("truth", "the same trace live and simulated, figure by figure"),
+        "compute throughput per GPU against speed per user, with and without roles"),
+    "instances": ("instances", "compute how many instances of a Triton model a load needs"),
+    "sweep": ("sweeps", "run many replays from one file: policies, fleets, loads, seeds"),
+    "compare": ("sweeps", "compare policies with one of them, seed by seed, from sweep results"),
+    "study": ("sweeps", "run, resume and compare the sweeps behind docs/notes/policy-study.md"),
+    "hits": ("bounds", "compute hit rates of routing rules from caches alone, without latency"),
+    "bound": ("bounds", "compute limits that no policy can beat, and where policies lose"),
+    "sources": ("replay", "list the formats and generators of traces, with their options"),
+    "validate": ("truth", "compare the same trace live and simulated, figure by figure"),
     "calibrate": ("truth", "fit step times to a live engine, or to its step log"),
     "profiles": ("profiles",
-        "the built-in step times, and how far they are from tables of measured kernels"),
-    "profile": ("step_times", "step times of a model on a GPU, from its config.json alone"),
-    "check-facts": ("facts", "play a router's recording of facts: does this core decide the same?"),
+        "list the built-in step times, and compare them with measured kernels"),
+    "profile": ("step_times", "derive step times of a model on a GPU from its config.json alone"),
+    "check-facts": ("facts", "play a router's recording, and print decisions that differ"),
     "demo": ("live",
-        "compare policies on virtual time, show a hot spot and its cure live; ends by itself"),
-    "load": ("live", "put a workload on a live OpenAI-compatible endpoint"),
+        "compare policies on virtual time, then show a hot spot and its cure live"),
+    "load": ("live", "send a workload to a live OpenAI-compatible endpoint"),
     "stack": ("live",
-        "start a router and timed workers; stay until Ctrl-C, or put a trace on them"),
+        "start a router and timed workers; run until Ctrl-C, or send them a trace"),
 }  # fmt: skip
 ALIASES = {"run-stack": "stack"}
 
 EPILOG = """\
-examples: on virtual time (docs/simulator.md)
+examples:
+  # replays on virtual time (docs/simulator.md)
   warmroute-sim replay requests.jsonl --workers 8
   warmroute-sim plan requests.jsonl --ttft-p90-ms 1000
   warmroute-sim rate-match requests.jsonl --tpot-ms 25 --ttft-ms 1000 --gpus 16
   warmroute-sim instances measured.json --rate 400 --p99-ms 80
   warmroute-sim profile Qwen3-32B/config.json --gpu h100 --tp 2 --out mine-tp2.json
   warmroute-sim sweep sweep.yaml --html sweep.html
-examples: on real programs
+  # load on real programs
   warmroute-sim demo
   warmroute-sim load http://127.0.0.1:8080 --trace conversation.jsonl.gz --speed 4
   warmroute-sim load http://127.0.0.1:8080 --shared-prefix 6000+700 --requests 500 --rate 60
   warmroute-sim stack --policy hybrid
-examples: both side by side
+  # comparisons of the simulator with real programs
   warmroute-sim validate conversation.jsonl.gz --seconds 100 --spread 3
   warmroute-sim calibrate http://127.0.0.1:8000 --out mine.json
 
-exit status: 0 it did what it should; 1 it failed, or the answer is no; 2 wrong usage or input;
-130 interrupted. Each command has a --help of its own.
+exit status: 0: success; 1: a failure, or a negative answer; 2: wrong usage or input;
+130: interrupted. Each command has a --help of its own.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 = it did what it should, 1 = it failed, 2 = wrong usage or input."""
+    """Run one command and return its exit status.
+
+    0 means that it did what it should, 1 that it failed, 2 that usage or input was wrong.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in REMOVED:
         print(f"warmroute-sim: {given[0]}: {REMOVED[given[0]]}", file=sys.stderr)
         return EXIT_USAGE
     command, options = read_arguments(given)
-    # Where nobody watches, lines are for a log: wide enough to stay lines.
+    # Output to a file or pipe is wide, so that lines are not wrapped.
     console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     try:
         sound = _run(command, options, console)
@@ -129,14 +133,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_FAILED
     except PolicyFaultError as error:
-        if error.__cause__ is not None:  # its author wants to see where
+        if error.__cause__ is not None:  # the policy's author needs the traceback
             traceback.print_exception(error.__cause__)
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_FAILED
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("warmroute-sim: stopped; everything it started has ended", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the program that read our output has ended
         sys.stderr.close()
         return EXIT_FAILED
     except OSError as error:  # a full disk, a folder that is gone
@@ -162,7 +166,7 @@ def _run(command: Command, options: Any, console: Console) -> bool:
 
 
 async def _until_terminated(work: Coroutine[Any, Any, bool]) -> bool:
-    """Runs `work`, cancelled by Ctrl-C, SIGTERM and SIGHUP, so that it cleans up."""
+    """Run `work`, and cancel it on Ctrl-C, SIGTERM or SIGHUP, so that it cleans up."""
     task = asyncio.ensure_future(work)
     for number in _endings():
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -171,7 +175,9 @@ async def _until_terminated(work: Coroutine[Any, Any, bool]) -> bool:
 
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that files are left whole."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that files are left
+    whole.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -185,10 +191,10 @@ def _interrupted_by_signals() -> Iterator[None]:
 
 
 def _endings() -> list[signal.Signals]:
-    """Signals that end us.
+    """Return the signals that end this program.
 
-    A shell without job control has what it starts in the background ignore SIGINT, and Python
-    leaves that so: whatever was inherited, ours end it. Only nohup's wish, no SIGHUP, is kept.
+    A shell without job control makes background programs ignore SIGINT, and Python keeps that; here
+    SIGINT ends the program all the same. Only an ignored SIGHUP (by nohup) stays ignored.
     """
     endings = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -197,10 +203,10 @@ def _endings() -> list[signal.Signals]:
 
 
 def read_arguments(given: Sequence[str]) -> tuple[Command, Any]:
-    """The command that is asked for, and its options. Only its module is imported."""
+    """Return the command that is asked for, and its options. Only its module is imported."""
     parser = HintingParser(
         prog="warmroute-sim",
-        description="Replays on virtual time, load on real programs, and what is learned of both.",
+        description="Replays traces on virtual time, sends load to programs, and compares both.",
         epilog=EPILOG,
         formatter_class=AS_WRITTEN,
     )

@@ -1,4 +1,4 @@
-"""The command `check-facts`: a router's recording, played to this version's decision core."""
+"""The command `check-facts`: plays a router's recording to this version's decision core."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CheckFacts(Struct):
     "  warmroute-sim check-facts facts.bin\n",
 )
 def check_facts(options: CheckFacts, console: Console) -> bool:
-    """Plays what a router with `record_facts` wrote to a fresh decision core and prints every
-    action that differs. Ends with 0 when all are the same.
+    """Plays the recording of a router with `record_facts` to a fresh decision core, and prints
+    every action that differs. Ends with 0 if all actions are the same.
     """
     try:
         player = Player(options.file)

@@ -1,8 +1,8 @@
-"""Flags made of Structs: a command's options are a Struct, and its flags and help follow from it.
+"""Makes command-line flags and help from Structs: a command's options are one Struct.
 
-A field with a help text is a flag, one that is a Struct is a section of flags, any other keeps its
-default. `Annotated[int | None, "N", "the help"]` names what stands for the value, too; else the
-type and the unit do.
+A field with a help text becomes a flag, a field that is a Struct becomes a section of flags, and
+any other field keeps its default. `Annotated[int | None, "N", "the help"]` also names the
+placeholder of the value; else it follows from the type and the unit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _whole(text: str) -> int:
 
 
 def _reader(read: Callable[[str], T], fits: Callable[[T], bool], what: str) -> Callable[[str], T]:
-    """Reads a value that fits; else the error says the text, then `what`."""
+    """Return a reader of values that fit; its error is the text followed by `what`."""
 
     def checked(text: str) -> T:
         value = read(text)
@@ -69,41 +69,41 @@ port = _reader(_whole, lambda value: 0 <= value <= 65_535, " is not a port, 0 to
 
 
 def at_most(most: int) -> Callable[[str], int]:
-    """A whole number from 1 to `most`."""
+    """Return the reader of a whole number from 1 to `most`."""
     return _reader(count, lambda value: value <= most, f": {most} at most")
 
 
 def capacity(text: str) -> int | None:
-    """A count of tokens, or inf: None."""
+    """Return a count of tokens, or None for "inf"."""
     return None if text == "inf" else count(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The title in the help below which a flag or a section stands. Lifetime: process."""
+    """The title of a group of flags in the help. Lifetime: process."""
 
     title: str
 
     def made_in(self, parser: Any) -> Any:
-        """A container in `parser` for these flags."""
+        """Add the group to `parser`, and return the container for its flags."""
         return parser.add_argument_group(self.title)
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """A name that is common to flags which exclude each other. Lifetime: process."""
+    """The common name of flags that exclude each other. Lifetime: process."""
 
     name: str
     required: bool = False
 
     def made_in(self, parser: Any) -> Any:
-        """A container in `parser` for these flags."""
+        """Add the group to `parser`, and return the container for its flags."""
         return parser.add_mutually_exclusive_group(required=self.required)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Marks a value that is given by its place, without a flag. Lifetime: process."""
+    """Marks a positional argument, which has no flag. Lifetime: process."""
 
     many: str | None = None  # argparse's nargs
 
@@ -128,9 +128,9 @@ _METAVARS = {"ms": "MS", "s": "S", "seconds": "S", "gbps": "G", "gib": "G", "sha
 def add_flags(
     parser: Any, struct: type[msgspec.Struct], made: dict[object, Any] | None = None
 ) -> None:
-    """A flag for each field of `struct` that has a help text, and for those of its sections.
+    """Add a flag for each field of `struct` that has a help text, and for those of its sections.
 
-    `made` has the groups of flags that there are already.
+    `made` has the groups of flags that exist already.
     """
     made = {} if made is None else made
     for field, kind, marks in _fields(struct):
@@ -147,7 +147,7 @@ def add_flags(
 
 
 def options_of(struct: type[S], given: Mapping[str, Any]) -> S:
-    """A `struct` of what argparse has read."""
+    """Return a `struct` with the values that argparse has read."""
     values: dict[str, Any] = {}
     for field, kind, marks in _fields(struct):
         if _is_section(kind):
@@ -159,7 +159,7 @@ def options_of(struct: type[S], given: Mapping[str, Any]) -> S:
 
 
 def given_flags(options: msgspec.Struct) -> Iterator[str]:
-    """The flags that say the same again: all but what is as it is by default."""
+    """Yield the flags that reproduce these options; options with their default are left out."""
     for field, kind, marks in _fields(type(options)):
         value = getattr(options, field.name)
         if _is_section(kind):
@@ -216,14 +216,16 @@ def _help(text: str, default: object) -> str:
 def _fields(
     struct: type[msgspec.Struct],
 ) -> Iterator[tuple[msgspec.structs.FieldInfo, Any, tuple[Any, ...]]]:
-    """Each field in its order, its type and its marks."""
+    """Yield each field in order, with its type and its marks."""
     hints = hints_of(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         yield field, *_unwrapped(hints[field.name])
 
 
 def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without `Annotated`, `| None` and `| UnsetType`, and all marks of the former."""
+    """Return a type without `Annotated`, `| None` and `| UnsetType`, and all marks of
+    `Annotated`.
+    """
     if get_origin(hint) is Annotated:
         inner, *marks = get_args(hint)
         kind, more = _unwrapped(inner)
@@ -251,7 +253,9 @@ class Command(NamedTuple):
     examples: str
 
     def fill(self, parser: argparse.ArgumentParser) -> None:
-        """Gives `parser` the flags, and a help that is short where argparse's is long."""
+        """Add the command's description, examples and flags to `parser`, with a short
+        usage line.
+        """
         parser.usage = f"%(prog)s {self.usage}"
         parser.description = fill(" ".join((self.run.__doc__ or "").split()), HELP_COLUMNS)
         parser.epilog = self.examples or None
@@ -259,9 +263,9 @@ class Command(NamedTuple):
 
 
 def command(usage: str, examples: str = "") -> Callable[[Run], Command]:
-    """Makes a command of a function: its docstring is the description, `options` has the flags.
+    """Make a command of a function: its docstring is the description, `options` has the flags.
 
-    `usage` stands in the help instead of all options, `examples` below them, as they are.
+    The help shows `usage` in place of all options, and `examples` below them, unchanged.
     """
 
     def made(run: Run) -> Command:

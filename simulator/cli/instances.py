@@ -1,4 +1,4 @@
-"""The command `instances`: how many instances of a batching model a load needs."""
+"""The command `instances`: the number of instances of a batching model that a load needs."""
 
 from __future__ import annotations
 
@@ -62,28 +62,28 @@ LEGEND = (
 
 
 EXAMPLES = """\
-how to get FILE, and what to do with it:
+example with measured times:
   warmroute doctor http://gpu1:8000 --probe --measure resnet.json
   warmroute-sim instances resnet.json --rate 400 --p99-ms 80
   warmroute-sim instances resnet.json --log requests.jsonl --p99-ms 80 --device-gib 16 \\
       --instance-gib 4 --request-mib 100
-without a measurement, for a model that takes 10 ms and 2 ms more for each request of a batch:
+example without a measurement, for a model that takes 10 ms + 2 ms for each request of a batch:
   warmroute-sim instances --base-s 0.010 --per-request-s 0.002 --max-batch 8 --rate 400 --p99-ms 80
 
 what an answer means:
-  An execution of b requests takes a + c x b. One instance, however well it batches, takes at most
-  1/c requests a second; more instances take more only while the device is idle between
-  executions. Busy instances batch by themselves: what arrives during an execution is the next
-  batch. So first let batches grow to the knee, then add instances, and measure again beside them
-  (several FILEs, each measured beside another number): instances on one device slow each other.
-  "busy" near 100 % is no alarm where batches are not full: see "load" for that.
+  An execution of b requests takes a + c x b seconds. One instance serves at most 1/c requests per
+  second, with the largest batches; more instances serve more only while the device is idle
+  between executions. Busy instances batch by themselves: requests that arrive during an execution
+  form the next batch. So first let batches grow to the knee, then add instances. Then measure
+  again with that many instances and give several FILEs, because instances on one device slow each
+  other. A high "busy" is no problem while batches are not full; "load" shows how full they are.
 
-exit status: 1 where no number of instances that is allowed keeps the target
+exit status: 1 if no allowed number of instances keeps the target
 """
 
 
 class Times(Struct):
-    """Times of executions, where nothing was measured."""
+    """The times of executions, if nothing was measured."""
 
     base_s: Annotated[
         NotNegative | None, "A", "seconds of every execution, whatever its batch size"
@@ -95,7 +95,7 @@ class Times(Struct):
 
 
 class LoadOptions(Struct):
-    """The load."""
+    """The load on the instances."""
 
     rate: Annotated[float | None, "R", "requests per second, at the peak"] = None
     log: Annotated[str | None, "LOG", "a request log of the router (--request-log), or another "
@@ -106,7 +106,7 @@ class LoadOptions(Struct):
 
 
 class TargetOptions(Struct):
-    """The targets, and what stays in reserve."""
+    """The latency targets, and the reserve that stays free."""
 
     mean_ms: Annotated[float | None, "longest mean time from arrival to answer"] = None
     p50_ms: Annotated[float | None, "longest median time from arrival to answer"] = None
@@ -118,7 +118,7 @@ class TargetOptions(Struct):
 
 
 class MemoryOptions(Struct):
-    """Memory of a device and of an instance."""
+    """The memory of a device and of an instance."""
 
     device_gib: Annotated[float | None, "memory of a device"] = None
     instance_gib: Annotated[float | None, "memory of an instance before its first request, which "
@@ -135,10 +135,10 @@ class Instances(Struct, kw_only=True):
         "`warmroute "
         "doctor URL --probe --measure FILE`; several files if one model was measured beside "
         "different numbers of instances"]  # fmt: skip
-    times: Annotated[Times, Group("times, instead of FILE")]
+    times: Annotated[Times, Group("times of executions, in place of FILE")]
     load: Annotated[LoadOptions, Group("load")]
     target: Annotated[TargetOptions, Group("target")]
-    memory: Annotated[MemoryOptions, Group("memory: how many instances may there be")]
+    memory: Annotated[MemoryOptions, Group("memory, which limits the number of instances")]
     json: Annotated[Written, "file that gets the plan with all figures"] = None
     html: Annotated[Written, "page with the plan; its pictures need matplotlib"] = None
 
@@ -147,10 +147,10 @@ class Instances(Struct, kw_only=True):
     "[FILE]... (--rate R | --log LOG) [--p99-ms MS] [--device-gib G --instance-gib G]...", EXAMPLES
 )
 def instances(options: Instances, console: Console) -> bool:
-    """Simulates a model's instances behind one queue, with times of batches as measured, for more
-    and more instances until the target is kept with a reserve: mean batch, utilisation, queue and
-    latency of each number, the least that is enough, with and without one that fails, the knee, the
-    queue delay worth setting.
+    """Simulates instances of a model behind one queue, with measured times of batches. Adds
+    instances until the target is kept with a reserve. Prints mean batch, utilisation, queue and
+    latency for each number of instances, the least number that is enough (also if one instance
+    fails), the knee of an instance, and the queue delay worth setting.
     """
     check_files([*options.measured, options.load.log], json=options.json, html=options.html)
     measured = _measured(options)
@@ -232,7 +232,7 @@ def _seconds(ms: float | None) -> float:
 
 
 def _most(options: Instances, measured: Sequence[Batches]) -> int:
-    """Instances that may be planned with: as many as memory holds, where it is known."""
+    """Return the most instances to plan with: as many as memory holds, if it is known."""
     most, headroom, given = options.target.most_instances, options.target.headroom, options.memory
     if given.device_gib is None and given.instance_gib is None:
         return most
@@ -257,7 +257,7 @@ def _most(options: Instances, measured: Sequence[Batches]) -> int:
 def _given_lines(
     measured: Sequence[Batches], load: ArrivingLoad, target: ServiceTarget
 ) -> Iterator[str]:
-    """A line for each measurement, then one for the load."""
+    """Yield a line for each measurement, then one for the load."""
     for one in measured:
         told = (
             f"{one.model}: a batch of b takes {_ms(one.base_s)} + {_ms(one.per_request_s)} x b ms"
@@ -299,7 +299,7 @@ def _table(rows: Sequence[Row], needed: int | None) -> Table:
 
 
 def _answer(planner: Planner, plan: InstancePlan) -> Iterator[str]:
-    """What to do, then what it rests on."""
+    """Yield the recommendation, then its reasons."""
     load, target = planner.load, planner.target
     reserved = load.rate_per_s / (1.0 - target.headroom)
     if plan.needed is None:
@@ -341,7 +341,7 @@ def _answer(planner: Planner, plan: InstancePlan) -> Iterator[str]:
 
 
 def _no(planner: Planner, plan: InstancePlan, reserved: float) -> Iterator[str]:
-    """Why there is no answer, and what would make one."""
+    """Yield the reason why there is no answer, and what would make one possible."""
     batches = planner.batches(plan.most)
     name, bound_s = planner.target.tightest
     if batches.seconds[1] > bound_s:
@@ -380,7 +380,7 @@ def _model_rows(measured: Sequence[Batches]) -> list[dict[str, Any]]:
 
 
 def _page(planner: Planner, plan: InstancePlan, lines: Sequence[str]) -> str:
-    """The plan as a page that needs nothing else."""
+    """Return the plan as a self-contained HTML page."""
     rows = [one for one in plan.rows if not one.overloaded]
     counts = [float(one.instances) for one in rows]
     _, bound_s = planner.target.tightest

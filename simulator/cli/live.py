@@ -1,4 +1,4 @@
-"""The commands `demo`, `load` and `stack`; each returns whether all went well."""
+"""The commands `demo`, `load` and `stack`; each returns True if all went well."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ class Demo(Struct):
 @command("[option]...")
 async def demo(options: Demo, console: Console) -> bool:
     """Replays three workloads for several policies, then starts timed workers and a router as
-    processes on loopback and puts the first workload on them. Prints a table, writes report.html
+    processes on loopback and sends the first workload to them. Prints a table, writes report.html
     and report.json. Takes about a minute and a half, never more than four; on a busy machine it
-    does less and says so. Ends with 0 when no request was lost and every load counter came back to
-    zero.
+    sends fewer requests and says so. Ends with 0 if no request was lost and every load counter came
+    back to zero.
     """
     check_folder("--out", options.out)
     return (await run_demo(options.out, console, options.quick, options.trace)).sound
 
 
 class TracePart(Struct):
-    """The part of a trace that is sent, and how it is read."""
+    """The part of a trace that is sent, and how the trace is read."""
 
     requests: Annotated[int | None, "use at most N requests"] = None
     seconds: Annotated[float | None, "use the first S seconds of the trace only"] = None
@@ -82,7 +82,7 @@ class TracePart(Struct):
 
 
 class SharedPrefix(Struct):
-    """The load that is made where there is no trace."""
+    """The generated load if there is no trace."""
 
     groups: Annotated[int | None, f"number of shared prompts; default {GROUPS}"] = None
     rate: Annotated[float | None, "R", f"requests per second; default {RATE_PER_S:g}"] = None
@@ -111,7 +111,7 @@ class Load(Struct, kw_only=True):
 
 
 def _check_load(options: Load) -> None:
-    """Raises `UsageError` for a load that cannot be sent, or whose results could not be kept."""
+    """Raise `UsageError` for a load that cannot be sent, or results that could not be written."""
     part, made = options.part, options.made
     if options.trace is None:
         _refuse(part, OF_A_TRACE, "is for --trace, and this load is made by --shared-prefix")
@@ -137,9 +137,9 @@ def _refuse(options: Struct, names: Sequence[str], why: str) -> None:
 
 @command("URL (--trace FILE | --shared-prefix SYSTEM+QUESTION) [option]...")
 async def load(options: Load, console: Console) -> bool:
-    """Sends streamed completions of token-id prompts to URL/v1/completions, open loop at the
-    workload's times (or closed loop with --concurrency), and prints what came back. Ends with 0
-    when no request was lost.
+    """Sends streamed completions of token-id prompts to URL/v1/completions, in open loop at the
+    workload's times (or in closed loop with --concurrency), and prints latencies and hits. Ends
+    with 0 if no request was lost.
     """
     _check_load(options)
     url = base_url(options.url)
@@ -185,7 +185,9 @@ class Stack(Struct, kw_only=True):
 
 
 def check_stack(options: Stack) -> None:
-    """Raises `UsageError` for a stack that could not start, or a report that could not be kept."""
+    """Raise `UsageError` for a stack that could not start, or a report that could not be
+    written.
+    """
     if options.trace is None:
         _refuse(options.part, ("requests", *OF_A_TRACE), "is for --trace, and there is none")
     if options.port and options.port == options.admin_port:
@@ -198,9 +200,9 @@ def check_stack(options: Stack) -> None:
 @command("[--trace FILE] [option]...")
 async def stack(options: Stack, console: Console) -> bool:
     """Starts timed workers and a router in front of them on loopback. Without --trace it prints a
-    curl line that works and stays until Ctrl-C; with --trace it puts the trace on them, writes
-    report.html and report.json to --out, and ends. The router reads its environment:
-    WARMROUTE_REQUEST_LOG=FILE has it log requests, for `replay`.
+    working curl command and runs until Ctrl-C. With --trace it sends the trace to them, writes
+    report.html and report.json to --out, and ends. The router reads its environment variables: with
+    WARMROUTE_REQUEST_LOG=FILE it writes a request log for `replay`.
     """
     check_stack(options)
     check_port(options.port, "--port")
@@ -238,7 +240,7 @@ async def stack(options: Stack, console: Console) -> bool:
 
 
 def example_request(url: str) -> str:
-    """One line for a shell: a request whose prompt fills several blocks, so that it can be warm."""
+    """Return a curl command whose prompt fills several blocks, so that its prefix can be cached."""
     story = f"$(printf 'Once upon a time. %.0s' $(seq {EXAMPLE_REPEATS}))"
     body = f"""'{{"model": "{MODEL}", "max_tokens": 16, "prompt": "'"{story}"'"}}'"""
     return (

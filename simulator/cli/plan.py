@@ -1,4 +1,4 @@
-"""The command `plan`: the smallest fleet, or the highest rate, that keeps latency targets."""
+"""The command `plan`: finds the smallest fleet, or the highest rate, that keeps latency targets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Plan(Struct, kw_only=True):
     targets: Annotated[Targets, Group("targets (at least one)")]
     search: Annotated[Search, Group("search")]
     setup: SetupOptions
-    runs: Annotated[Runs, Group("where it runs")]
+    runs: Annotated[Runs, Group("processes that run the replays")]
     json: Annotated[Written, "file that gets the answer and every size that was tried"] = None
 
 
@@ -61,9 +61,9 @@ class Plan(Struct, kw_only=True):
     "TRACE --ttft-p90-ms MS [other targets] [--policy SPEC]... [option]...", EXAMPLES + known()
 )
 def plan(options: Plan, console: Console) -> bool:
-    """Replays TRACE with fewer and more workers until the smallest fleet that keeps every target is
-    found, per policy; or, with --max-rate, the highest rate that the given fleet takes. Every seed
-    must keep every target.
+    """Replays TRACE with fewer and more workers, and finds for each policy the smallest fleet that
+    keeps every target; or, with --max-rate, the highest rate that the given fleet serves. Every
+    seed must keep every target.
     """
     setup, search = options.setup, options.search
     check_files([setup.trace, setup.around.faults], json=options.json, results=search.results)
@@ -90,7 +90,7 @@ def plan(options: Plan, console: Console) -> bool:
 
 
 def look_over(console: Console, workload: WorkloadSpec) -> None:
-    """Says once, before many replays, what is wrong with their source; raises `TraceError`."""
+    """Print once, before many replays, what is wrong with their source; raises `TraceError`."""
     stream = open_jobs(workload)
     if workload.source.startswith(GENERATED):
         return

@@ -1,4 +1,6 @@
-"""The command `profiles`: which there are, and how far they are from tables of measured kernels."""
+"""The command `profiles`: lists step-time profiles and compares them with tables of measured
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +56,9 @@ class Profiles(Struct, kw_only=True):
     "  warmroute-sim profiles --against-aic --svg errors.svg --json errors.json\n",
 )
 def profiles(options: Profiles, console: Console) -> bool:
-    """Lists the profiles of step times with their sources. Beside tables of measured kernels it
-    prints how far each is off by kind of step (CPU time left out, as tables have none), and ends
-    with 1 where a row is off by more than 10 % and the profile does not say why.
+    """Lists the profiles of step times with their sources. If a table of measured kernels is given,
+    prints how far each profile is from it by kind of step (CPU time left out, because tables have
+    none). Ends with 1 if a row is off by more than 10 % and the profile gives no reason.
     """
     if options.against_aic and options.against is not None:
         raise UsageError("--against-aic and --against exclude each other: give one of them")
@@ -92,7 +94,7 @@ def profiles(options: Profiles, console: Console) -> bool:
 
 
 def _why(name: str) -> str:
-    """The reason that the catalogue gives for rows that are outside."""
+    """Return the catalogue's reason for rows that are off, or ""."""
     return BY_NAME[name].why if name in BY_NAME else ""
 
 
@@ -113,7 +115,7 @@ def _comparisons(options: Profiles, console: Console) -> Iterator[Comparison]:
 def _asked(
     names: Sequence[str], console: Console
 ) -> Iterator[tuple[str, tuple[str, tuple[TableRow, ...]]]]:
-    """Each profile's table, with progress: a table takes a second."""
+    """Yield each profile's table, and show progress, because a table takes a second."""
     unknown = [name for name in names if name not in BY_NAME]
     if unknown:
         raise TableError(
@@ -127,7 +129,7 @@ def _asked(
 
 
 def _refit(options: Profiles, console: Console) -> bool:
-    """Fits the catalogue's profiles to their tables and writes them."""
+    """Fit the catalogue's profiles to their tables and write them."""
     assert options.refit is not None
     table = Table("profile", "held rows", "beyond", "median", "worst", title="rows held out")
     made = []
@@ -173,7 +175,7 @@ def _list(names: Iterable[str]) -> Table:
 
 
 def _show(one: Comparison, all_rows: bool, console: Console) -> None:
-    """The rows that are outside, with the reason where one is known."""
+    """Print the rows that are off, with the reason if one is known."""
     if not one.outside:
         return
     reason = _why(one.name) or "no reason is known"

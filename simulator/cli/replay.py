@@ -1,4 +1,4 @@
-"""The commands `replay`, every policy with every seed and the reports, and `sources`."""
+"""The commands `replay` (every policy with every seed, and the reports) and `sources`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from simulator.workloads.open import help_lines
 
 
 class Replayed(NamedTuple):
-    """What is kept of one replay."""
+    """The results of one replay that are kept for the reports."""
 
     row: ReplayRow
     notes: tuple[str, ...]  # what people should know of it
@@ -81,8 +81,8 @@ class Replay(Struct, kw_only=True):
 def replay(options: Replay, console: Console) -> bool:
     """Replays the requests of TRACE through the router's own decision core and policies and the
     engine's own scheduler, with modelled step times, and prints latency, hits and balance for each
-    policy. No GPU, no waiting. Ends with 1 where a replay leaves more than half of its requests
-    without a whole answer.
+    policy. It needs no GPU and runs faster than real time. Ends with 1 if a replay leaves more than
+    half of its requests without a whole answer.
     """
     setups = _setups(options)
     _check_reports(options, setups)
@@ -113,7 +113,7 @@ def replay(options: Replay, console: Console) -> bool:
 
 
 def _setups(options: Replay) -> list[Setup]:
-    """One per policy and seed, policies outermost; raises `UsageError`."""
+    """Return one set-up per policy and seed, with seeds varying fastest; raises `UsageError`."""
     several = options.resamples and not options.setup.trace.startswith(GENERATED)
     resample = options.draws.resample or bool(several)
     setups = [
@@ -130,7 +130,9 @@ def _setups(options: Replay) -> list[Setup]:
 
 
 def _seeds(options: Replay) -> Sequence[int]:
-    """As they were named, or so many from the first on."""
+    """Return the seeds that were named, or as many from the first one on as --resamples
+    asks for.
+    """
     named = list(dict.fromkeys(options.draws.seed or (0,)))
     if options.resamples is None:
         return named
@@ -142,7 +144,9 @@ def _seeds(options: Replay) -> Sequence[int]:
 
 
 def _of_one_recording(setups: Sequence[Setup]) -> bool:
-    """Whether intervals over these seeds say less than they seem to."""
+    """Return True if the seeds only break ties of one recording, so that their intervals mean
+    little.
+    """
     work = setups[0].workload
     several = len({setup.seed for setup in setups}) > 1
     return several and not (work.resample or work.source.startswith(GENERATED))
@@ -185,7 +189,7 @@ def _side_by_side(options: Replay, setups: Sequence[Setup], console: Console, do
 
 
 def _tried(setup: Setup, drawn: bool) -> Replayed | Exception:
-    """One replay in a process of its own; what it raises is raised by whoever asked for it."""
+    """Run one replay in a child process; the parent raises the exception that this returns."""
     try:
         return _replayed(setup, drawn)
     except Exception as error:  # noqa: BLE001 - handed on
@@ -198,7 +202,7 @@ def _replayed(
     csv: Path | None = None,
     on_progress: Callable[[ReplayProgress], None] | None = None,
 ) -> Replayed:
-    """One replay."""
+    """Run one replay and return its results."""
     prefixes = HotPrefixes() if drawn else None
     observers: list[Observer] = [] if prefixes is None else [prefixes]
     if csv is None:
@@ -218,7 +222,7 @@ def _label(setup: Setup) -> str:
 
 
 class Sources(Struct):
-    """The options of `sources`: none."""
+    """The options of `sources`, which has none."""
 
 
 @command("")

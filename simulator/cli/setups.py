@@ -1,4 +1,6 @@
-"""Options that several commands share: what is replayed, and the `Setup` made of them."""
+"""Options that several commands share: the replayed workload and pool, and the `Setup` made of
+them.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ _SEED = "seed of all random draws; repeat for a mean and an interval; default:"
 
 
 class Draws(Struct):
-    """The policies that are compared, and the draws they are compared on."""
+    """The policies to compare, and the seeds to compare them on."""
 
     policy: Policies = ()
     seed: Annotated[Seeds, f"{_SEED} 0"] = ()
@@ -70,18 +72,18 @@ class Draws(Struct):
     ] = False  # fmt: skip
 
     def policies(self) -> tuple[str, ...]:
-        """Each of them once."""
+        """Return the policies, each once."""
         return tuple(dict.fromkeys(self.policy or POLICIES))
 
 
 class SeveralDraws(Draws):
-    """Draws where one seed is not enough to tell."""
+    """The policies and seeds of commands that need several seeds."""
 
     seed: Annotated[Seeds, f"{_SEED} {' '.join(map(str, SEEDS))}"] = ()
 
 
 class Pool(Struct):
-    """The workers."""
+    """The workers of the pool."""
 
     workers: Annotated[int | None, f"workers that prefill and decode; default {WORKERS}, 0 "
         "beside workers with roles"] = None  # fmt: skip
@@ -112,7 +114,7 @@ class Pool(Struct):
 
 
 class Requests(Struct):
-    """The requests that come, and when."""
+    """The part of the workload to replay, and its timing."""
 
     format: Annotated[str, "F", f"format of TRACE: {', '.join(one.name for one in FORMATS)}; "
         "default: "
@@ -142,7 +144,9 @@ class Requests(Struct):
 
 
 class OpenLoop(Requests):
-    """Requests that come at their times, whatever became of earlier ones."""
+    """Requests in open loop: they arrive at their times, whether or not earlier ones were
+    answered.
+    """
 
     closed_loop: bool = False
 
@@ -162,7 +166,7 @@ _WORLD = World()
 
 
 class Around(Struct):
-    """The world around the workers."""
+    """The network, events and replicas around the workers."""
 
     network_ms: Annotated[NotNegative, "network time from router to worker, one way"] = (
         _WORLD.network_ms
@@ -206,17 +210,17 @@ class Around(Struct):
 
 
 class SetupOptions(Struct, kw_only=True):
-    """All that a replay is made of, but for policy and seed."""
+    """All options of a replay except policy and seed."""
 
     trace: TraceAt
     pool: Annotated[Pool, Group("workers")]
     requests: Annotated[Requests, Group("requests")]
-    around: Annotated[Around, Group("the world around")]
-    good: Annotated[GoodAnswer, Group("a good answer")]
+    around: Annotated[Around, Group("network, events and replicas")]
+    good: Annotated[GoodAnswer, Group("limits of a good answer")]
 
 
 def setup_of(options: SetupOptions, policy: str, seed: int, *, resample: bool = False) -> Setup:
-    """The set-up of one policy and seed; raises `UsageError`."""
+    """Return the set-up of one policy and seed; raises `UsageError`."""
     check_policy(policy)
     around, good, block_size = options.around, options.good, options.pool.block_size
     if around.no_events and around.event_loss:
@@ -250,7 +254,7 @@ def setup_of(options: SetupOptions, policy: str, seed: int, *, resample: bool = 
 
 
 def workload_of(trace: str, asked: Requests, *, resample: bool = False) -> WorkloadSpec:
-    """The requests of `trace` that were asked for."""
+    """Return the part of `trace` that the options ask for."""
     format = asked.format
     if asked.tokenizer is not None:
         format += f"{'&' if '?' in format else '?'}tokenizer={quote(asked.tokenizer)}"
@@ -270,7 +274,10 @@ def workload_of(trace: str, asked: Requests, *, resample: bool = False) -> Workl
 
 
 def groups_of(pool: Pool) -> tuple[WorkerGroup, ...]:
-    """The workers; raises `UsageError` for a --group that says too much, too little or nonsense."""
+    """Return the groups of workers.
+
+    Raises `UsageError` for a --group with unknown, missing or contradictory keys.
+    """
     if not pool.group:
         if pool.profile is not None:
             check_profile(pool.profile)
@@ -316,7 +323,7 @@ def _group(text: str) -> WorkerGroup:
 
 
 def _plain(pairs: dict[str, str]) -> dict[str, str]:
-    """300k and 2M written out."""
+    """Return the pairs with values such as 300k and 2M written as plain numbers."""
     factors: Sequence[tuple[str, str]] = (("k", "000"), ("M", "000000"))
     found = dict(pairs)
     for key, value in pairs.items():
@@ -327,7 +334,7 @@ def _plain(pairs: dict[str, str]) -> dict[str, str]:
 
 
 def known() -> str:
-    """Policies and profiles by name, for the end of a help text."""
+    """Return the names of policies and profiles, for the end of a help text."""
     lines = (
         ("policies", names()),
         ("wrappers", wrapper_names()),

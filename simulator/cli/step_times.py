@@ -1,4 +1,4 @@
-"""The command `profile`: step times of a model on a GPU, from its config.json alone."""
+"""The command `profile`: derives step times of a model on a GPU from its config.json alone."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class FromConfig(Struct, kw_only=True):
     "Nothing is downloaded and no GPU is needed. `calibrate` measures a running engine instead.\n",
 )
 def profile(options: FromConfig, console: Console) -> bool:
-    """Derives step times and KV capacity from the shape that a Hugging Face config.json describes,
-    the data sheet of a GPU, and the shares of it that measured kernels reach; or fits the kernels
-    to an engine's tables. Says what it assumed and what error to expect.
+    """Derives step times and KV capacity from a Hugging Face config.json, the data sheet of a GPU,
+    and the shares of its peak that measured kernels reach; or fits the kernels to an engine's
+    tables. Prints its assumptions and the error to expect.
     """
     if options.out is not None:
         check_files([options.config, options.config / "config.json"], out=options.out)

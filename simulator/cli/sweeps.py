@@ -1,4 +1,4 @@
-"""The commands `sweep`, `compare` and `study`: many replays, kept, and what they say together."""
+"""The commands `sweep`, `compare` and `study`: run many replays, keep results and compare them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sweep(Struct, kw_only=True):
 
     file: Annotated[Path, Place(), "YAML file of the sweep (docs/simulator.md, Sweep)"]
     results: Annotated[Path | None, "file that keeps results; default: FILE.results.jsonl"] = None
-    runs: Annotated[Runs, Group("where it runs")]
+    runs: Annotated[Runs, Group("processes that run the replays")]
     csv: Annotated[Written, "file that gets a line for each run"] = None
     json: Annotated[Written, "file that gets all figures"] = None
     html: Annotated[Written, "page that shows Pareto pictures"] = None
@@ -54,8 +54,8 @@ class Sweep(Struct, kw_only=True):
 
 @command("FILE [option]...", SWEEP_EXAMPLES)
 def sweep(options: Sweep, console: Console) -> bool:
-    """Runs the grid or the random search that a YAML file describes, in parallel; what was run
-    before is taken from the file of results, so an interrupted sweep goes on.
+    """Runs the grid or the random search that a YAML file describes, in parallel. Results of
+    earlier runs are taken from the file of results, so an interrupted sweep resumes.
     """
     csv, json, html = options.csv, options.json, options.html
     check_files([options.file], csv=csv, json=json, html=html, results=options.results)
@@ -71,7 +71,7 @@ def sweep(options: Sweep, console: Console) -> bool:
 
 
 def _source(workload: WorkloadSpec) -> WorkloadSpec:
-    """The part of it that decides which lines are read, and how."""
+    """Return the part of the workload that decides which lines are read, and how."""
     return WorkloadSpec(
         workload.source,
         format=workload.format,
@@ -110,9 +110,10 @@ class Compare(Struct, kw_only=True):
 
 @command("RESULTS... --base RULE [option]...", COMPARE_EXAMPLES)
 def compare(options: Compare, console: Console) -> bool:
-    """Reads what sweeps have kept and says of each workload, fleet and load: times, hits, good
-    requests, collapsed seeds, and by which factor each rule is better or worse than the base on the
-    same seeds; where several loads were run, which one each rule takes.
+    """Reads the results of sweeps and prints for each workload, fleet and load: times, hits, good
+    requests, collapsed seeds, and by which factor each policy is better or worse than the base on
+    the same seeds. If several loads were run, it also prints the load at which each policy
+    saturates.
     """
     files = {"json": options.json, "html": options.html, "markdown": options.markdown}
     check_files(options.results, **files)
@@ -146,8 +147,8 @@ class Study(Struct):
     "example:\n  warmroute-sim study --only w4b --policy 'hybrid|bounded_load'\n",
 )
 def study(options: Study, console: Console) -> bool:
-    """Runs the sweeps of simulator/data/study with the rules and seeds of study.yaml, keeps every
-    result, and writes the comparison. Interrupted, the same command goes on.
+    """Runs the sweeps of simulator/data/study with the policies and seeds of study.yaml, keeps
+    every result, and writes the comparison. After an interruption, the same command resumes.
     """
     policies = tuple(dict.fromkeys(options.policy))
     for policy in policies:

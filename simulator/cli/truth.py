@@ -1,4 +1,4 @@
-"""The commands `validate` and `calibrate`, which hold the model beside the real thing."""
+"""The commands `validate` and `calibrate`, which compare the model with real engines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ METRICS_TIMEOUT_S = 10.0
 
 
 def _need_scipy() -> None:
-    """Raise ModuleNotFoundError at once, not after minutes of measurements."""
+    """Raise ModuleNotFoundError at once if scipy is missing, not after minutes of measurements."""
     import scipy.optimize  # noqa: F401  (of the extra `sim`)
 
 
@@ -73,9 +73,9 @@ class Validate(Struct, kw_only=True):
     "example:\n  warmroute-sim validate requests.jsonl --seconds 100\n",
 )
 async def validate(options: Validate, console: Console) -> bool:
-    """Starts timed workers and a router for each policy, puts TRACE on them in real time, replays
-    it, and prints what differs and why. Ends with 0 when hit rates are within 2 points, mean TTFT
-    within 15 % and the policies in the same order in both worlds.
+    """Starts timed workers and a router for each policy, sends TRACE to them in real time, replays
+    it, and prints the differences and their reasons. Ends with 0 if hit rates are within 2 points,
+    mean TTFT is within 15 %, and the policies have the same order live and simulated.
     """
     _need_scipy()
     check_profile(options.profile)
@@ -116,7 +116,7 @@ async def validate(options: Validate, console: Console) -> bool:
 
 
 class LiveEngine(Struct):
-    """A live engine, and what it is measured with."""
+    """The options for measuring a live engine."""
 
     model: Annotated[
         str | None, "M", "model to ask; default: the first that the endpoint lists"
@@ -138,7 +138,7 @@ class Calibrate(Struct, kw_only=True):
         "/metrics say"] = None  # fmt: skip
     like: Annotated[str | None, "P", "profile of a model with the same routed experts; default: "
         "the model is dense"] = None  # fmt: skip
-    live: Annotated[LiveEngine, Group("of a live engine")]
+    live: Annotated[LiveEngine, Group("options for a live engine")]
 
 
 @command(
@@ -147,8 +147,8 @@ class Calibrate(Struct, kw_only=True):
     "  warmroute-sim calibrate steps.csv --kv-tokens 269k --out mine.json\n",
 )
 async def calibrate(options: Calibrate, console: Console) -> bool:
-    """Measures an OpenAI-compatible engine that nobody else uses meanwhile (about a minute), or
-    reads a step log (`warmroute-engine --step-log`), fits the constants of the step-time model,
+    """Measures an OpenAI-compatible engine that has no other clients meanwhile (about a minute), or
+    reads a step log (`warmroute-engine --step-log`). Fits the constants of the step-time model,
     prints the errors, and writes a profile for --profile and --timed.
     """
     _need_scipy()
@@ -178,7 +178,7 @@ async def calibrate(options: Calibrate, console: Console) -> bool:
 
 
 async def _measured(options: Calibrate, console: Console) -> tuple[list[Observation], int | None]:
-    """The measurements, and the KV tokens that the engine holds as far as anybody says."""
+    """Return the measurements, and the KV tokens that the engine holds, or None if unknown."""
     url = base_url(options.source)
     live = options.live
     endpoint = Endpoint(
@@ -194,7 +194,9 @@ async def _measured(options: Calibrate, console: Console) -> tuple[list[Observat
 
 
 async def _kv_tokens(url: str) -> int | None:
-    """What the engine's metrics say of its KV cache; None where they do not."""
+    """Return the size of the KV cache in tokens from the engine's metrics, or None if
+    they lack it.
+    """
     try:
         async with aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Checks that come before a command starts anything, and the file that keeps its answer."""
+"""Checks that run before a command starts anything, and the writer of its JSON file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from policies.load import PolicyError, load
 
 
 class UsageError(ValueError):
-    """The command line asks for something that cannot be done; says what would do."""
+    """Raised if the command line asks for something impossible; the message says what
+    would work.
+    """
 
 
 def base_url(text: str) -> str:
-    """`text` without the `/v1` that some clients want and this one adds; raises `UsageError`."""
+    """Return `text` without the `/v1` that some clients want and this one adds.
+
+    Raises `UsageError` for a text that is no base URL.
+    """
     url = text.rstrip("/").removesuffix("/v1").rstrip("/")
     if not re.match(r"https?://[^/]+", url):
         raise UsageError(f"URL {text!r}: expected http://HOST:PORT")
@@ -27,7 +32,7 @@ def base_url(text: str) -> str:
 
 
 def check_profile(name: str) -> None:
-    """Raises `UsageError` for a profile that is not there."""
+    """Raise `UsageError` for a profile that does not exist."""
     try:
         profile(name)
     except ValueError as error:
@@ -35,7 +40,7 @@ def check_profile(name: str) -> None:
 
 
 def check_policy(spec: str) -> None:
-    """Raises `UsageError` for a policy that cannot be loaded."""
+    """Raise `UsageError` for a policy that cannot be loaded."""
     try:
         load(spec)
     except PolicyError as error:
@@ -43,7 +48,7 @@ def check_policy(spec: str) -> None:
 
 
 def check_file(option: str, path: Path) -> None:
-    """Raises `UsageError` for a file that could not be written when all is done."""
+    """Raise `UsageError` for a file that could not be written at the end of the command."""
     if path.is_dir():
         raise UsageError(f"{option} {path}: is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -53,9 +58,10 @@ def check_file(option: str, path: Path) -> None:
 
 
 def check_files(read: Iterable[object], **written: Path | None) -> None:
-    """Raises `UsageError` unless the files to write can be, and are neither one another nor read.
+    """Raise `UsageError` unless all files can be written and no file is named twice.
 
-    `written` has an option's file by its name, `read` what the command may read, or None.
+    `written` has an option's file by its name; `read` has the files that the command may read, or
+    None. No written file may be one that is read.
     """
     files = [path for path in map(Path, map(str, filter(None, read))) if path.is_file()]
     taken = {path.resolve(): f"{path} is read by this command" for path in files}
@@ -70,7 +76,7 @@ def check_files(read: Iterable[object], **written: Path | None) -> None:
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Makes the folder; raises `UsageError` where it cannot be made or written to."""
+    """Make the folder. Raises `UsageError` if it cannot be made or written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,6 +88,6 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def write_json(path: Path | None, found: Any) -> None:
-    """Writes what was found, for people to read as well; nothing where no file was asked for."""
+    """Write `found` as indented JSON; do nothing if `path` is None."""
     if path is not None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

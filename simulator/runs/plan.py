@@ -30,16 +30,17 @@ Rule = Literal["all", "interval"]
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of a plan; None means no limit. Shares are of all requests, 0..1."""
 
-    ttft_mean_ms: Annotated[float | None, "mean time to first token, at most"] = None
-    ttft_p90_ms: Annotated[float | None, "its 90th percentile, at most"] = None
-    ttft_p99_ms: Annotated[float | None, "its 99th percentile, at most"] = None
-    tpot_mean_ms: Annotated[float | None, "mean time per later token, which is the mean gap "
-        "between tokens (ITL), at most"] = None  # fmt: skip
-    tpot_p90_ms: Annotated[float | None, "its 90th percentile, at most"] = None
-    tpot_p99_ms: Annotated[float | None, "its 99th percentile, at most"] = None
-    goodput_share: Annotated[float | None, "good answers (below) of all requests, at least, as "
-        "0.99"] = None  # fmt: skip
-    max_lost_share: Annotated[float, "requests turned away or lost, of all, at most; default 0"
+    ttft_mean_ms: Annotated[float | None, "longest mean time to first token"] = None
+    ttft_p90_ms: Annotated[float | None, "longest 90th percentile of time to first token"] = None
+    ttft_p99_ms: Annotated[float | None, "longest 99th percentile of time to first token"] = None
+    tpot_mean_ms: Annotated[float | None, "longest mean time per later token, which is the mean "
+        "gap between tokens (ITL)"] = None  # fmt: skip
+    tpot_p90_ms: Annotated[float | None, "longest 90th percentile of time per later token"] = None
+    tpot_p99_ms: Annotated[float | None, "longest 99th percentile of time per later token"] = None
+    goodput_share: Annotated[float | None, "smallest share of requests with a good answer (see "
+        "below), as 0.99"] = None  # fmt: skip
+    max_lost_share: Annotated[float, "largest share of requests that may be rejected or lost; "
+        "default 0"
     ] = 0.0  # fmt: skip
 
     @property
