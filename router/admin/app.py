@@ -1,4 +1,7 @@
-"""The admin port: workers, metrics, reasons. Loopback by default, never for clients."""
+"""The admin port: workers, metrics and explanations for operators, never for clients.
+
+It listens on loopback by default.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ _REQUEST = "admin request"  # who asked for a change, in the log
 
 
 class AdminApi:
-    """Handlers of the admin port. Lifetime: process."""
+    """Answers all requests of the admin port. Lifetime: process."""
 
     def __init__(
         self,
@@ -63,11 +66,12 @@ class AdminApi:
         sources: Rows = list,
         replicas: Rows = list,
     ) -> None:
-        """`keys`: one of which every request needs, but for `/health`; None: nobody needs any.
+        """Set up the routes of the admin port.
 
-        `pages`: what other parts of the router show here; handlers by path and method. `hosts`:
-        names by which it may be asked. `sources`: rows of those that name workers; `replicas`:
-        rows of the routers that share state.
+        `keys`: every request except `/health` needs one of them; None means that no key is needed.
+        `pages`: handlers of other parts of the router, by path and method. `hosts`: names that the
+        field `Host` of a request may have. `sources`: rows of the parts that name workers.
+        `replicas`: rows of the routers that share state.
         """
         self._dispatcher = dispatcher
         self._service = service
@@ -84,11 +88,11 @@ class AdminApi:
         self._routes = self._all_routes()
 
     def renew(self, hosts: tuple[str, ...]) -> None:
-        """Answer to these names from now on."""
+        """Accept these names in the field `Host` from now on."""
         self._hosts = hosts
 
     def _all_routes(self) -> dict[str, Mapping[str, Handler]]:
-        """Handlers by path and method. `{id}` stands for one segment."""
+        """Return the handlers by path and method. `{id}` stands for one segment of a path."""
         explain = ExplainPages(self._service, self._inference, self._decisions)
         pages = UiPages(self.ui)
         return {
@@ -120,10 +124,10 @@ class AdminApi:
         }
 
     def faulty(self, status: int) -> None:
-        """Operators' mistakes are not counted among clients'."""
+        """Do nothing, because mistakes of operators are not counted as those of clients."""
 
     async def answer(self, request: Request) -> Answer:
-        """The answer, errors included. Raises OSError where the client left."""
+        """Return the answer to a request, errors included. Raises OSError if the client left."""
         return await answer_or_error(self._checked, request, self.faulty)
 
     async def _checked(self, request: Request) -> Answer:
@@ -143,9 +147,11 @@ class AdminApi:
         return _not_allowed(request, methods) if handle is None else await handle(request)
 
     def _check_host(self, request: Request) -> None:
-        """Refuse who asks by a name that is not ours: whoever owns a name may point it at this
-        address, and so let a page of his read the port through an operator's browser (DNS
-        rebinding). It has no key, so where keys are asked for there is nothing to read.
+        """Refuse a request that asks by an unknown host name.
+
+        The owner of a name may point it at this address, and so let a web page read the port
+        through an operator's browser (DNS rebinding). Such a page has no key, so the check is
+        needed only without keys.
         """
         asked = request.headers.get("Host")
         if asked is None or known_host(asked, self._hosts):  # HTTP/1.0 may do without; no browser
@@ -166,16 +172,18 @@ class AdminApi:
         )
 
     async def list_workers(self, request: Request) -> Response:
-        """Every worker: who it is, what it does, what it holds; and who names workers."""
+        """Return all workers with their state, load and cache, and the sources that name
+        workers.
+        """
         rows = [worker_shown(self._service, m) for m in self._fleet.members.values()]
         return json_response({"workers": rows, "sources": self._sources()})
 
     async def show_worker(self, request: Request) -> Response:
-        """One worker."""
+        """Return one worker with its state, load and cache."""
         return json_response(worker_shown(self._service, self._member(_id_in(request) or "")))
 
     async def add_worker(self, request: Request) -> Response:
-        """Begin to follow a worker: a JSON string `URL,key=value...` or an object of the keys."""
+        """Add the worker in the body: a JSON string `URL,key=value...` or an object of the keys."""
         wanted = _json_of(request)
         try:
             member = self._fleet.add(worker_spec_of(wanted), _REQUEST, by_hand=True)
@@ -186,14 +194,17 @@ class AdminApi:
         return json_response(worker_shown(self._service, member), status=201)
 
     async def drain_workers(self, request: Request) -> Response:
-        """Send them nothing new; what runs there finishes."""
+        """Send the workers no new requests; running requests finish."""
         members = self._named(request)
         for member in members:
             member.drain(_REQUEST)
         return self._shown(request, members)
 
     async def undrain_workers(self, request: Request) -> Response:
-        """Send them requests again, all or none. One that is to be removed stays on its way out."""
+        """Send requests to the workers again, to all of them or none.
+
+        The request is refused if one of them is about to be removed.
+        """
         members = self._named(request)
         for member in members:
             if member.leaving:
@@ -204,7 +215,7 @@ class AdminApi:
         return self._shown(request, members)
 
     async def change_role(self, request: Request) -> Response:
-        """Drain them, then let them prefill, decode or do both: `{"role": "decode"}`."""
+        """Drain the workers, then give them the role in the body, such as `{"role": "decode"}`."""
         wanted = _json_of(request)
         role = wanted.get("role") if isinstance(wanted, dict) and len(wanted) == 1 else None
         if role not in ROLES:
@@ -217,22 +228,26 @@ class AdminApi:
         return self._shown(request, members, 202)
 
     async def drain(self, request: Request) -> Response:
-        """Be ready no more, so that balancers turn elsewhere; requests that come are served."""
+        """Make the router not ready, so that load balancers use others; it still serves all
+        requests.
+        """
         self._service.drain(_REQUEST)
         return json_response(readiness(self._service))
 
     async def undrain(self, request: Request) -> Response:
-        """Take that back."""
+        """Make the router ready again after `/drain`."""
         self._service.undrain(_REQUEST)
         return json_response(readiness(self._service))
 
     async def ready(self, request: Request) -> Response:
-        """As on the client port."""
+        """Return whether the router is ready, as on the client port."""
         shown = readiness(self._service, request.query.get("model"))
         return json_response(shown, 200 if shown["ready"] else 503)
 
     async def remove_workers(self, request: Request) -> Response:
-        """Remove them once idle; with `?force=true` at once, what runs there being cut off."""
+        """Remove the workers once they are idle; with `?force=true` at once, which ends their
+        requests.
+        """
         members, force = self._named(request), _forced(request)
         if not force:
             for member in members:
@@ -243,7 +258,9 @@ class AdminApi:
         return _rows(request, [{"id": one.worker_id, "state": "gone"} for one in members])
 
     async def kv(self, request: Request) -> Response:
-        """All blocks that one worker is believed to hold: `?worker=ID` (router.admin.kv_view)."""
+        """Return all blocks that the router believes one worker holds: `?worker=ID`
+        (router.admin.kv_view).
+        """
         member = self._member(request.query.get("worker", ""))
         worker = self._dispatcher.core.workers.get(member.worker_id)
         if worker is None:
@@ -252,25 +269,27 @@ class AdminApi:
         return Response(200, encode_kv_view(view), content_type="application/msgpack")
 
     async def trunks(self, request: Request) -> Response:
-        """Heads of prompts that many share, the greatest demand first: `?most=20`."""
+        """Return the prompt beginnings that many sessions share, greatest demand first:
+        `?most=20`.
+        """
         most = shown_count(request, "most")
         return json_response(trunks_shown(self._dispatcher.core, most))
 
     async def policy(self, request: Request) -> Response:
-        """The policy in use, who decides, and what went wrong."""
+        """Return the policy in use, the policy that decides now, and the faults of policies."""
         core = self._dispatcher.core
         return json_response(policy_shown(core.guard, self._dispatcher.clock()))
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text."""
+        """Return the metrics as Prometheus text."""
         return Response(200, await exposition(self._metrics), content_type=_METRICS)
 
     async def links(self, request: Request) -> Response:
-        """A page with links, for a person who has only the port."""
+        """Return a page with links to all paths, for a person who knows only the port."""
         return links_page(self._routes)
 
     async def health(self, request: Request) -> Response:
-        """As on the client port, and how many workers there are."""
+        """Return health as on the client port, and the number of workers."""
         return health(self._service, {"workers": len(self._fleet.members)})
 
     def _member(self, text: str) -> Member:
@@ -282,7 +301,9 @@ class AdminApi:
         return member
 
     def _named(self, request: Request) -> list[Member]:
-        """The worker in the path, else all at one URL, the ranks of an engine: `?url=URL`."""
+        """Return the worker in the path, else all workers (ranks of an engine) at one URL:
+        `?url=URL`.
+        """
         if (text := _id_in(request)) is not None:
             return [self._member(text)]
         url = request.query.get("url", "").rstrip("/")
@@ -296,7 +317,7 @@ class AdminApi:
 
 
 def _rows(request: Request, rows: list[dict[str, Any]], status: int = 200) -> Response:
-    """As it was asked: one worker, or several."""
+    """Return one worker if the path names one, else a list of workers."""
     return json_response(rows[0] if _id_in(request) is not None else {"workers": rows}, status)
 
 
@@ -308,9 +329,10 @@ def _forced(request: Request) -> bool:
 
 
 def known_host(asked: str, names: tuple[str, ...]) -> bool:
-    """Whether the field `Host` says an address, localhost, or one of `names`.
+    """Return True if the field `Host` is an address, localhost, or one of `names`.
 
-    A page cannot be served under an address that is not its server's own: only names move.
+    An attacker can make a name point to another server, but cannot serve a page under an address
+    that is not that server's own.
     """
     name = asked.strip().lower()
     if name.startswith("["):
@@ -327,9 +349,9 @@ def known_host(asked: str, names: tuple[str, ...]) -> bool:
 
 
 def _refuse_pages(request: Request) -> None:
-    """Refuse changes that a page in an operator's browser asks for: it reaches loopback, too.
+    """Refuse changes that a web page in an operator's browser asks for; it reaches loopback, too.
 
-    Browsers add one of the fields to all such requests, and pages cannot take them away.
+    Browsers add one of the fields `_OF_PAGES` to all such requests, and pages cannot remove them.
     """
     if request.method not in ("GET", "HEAD") and any(
         request.headers.get(name) is not None for name in _OF_PAGES
@@ -338,13 +360,13 @@ def _refuse_pages(request: Request) -> None:
 
 
 def _with_id(path: str) -> str:
-    """`/workers/3/drain` as `/workers/{id}/drain`."""
+    """Return the route of a path: `/workers/{id}/drain` for `/workers/3/drain`."""
     first, workers, *rest = path.split("/")
     return "/".join((first, workers, "{id}", *rest[1:])) if rest else path
 
 
 def _id_in(request: Request) -> str | None:
-    """The worker that a path names; None: it names none."""
+    """Return the worker id in a path, or None if the path names no worker."""
     return None if request.path in _BY_URL else request.path.split("/")[2]
 
 
@@ -357,7 +379,10 @@ def _not_allowed(request: Request, methods: Mapping[str, Handler]) -> Response:
 
 
 def _json_of(request: Request) -> Any:
-    """The body as JSON. A page in a browser cannot send this content type across origins."""
+    """Return the body as JSON.
+
+    The content type must be JSON: a web page cannot send that across origins.
+    """
     content_type = (request.headers.get("Content-Type") or "").partition(";")[0]
     if content_type.strip().lower() != "application/json":
         raise ClientError(415, "send Content-Type: application/json")
@@ -375,7 +400,7 @@ def _json_of(request: Request) -> Any:
 
 
 def _quoted(body: bytes) -> str | None:
-    """A worker's bare text as JSON; None where it is none, and so not to be repeated."""
+    """Return the body as a JSON string if it is a worker's text without quotes, else None."""
     try:
         return msgspec.json.encode(str(worker_spec_of(body.decode()))).decode()
     except ValueError:

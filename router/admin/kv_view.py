@@ -1,7 +1,7 @@
-"""What the router believes of one worker's cache, to be looked at and compared (`GET /kv`).
+"""The router's view of one worker's cache (`GET /kv`), for inspection and comparison.
 
-`GET /kv?worker=ID` of the admin port answers it, a msgpack map. All of it is as of one moment, so
-that it can be held against the worker's own account, block for block.
+`GET /kv?worker=ID` of the admin port returns it as a msgpack map. All of it is from one moment, so
+that it can be compared with the worker's own account, block for block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Chains = npt.NDArray[np.uint64]
 
 
 class TierView(msgspec.Struct, frozen=True):
-    """One tier of one worker."""
+    """The blocks of one tier of one worker."""
 
     tier: str
     chains: bytes  # chain hashes of its blocks as little-endian uint64, each once, ascending
@@ -32,7 +32,7 @@ class TierView(msgspec.Struct, frozen=True):
 
 
 class KvView(msgspec.Struct, frozen=True):
-    """What is known of one worker's blocks, and how well."""
+    """The blocks that the router believes one worker holds, and how exact this is."""
 
     version: int
     worker: int
@@ -52,21 +52,24 @@ class KvView(msgspec.Struct, frozen=True):
 
     @property
     def index_agrees(self) -> bool:
-        """Whether the index holds exactly these blocks for the worker, in every tier."""
+        """True if the index holds exactly these blocks for the worker, in every tier."""
         return all(t.indexed == t.index_held == len(t.chains) // 8 for t in self.tiers)
 
     def chains(self, tier: str = "gpu") -> Chains:
-        """Chain hashes of the blocks in a tier, each once, ascending; none for one not shown."""
+        """Return the chain hashes of the blocks in a tier, each once, ascending.
+
+        The array is empty if the tier is not in the view.
+        """
         held = [view.chains for view in self.tiers if view.tier == tier]
         return np.frombuffer(b"".join(held), dtype="<u8").astype(np.uint64)
 
 
 class KvViewError(ValueError):
-    """Bytes that are no view, or one of another version."""
+    """Raised for bytes that are no view, or a view of another version."""
 
 
 def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
-    """The view of one worker, as of now."""
+    """Return the present view of one worker."""
     kv = worker.kv
     tiers = []
     for tier, name in enumerate(TIERS):
@@ -94,12 +97,12 @@ def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
 
 
 def encode_kv_view(view: KvView) -> bytes:
-    """The body of the answer: at most 8 bytes a block, of at most `limits.index_entries`."""
+    """Return the body of the answer: at most 8 bytes a block, of at most `limits.index_entries`."""
     return msgspec.msgpack.encode(view)
 
 
 def decode_kv_view(body: bytes) -> KvView:
-    """The view in an answer. Raises KvViewError."""
+    """Return the view in the body of an answer. Raises KvViewError."""
     try:
         view = msgspec.msgpack.decode(body, type=KvView)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

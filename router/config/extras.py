@@ -1,4 +1,4 @@
-"""Sections of extras in the configuration, which has them whether an extra is installed or not."""
+"""Configuration sections of extras; the keys exist whether or not an extra is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Streamed answers whose worker is lost. Lifetime: until the next reload."""
+    """Settings for streamed answers whose worker is lost. Lifetime: until the next reload."""
 
     moves: Annotated[
         int, Meta(ge=0, le=16, description="moves of one stream to another worker; 0: none")
@@ -36,7 +36,9 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Names that clients ask for, and the models that answer. Lifetime: until the next reload."""
+    """Names that clients ask for, and the models that serve them. Lifetime: until the
+    next reload.
+    """
 
     aliases: Annotated[
         tuple[str, ...],
@@ -62,7 +64,9 @@ class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The endpoint picker: another data plane, such as Envoy, asks it for a worker (ext_proc)."""
+    """Settings of the endpoint picker, which another data plane such as Envoy asks for a worker
+    (ext_proc).
+    """
 
     port: Annotated[
         int,
@@ -123,7 +127,7 @@ class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Several routers of the same workers, joined by `state`. Lifetime: process."""
+    """Settings of routers that share workers and are connected by `state`. Lifetime: process."""
 
     name: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""A YAML file of settings, as values by key path, each with its place in the file."""
+"""Reads a YAML file of settings as values by key path, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NULL = "tag:yaml.org,2002:null"
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used. `problems` has a line for each thing that is wrong."""
+    """Raised for a configuration that cannot be used; `problems` has a line for each error."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -25,24 +25,23 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as somebody gave it. Lifetime: one reading of the configuration."""
+    """A value, and where it was given. Lifetime: one reading of the configuration."""
 
     value: Any
     source: str  # "file:line", "flag --port", "WARMROUTE_PORT" or "default"
     item_sources: tuple[str, ...] = ()  # of a file's list: where each of its items begins
 
     def source_of(self, item: int) -> str:
-        """Where item number `item` of a list was given."""
+        """Return where item number `item` of a list was given."""
         return self.item_sources[item] if item < len(self.item_sources) else self.source
 
 
 def read_file(path: Path, sections: Collection[str]) -> dict[str, Given]:
-    """Key path -> what the file gives for it, in the file's order.
+    """Return the file's value for each key path, in the file's order.
 
-    Keys are not checked here, except for repetition. `sections`: names whose mappings hold keys;
-    nothing else is walked, so an alias cannot blow up.
-
-    Raises ConfigError for a file that cannot be read, is too large, or is not YAML of that shape.
+    Keys are not checked here, except for repetition. `sections` are the names whose mappings hold
+    keys; other mappings are not walked, so that YAML aliases cannot expand without bound. Raises
+    ConfigError for a file that cannot be read, is too large, or is not YAML of that shape.
     """
     try:
         with path.open("rb") as file:
@@ -71,7 +70,7 @@ def read_file(path: Path, sections: Collection[str]) -> dict[str, Given]:
 
 
 class _Walk:
-    """One file on its way to key paths. Lifetime: one reading."""
+    """Walks the YAML nodes of one file, and collects values by key path. Lifetime: one reading."""
 
     def __init__(self, path: Path, loader: yaml.SafeLoader, sections: Collection[str]) -> None:
         self._path = path

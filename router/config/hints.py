@@ -1,4 +1,4 @@
-"""A parser of command lines that says which flag, command or choice was likely meant."""
+"""A command-line parser that suggests the flag, command or choice that was likely meant."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WORD = re.compile(r"[^\s,']+")
 
 
 class HintingParser(argparse.ArgumentParser):
-    """Adds `did you mean ...?` to what argparse says of an unknown word. Lifetime: process."""
+    """Adds `did you mean ...?` to argparse's error for an unknown word. Lifetime: process."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is unknown at once: only the parser of a command knows its flags."""
+        """Refuse unknown words at once, because only the parser of a command knows its flags."""
         found, left = super().parse_known_args(args, namespace)
         if left:
             flags = (word.partition("=")[0] for word in left if word.startswith("--"))
@@ -27,7 +27,7 @@ class HintingParser(argparse.ArgumentParser):
         return found, left
 
     def error(self, message: str) -> NoReturn:
-        """End with what argparse says, and with the choice that was likely meant."""
+        """Exit with argparse's message and the choice that was likely meant."""
         super().error(with_hint(message))
 
 

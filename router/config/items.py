@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 class BadItemsError(ValueError):
-    """Items of a list that cannot be used; `problems` has one for each, by the item's number."""
+    """Raised for list items that cannot be used; `problems` has one by each item's number."""
 
     def __init__(self, problems: dict[int, str]) -> None:
         super().__init__("; ".join(f"[{number}]: {text}" for number, text in problems.items()))
@@ -17,7 +17,7 @@ class BadItemsError(ValueError):
 
 
 def each(items: Iterable[Any], check: Callable[[Any], Item]) -> tuple[Item, ...]:
-    """`check` of every item. Raises BadItemsError for all those that it refuses."""
+    """Return `check(item)` for every item. Raises BadItemsError with all items that it refuses."""
     checked: list[Item] = []
     problems: dict[int, str] = {}
     for number, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""Keys read off Structs of settings: path, flag, variable, type, range, help."""
+"""Keys read from Structs of settings: path, flag, variable, type, range, help."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _IN_JSON = {"bool": "boolean", "str": "string", "int": "integer", "float": "numb
 
 
 def json_words(complaint: str) -> str:
-    """msgspec's "Expected `bool | null`, got `str`" as "expected boolean or null, got string".
+    """Return msgspec's error message with JSON's names of types.
 
-    Only what stands in backticks is a type there; all else stays as it is.
+    "Expected `bool | null`, got `str`" becomes "expected boolean or null, got string". Only words
+    in backticks are types; all other text stays.
     """
     spoken = _QUOTED.sub(_spoken, complaint)
     return f"{spoken[:1].lower()}{spoken[1:]}"
@@ -40,7 +41,7 @@ _UNITS = MappingProxyType({"_s": "SECONDS", "_ms": "MS", "_bytes": "BYTES"})
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key. Lifetime: process."""
+    """One key of the configuration. Lifetime: process."""
 
     path: str  # dotted, as in the file
     kind: Any  # annotated type, as msgspec takes it
@@ -52,17 +53,17 @@ class ConfigKey:
 
     @property
     def flag(self) -> str:
-        """The command line's name of it; a list's flag takes one item and may be repeated."""
+        """The key's command-line flag; the flag of a list takes one item and may be repeated."""
         return self.item_flag or flag_of(self.path)
 
     @property
     def attribute(self) -> str:
-        """Where argparse puts the flag."""
+        """The name of the attribute in which argparse stores the flag's value."""
         return attribute_of(self.path)
 
     @property
     def variable(self) -> str:
-        """The environment's name of it."""
+        """The key's environment variable."""
         return variable_of(self.path)
 
     @property
@@ -80,16 +81,21 @@ class ConfigKey:
 
     @property
     def is_list(self) -> bool:
-        """Its value is a list of texts; a variable separates them by blanks."""
+        """True if the value is a list of texts, which the environment variable separates
+        by blanks.
+        """
         return isinstance(self.default, tuple)
 
     @property
     def is_optional(self) -> bool:
-        """The word `none` is a value."""
+        """True if `none` is an allowed value."""
         return self.default is None
 
     def read(self, value: object) -> Any:
-        """`value`, of a file or as text, in the key's type. Raises ValueError with the range."""
+        """Return `value`, from a file or as text, converted to the key's type.
+
+        Raises ValueError with the allowed range.
+        """
         if self.is_optional and isinstance(value, str) and value.lower() in ("none", "null"):
             return None
         try:
@@ -105,23 +111,23 @@ class ConfigKey:
 
 
 def flag_of(path: str) -> str:
-    """The command line's name of a key."""
+    """Return the command-line flag of a key."""
     return "--" + path.replace(".", "-").replace("_", "-")
 
 
 def attribute_of(path: str) -> str:
-    """Where argparse puts a key's flag."""
+    """Return the name of the attribute in which argparse stores a key's flag."""
     return path.replace(".", "_")
 
 
 def variable_of(path: str) -> str:
-    """The environment's name of a key."""
+    """Return the environment variable of a key."""
     return PREFIX + attribute_of(path).upper()
 
 
 @cache
 def keys_of(struct: type[msgspec.Struct]) -> Mapping[str, ConfigKey]:
-    """All keys of a Struct and of its sections by path, the top level first.
+    """Return all keys of a Struct and of its sections by path, the top level first.
 
     Each field is `Annotated[type, Meta(description=...)]`; a section is a field that is a Struct.
     """
@@ -132,7 +138,7 @@ def keys_of(struct: type[msgspec.Struct]) -> Mapping[str, ConfigKey]:
 
 
 def value_at(settings: msgspec.Struct, path: str) -> Any:
-    """The value of the key `path` in `settings`."""
+    """Return the value of the key `path` in `settings`."""
     value: Any = settings
     for name in path.split("."):
         value = getattr(value, name)
@@ -140,7 +146,7 @@ def value_at(settings: msgspec.Struct, path: str) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as people write it in a flag."""
+    """Return a value as a user writes it in a flag."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The file or folder that is nearest to a path that does not exist."""
+"""Finds the file or folder that is most similar to a path that does not exist."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _MOST_NAMES = 2_000  # of one folder
 
 
 def unreadable(path: Path, error: OSError) -> str:
-    """`PATH: cannot be read: REASON`, with the path that was likely meant if there is no such."""
+    """Return `PATH: cannot be read: REASON`, with the likely path if the file does not exist."""
     near = near_path(path) if isinstance(error, FileNotFoundError) else ""
     return f"{path}: cannot be read: {error.strerror or error}{near}"
 
 
 def near_path(path: Path) -> str:
-    """` (did you mean PATH?)` for the path that exists and is most like `path`; empty if none is.
+    """Return ` (did you mean PATH?)` with the most similar path that exists, or "" if there is
+    none.
 
     Only one part of the path is corrected: the first that does not exist.
     """

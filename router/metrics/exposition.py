@@ -15,33 +15,39 @@ Rows = Mapping[Any, float]  # a label's value, or a tuple of such -> number
 
 
 class Families(Collector):
-    """Families that a function makes whenever somebody looks. Lifetime: process, or scrape."""
+    """A collector whose metric families a function makes for each scrape. Lifetime: process, or
+    scrape.
+    """
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        """All of them, as of now."""
+        """Return all families with their present values."""
         return self._read()
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """A counter without labels."""
+    """Return a counter without labels."""
     return CounterMetricFamily(name, text, value=value)
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """A gauge without labels."""
+    """Return a gauge without labels."""
     return GaugeMetricFamily(name, text, value=value)
 
 
 def counters(name: str, text: str, labels: str, rows: Rows) -> Metric:
-    """A counter for each row; `labels`: their names, with a blank between them."""
+    """Return a counter with one series for each row; `labels` has the labels' names, with blanks
+    between.
+    """
     return _filled(CounterMetricFamily(name, text, labels=labels.split()), rows)
 
 
 def gauges(name: str, text: str, labels: str, rows: Rows) -> Metric:
-    """A gauge for each row, as `counters`."""
+    """Return a gauge with one series for each row; `labels` has the labels' names, with blanks
+    between.
+    """
     return _filled(GaugeMetricFamily(name, text, labels=labels.split()), rows)
 
 
@@ -52,10 +58,10 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, rows: Rows) -> Metr
 
 
 async def exposition(collector: Collector) -> bytes:
-    """Prometheus text, version 0.0.4.
+    """Return the metrics as Prometheus text, version 0.0.4.
 
-    Counts are read at once, so that they belong together; their text is made in a thread: with a
-    thousand workers it is two megabytes, and no stream waits for that.
+    All counts are read at once, so that they are consistent. The text is made in a thread, because
+    with a thousand workers it has two megabytes, and streams must not wait for it.
     """
     read = list(collector.collect())
     families = Families(lambda: read)

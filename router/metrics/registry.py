@@ -1,4 +1,4 @@
-"""The registry of a router's metrics: those of requests, and whatever else is registered."""
+"""The registry of a router's metrics: those of requests, and those that other parts register."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class RouterMetrics:
         self._registry = registry
 
     def register(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """Show what another part counts, too."""
+        """Add the metrics that another part's function returns at each scrape."""
         self._registry.register(Families(read))
 
     def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """All families, as of now."""
+        """Return all families with their present values."""
         return self._registry.collect()

@@ -1,4 +1,4 @@
-"""Metrics of requests on their way: server, faults, relay, tokens, logs, traces."""
+"""Metrics of requests: answers, errors, relaying, hit tokens and latencies."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ _GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0
 
 
 class PlainHistogram(Collector):
-    """Lifetime: process."""
+    """A histogram without labels, used only on the event loop's thread. Lifetime: process."""
 
     def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
-        """`bounds`: the upper ones of all buckets but the last, which has none; ascending."""
+        """Make an empty histogram.
+
+        `bounds` are the upper bounds, ascending, of all buckets except the last, which has none.
+        """
         self._name = name
         self._text = text
         self.bounds = bounds
@@ -45,11 +48,13 @@ class PlainHistogram(Collector):
         self._sum += value
 
     def totals(self) -> tuple[tuple[int, ...], float]:
-        """How many values fell into each bucket alone, the last without a bound; their sum."""
+        """Return the number of values in each bucket alone, the last without a bound; and their
+        sum.
+        """
         return tuple(self._counts), self._sum
 
     def collect(self) -> Iterable[Metric]:
-        """The one family; a bucket holds those before it, too."""
+        """Yield the histogram as a metric family, whose bucket counts are cumulative."""
         buckets: list[tuple[str, float]] = []
         total = 0
         for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
@@ -59,7 +64,7 @@ class PlainHistogram(Collector):
 
 
 class RequestMetrics(Collector):
-    """What became of requests and their attempts.
+    """Counts the outcomes of requests and of their attempts.
 
     Lifetime: process; a worker's counts leave with it.
     """
@@ -97,14 +102,16 @@ class RequestMetrics(Collector):
         registry.register(self)
 
     def faulty(self, status: int) -> None:
-        """Count one by the status of its answer: 500 is the router's own, all else the client's."""
+        """Count an error by the status of its answer: 500 is the router's fault, all else the
+        client's.
+        """
         if status == _OURS:
             self.internal_errors += 1
         else:
             self.client_errors[str(status)] += 1
 
     def prefilled(self, worker_id: int, outcome: Outcome, now_s: float) -> None:
-        """The first leg of a request is over, and well; its client has seen nothing of it."""
+        """Count a prefill leg that ended well; the client has not received anything yet."""
         self._prefill.observe(max(now_s - outcome.started_s, 0.0))
         if (replies := self.replies.get(worker_id)) is None:
             replies = self.replies[worker_id] = Counted()
@@ -150,7 +157,7 @@ class RequestMetrics(Collector):
                 self._gap.observe(max(span_s, 0.0) / (outcome.events - 1))
 
     def collect(self) -> Iterable[Metric]:
-        """All families, as of now."""
+        """Yield all families with their present values."""
         yield counters(
             "warmroute_relayed_requests",
             "Answers of workers by the path that carried them: `native`, or `python` for "

@@ -1,6 +1,6 @@
-"""The fleet of this second as columns, with the hit share of the last minute.
+"""The present state of the fleet as columns, with the hit share of the last minute.
 
-Rows stand in the order of `rows`, numbers are whole where they can be, -1 is what nobody knows.
+Rows are in the order of `rows`. Numbers are whole if possible; -1 means unknown.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _FADE_S = 60.0  # time constant: what is older counts less and less
 
 
 class RecentHits:
-    """Sums by worker slot that fade. Lifetime: process.
+    """Sums of hit tokens and prompt tokens by worker slot, which fade with time.
 
-    Looks once a second at the decisions kept since, at most 1,000: of more it sees a sample.
+    Once a second it reads the decisions kept since, at most 1,000; if there were more, it reads a
+    sample. Lifetime: process.
     """
 
     def __init__(self, core: RouterCore, decisions: LatestAttempts) -> None:
@@ -40,7 +41,7 @@ class RecentHits:
         self._silent_s = np.zeros(slots)  # since something was sent there
 
     def look(self, elapsed_s: float) -> None:
-        """Take in what was decided since the last look, `elapsed_s` ago."""
+        """Add the decisions since the last look, which was `elapsed_s` ago."""
         fade = math.exp(-elapsed_s / _FADE_S)
         self._hit_tokens *= fade
         self._prompt_tokens *= fade
@@ -60,7 +61,10 @@ class RecentHits:
         self._seen = self._decisions.added
 
     def shares(self, slots: Ints, worker_ids: Ints) -> Floats:
-        """float64[slots]: 0..1 of what was expected to be there; NaN: nothing was sent lately."""
+        """Return float64[slots]: the expected share of cached prompt tokens, 0..1.
+
+        NaN means that nothing was sent to the worker lately.
+        """
         tokens = np.where(self._worker_id[slots] == worker_ids, self._prompt_tokens[slots], 0.0)
         known = (tokens >= 1.0) & (self._silent_s[slots] <= _FADE_S)
         shares = np.full(len(slots), np.nan)
@@ -75,12 +79,12 @@ Row = tuple[Member, Worker | None]
 
 
 def rows(core: RouterCore, members: list[Member]) -> list[Row]:
-    """Each worker as its shell and, once it is recognized, as the core knows it."""
+    """Return each worker with the core's entry for it, or None until it is recognized."""
     return [(member, core.workers.get(member.worker_id)) for member in members]
 
 
 def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) -> dict[str, Any]:
-    """What each worker does now; `kv` and `hits` are thousandths."""
+    """Return the present state and load of each worker; `kv` and `hits` are thousandths."""
     states: dict[str, int] = {}
     slow_start = core.caches.slow_start if core.caches.slow_start else None
     state = [states.setdefault(_state(*row, slow_start, now_s), len(states)) for row in fleet]
@@ -116,12 +120,17 @@ def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) 
 
 
 def roots(fleet: list[Row]) -> list[tuple[object, ...]]:
-    """What `names` come of: while these are the same objects, the names are the same, too."""
+    """Return the objects that `names` reads; while they are the same, the names are the
+    same, too.
+    """
     return [(m.spec, m.recognized, None if w is None else w.facts) for m, w in fleet]
 
 
 def names(fleet: list[Row]) -> list[list[Any]]:
-    """What changes seldom: id, URL, rank, engine, models, how many models, role, KV tokens."""
+    """Return the fields that seldom change.
+
+    They are id, URL, rank, engine, models, number of models, role and KV tokens.
+    """
     return [
         [
             member.worker_id,
@@ -138,7 +147,9 @@ def names(fleet: list[Row]) -> list[list[Any]]:
 
 
 def exactness(fleet: list[Row], hits: WorkerHits | None) -> dict[str, Any]:
-    """Return the distinct verdicts on how exact hits are, and the place in them of each row's."""
+    """Return the distinct verdicts on how exact hits are, and for each row the number of its
+    verdict.
+    """
     kinds: dict[HitVerdict, int] = {}
     rows: list[int] = []
     for member, worker in fleet:
@@ -148,9 +159,10 @@ def exactness(fleet: list[Row], hits: WorkerHits | None) -> dict[str, Any]:
 
 
 def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
-    """The trunks with the greatest demand; `holders` has a bit a row, in hex, the first is highest.
+    """Return the trunks with the greatest demand.
 
-    `followed` is false where the policy does not ask about sessions.
+    `holders` has one bit for each row of the fleet, in hex, the highest bit first. `followed` is
+    false if the policy does not use sessions.
     """
     sessions = core.session_tracking.sessions
     if sessions is None:
@@ -167,7 +179,7 @@ def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
 def _state(
     member: Member, worker: Worker | None, slow_start: SlowStart | None, now_s: float
 ) -> str:
-    """As `/workers` has it, but that leaving is a state, and so is to ramp."""
+    """Return the state that `/workers` shows, or "joining", "leaving" or "slow_start"."""
     if worker is None:
         return "joining"
     if member.leaving:
@@ -183,14 +195,14 @@ def _state(
 
 
 def _index(worker: Worker | None) -> str:
-    """Whether the worker's cache is known: 1 yes, 0 a lower bound, - it publishes no events."""
+    """Return "1" if the worker's cache is known, "0" for a lower bound, "-" without events."""
     if worker is None or not worker.tells:
         return "-"
     return "1" if worker.kv.known else "0"
 
 
 def _whole(values: Floats | Ints, there: np.ndarray) -> list[int]:
-    """Rounded, not below 0, no more than JavaScript has exactly; -1: not known."""
+    """Return the values rounded to 0..10^15, which JavaScript holds exactly; -1 means unknown."""
     known = there & np.isfinite(values)
     plain = np.clip(np.where(known, values, 0), 0, 1e15)
     whole: list[int] = np.where(known, np.rint(plain), -1).astype(np.int64).tolist()

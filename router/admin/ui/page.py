@@ -1,7 +1,7 @@
-"""The page at `/ui`: its files as one answer that needs nothing else, and its state; at `/` links.
+"""The page at `/ui`: one self-contained answer, and its state; and the page of links at `/`.
 
-Its policy (Content Security Policy Level 3, W3C) names the one style sheet and the one script by
-their SHA-256, so that whatever a worker or a client calls itself stays text.
+The page's Content Security Policy (Level 3, W3C) names its one style sheet and one script by their
+SHA-256, so that names which workers or clients choose stay text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GUARDS = {
 
 
 def page() -> tuple[bytes, dict[str, str]]:
-    """The page (UTF-8) and the headers it goes out with. Raises OSError: a file is missing."""
+    """Return the page (UTF-8) and its headers. Raises OSError if a file is missing."""
     style = "\n".join(_text(f"{name}.css") for name in _STYLES)
     script = "\n".join(_text(f"{name}.js") for name in _SCRIPTS)
     script = '"use strict";\n{\n' + script + "}\n"  # a block: no name meets one of the browser's
@@ -55,7 +55,9 @@ def page() -> tuple[bytes, dict[str, str]]:
 
 
 def links_page(routes: Mapping[str, Iterable[str]]) -> Response:
-    """The answer at `/`, for people: the page and all paths of the port, by path their methods."""
+    """Return the answer at `/`, for people: a link to the page, and all paths of the port with
+    their methods.
+    """
     style = _text("look.css")
     rows = []
     for path in sorted(routes):
@@ -113,7 +115,7 @@ _HEADERS = {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-o
 
 
 class UiPages:
-    """Handlers of `/ui`: the page, and the state that it asks for. Lifetime: process."""
+    """Handlers of `/ui`: the page, and the state that the page asks for. Lifetime: process."""
 
     def __init__(self, state: UiState) -> None:
         self._state = state
@@ -121,13 +123,14 @@ class UiPages:
         self._type = self._headers.pop("Content-Type")
 
     async def show(self, request: Request) -> Response:
-        """The page."""
+        """Return the page."""
         return Response(200, self._body, dict(self._headers), self._type)
 
     async def state(self, request: Request) -> Response:
-        """All there is to show; with `?boot=B&since=N&names=V`, as it was told last, what is new.
+        """Return the state that the page shows, or only what is new since the last answer.
 
-        204: nothing is.
+        The query `?boot=B&since=N&names=V` repeats what the last answer said. 204 means that
+        nothing is new.
         """
         since, version = _number(request, "since"), _number(request, "names")
         told = self._state.told(request.query.get("boot", ""), since, version)
@@ -137,7 +140,7 @@ class UiPages:
 
 
 def _number(request: Request, name: str) -> int:
-    """Raises ClientError (400)."""
+    """Return the number in a query. Raises ClientError (400)."""
     text = request.query.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) <= 15):
         raise ClientError(400, f"`{name}` must be a whole number of at most 15 digits", name)

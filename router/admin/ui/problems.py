@@ -94,7 +94,11 @@ class Problems:
         sources: Rows = list,
         replicas: Rows = list,
     ) -> None:
-        """`sources`: rows of those that name workers; `replicas`: of routers that share state."""
+        """Look for problems in these parts of the router.
+
+        `sources`: rows of the parts that name workers. `replicas`: rows of the routers that share
+        state.
+        """
         self.sources = sources
         self.replicas = replicas
         self._core = core
@@ -114,8 +118,9 @@ class Problems:
         self._since = {key: self._since.get(key, now_s) for key in found}
 
     def shown(self, now_s: float) -> dict[str, Any]:
-        """For JSON: the kinds, the worst first, each with its first rows; and, by worker id, why
-        workers do not take requests, or not as they should.
+        """Return for JSON the kinds of problems, the worst first, each with its first rows.
+
+        Also return, by worker id, why workers do not take requests, or not as they should.
         """
         kinds: dict[str, list[Key]] = {kind: [] for kind in KINDS}
         for key, since_s in self._since.items():
@@ -182,8 +187,10 @@ class Problems:
             yield ("replicas", str(rows[0].get("name", ""))), str(rows[0]["state"])
 
     def _not_ready(self) -> list[str]:
-        """Why the workers make the router not ready; asked again when something of them changes,
-        for it takes microseconds a worker.
+        """Return the reasons why the workers make the router not ready.
+
+        They are computed again only when the workers change, because it takes microseconds a
+        worker.
         """
         told = (self._core.workers.version, self._service.promises())
         if told != self._judged:
@@ -247,7 +254,7 @@ class Problems:
                     yield kind, worker_id
 
     def _hot(self, workers: list[Worker]) -> Worker | None:
-        """The worker that has most of the requests; None: none has."""
+        """Return the worker that has far more requests than the mean, or None."""
         if len(workers) < 2:
             return None
         requests = self._core.columns.requests[[worker.slot for worker in workers]]

@@ -1,4 +1,4 @@
-"""The last minutes of a router, one row of figures a second."""
+"""The last minutes of a router: one row of figures a second."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ class History:
         self.taken = 0  # ever: the number of the latest sample
 
     def add(self, sample: tuple[float, ...]) -> None:
-        """One more second; its figures in the order of `COLUMNS`."""
+        """Add the sample of one second; its figures are in the order of `COLUMNS`."""
         self._rows[self.taken % KEPT] = sample
         self.taken += 1
 
     def after(self, number: int) -> list[list[float | None]]:
-        """The samples that came after that one, oldest first; of those still kept."""
+        """Return the samples after the sample `number` that are still kept, oldest first."""
         first = min(max(number, self.taken - KEPT, 0), self.taken)
         kept = self._rows[np.arange(first, self.taken) % KEPT]
         return [[_plain(value) for value in row] for row in kept.tolist()]
 
 
 def _plain(value: float) -> float | None:
-    """JSON has neither NaN nor infinity; five digits are more than a picture shows."""
+    """Return the value with five digits, or None if it is not finite.
+
+    JSON has neither NaN nor infinity.
+    """
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
@@ -82,7 +85,7 @@ class Sampler:
         self._before = self._counts()
 
     def sample(self) -> None:
-        """A second has passed, or about that."""
+        """Add a sample of the time since the last one, which is about a second."""
         before, now, core = self._before, self._counts(), self._core
         self._before = now
         elapsed_s = max(now.at_s - before.at_s, 1e-3)
@@ -127,7 +130,11 @@ class Sampler:
         )
 
     def _imbalance(self) -> float:
-        """Requests of the busiest worker over the mean of all that take any; NaN: none has any."""
+        """Return the requests of the busiest worker over the mean of all workers that take
+        requests.
+
+        NaN means that no worker has a request.
+        """
         core = self._core
         slots = [worker.slot for worker in core.workers if worker.takes_requests]
         requests = core.columns.requests[slots]
@@ -136,8 +143,10 @@ class Sampler:
 
 
 def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> float:
-    """About the value that `share` of all are not above, as `histogram_quantile` of Prometheus
-    has it: linear within a bucket, the last bound where it lies beyond. NaN: there are none.
+    """Return the value that about `share` of all observations do not exceed.
+
+    It is computed as by `histogram_quantile` of Prometheus: linear within a bucket, and the last
+    bound if the value lies beyond it. NaN means that there are no observations.
     """
     total = sum(counts)
     if not total:

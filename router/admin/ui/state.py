@@ -1,4 +1,4 @@
-"""What the page is told, made once a second while pages ask."""
+"""The state that the page shows, made once a second while pages ask for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OUTCOMES = 300  # decisions whose outcome is told
 
 
 class UiState:
-    """The state that pages are told, made once for all of them. Lifetime: process."""
+    """The state that pages show, made once for all of them. Lifetime: process."""
 
     def __init__(
         self,
@@ -45,7 +45,11 @@ class UiState:
         sources: Rows = list,
         replicas: Rows = list,
     ) -> None:
-        """`sources`: rows of those that name workers; `replicas`: of routers that share state."""
+        """Make the state from these parts of the router.
+
+        `sources`: rows of the parts that name workers. `replicas`: rows of the routers that share
+        state.
+        """
         core: RouterCore = dispatcher.core
         self.boot = secrets.token_hex(8)  # tells a page that another router answers now
         self._dispatcher = dispatcher
@@ -64,7 +68,7 @@ class UiState:
         self._exactness: dict[str, Any] = {}
 
     async def run(self) -> None:
-        """Take a sample a second, for ever, whether anybody looks or not."""
+        """Take a sample every second, forever, whether or not a page is open."""
         clock = asyncio.get_running_loop().time
         due_s = clock() + SAMPLE_S
         while True:
@@ -76,14 +80,16 @@ class UiState:
                 log.exception("no sample for the page")
 
     def sample(self) -> None:
-        """A second has passed."""
+        """Take the sample of a second."""
         self._hits.look(SAMPLE_S)
         self.problems.look(self._dispatcher.clock())
         self.sampler.sample()
 
     def told(self, boot: str, since: int, version: int) -> bytes | None:
-        """JSON for a page that has what the router `boot` told up to the sample `since`, and the
-        names of `version`; 0: it has none. None: it has everything.
+        """Return as JSON what is new for a page, or None if nothing is.
+
+        The page has the state of the router process `boot` up to the sample `since`, and the names
+        of `version`; 0 means that it has none.
         """
         history = self.sampler.history
         if boot != self.boot:
@@ -102,7 +108,7 @@ class UiState:
         return b",".join(parts) + b"}"
 
     def _make(self) -> None:
-        """The frame of this sample, unless it is there."""
+        """Make the frame of the latest sample, unless it exists."""
         taken = self.sampler.history.taken
         if taken == self._made:
             return
@@ -139,8 +145,10 @@ class UiState:
         self._made = taken
 
     def _latest(self) -> dict[str, Any]:
-        """The newest first; the first of them is number `added`. `outcomes`: of more of them, for
-        answers come late: seconds to the first token, cached tokens as reported; null: not known.
+        """Return the newest decisions, newest first; the first of them has the number `added`.
+
+        `outcomes` covers more of them, because answers end later: seconds to the first token, and
+        cached tokens as reported; null means unknown.
         """
         latest = self._decisions.latest(_OUTCOMES)
         return {

@@ -1,4 +1,4 @@
-"""The admin port's `/explain`: why a request went where it went, or would."""
+"""The admin port's `/explain`: the reasons for a request's worker, or for the one it would get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class ExplainPages:
         self._decisions = decisions
 
     async def look(self, request: Request) -> Response:
-        """One request's dispatches, or why it waits: `?request=ID`; else the latest: `?last=20`."""
+        """Return one request's dispatches, or why it waits (`?request=ID`), or the latest
+        (`?last=20`).
+        """
         if "request" in request.query:
             return json_response(self._of(request.query["request"]))
         latest = self._decisions.latest(shown_count(request, "last"))
@@ -36,7 +38,10 @@ class ExplainPages:
         return json_response({"decisions": shown})
 
     async def attempt(self, request: Request) -> Response:
-        """Where the request in the body would go now, and why. Nothing is sent or charged."""
+        """Return the worker that the request in the body would get now, and why.
+
+        Nothing is sent or charged.
+        """
         path = PATHS.get(request.query.get("path", "/v1/completions"))
         if path is None:
             raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")

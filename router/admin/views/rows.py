@@ -1,4 +1,4 @@
-"""Workers, trunks, the policy and decisions as the admin port's JSON has them."""
+"""Workers, trunks, the policy and decisions in the form of the admin port's JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
 
 def worker_shown(service: Service, member: Member) -> dict[str, Any]:
-    """What is known of it; of one that was not recognized yet, little."""
+    """Return all that is known of a worker, for JSON; until it is recognized that is little."""
     dispatcher, core, spec = service.dispatcher, service.dispatcher.core, member.spec
     worker = core.workers.get(member.worker_id)
     now_s = dispatcher.clock()
@@ -89,7 +89,7 @@ def _health_shown(worker: Worker, now_s: float) -> dict[str, Any]:
 
 
 def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
-    """The fields of a worker that its KV events told of."""
+    """Return the fields of a worker that come from its KV events."""
     return {
         "resident_blocks": worker.kv.resident_blocks,
         "kv_known": worker.kv.known,
@@ -110,7 +110,9 @@ def hits_shown(hits: WorkerHits | None, member: Member, worker: Worker) -> dict[
 
 
 def _groups_shown(worker: Worker) -> list[dict[str, Any]] | None:
-    """The cache groups that limit a hybrid model's hits; None if full attention alone counts."""
+    """Return the cache groups that limit a hybrid model's hits; None if only full
+    attention counts.
+    """
     blocks = worker.kv.blocks
     if not blocks.is_hybrid:
         return None
@@ -125,7 +127,7 @@ _GUESSED = {
 
 
 def _advice(member: Member, worker: Worker) -> str | None:
-    """Advice for the operator of a worker."""
+    """Return advice for the operator of a worker, or None."""
     told, size = worker.told_block_size, worker.facts.block_size
     advice = member.advice
     if worker.kv.guessed is not None:
@@ -148,15 +150,15 @@ def _events_from(member: Member, severed: bool) -> str | None:
 
 
 def _number(value: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
+    """Return the value rounded, or None if it is not finite; JSON has neither NaN nor infinity."""
     value = float(value)
     return round(value, 6) if math.isfinite(value) else None
 
 
 def shown_count(request: Request, name: str) -> int:
-    """How many rows a query wants to see: 1..1000, 20 if it does not say.
+    """Return how many rows a query asks for: 1..1000, 20 if it does not say.
 
-    Raises ClientError (400) for anything else.
+    Raises ClientError (400) for any other value.
     """
     text = request.query.get(name, str(_SHOWN_DEFAULT))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _SHOWN_MAX):
@@ -165,9 +167,10 @@ def shown_count(request: Request, name: str) -> int:
 
 
 def policy_shown(guard: PolicyGuard, now_s: float) -> dict[str, Any]:
-    """Its specification, who decides instead of it while it is suspended, and its faults by kind.
+    """Return the policy's specification, the policy that decides now, and the policy's faults by
+    kind.
 
-    `suspended_for_s` is null where it is not suspended, and 0 where it is tried again with the
+    `suspended_for_s` is null if the policy is not suspended, and 0 if it is tried again with the
     next request.
     """
     suspension = guard.suspension
@@ -185,9 +188,9 @@ def policy_shown(guard: PolicyGuard, now_s: float) -> dict[str, Any]:
 
 
 def trunks_shown(core: RouterCore, most: int) -> dict[str, Any]:
-    """The heads of prompts with the greatest demand, at most so many of those kept.
+    """Return at most `most` prompt beginnings (trunks) with the greatest demand.
 
-    `followed` is false, and nothing is shown, where the policy does not ask about sessions.
+    If the policy does not use sessions, `followed` is false and there are none.
     """
     sessions = core.session_tracking.sessions
     if sessions is None:
@@ -201,7 +204,7 @@ def trunks_shown(core: RouterCore, most: int) -> dict[str, Any]:
 
 
 def trunk_shown(trunk: Trunk, copies: int) -> dict[str, Any]:
-    """One of them, of which so many workers have a copy."""
+    """Return one trunk for JSON, with the number of workers that hold a copy."""
     return {
         "hash": f"{trunk.last_hash:016x}",
         "tokens": trunk.tokens,
@@ -214,7 +217,10 @@ def trunk_shown(trunk: Trunk, copies: int) -> dict[str, Any]:
 
 
 def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:
-    """One dispatch and what came of it. `whole`: with all that it saw, where that was kept."""
+    """Return one dispatch and its outcome for JSON.
+
+    `whole` adds all that the policy saw, if that was kept.
+    """
     details = attempt.decision.details if whole else None
     return {
         "now_s": attempt.arrived_s,
