@@ -64,7 +64,7 @@ class Hybrid:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """The cost's three summands, seconds each."""
+        """Return the three summands of the cost in seconds, float64[rows] each."""
         rate, factor = fleet.prefill_tokens_per_s, self.load_factor
         return {
             "missing_s": fleet.missing_tokens(request.prompt_tokens) / rate,

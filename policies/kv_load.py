@@ -12,11 +12,12 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class KvLoad:
-    """Cost = KV tokens in use, as a share of capacity where every row's capacity is known.
+    """The cost is the KV memory in use, as a share of the capacity if all capacities are known.
 
-    In use: what the worker reported plus own dispatches since. A worker that never reported
-    counts our own ledger (`context_tokens + queued_prefill_tokens`). Tokens and shares cannot be
-    compared, so a single unknown capacity makes all rows count tokens.
+    If any worker's capacity is unknown, all costs are in tokens, because tokens and shares cannot
+    be compared. The tokens in use are those that the worker reported, plus those of this router's
+    dispatches since. For a worker that never reported, this router's own counts are used
+    (`context_tokens + queued_prefill_tokens`).
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

@@ -16,10 +16,12 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class KvPrefix:
-    """Cost = -hit tokens on the GPU; ties (nobody has it, or all do) are drawn.
+    """The cost is minus the hit tokens on the GPU; ties (no worker has hits, or all have equal
+    ones) are broken at random.
 
-    Unknown hits count as what is known of them, a lower bound. It never spills: the first worker
-    that computed a popular prefix receives everything that begins with it.
+    If KV events are missing, the known hits are used, which are a lower bound. The spill depth is
+    unlimited: the first worker that computed a popular prefix receives all requests that begin with
+    it.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

@@ -12,9 +12,10 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class LeastRequests:
-    """Cost = unfinished requests (running + waiting); ties are drawn.
+    """The cost is the number of unfinished requests (running + waiting); ties are broken at random.
 
-    Own dispatches count at once; those of other routers are as old as the load report.
+    This router's own dispatches count at once; those of other routers are as old as the load
+    report.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

@@ -1,4 +1,6 @@
-"""The known name that is nearest to an unknown one: `did you mean ...?` in every error."""
+"""Finds the known name that is most similar to an unknown one, for `did you mean ...?` in
+errors.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from collections.abc import Iterable
 
 
 def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name most like `given`, or None. `cutoff`: how alike they must be, 0..1."""
+    """Return the known name that is most similar to `given`, or None.
+
+    `cutoff` is the least similarity, 0..1.
+    """
     plain, by_plain = _plain(given), {_plain(name): name for name in known}
     near = difflib.get_close_matches(plain, by_plain, n=len(by_plain) or 1, cutoff=cutoff)
     if not near:
@@ -21,12 +26,15 @@ def _plain(name: str) -> str:
 
 
 def _likeness(like: difflib.SequenceMatcher[str], name: str) -> tuple[float, int]:
-    """How alike the two are; the longest piece in common settles a tie (`abs` against `rel`)."""
+    """Return the similarity of the two names, and the length of their longest common piece.
+
+    The longest common piece breaks a tie (`abs` against `rel`).
+    """
     like.set_seq1(name)
     return like.ratio(), like.find_longest_match().size
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """` (did you mean NAME?)` to stand behind an unknown name; empty if no known name is near."""
+    """Return ` (did you mean NAME?)` for an error message, or "" if no known name is similar."""
     near = nearest(given, known)
     return "" if near is None else f" (did you mean {near}?)"

@@ -1,4 +1,4 @@
-"""Power of two choices: look at two workers, take the one with fewer requests."""
+"""Power of two choices: compares two random workers and chooses the one with fewer requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo:
-    """Two distinct rows from the draw; cost = unfinished requests, +inf for all other rows.
+    """The cost is the number of unfinished requests on two randomly drawn rows, and +inf on all
+    others.
 
-    Nearly as even as asking everyone, and it does not herd when loads are stale (Mitzenmacher,
-    "The Power of Two Choices in Randomized Load Balancing", 2001).
+    The load is nearly as even as with a comparison of all workers, and requests do not herd if
+    loads are stale (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

@@ -12,11 +12,11 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """Cost 0 for row `serial mod rows`, 1 for the others.
+    """The cost is 0 for the row `serial mod rows`, and 1 for the others.
 
-    There is no counter to keep: the arrival's serial is one. A request that is asked again after
-    a worker fell away meets `rows - 1` rows. Every `rows`-th arrival lost that worker, and
-    `rows = 1 modulo (rows - 1)`, so successive ones still land on successive rows.
+    No counter is needed, because the arrival's serial number is one. A request that is asked again
+    after a worker has left meets `rows - 1` rows. Every `rows`-th arrival lost that worker, and
+    `rows = 1 modulo (rows - 1)`, so successive ones still go to successive rows.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

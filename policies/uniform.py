@@ -12,7 +12,7 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Cost 0 for every row, so that `pick` draws among all of them."""
+    """The cost is 0 for every row, so that `pick` draws among all of them."""
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         return np.zeros(len(fleet))

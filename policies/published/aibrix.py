@@ -1,7 +1,7 @@
-"""AIBrix's prefix cache: the best match whose load does not stick out of the pool's.
+"""AIBrix's prefix cache: the best match among workers whose load is not far above the mean.
 
-Source: vllm-project/aibrix gateway, algorithm prefix-cache, 2025 and 2026. `imbalance_factor` came
-later; 0 gives the older rule, which looks at the gap alone (and asks for one request more).
+Source: vllm-project/aibrix gateway, algorithm prefix-cache, 2025 and 2026. `imbalance_factor` was
+added later; 0 gives the older rule, which compares only the gap (and requires one request more).
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from policies.published.order import places
 
 @dataclass(frozen=True, slots=True)
 class Aibrix:
-    """The longest match with requests <= mean + deviations * standard deviation; else the fewest.
+    """Prefers the longest match among workers with at most mean + deviations * standard deviation
+    requests.
 
-    Where the most and the fewest requests differ by `imbalance_gap` or more, and the most are above
-    imbalance_factor * (mean + 1), only the workers with the fewest are looked at. Equal matches go
-    to fewer requests. Unknown hits count as what is known of them; no other signal is asked for.
+    If there is none, the worker with the fewest requests is chosen. If the most and the fewest
+    requests differ by `imbalance_gap` or more, and the most are above imbalance_factor * (mean +
+    1), only the workers with the fewest requests are considered. Equal matches go to the worker
+    with fewer requests. If KV events are missing, the known hits are used; no other signal is read.
 
-    Spill depth: at most `imbalance_gap`. Much less where the others are level: of N workers one
-    that alone has more than the rest lies sqrt(N - 1) deviations above the mean, so that with the
-    defaults and N > 2 the first request more sends the next one elsewhere.
+    Spill depth: at most `imbalance_gap`. It is much less if the other workers have equal loads:
+    among N workers, a single worker with more requests than the rest lies sqrt(N - 1) deviations
+    above the mean. So with the defaults and N > 2, one additional request sends the next one
+    elsewhere.
     """
 
     imbalance_gap: int = 8

@@ -1,7 +1,7 @@
-"""SGLang's cache-aware routing: the best match while loads are even, the shortest queue else.
+"""SGLang's cache-aware routing: the best match while loads are even, else the shortest queue.
 
 Source: sgl-project/sglang router (2024) and lightseekorg/smg gateway (2026), policy cache_aware,
-defaults of the command line; a library's default there is 32, 1.1 and 0.5.
+with the defaults of the command line; the library's defaults are 32, 1.1 and 0.5.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from policies.published.order import places
 
 @dataclass(frozen=True, slots=True)
 class CacheAware:
-    """Imbalanced: fewest requests. Else a match above `match_threshold`: the longest. Else: the
-    smallest tree. Ties of the last two go to the fewest requests.
+    """Chooses the fewest requests if the pool is imbalanced, else the longest match, else the
+    smallest tree.
 
-    Imbalanced is a pool whose most and least requests differ by more than `balance_abs` and by a
-    factor above `balance_rel`, or one of whose workers uses a share of KV memory above
-    `kv_ceiling`, or whose shares lie further apart than `kv_spread` (1 turns these two off; 0.9
-    and 0.5 are suggested). The tree is what was sent to a worker (`inserted`), at most
-    `max_tree_tokens`. This is the rule for workers without KV events, asked of an exact index; with
-    events SMG takes any match, and the fewest requests where there is none. Unknown hits count as
-    what is known of them; an unknown share of KV memory triggers nothing.
+    The longest match counts if it is above `match_threshold`. Ties of matches and trees go to the
+    fewest requests.
 
-    Spill depth: `balance_abs`. Beyond it the cache counts for nobody, not even for sessions that
-    have no part in the imbalance.
+    A pool is imbalanced in three cases: the most and the fewest requests of a worker differ by more
+    than `balance_abs` and by a factor above `balance_rel`; a worker uses a share of KV memory above
+    `kv_ceiling`; or these shares differ by more than `kv_spread`. A value of 1 turns off either of
+    the last two; 0.9 and 0.5 are suggested. The tree holds the prompts that were sent to a worker
+    (`InsertedTokens`), with at most `max_tree_tokens` tokens. This is the rule for workers without
+    KV events, with matches from an exact index; with events, SMG takes any match, and the fewest
+    requests if there is none. If KV events are missing, the known hits are used; an unknown share
+    of KV memory triggers nothing.
+
+    Spill depth: `balance_abs`. Beyond it no request uses the cache, even if its session has no part
+    in the imbalance.
     """
 
     match_threshold: float = 0.3

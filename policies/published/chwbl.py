@@ -1,7 +1,7 @@
-"""Consistent hashing with bounded loads: round the ring to the first worker that has room.
+"""Consistent hashing with bounded loads: takes the first worker on the hash ring that has room.
 
 Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2016); as a
-router of prefixes: KubeAI, strategy PrefixHash, 2025: load 125 %, 256 nodes a worker.
+router of prefixes: KubeAI, strategy PrefixHash, 2025, with load 125 % and 256 nodes a worker.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from policies.published.prefix_hash import check_ring
 
 @dataclass(frozen=True, slots=True)
 class Chwbl:
-    """cost = the way round the ring from the prefix to the worker, 0..1; +1 where there's no room.
+    """The cost is the distance on the ring from the prefix to the worker, 0..1; plus 1 if it has no
+    room.
 
-    There is room for one more request up to ceil(load_factor * (all requests + 1) / workers). The
-    capacities add up to more than all requests, so somebody always has room. KubeAI leaves out
-    the ceil; below one request a worker nobody has room then, and the owner takes all.
+    A worker has room for one more request up to ceil(load_factor * (all requests + 1) / workers).
+    These limits add up to more than all requests, so some worker always has room. KubeAI leaves out
+    the ceil: with fewer requests than workers, no worker has room there, and the owner takes all.
 
-    The key is the prompt's first `prefix_tokens` tokens (`ring`); KubeAI takes 100 characters of
-    the first user message, which nobody but itself can tell from the system prompt before it. A
-    prompt without a full block goes to the fewest requests. What is cached is not asked; no other
-    signal is.
+    The key is the prompt's first `prefix_tokens` tokens (`hashing.distances`). KubeAI takes 100
+    characters of the first user message, which only KubeAI itself can tell from the system prompt
+    before it. A prompt without a full block goes to the worker with the fewest requests. The policy
+    reads neither the caches nor any other signal.
 
-    Spill depth: bounded by the load of the pool, load_factor times its mean, rounded up; what is
-    beyond goes to the same next worker each time, while that has room.
+    Spill depth: bounded by the load of the pool: load_factor times its mean, rounded up. All
+    requests beyond it go to the same next worker on the ring, while that has room.
     """
 
     prefix_tokens: int = 256

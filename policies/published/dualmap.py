@@ -1,4 +1,6 @@
-"""DualMap: two candidates by hashing the head of the prompt, the warmer one while it is in time."""
+"""DualMap: hashes the head of the prompt to two workers, and takes the warmer one if it
+is in time.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,25 @@ EVEN_LEVELS = 256  # 4, 8, 12, ... 1,024 blocks
 
 @dataclass(frozen=True, slots=True)
 class DualMap:
-    """Two workers are candidates, the others +inf: highest hash weights of the prompt's head.
+    """Makes two workers candidates, by the highest hash weights of the prompt's head; others cost
+    +inf.
 
     The candidate with more hit tokens costs -1 while its predicted TTFT = queued prefill seconds +
-    missing tokens / rate is at most `ttft_slo_s`. Otherwise, and where both hold as much, a
-    candidate costs its queued prefill seconds. Without a head (a short prompt) all are candidates.
+    missing tokens / rate is at most `ttft_slo_s`. Otherwise, and if both hold equally much, a
+    candidate costs its queued prefill seconds. Without a head (a short prompt) all workers are
+    candidates.
 
-    The head is the first `head_blocks` blocks; of a hot prompt (its share of the last
-    `window_requests` arrivals is above 2 / workers) twice as many, and so on, as published;
-    with `continuous`, `head_blocks` more at a time. Source: DualMap (ICLR 2026, arXiv 2602.06502):
-    its SLO of 5 s; depths, window and rendezvous hashing as in NVIDIA Dynamo's port, 2026. Queued
-    requests do not migrate between the two candidates here, as they do in the paper.
+    The head is the first `head_blocks` blocks. If the prompt is hot (its share of the last
+    `window_requests` arrivals is above 2 / workers), the head has twice as many blocks, and so on,
+    as published; with `continuous`, it grows by `head_blocks` at a time. Source: DualMap (ICLR
+    2026, arXiv 2602.06502) with its SLO of 5 s; depths, window and rendezvous hashing as in NVIDIA
+    Dynamo's port, 2026. Queued requests do not migrate between the two candidates here, as they do
+    in the paper.
 
-    Spill depth: to the other candidate once queued + own prefill exceed the SLO. Never beyond the
-    two while no deeper head tells requests apart: a shared prompt that ends between two doublings
-    keeps every shorter request on the same two. Unknown hits are taken as they are; no signal it
-    reads can be absent.
+    Spill depth: to the other candidate once queued + own prefill exceed the SLO. Requests never
+    leave the two candidates until a deeper head separates them: a shared prompt that ends between
+    two doublings keeps every shorter request on the same two. Unknown hits count as the known ones;
+    no signal that the policy reads can be absent.
     """
 
     head_blocks: int = 4

@@ -1,4 +1,4 @@
-"""Dynamo's default: blocks to compute, less credit for what is cached, plus blocks in use."""
+"""Dynamo's default rule: blocks to compute, less a credit for cached blocks, plus blocks in use."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from policies.published.dynamo_prefill import DynamoPrefill
 
 @dataclass(frozen=True, slots=True)
 class Dynamo(DynamoPrefill):
-    """cost [blocks] = (prefill term + charge per request) / B + blocks in use with this request.
+    """Cost in blocks = (prefill term + charge per request) / B + blocks in use with this request.
 
     Source: NVIDIA Dynamo 1.6, KV router (2026). The prefill term, its credits and the charge are
-    those of `DynamoPrefill.prefill_tokens`; `decay` above 0 is Dynamo's overlap decay. Blocks in
-    use are the prompts of unfinished requests and this one's; those that several share count once
-    (`active_blocks`). The charge per request is given in tokens, so that it does not grow with the
-    size of a block: 1024 are Dynamo's 64 blocks of 16. Its softmax over scaled costs is our
-    `temperature`.
+    those of `DynamoPrefill.prefill_tokens`; B is the block size, and `decay` above 0 is Dynamo's
+    overlap decay. Blocks in use are the prompts of unfinished requests and this one's; a block that
+    several share counts once (`active_blocks`). The charge per request is given in tokens, so that
+    it does not grow with the size of a block: 1024 are Dynamo's 64 blocks of 16. Dynamo's softmax
+    over scaled costs is our `temperature`.
 
-    Spill depth: S / (u + request_tokens) at the defaults, for a prefix of S and u tokens behind it,
-    queue drained.
+    Spill depth: S / (u + request_tokens) at the defaults, for a prefix of S tokens with u tokens
+    behind it, if no prefill is queued.
 
-    Unknown hits are a lower bound, taken as they are. No signal that it asks for can be absent;
-    what other routers sent counts in the charge per request only.
+    Unknown hits count as the known ones, a lower bound. No signal that the policy reads can be
+    absent. Dispatches of other routers count only in the charge per request.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: ActiveBlocks) -> Floats:

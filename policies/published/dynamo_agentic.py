@@ -1,4 +1,4 @@
-"""Dynamo's preset for agents: hits count double, prefill fourfold, requests extra."""
+"""Dynamo's preset for agents: hits count double, prefill fourfold, and each request is charged."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from policies.published.dynamo import Dynamo
 
 @dataclass(frozen=True, slots=True)
 class DynamoAgentic(Dynamo):
-    """Formula, signals and parameters of `Dynamo`, other defaults.
+    """The formula, signals and parameters of `Dynamo` with other defaults.
 
-    Source: NVIDIA Dynamo 1.6 (2026), option `--agentic`: overlap credit 2, prefill load scale 4,
-    64 blocks of 16 tokens a request.
+    Source: NVIDIA Dynamo 1.6 (2026), option `--agentic`: overlap credit 2, prefill load scale 4, 64
+    blocks of 16 tokens a request.
 
-    Spill depth: 4 L / (1024 + u) for a prompt of L tokens, S of them cached at the holder and
-    u < S not, queue drained: the double credit outweighs its own prefill, and the idle worker pays
-    for all L fourfold.
+    Spill depth: 4 L / (1024 + u) for a prompt of L tokens, of which the holder has S cached and u <
+    S are not, if no prefill is queued. The double credit outweighs the holder's own prefill, and
+    the idle worker pays for all L tokens fourfold.
     """
 
     prefill_scale: float = 4.0

@@ -1,4 +1,4 @@
-"""Dynamo's load guard: a session stays with its worker while that has few requests."""
+"""Dynamo's load guard: a session stays with its worker while that worker has few requests."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ Binding = Literal["parent_group", "session"]
 
 @dataclass(frozen=True, slots=True)
 class DynamoLoadGuard:
-    """cost = unfinished requests; -1 for the bound worker, unless it has too many of them.
+    """The cost is the number of unfinished requests; -1 for the bound worker, unless it has too
+    many.
 
-    The bound worker has too many if these are more than `max_requests` and another worker has at
-    least `move_margin` fewer. Then, as without a binding, the fewest requests win.
+    The bound worker has too many requests if it has more than `max_requests` and another worker has
+    at least `move_margin` fewer. Then, as without a binding, the worker with the fewest requests
+    wins.
 
     Source: ai-dynamo/dynamo 1aa6b64 (2026), policy `dynamo-soft-affinity-load-guard`: 32 requests,
     margin 2, at most 65,536 bindings. `binding` is its `--router-session-affinity-binding`: with
     "parent_group" all sub-agents of one parent share a binding, which is not their parent's; with
-    "session" each session has its own. A dispatch moves the binding, as there. Bindings there may
-    also end after a time without requests, which is not set by default.
+    "session" each session has its own. A dispatch moves the binding, as in the source. Bindings in
+    the source may also end after a time without requests, but not by default.
 
-    The source gives equal workers to the lower worker id; here ties are drawn. No signal that it
-    asks for can be absent: no load is NaN, and hits are not read. A request without a session, or
-    whose bound worker may not take it, goes by the requests.
+    The source gives ties to the lower worker id; here they are broken at random. No signal that the
+    policy reads can be absent: no load is NaN, and hits are not read. A request without a session,
+    or whose bound worker may not take it, goes to the worker with the fewest requests.
 
-    Spill depth: `max_requests`, 32, for one session or siblings; none between others.
+    Spill depth: `max_requests`, 32, for one session or siblings; there is no affinity between
+    others.
     """
 
     max_requests: int = 32

@@ -11,9 +11,10 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class DynamoPrefill:
-    """The parameters that Dynamo's rules share, and the two terms of them. Lifetime: process.
+    """The parameters that Dynamo's rules share, and their prefill term with the charge per request.
 
-    All of these, and those that a rule adds, are finite and 0 or more; ValueError else.
+    Raises ValueError unless all parameters, also those that a rule adds, are finite and 0 or more.
+    Lifetime: process.
     """
 
     prefill_scale: float = 1.0
@@ -30,11 +31,13 @@ class DynamoPrefill:
                 raise ValueError(f"{field.name} is {value}; it must be finite, 0 or more")
 
     def prefill_tokens(self, request: RequestView, fleet: FleetView) -> Floats:
-        """float64[rows]: prefill_scale * max(0, queued + prompt - credit) + request_tokens * A.
+        """Return prefill_scale * max(0, queued + prompt - credit) + request_tokens * A,
+        float64[rows].
 
         credit = overlap_credit * fade * hits + host_credit * host hits + disk_credit * disk hits,
-        and fade = 1 / (1 + decay * (queued - least queued) / prompt): the more a worker is behind
-        the least busy one, the less its hits count. A: its unfinished requests.
+        and fade = 1 / (1 + decay * (queued - least queued) / prompt): hits count less on a worker
+        with more queued tokens than the least busy one. A is the worker's number of unfinished
+        requests.
         """
         prompt, queued = float(request.prompt_tokens), fleet.queued_prefill_tokens
         credit: Floats = fleet.hit_tokens * np.float64(self.overlap_credit)

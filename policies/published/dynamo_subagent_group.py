@@ -1,4 +1,4 @@
-"""Dynamo's sub-agent groups: siblings share a worker, which is not chosen by their parent's."""
+"""Dynamo's sub-agent groups: siblings share a worker, chosen independently of their parent's."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ LONGEST_IDLE_S = 31_536_000.0  # a year, the source's limit
 
 @dataclass(frozen=True, slots=True)
 class DynamoSubagentGroup:
-    """cost = unfinished requests; -1 for the worker of the request's siblings, unless it is full.
+    """The cost is the number of unfinished requests; -1 for the siblings' worker, unless it is
+    full.
 
     The key of a request with a parent is that parent, so that all its sub-agents share a worker.
-    The first of them goes to the fewest requests, wherever the parent is. The worker is left if it
-    has more than `max_requests` and another one has fewer requests; the group then follows. A group
-    without a request for `idle_s` seconds is forgotten. A request without a parent stays with its
-    own session's worker by the same limit.
+    The first of them goes to the worker with the fewest requests, wherever the parent is. If the
+    worker has more than `max_requests` and another one has fewer requests, the request goes
+    elsewhere, and the group follows. A group without a request for `idle_s` seconds is forgotten. A
+    request without a parent stays with its own session's worker by the same limit.
 
     Source: ai-dynamo/dynamo abf607a (2026), policy `dynamo-subagent-group-affinity`: 32 requests,
-    300 s, at most 65,536 groups. Two differences: beyond that many groups the source remembers no
-    new one until others have expired, here the group that was used longest ago gives way; and there
-    a request that only one worker could take moves no group, which a `Dispatched` fact does not
-    tell, so here it does.
+    300 s, at most 65,536 groups. There are two differences. Beyond that number of groups the source
+    remembers no new one until others have expired; here the group that was used longest ago is
+    forgotten. In the source a request that only one worker could take moves no group; here it does,
+    because a `Dispatched` fact does not show that there was only one.
 
-    The source gives equal workers to the lower worker id; here ties are drawn. No signal that it
-    asks for can be absent: no load is NaN, and hits are not read.
+    The source gives ties to the lower worker id; here they are broken at random. No signal that the
+    policy reads can be absent: no load is NaN, and hits are not read.
 
-    Spill depth: `max_requests`, 32, for siblings or one session; none between others.
+    Spill depth: `max_requests`, 32, for siblings or one session; there is no affinity between
+    others.
     """
 
     max_requests: int = 32

@@ -1,4 +1,4 @@
-"""Dynamo's two tiers: the least loaded while loads are far apart, else the longest prefix."""
+"""Dynamo's two tiers: the least loaded worker if loads are far apart, else the longest prefix."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from policies.published.order import places
 
 @dataclass(frozen=True, slots=True)
 class DynamoTwoTier:
-    """The first tier that applies, with A the unfinished requests of a worker:
+    """The cost follows the first tier that applies; A is a worker's number of unfinished requests.
 
     1. most A - fewest A > `balance_abs`, and most A > `balance_rel` x fewest A: cost = A.
     2. The longest match is more than `match_threshold` of the prompt's blocks: the workers that
-       hold it, by A, before all others, by A.
-    3. cost = A.
+       hold it come first, ordered by A, then all others, ordered by A.
+    3. Otherwise: cost = A.
 
     Source: ai-dynamo/dynamo 0c3850c (2026), policy `dynamo-two-tier-cost-fn`, which took the rule
     and its constants 0.5, 32 and 1.1 from SGLang's `cache_aware_zmq`. All comparisons are strict.
 
-    The source gives ties to the first row; here they are drawn. Unknown hits count as what is known
-    of them. No load is NaN, and no other signal is asked for.
+    The source gives ties to the first row; here they are broken at random. If KV events are
+    missing, the known hits are used. No load is NaN, and no other signal is read.
 
-    Spill depth: `balance_abs`, 32, behind an idle worker; beyond it no affinity for anybody.
+    Spill depth: `balance_abs`, 32, beyond an idle worker; above it no request has affinity.
     """
 
     match_threshold: float = 0.5

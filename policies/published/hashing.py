@@ -16,10 +16,10 @@ _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def weights(key: int, worker_ids: Ints, seed: int) -> Hashes:
-    """uint64[rows]: the weight of each worker for `key`; the highest is its home.
+    """Return the weight of each worker for `key`, uint64[rows]; the highest is the key's home.
 
-    `key` and `seed` are any whole numbers, taken modulo 2^64; another seed gives weights that
-    have nothing to do with these. Depends on worker ids alone, not on their rows.
+    `key` and `seed` are any whole numbers, taken modulo 2^64; another seed gives independent
+    weights. The weights depend on worker ids alone, not on their rows.
     """
     mixed = worker_ids.astype(np.uint64) + np.uint64(_scrambled(key ^ _scrambled(seed)))
     mixed *= np.uint64(_GOLDEN)
@@ -42,15 +42,16 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads hashes that 
 
 
 def distances(request: RequestView, fleet: FleetView, prefix_tokens: int, nodes: int) -> Floats:
-    """float64[rows]: way from the key to each worker's nearest node, 0..1 of a full turn.
+    """Return the distance on the ring from the key to each worker's nearest node, float64[rows].
 
-    In order of distance the workers come as one meets them walking the ring (Karger and others,
-    "Consistent Hashing and Random Trees", 1997), each at its first node; no ring need be sorted
-    or walked. The key is the chain hash of the last full block within the first `prefix_tokens`
-    tokens, of the first block where that is longer. The prompt must have a full block.
+    Distances are 0..1 of a full turn. In order of distance the workers come as on a walk along the
+    ring (Karger and others, "Consistent Hashing and Random Trees", 1997), each at its first node;
+    no ring need be sorted or walked.
 
-    A worker's nodes depend on its id alone: where one leaves, only its keys move. Nodes have 32
-    bits; of a thousand workers two share one now and then, and a tie there is drawn.
+    The key is the chain hash of the last full block within the first `prefix_tokens` tokens, or of
+    the first block if that is longer. The prompt must have a full block. A worker's nodes depend on
+    its id alone: if a worker leaves, only its keys move. Nodes have 32 bits; among a thousand
+    workers two nodes are sometimes equal, and such a tie is broken at random.
     """
     last = min(max(prefix_tokens // request.block_size, 1), request.prompt_blocks) - 1
     key = np.uint32((int(request.chain[last]) * GOLDEN >> 32) & 0xFFFFFFFF)
@@ -68,7 +69,10 @@ def _nodes(worker_ids: bytes, nodes: int) -> npt.NDArray[np.uint32]:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every bit depends on all."""
+    """Return the values after the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+
+    Every bit of the result depends on all bits of the value.
+    """
     values = values + np.uint64(GOLDEN)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

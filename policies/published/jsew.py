@@ -1,4 +1,4 @@
-"""JSEW: Dynamo's rule with blocks in use weighed as the work that they have still to come."""
+"""JSEW: Dynamo's rule with the blocks in use weighted by the work that they still need."""
 
 from __future__ import annotations
 
@@ -24,23 +24,27 @@ class JsewMemory:
 
 @dataclass(frozen=True, slots=True)
 class Jsew(DynamoPrefill):
-    """cost [blocks] = (prefill term + charge per request) / B
-                     + (context_weight + prefill_weight * e) * c,
+    """Cost in blocks: Dynamo's prefill term, plus the weighted work of the blocks in use.
 
-    u = D * A ** batch_exponent, c = u * (u / mean of u) ** skew_exponent. D: blocks in use with
-    this request, each counted once, which the power of A, unfinished requests with this one, counts
-    more often, as steps read them; e: uncached share of the prompts routed so far, smoothed by
-    `smoothing` a request from 0 on. The rest is `Dynamo`'s.
+      cost = (prefill term + charge per request) / B + (context_weight + prefill_weight * e) * c
+      u = D * A ** batch_exponent, c = u * (u / mean of u) ** skew_exponent
+
+    B is the block size. D is the number of blocks in use with this request, each counted once. A is
+    the number of unfinished requests with this one; its power counts shared blocks more often,
+    because decode steps read them for each request. e is the uncached share of the prompts routed
+    so far, smoothed by `smoothing` per request, from 0 on. The other terms are those of `Dynamo`.
 
     Source: NVIDIA Dynamo 1.6 (2026), selection plug-in "JSEW", tuned there on 290 random points of
-    one trace of 1,200 coding sessions on 16 workers. We read its moving average, uncached tokens
-    over request blocks, as blocks over blocks: only a share leaves all terms blocks.
+    one trace of 1,200 coding sessions on 16 workers. The source defines its moving average as
+    uncached tokens over request blocks; here it is blocks over blocks, because only a share keeps
+    all terms in blocks.
 
-    Spill depth: has no closed form. One of two workers with a prefix of 6,400 tokens, requests of
-    640 more behind it, queue drained, e = 0: 3 requests, where `Dynamo` has 10.
+    Spill depth: has no closed form. For one of two workers with a prefix of 6,400 tokens and
+    requests of 640 more tokens, without queued prefill and with e = 0, it is 3 requests; with
+    `Dynamo` it is 10.
 
-    Unknown hits are a lower bound, taken as they are. No signal that it asks for can be absent;
-    what other routers sent counts in A only.
+    Unknown hits count as the known ones, a lower bound. No signal that the policy reads can be
+    absent; dispatches of other routers count in A only.
     """
 
     context_weight: float = 1.526

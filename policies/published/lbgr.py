@@ -1,4 +1,4 @@
-"""LBGR: milliseconds of the uncached prompt, of what was sent before, and a learned residual."""
+"""LBGR: estimates milliseconds for the uncached prompt, the queued work, and a learned residual."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from policies.published.lanes import Lanes
 
 @dataclass(frozen=True, slots=True)
 class Lbgr:
-    """cost [ms] = max(1, own + queue + residual), own = slope_ms x missing tokens / 1000, least 1.
+    """Cost in ms = max(1, own + queue + residual), with own = slope_ms x missing tokens / 1000, at
+    least 1.
 
-    queue: `own` of what was sent, shrinking by 1/32 every 20 ms, its rest taken off at the end of
-    the request. residual: recursive least squares of one constant per worker, forgetting factor
-    `forgetting`, on max(1, answer time - own - queue as they were when it was sent). The answer
-    time is that of the last token, as published, or with `first_token` that of the first.
+    `queue` is the sum of `own` of the requests that were sent; it shrinks by 1/32 every 20 ms, and
+    a request's remainder is subtracted when it ends. `residual` is one constant per worker, learned
+    by recursive least squares with the forgetting factor `forgetting`, from max(1, answer time -
+    own - queue), with `own` and `queue` as of the dispatch. The answer time ends with the last
+    token, as published, or with `first_token` at the first.
 
     Source: the router of RLT/LBGR (ICLR 2026, arXiv 2601.18999): 1,000 ms per 1,000 characters,
-    forgetting 0.95. Here per 1,000 tokens; a 32B model on two H100 needs 64.
+    forgetting 0.95. Here the slope is per 1,000 tokens; a 32B model on two H100 needs 64.
 
-    Spill depth: decode counts in the residual alone. Drained and with equal residuals, the holder
-    of H tokens keeps a prefix while its queue is below slope_ms x H / 1000 ms. Unknown hits are
-    taken as they are; a worker without an answer yet has residual 0 and so attracts requests.
+    Spill depth: decode counts only through the residual. Without queued work and with equal
+    residuals, the holder of H tokens keeps a prefix while its queue is below slope_ms x H / 1000
+    ms. Unknown hits count as the known ones. A worker without an answer yet has residual 0, and so
+    attracts requests.
     """
 
     slope_ms: float = 1_000.0

@@ -1,4 +1,4 @@
-"""SMG's least load: the time until the queue is drained, and a barrier before memory is full.
+"""SMG's least load: the time until the queue is empty, plus a penalty for nearly full KV memory.
 
 Source: lightseekorg/smg gateway, policy least_load, 2026.
 """
@@ -17,13 +17,14 @@ FULL = 0.999  # where the barrier stops rising: at 1 it would be infinite
 
 @dataclass(frozen=True, slots=True)
 class LeastLoad:
-    """cost [s] = queued prefill tokens / rate + kv_weight_s * k / (1 - k), k the share in use.
+    """Cost in seconds = queued prefill tokens / rate + kv_weight_s * k / (1 - k).
 
-    The second term is the mean number in an M/M/1 queue of that utilization, in seconds by the
-    weight. The rate is the worker's own, calibrated; with `tokens_per_s` it is that for all (the
-    source divides by generated tokens per second and takes 2,000 where a worker reports none). Our
-    ledger counts each dispatch at once, which the source has to credit by hand between polls.
-    A share that nobody has told counts as 0. The prefix is ignored.
+    k is the share of KV memory in use. k / (1 - k) is the mean number of requests in an M/M/1 queue
+    of that utilization; the weight turns it into seconds. The rate is the worker's own, calibrated;
+    `tokens_per_s` sets one rate for all workers. The source divides by generated tokens per second,
+    and takes 2,000 if a worker reports none. This router's counts include each dispatch at once;
+    the source must add dispatches itself between two polls. An unknown share of KV memory counts as
+    0. The prefix is ignored.
 
     Spill depth: no affinity.
     """

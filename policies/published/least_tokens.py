@@ -1,4 +1,4 @@
-"""Least tokens: join the queue that holds the fewest tokens, not the fewest requests.
+"""Least tokens: joins the queue with the fewest tokens, not the fewest requests.
 
 Source: classic (least work left); among routers of LLM requests TensorRT-LLM's load balancing by
 tokens (2025) and SMG's minimum tokens of data-parallel ranks (2026).
@@ -14,10 +14,10 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class LeastTokens:
-    """cost = queued prefill tokens + context tokens of running requests, both of our own ledger.
+    """The cost is the queued prefill tokens plus the context tokens of running requests.
 
-    Requests that other routers sent are not seen. The prefix is ignored: spill depth none, no
-    affinity.
+    Both count only this router's own requests. The prefix is ignored, so there is no affinity and
+    no spill depth.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

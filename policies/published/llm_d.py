@@ -1,4 +1,4 @@
-"""llm-d's weighted scorers: what is cached of the prompt, how short the queue, how empty the KV.
+"""llm-d's weighted scorers: the cached share of the prompt, a short queue, and free KV memory.
 
 Source: llm-d router (formerly Gateway API inference extension), scheduler profiles of the precise
 prefix-cache guide, 2025 and 2026: prefix 2, queue 1, KV 1; a later default is 3, 2, 2.
@@ -16,15 +16,16 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class LlmD:
-    """cost = -(prefix_weight * prefix + queue_weight * queue + kv_weight * kv), each in [0, 1].
+    """The cost is -(prefix_weight * prefix + queue_weight * queue + kv_weight * kv).
 
-    prefix = hit tokens / prompt tokens; with `min_max` it is scaled over the workers instead, so
-    that the longest hit counts 1 and the shortest 0 however small both are. queue = (longest -
-    own) / (longest - shortest) of waiting requests, 1 where all are equal. kv = 1 - KV fraction in
-    use; a worker that never said counts as empty. Unknown hits are taken as they are.
+    Each of the three scores is in [0, 1]. prefix = hit tokens / prompt tokens; with `min_max` it is
+    scaled over the workers instead, so that the longest hit counts 1 and the shortest 0, however
+    small both are. queue = (longest - own) / (longest - shortest) of waiting requests, or 1 if all
+    are equal. kv = 1 - KV fraction in use; a worker that never reported it counts as empty. Unknown
+    hits count as the known ones.
 
-    Spill depth: the queue's scaled score is at most queue_weight however long a queue is. With
-    prefix_weight * hit share above queue_weight + kv_weight the holder is never left.
+    Spill depth: the queue's score is at most queue_weight, however long a queue is. If
+    prefix_weight * hit share is above queue_weight + kv_weight, all requests stay with the holder.
     """
 
     prefix_weight: float = 2.0

@@ -1,4 +1,4 @@
-"""llm-d's optimized baseline: stay with the cache until its backlog is seconds behind the others'.
+"""llm-d's optimized baseline: prefers workers with the cache until their backlog is far longer.
 
 Source: llm-d/llm-d-router 066c20e (2026), `prefix-cache-affinity-filter` before the
 `token-load-scorer`, as the guide optimized-baseline ships them: match 0.80, 18,000 ms, 15,928
@@ -19,22 +19,22 @@ Load = Literal["tokens", "requests"]
 
 @dataclass(frozen=True, slots=True)
 class LlmDSticky:
-    """cost = queued prefill tokens + prompt tokens the worker lacks; workers without the cache come
-    after all that hold `match_threshold` of the prompt's blocks, while these are not saturated.
+    """The cost is queued prefill tokens + missing prompt tokens; workers with the cache come first.
 
-    Saturated: the shortest backlog among them exceeds the shortest of the others by more than
-    `patience_s` seconds; with 0 they never are. A backlog drains at `tokens_per_s`, the source's
-    rate of Qwen3-32B on two H100 by which all workers are judged; others are 39,065 for
-    gpt-oss-120b on an H100 and 24,027 for GLM-5.2 on eight B200. `none`: at each worker's
-    calibrated rate. With `load` "requests" the cost is unfinished requests, as the source advises
-    where decoding is the bottleneck.
+    Workers with the cache hold at least `match_threshold` of the prompt's blocks. They come first
+    unless they are saturated: then the shortest backlog among them exceeds the shortest of all
+    workers by more than `patience_s` seconds; with 0 they are never saturated. A backlog drains at
+    `tokens_per_s`. The default is the source's rate of Qwen3-32B on two H100, used for all workers;
+    other rates are 39,065 for gpt-oss-120b on an H100 and 24,027 for GLM-5.2 on eight B200. `none`
+    uses each worker's calibrated rate. With `load` "requests" the cost is the number of unfinished
+    requests, as the source advises if decoding is the bottleneck.
 
     The source's token load is capped at 4,194,304 tokens, beyond which all workers are equal; here
-    it is not. Ties are drawn, as there. Unknown hits count as what is known of them; no other
-    signal is asked for, and none that is NaN.
+    it is not. Ties are broken at random, as in the source. If KV events are missing, the known hits
+    are used; no signal that the policy reads can be NaN.
 
-    Spill depth: `patience_s` seconds of prefill, 286,704 tokens with the defaults. Requests do
-    not count: one that decodes is no backlog.
+    Spill depth: `patience_s` seconds of prefill, 286,704 tokens with the defaults. Decoding
+    requests do not count, because they are no backlog.
     """
 
     match_threshold: float = 0.8

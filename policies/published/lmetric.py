@@ -1,4 +1,4 @@
-"""LMetric: new prefill times batch size, and a copy of its own for a prefix that grows too hot.
+"""LMetric: prefill tokens times batch size, with an extra copy of a prefix that becomes too hot.
 
 Source: LMetric (Shanghai Jiao Tong University and Alibaba, arXiv 2603.15202, 2026), in the variant
 whose token factor counts queued prefill.
@@ -18,23 +18,23 @@ from policies.published.recent import HotClasses, class_of
 
 @dataclass(frozen=True, slots=True)
 class LMetric:
-    """cost = max(1, queued prefill + missing tokens) * (unfinished requests + 1).
+    """The cost is max(1, queued prefill + missing tokens) * (unfinished requests + 1).
 
-    Weights would cancel in the comparison, so it has none. `queued=false` leaves the queued prefill
-    out. Tokens, whatever the worker's speed: a worker at half speed looks as good as any.
+    There are no weights, because they would cancel in the comparison. `queued=false` leaves the
+    queued prefill out. The cost is in tokens, so a worker at half speed looks as good as any other.
 
-    `hot_spots`: requests that share their first `class_blocks` blocks are one class. With x its
-    share of the last `window` dispatches and m holders of these blocks among N workers, a class is
+    With `hot_spots`, requests that share their first `class_blocks` blocks are one class. Let x be
+    its share of the last `window` dispatches, and let m of N workers hold these blocks. A class is
     too hot if x / (1 - x) > m / (N - m). If it is, and its last 2 m requests all went to holders,
-    these cost +inf once; the copy that this makes is one more holder. The wins of holders count
-    from before the class became hot, too.
+    the holders cost +inf once; the copy that this makes is one more holder. Dispatches to holders
+    before the class became hot count as well.
 
-    Spill depth, queue drained: (P - H_idle) / (P - H) - 1 requests, with P prompt tokens, H hit
-    tokens of the holder: S / u for a prefix of S and u tokens behind it. By hot spots: after 2 m
-    requests, where others do not take most of the window.
+    Spill depth without queued prefill: (P - H_idle) / (P - H) - 1 requests, with P prompt tokens
+    and H hit tokens of the holder; this is S / u for a prefix of S tokens with u tokens behind it.
+    By hot spots: after 2 m requests, unless other classes fill most of the window.
 
-    Unknown hits are a lower bound, taken as they are; host and disk tiers count as missing. No
-    signal that it asks for can be absent.
+    Unknown hits count as the known ones, a lower bound; tokens in host memory and on disk count as
+    missing. No signal that the policy reads can be absent.
     """
 
     queued: bool = True

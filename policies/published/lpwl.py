@@ -1,4 +1,4 @@
-"""LPWL: least prefill work left, what waits and what this request would add."""
+"""LPWL (least prefill work left): queued prefill plus the prefill that the request would add."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class Lpwl:
-    """cost = queued prefill + missing tokens; among equals fewer unfinished requests.
+    """The cost is queued prefill + missing tokens; among equals, fewer unfinished requests win.
 
     Source: the cache-aware dispatch of Llumnix (its gateway of 2026: missing and all uncomputed
     prefill first, load second), studied as "least prefill work left" in a public study of agentic
-    traffic (8 H20, Qwen3-Coder-30B-A3B, 2026). The tie-break is a share of one token, so workers
-    that differ by less than a token of work may change places for it.
+    traffic (8 H20, Qwen3-Coder-30B-A3B, 2026). The tie-break is a share of one token, so it may
+    also decide between workers that differ by less than a token of work.
 
-    Spill depth: none. A holder whose queue has drained is chosen however many requests it decodes;
+    Spill depth: none. A holder without queued prefill is chosen however many requests it decodes;
     only prefill that it has not computed sends a request elsewhere.
 
-    Unknown hits are a lower bound, taken as they are; host and disk tiers count as missing. Tokens,
-    whatever the worker's speed. No signal that it asks for can be absent.
+    Unknown hits count as the known ones, a lower bound; tokens in host memory and on disk count as
+    missing. The cost is in tokens, whatever the worker's speed. No signal that the policy reads can
+    be absent.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""Mooncake's Conductor: the least estimated time to first token."""
+"""Mooncake's Conductor: chooses the worker with the least estimated time to first token."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class Mooncake:
-    """cost [s] = queued prefill + prefill of what is missing, at the worker's own speed.
+    """Cost in seconds = queued prefill + prefill of the missing tokens, at the worker's own speed.
 
-    Source: Mooncake (FAST 2025), Conductor. There a worker may also fetch the prefix from the best
-    holder where that has more of it than itself by a balancing ratio, which is how hot blocks
-    spread; here no worker can fetch from another, so only its own cache counts and a copy is made
-    by computing it. Nothing is rejected early: the router's own limits do that.
+    Source: Mooncake (FAST 2025), Conductor. In the source, a worker may also fetch the prefix from
+    the best holder, if that holds more of it by a balancing ratio; so hot blocks spread. Here no
+    worker can fetch from another: only its own cache counts, and a copy is made by computing it.
+    Nothing is rejected early here, because the router has limits of its own.
 
-    Spill depth: none by requests. A holder is left when its queue is longer than the prefill of the
-    prefix takes, attention included; what it decodes is not priced.
+    Spill depth: no number of requests. A request leaves the holder if its queue takes longer than
+    the prefill of the prefix, attention included; decoding does not count.
 
-    Unknown hits are a lower bound, taken as they are; host and disk tiers count as missing. Before
-    anybody told what attention costs, prefill time is linear in tokens.
+    Unknown hits count as the known ones, a lower bound; tokens in host memory and on disk count as
+    missing. Until the cost of attention is measured, prefill time is linear in tokens.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

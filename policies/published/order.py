@@ -9,11 +9,11 @@ from policies.contract import Floats
 
 
 def places(*keys: npt.NDArray[np.generic]) -> Floats:
-    """float64[rows]: 0 for the rows preferred most, 1 for the next; equal rows, equal places.
+    """Return each row's place in the order of preference, float64[rows]: 0 for the best, then 1.
 
-    `keys`: one array a criterion, the most important first; lower is better, none NaN. A finite
-    place for every row, and not +inf for all but the best, leaves the next best to whoever has
-    ruled the best one out (a wrapper's threshold, a temperature).
+    Equal rows have equal places. `keys` has one array per criterion, the most important first;
+    lower is better, and none may be NaN. Every row has a finite place. So if the best row is
+    excluded later (by a wrapper's threshold or a temperature), the next best one is known.
     """
     rows = len(keys[0])
     order = np.lexsort(keys[::-1])

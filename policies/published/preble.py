@@ -1,4 +1,4 @@
-"""Preble's E2: go on where most is cached, else go where the last minutes cost least."""
+"""Preble's E2: exploits workers with most of the prompt cached, else explores the cheapest ones."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ Terms = dict[str, Floats]
 
 @dataclass(frozen=True, slots=True)
 class Preble:
-    """cost [s] = prefill sent in the window + requests * median output * step + own prefill.
+    """Cost in seconds = prefill sent in the window + requests * median output * step + own prefill.
 
-    Exploit: workers that hold more of the prompt than they miss, if there are any, and +inf for
-    all others. Explore: else all workers. The first two terms are a worker's load: prefill time of
-    all that was sent to it in the last `window_s` seconds, attention included, and decode time of
-    its unfinished requests, by the median answer of the pool.
+    Exploit: if some workers hold more of the prompt than they miss, all others cost +inf. Explore:
+    otherwise all workers are open. The first two terms are a worker's load: the prefill time of all
+    requests that were sent to it in the last `window_s` seconds, attention included, and the decode
+    time of its unfinished requests, by the median answer of the pool.
 
-    A prefix grows a replica after `warmup_requests` requests per worker: while the largest load is
-    above `imbalance` times the smallest, the largest is a holder's, and the prefix's mean time to
-    first token in the newer half of the window is `ttft_ratio` times that of the older one, the
-    least loaded workers may be chosen, too. It is the request's large prefix (`preble_window`) that
-    was served most often.
+    A prefix gets a replica after `warmup_requests` requests per worker, if the largest load is
+    above `imbalance` times the smallest, the largest load is a holder's, and the prefix's mean time
+    to first token in the newer half of the window is `ttft_ratio` times that of the older half.
+    Then the least loaded workers may be chosen, too. The prefix is the request's large prefix
+    (`preble_window`) that was served most often.
 
-    Source: Preble (UC San Diego, arXiv 2407.00023, 2024), global scheduler. There the window's cost
-    is summed over prefixes, misses only, which is the prefill sent; nodes may move as well as be
-    copied, and the recompute of what a prompt evicts may be charged: neither is done here.
+    Source: Preble (UC San Diego, arXiv 2407.00023, 2024), global scheduler. In the source the
+    window's cost is summed over prefixes, misses only, which equals the prefill sent. The source
+    can also move nodes instead of copying them, and charge for recomputing what a prompt evicts:
+    neither is done here.
 
-    Spill depth: none by requests; a prefix that is most of a prompt is left when load and time to
-    first token both show it: after the warm-up, and half a window after its first request.
+    Spill depth: no number of requests. A prefix that is most of a prompt spreads when load and time
+    to first token both show it: after the warm-up, and half a window after its first request.
 
-    Unknown hits are a lower bound, taken as they are. Before the first answer told its tokens,
-    decoding costs nothing; the time to first token is that of streaming answers.
+    Unknown hits count as the known ones, a lower bound. Until an answer has reported its tokens,
+    decoding costs nothing; times to first token are those of streaming answers.
     """
 
     window_s: float = 180.0

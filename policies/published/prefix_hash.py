@@ -1,6 +1,6 @@
-"""SMG's prefix hash: the ring's worker for the first tokens, unless it carries too much.
+"""SMG's prefix hash: the hash ring's worker for the first tokens, unless its load is too high.
 
-Source: lightseekorg/smg gateway, policy prefix_hash, 2026; 150 nodes a worker on its ring.
+Source: lightseekorg/smg gateway, policy prefix_hash, 2026, with 150 nodes per worker on its ring.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from policies.published.hashing import distances
 
 @dataclass(frozen=True, slots=True)
 class PrefixHash:
-    """-1 for the owner of the prompt's first `prefix_tokens` tokens; for others, their requests.
+    """The cost is the number of unfinished requests, but -1 for the owner of the prompt's
+    beginning.
 
-    An owner that has more than load_factor * (all requests + 1) / workers counts its requests,
-    too, so that the least loaded is taken. A prompt without a full block has no key and goes to
-    the least loaded. What is cached is not asked; no other signal is.
+    The owner is the hash ring's worker for the first `prefix_tokens` tokens.
+
+    If the owner has more than load_factor * (all requests + 1) / workers requests, its cost is its
+    requests, too, so that the least loaded worker is taken. A prompt without a full block has no
+    key and goes to the least loaded worker. The policy reads neither the caches nor any other
+    signal.
 
     Spill depth: bounded by the load of the pool, load_factor times its mean. Every request beyond
-    that goes to the least loaded, another one each time.
+    that goes to the least loaded worker, which is another one each time.
     """
 
     prefix_tokens: int = 256

@@ -1,4 +1,4 @@
-"""Prequal: probe a few workers; the quickest that is not hot, else the one with least in flight."""
+"""Prequal: probes a few workers; takes the fastest cold one, else the one with fewest requests."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from policies.published.probes import Probes
 
 @dataclass(frozen=True, slots=True)
 class Prequal:
-    """Of the probed workers, those with more requests than the quantile of the pool are hot.
+    """The cost is the latency of probed workers that are cold; a worker is hot above a load
+    quantile.
 
-    cost = queued prefill seconds + one decode step of a probed worker that is cold; all of them
-    hot: its unfinished requests; every other worker +inf. Probed are the workers in the pool, not
-    older than `age_s`, and `probes` more drawn for this request. After each dispatch the
-    next `probes` workers in turn go into the pool with their requests in flight.
+    The quantile `rif_quantile` is of the requests in flight in the pool of probes. A cold probed
+    worker costs its queued prefill seconds + one decode step. If all are hot, each costs its
+    unfinished requests; every worker that is not probed costs +inf. Probed are the workers in the
+    pool of probes, not older than `age_s`, and `probes` more drawn for this request. After each
+    dispatch the next `probes` workers in turn are added to the pool with their requests in flight.
 
     Source: Prequal (Wydrowski et al., NSDI 2024): pool of 16, 3 probes a query, quantile 2^-0.25,
-    age 1 s. There a probe brings the latency as well; here it is a column, which costs nothing and
-    is as new as any, so that reuse limits and the removal of worn probes have nothing to do.
+    age 1 s. In the source a probe also returns the latency. Here latency is a column, which costs
+    nothing and is always new, so limits on reuse and the removal of old probes are not needed.
 
-    Spill depth: no affinity. Hits are not read; before the first dispatch nobody is hot; other
-    routers' requests count against a worker, but not in the quantile.
+    Spill depth: no affinity, because hits are not read. Before the first dispatch no worker is hot.
+    Requests of other routers count for a worker, but not in the quantile.
     """
 
     rif_quantile: float = 0.84

@@ -30,9 +30,10 @@ Key = tuple[str | None, str, str]  # tenant, "group", "session" or "request", an
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """The parameters of ThunderAgent, which the policy and its memory share. Lifetime: process.
+    """The parameters of ThunderAgent, which the policy and its memory share.
 
-    Shares are of a worker's KV memory, in [0, 1]. Raises ValueError for senseless values.
+    Shares are of a worker's KV memory, in [0, 1]. Raises ValueError for invalid values. Lifetime:
+    process.
     """
 
     pause_above: float = 0.95
@@ -65,9 +66,9 @@ class ProgramLimits:
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """One agent's run, or a group of them: its context tokens, and the worker that has them.
+    """One agent's run, or a group of runs: its context tokens, and the worker that holds them.
 
-    It is reasoning while a request of it is under way, and else acting: a tool of it runs.
+    It is reasoning while one of its requests is under way, and else acting: one of its tools runs.
     """
 
     key: Key
@@ -85,12 +86,12 @@ class Program:
 
     @property
     def tokens(self) -> int:
-        """Context tokens of its chains together."""
+        """Number of context tokens of all its sessions together."""
         return sum(tokens for tokens, _ in self.chains.values())
 
     @property
     def acting(self) -> bool:
-        """True if no request of it is under way."""
+        """True if no request of the program is under way."""
         return not (self.waiting or self.running)
 
 
@@ -134,7 +135,9 @@ class Programs:
     # --- what a policy asks -----------------------------------------------------------------
 
     def costs(self, request: RequestView, fleet: FleetView) -> Floats:
-        """Return each worker's tokens as costs, or +inf where the request may not go."""
+        """Return as costs the tokens that each worker has of programs, or +inf if it may not be
+        used.
+        """
         key = key_of(request.tenant, request.group, request.session)
         program = None if key is None else self.programs.get(key)
         ids = fleet.worker_id.tolist()
@@ -295,7 +298,7 @@ class Programs:
         self._charge(program)
 
     def _charge(self, program: Program) -> None:
-        """Charge a program's tokens to its worker, in place of what was charged before."""
+        """Charge a program's tokens to its worker, and replace its earlier charge."""
         worker_id, tokens = program.charged
         if worker_id is not None:
             left = self.used[worker_id] - tokens
@@ -334,7 +337,9 @@ class Programs:
             self._end(next(iter(self.requests)), under_way.touched_s)
 
     def _end(self, request_id: int, now_s: float) -> None:
-        """Forget a request that has ended; its program acts, and is paused if it was marked."""
+        """Forget a request that has ended; its program acts again, or is paused if it was
+        marked.
+        """
         under_way = self.requests.pop(request_id)
         program = self.programs[under_way.key]
         if under_way.sent:
@@ -353,7 +358,7 @@ class Programs:
             self._take_worker(program)
 
     def _defer(self, now_s: float) -> None:
-        """Pause programs whose requests were asked for a worker and got none."""
+        """Pause programs whose requests got no worker when the policy was asked."""
         for key in self._new_waits:
             program = self.programs.get(key)
             if program is not None and program.waiting and program.worker_id is None:
@@ -365,7 +370,7 @@ class Programs:
     # --- the check --------------------------------------------------------------------------
 
     def _expire(self, now_s: float) -> None:
-        """Forget requests that nobody told of for too long, and programs that do not come back."""
+        """Forget requests without a fact for too long, and programs that do not come back."""
         limits = self.limits
         for request_id, one in list(self.requests.items()):
             longest_s = limits.retention_s if one.sent else limits.hold_s
@@ -383,7 +388,9 @@ class Programs:
                 self._charge(program)
 
     def _room(self, now_s: float) -> list[tuple[float, int]]:
-        """Return (minus the free tokens, worker) of those with room for a resumption, in order."""
+        """Return (minus the free tokens, worker id) of workers with room for a resumption, in
+        order.
+        """
         room = []
         decays = self.limits.acting_decay
         used: Mapping[int, float] = self._decayed(now_s) if decays else self.used
@@ -395,10 +402,11 @@ class Programs:
         return sorted(room)
 
     def _resume(self, now_s: float) -> None:
-        """Resume as many programs as fit: those with a request first, then new ones, small first.
+        """Resume as many programs as fit: those with a request first, then new ones, small ones
+        first.
 
-        Those that fit into all free memory together are placed one by one, the largest first, each
-        at the worker with the most free memory.
+        The programs that fit into all free memory together are placed one by one, the largest
+        first, each at the worker with the most free memory.
         """
         if not self.paused:
             return
@@ -441,7 +449,7 @@ class Programs:
             used[worker_id] = used.get(worker_id, 0.0) + program.charged[1]
 
     def _decayed(self, now_s: float) -> Mapping[int, float]:
-        """Return each worker's tokens, of acting programs ever fewer."""
+        """Return each worker's tokens; those of acting programs count less, the longer they act."""
         used: dict[int, float] = {}
         for program in self.programs.values():
             if program.worker_id is not None:
@@ -488,6 +496,8 @@ class Programs:
 
 
 def _resume_order(program: Program) -> tuple[int, int, int]:
-    """First programs with a request, then new ones, then acting ones; small ones first."""
+    """Return a sort key: programs with a request, then new ones, then acting ones; small ones
+    first.
+    """
     group = 2 if not program.waiting else 0 if program.steps else 1
     return group, program.tokens, program.number

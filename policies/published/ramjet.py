@@ -1,4 +1,4 @@
-"""Ramjet: what is cached counts, but never for more than a few requests."""
+"""Ramjet: a cached prefix counts, but never for more than a few requests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class Ramjet:
-    """cost = min((most hits - hits) / point_tokens, max_points)
-            + load_weight * (unfinished requests + queued prefill / request_tokens).
+    """The cost is the limited price of a shorter hit than the longest, plus the weighted load.
 
-    Source: Ramjet, as NVIDIA Dynamo 1.6 ports it (2026). `relative=false`: the first term is
-    -min(hits / point_tokens, max_points) instead, which knows no difference between workers that
-    all hold more than 16,384 tokens; relative to the warmest one, long sessions stay apart.
+      cost = min((most hits - hits) / point_tokens, max_points)
+             + load_weight * (unfinished requests + queued prefill / request_tokens)
+
+    Source: Ramjet, as NVIDIA Dynamo 1.6 ports it (2026). With `relative=false` the first term is
+    -min(hits / point_tokens, max_points) instead, which is equal for all workers that hold more
+    than 16,384 tokens. Relative to the longest hit, long sessions stay apart.
 
     Spill depth: min(S / point_tokens, max_points) / load_weight requests for a prefix of S tokens:
     S / 2048, and 8 from 16,384 tokens on.
 
-    Unknown hits are a lower bound, taken as they are; host and disk tiers count as missing. No
-    signal that it asks for can be absent.
+    Unknown hits count as the known ones, a lower bound; tokens in host memory and on disk count as
+    missing. No signal that the policy reads can be absent.
     """
 
     point_tokens: float = 512.0

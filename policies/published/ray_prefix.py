@@ -1,4 +1,4 @@
-"""Ray Serve's prefix affinity: the best match while queues are level, two choices else.
+"""Ray Serve's prefix affinity: the best match while queues are level, else the better of two.
 
 Source: ray-project/ray, `PrefixCacheAffinityRouter` of Ray Serve LLM, 2025.
 """
@@ -16,15 +16,17 @@ from policies.published.order import places
 
 @dataclass(frozen=True, slots=True)
 class RayPrefix:
-    """Most and fewest requests more than `imbalance` apart: power of two choices. Else, a match of
-    at least `match_threshold`: the longest. Else: the smallest part of the tree. Ties of the last
-    two go to the fewest requests.
+    """Chooses the longest match while queues are level, else by power of two choices.
 
-    The tree's parts are what was sent to each worker (`inserted`); nothing is evicted from it by
-    default, and so it is here. Unknown hits count as what is known of them; no other signal is
-    asked for.
+    Queues are level if the most and the fewest requests are at most `imbalance` apart. A match must
+    be at least `match_threshold` of the prompt; without one, the worker with the smallest part of
+    the prompt tree is chosen. Ties go to the fewest requests.
 
-    Spill depth: `imbalance`. Beyond it the cache counts for nobody.
+    A worker's part of the tree is the tokens that were sent to it (`InsertedTokens`); the source
+    evicts nothing from it by default, and neither does this policy. If KV events are missing, the
+    known hits are used; no other signal is read.
+
+    Spill depth: `imbalance`. Beyond it no request uses the cache.
     """
 
     imbalance: int = 10

@@ -55,10 +55,11 @@ def class_of(chain: Hashes, blocks: int) -> int:
 
 
 def hit_blocks(fact: Dispatched) -> int:
-    """Blocks of the prompt that the worker held.
+    """Return the number of the prompt's blocks that the worker held.
 
     The fact names no block size B, but hits are k * B tokens and n blocks are floor(prompt / B), so
-    hit * n / prompt <= k < hit * (n + 1) / prompt: less than one apart, which leaves one k.
+    hit * n / prompt <= k < hit * (n + 1) / prompt: the two bounds are less than one apart, which
+    leaves one k.
     """
     prompt_tokens = fact.hit_tokens + fact.uncached_tokens
     return -(-fact.hit_tokens * len(fact.chain) // prompt_tokens)

@@ -1,7 +1,7 @@
-"""Session stickiness: a session stays with its worker; new ones join the shortest queue.
+"""Session stickiness: a session stays with its worker; a new session joins the shortest queue.
 
-Source: classic (cookies of load balancers); among routers of LLM requests vllm-project/
-production-stack's session router (2025) and llm-d's session affinity (2025).
+Source: classic (cookies of load balancers); among routers of LLM requests
+vllm-project/production-stack's session router (2025) and llm-d's session affinity (2025).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from policies.published.homes import SessionHomes, check_max_sessions
 
 @dataclass(frozen=True, slots=True)
 class SessionSticky:
-    """cost = -1 for the worker that served the request's session last; for others, their requests.
+    """The cost is -1 for the worker that served the session last; for others, their requests.
 
-    A request without a session, of a session not among the `max_sessions` last used, or of one
-    whose worker may not be asked goes to the fewest requests; its session then stays there. What
-    is cached is not asked; no other signal is.
+    A request goes to the worker with the fewest requests if it has no session, if its session is
+    not among the `max_sessions` last used, or if the session's worker may not take it; its session
+    then stays there. The policy reads neither the caches nor any other signal.
 
-    Spill depth: never within a session; no affinity between sessions, whatever they share.
+    Spill depth: a session never spills; there is no affinity between sessions, whatever they share.
     """
 
     max_sessions: int = 65_536

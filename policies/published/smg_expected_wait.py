@@ -1,4 +1,6 @@
-"""SMG's power of two choices by expected wait: of two drawn workers the one that drains sooner."""
+"""SMG's power of two choices by expected wait: of two drawn workers, the one that is free
+sooner.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,21 @@ from policies.published.least_load import FULL
 
 @dataclass(frozen=True, slots=True)
 class SmgExpectedWait:
-    """Two distinct rows from the draw; cost = expected wait in seconds, +inf for all other rows.
+    """The cost is the expected wait in seconds on two randomly drawn rows, and +inf on all others.
 
-    wait = queued prefill tokens / throughput + kv_weight_s * k / (1 - k), k the share of KV memory
-    in use, at most 0.999.
+    wait = queued prefill tokens / throughput + kv_weight_s * k / (1 - k), where k is the share of
+    KV memory in use, at most 0.999.
 
     Source: smg-project/smg 2463a7c and 11b1fe0 (2026), policy `power_of_two` with its default
-    metric `expected_wait`: 0.15 s, 2,000 tokens/s, 1,024 tokens a request. What stands for its
-    signals here:
+    metric `expected_wait`: 0.15 s, 2,000 tokens/s, 1,024 tokens a request. The source's signals are
+    replaced here:
 
-    - The queue and the tokens sent since the last poll (every 10 s): the router's own ledger, which
-      counts each dispatch at once, less what is cached and what is computed since.
-    - Throughput, the tokens that a worker generates a second: its running requests / its step time;
-      `idle_tokens_per_s` where nothing runs. `tokens_per_s` sets one for all.
-    - A worker without a report is one whose k is NaN: it waits as long as the other of the pair,
-      and `request_tokens` for each of its requests. If both are, cost = requests.
+    - The queue, and the tokens sent since the last poll (every 10 s): this router's own counts,
+      which include each dispatch at once, less the tokens that are cached or computed since.
+    - Throughput, the tokens that a worker generates a second: its running requests / its step
+      time, or `idle_tokens_per_s` if no request runs. `tokens_per_s` sets one value for all.
+    - A worker without a report: a worker whose k is NaN. It waits as long as the other of the
+      pair, plus `request_tokens` for each of its requests. If both are NaN, cost = requests.
 
     The first of the pair wins ties. Hits are not read.
 

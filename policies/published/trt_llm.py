@@ -1,4 +1,4 @@
-"""TensorRT-LLM's cache-aware router: the share that matches, less the requests already there.
+"""TensorRT-LLM's cache-aware router: the cached share of the prompt, less a charge for requests.
 
 Source: NVIDIA/TensorRT-LLM, `serve` router of kind kv_cache_aware, 2025 and 2026.
 """
@@ -17,16 +17,16 @@ AHEAD = 1e-7  # above what `policies.pick` takes for a tie, below any difference
 
 @dataclass(frozen=True, slots=True)
 class TrtLlm:
-    """cost = requests / max_batch_size - hit tokens / padded prompt; ties go round.
+    """The cost is requests / max_batch_size - hit tokens / padded prompt; ties are won in turn.
 
-    The padded prompt is the prompt without its last token in whole blocks: what can match at
-    most. Of equal rows the one that the arrival's serial points at wins, so that which row that
-    is depends on the order of rows. Unknown hits count as what is known of them; no other signal
-    is asked for.
+    The padded prompt is the prompt without its last token, rounded up to whole blocks: the most
+    that can match. Among equal rows the arrival's serial number picks the winner, so the winner
+    depends on the order of rows. If KV events are missing, the known hits are used; no other signal
+    is read.
 
-    Spill depth of H hit tokens of L: max_batch_size * H / L requests. The match counts at most 1,
-    however long it is, so that 54 requests pile up on the holder of 85 % of a prompt whether that
-    is 500 tokens or 50,000.
+    Spill depth for H hit tokens of L: max_batch_size * H / L requests. A match counts at most 1,
+    however long it is: 54 requests gather on the holder of 85 % of a prompt, whether that is 500
+    tokens or 50,000.
     """
 
     max_batch_size: int = 64

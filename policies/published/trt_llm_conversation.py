@@ -1,4 +1,4 @@
-"""TensorRT-LLM's conversation router: each conversation stays where it is, whatever is there.
+"""TensorRT-LLM's conversation router: each conversation stays with its worker, whatever its load.
 
 Source: NVIDIA/TensorRT-LLM, `serve` router of kind conversation, 2026.
 """
@@ -17,20 +17,23 @@ from policies.published.order import places
 
 @dataclass(frozen=True, slots=True)
 class TrtLlmConversation:
-    """First the worker of its session, else of its prefix; else the fewest tokens in work.
+    """Prefers the worker of the session, else of the prefix; else the worker with the fewest
+    tokens.
 
-    1. A request with a session that was served before: the worker that served it last.
-    2. One without a session: the rows of the longest match, if that is at least `match_threshold`
-       of the prompt, both counted beyond the first `skip_tokens` tokens. Set to the length of a
-       system prompt that all share, these keep it from making everybody one conversation.
-    3. Otherwise, and among equals: the fewest tokens of unfinished requests (queued prefill and
-       resident context of our own ledger, where the source estimates them from the text).
+    1. A request whose session was served before goes to the worker that served it last.
+    2. A request without a session goes to the workers with the longest match, if that is at least
+       `match_threshold` of the prompt, both counted beyond the first `skip_tokens` tokens. Set
+       `skip_tokens` to the length of a system prompt that all share; else all requests would
+       become one conversation.
+    3. Otherwise, and among equals, the worker with the fewest tokens of unfinished requests wins
+       (queued prefill and resident context of this router's own requests; the source estimates
+       them from the text).
 
-    The source matches the prompts it has sent; our index tells the same of what is cached still.
-    Unknown hits count as what is known of them.
+    The source matches the prompts that it has sent; here the index gives the prefixes that are
+    still cached. If KV events are missing, the known hits are used.
 
-    Spill depth: a session's worker is never left. For a shared prompt: 0 where requests have
-    sessions, or where it lies within `skip_tokens`; never, where they have none and it is
+    Spill depth: a session never leaves its worker. For a shared prompt: 0 if requests have
+    sessions, or if it lies within `skip_tokens`; unlimited if they have none and it is
     `match_threshold` of the prompt.
     """
 

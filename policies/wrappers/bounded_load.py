@@ -14,28 +14,32 @@ from policies.work import brought_s, load_s, whole_s
 
 @dataclass(frozen=True, slots=True)
 class BoundedLoad:
-    """+inf for worker i unless load_i + w_i <= (1 + epsilon) * mean load + w_max, in seconds.
+    """Excludes worker i unless load_i + w_i <= (1 + epsilon) * mean load + w_max, in seconds.
 
-    load_i: the work before worker i (`policies.work.load_s`: queued prefill and a decode step for
-    each unfinished request, at its own speed). w_i: what the request brings there, hits deducted.
-    w_max: what it would bring with nothing cached, to the slowest. Means and maxima are over the
-    rows the policy leaves open (finite cost); the others stay +inf. Consistent hashing with bounded
-    loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018; KubeAI's CHWBL counts requests) in seconds.
+    load_i is the load of worker i (`policies.work.load_s`: queued prefill and a decode step for
+    each unfinished request, at its own speed). w_i is the work that the request brings there, less
+    its hits. w_max is the work that it would bring to the slowest worker with nothing cached. Mean
+    and maximum are over the rows that the policy leaves open (finite cost); the others stay +inf.
+    The rule is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018;
+    KubeAI's CHWBL counts requests), in seconds.
 
-    Someone is always admissible: some open row k has load_k <= mean load, and w_k <= w_max, so
-    load_k + w_k <= mean + w_max <= (1 + epsilon) * mean + w_max. Hence it never holds a request.
+    Some worker is always admissible: some open row k has load_k <= mean load, and w_k <= w_max, so
+    load_k + w_k <= mean + w_max <= (1 + epsilon) * mean + w_max. Hence the wrapper never holds a
+    request.
 
-    The bound: dispatching raises load_i by w_i at most, so right after it load_i <= (1 + epsilon)
-    * mean + w_max, the mean as before it. Nothing else raises a load (time and endings lower it;
-    another router's requests, once reported, and a slower calibration are beyond any rule). So
-    every worker's load is at most (1 + epsilon) * M + W at any time: M the greatest mean, W the
-    greatest w_max since the worker was last idle. Over all workers, where the policy leaves all
-    of them open; one that shuts the idle ones gets the mean of the busy ones.
+    The bound: dispatching raises load_i by w_i at most, so right after it load_i <= (1 + epsilon) *
+    mean + w_max, with the mean before it. Nothing else raises a load (time and finished requests
+    lower it; another router's requests, once reported, and a slower calibration are outside any
+    rule). So every worker's load is at most (1 + epsilon) * M + W at any time, where M is the
+    greatest mean, and W the greatest w_max since the worker was last idle. This holds for the mean
+    over all workers if the policy leaves all of them open; if it excludes the idle ones, the mean
+    is that of the busy ones.
 
-    Spill depth: the w_max - w_i of a holder is what its hit saves, so in an otherwise idle pool of
-    n it takes requests until they are H / rate / (1 - (1 + epsilon) / n) seconds of work.
-    Unknown hits are a lower bound, so w_i is an upper one and the bound holds. All it reads is
-    always known. epsilon: 0 or more; small is even, large is sticky.
+    Spill depth: a holder's w_max - w_i is the work that its hit saves. So in an otherwise idle pool
+    of n workers it takes requests until it has H / rate / (1 - (1 + epsilon) / n) seconds of work.
+    Unknown hits are a lower bound, so w_i is an upper bound, and the bound on loads holds. All
+    signals that the wrapper reads are always known. epsilon: 0 or more; small values give even
+    loads, large ones more affinity.
     """
 
     epsilon: float = 0.25

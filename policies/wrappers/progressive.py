@@ -1,4 +1,4 @@
-"""Progressive weight: affinity while there is room, balance as the pool fills."""
+"""Progressive weight: prefers affinity while the pool has room, and balance as it fills."""
 
 from __future__ import annotations
 

@@ -17,24 +17,27 @@ _SIGMAS = 1.4826  # standard deviations in a median absolute deviation, of a nor
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """+inf for workers at a threshold, while another that the policy leaves open is below all.
+    """Excludes workers that have reached a threshold, while another open worker is below all of
+    them.
 
-    Fixed: `max_requests`, `max_queued_tokens`, `max_kv_fraction`, and each worker's own of these
-    names before them (`policies.thresholds`; TensorRT-LLM's and Dynamo's routers have such limits).
+    Fixed thresholds are `max_requests`, `max_queued_tokens` and `max_kv_fraction`; each worker's
+    own thresholds of these names replace them (`policies.thresholds`; TensorRT-LLM's and Dynamo's
+    routers have such limits).
 
-    From the fleet: with `spread` k, a worker is too full whose load exceeds
-        median + max(k * sigma, what one request like this, uncached, would bring to it)
-    of the rows left open, in seconds (`policies.work`), sigma = 1.4826 * the median absolute
-    deviation (Hampel, 1974: up to half of the pool may be outliers and move neither). Nothing can
-    be spread more evenly than by one request: that is the least that counts as being apart, and so
-    equal loads, or a single request in an idle pool, exclude nobody. Of an even number, the lower
-    of the middle two is the median: of two workers the fuller can then be apart. Seconds of each
-    worker's own speed, so a slow one is full with less.
+    With `spread` k there is also a threshold from the fleet: a worker is excluded if its load
+    exceeds median + max(k * sigma, the work that one request like this would bring to it uncached).
+    Loads are of the open rows, in seconds (`policies.work`), and sigma = 1.4826 * the median
+    absolute deviation (Hampel, 1974: up to half of the pool may be outliers without an effect on
+    either). The load cannot be spread more evenly than by one request, so smaller differences do
+    not count: equal loads, or a single request in an idle pool, exclude no worker. For an even
+    number of rows, the lower of the middle two is the median, so that of two workers the fuller one
+    can exceed it. Seconds are at each worker's own speed, so a slow worker is full with less.
 
-    When every open row is at a threshold, or the policy leaves one row open, nobody is excluded: it
-    never holds a request. An unknown KV share reaches no threshold; the other signals are always
-    known. Unknown hits play no part. Spill depth: `max_requests`, or the requests that bring the
-    deviation; else the policy's own.
+    If every open row has reached a threshold, or the policy leaves only one row open, no worker is
+    excluded: the wrapper never holds a request. An unknown KV share reaches no threshold; the other
+    signals are always known. Hits are not read.
+
+    Spill depth: `max_requests`, or the requests that reach the deviation; else the policy's own.
     """
 
     max_requests: float | None = None
