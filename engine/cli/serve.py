@@ -53,12 +53,13 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 DESCRIPTION = """\
 Serve the model in a Hugging Face folder (Llama 3, Qwen2, Qwen3) over OpenAI's HTTP API.
 
-First it says what fits: blocks, tokens, requests, and what limits them. It refuses to start where
-not one request fits. Then it reads the weights and prints one line: ready URL model=...
+The engine first prints how many KV blocks, tokens and requests fit into memory, and what limits
+them. It does not start if no request fits. Then it reads the weights and prints one line:
+ready URL model=...
 """
 EPILOG = """\
-exit codes: 0 stopped by a signal, 1 could not start, 2 bad flags, 3 steps failed one after another,
-or the GPU is lost to the process: start a new one (--instances does)
+exit codes: 0: stopped by a signal; 1: could not start; 2: wrong flags; 3: several steps in a row
+failed, or the process lost the GPU: start a new process (--instances does so)
 """
 
 

@@ -56,7 +56,7 @@ class SeenFigures:
         """Note that a report arrived."""
         self.missed = 0
         if self.trouble:
-            log.info("worker %d (%s): its load figures come again", *self._who)
+            log.info("worker %d (%s): its load figures can be read again", *self._who)
             self.trouble = ""
 
     def start_of(self, load: RankLoad) -> float:
@@ -64,8 +64,8 @@ class SeenFigures:
         if load.started_s < self._started_s - _SAME_START_S and not self._several:
             self._several = True
             log.warning(
-                "worker %d (%s): several processes tell its load in turn: no start time tells "
-                "whether its engine began anew; give each engine a URL of its own",
+                "worker %d (%s): several processes report its load in turn, so no start time shows "
+                "whether its engine was restarted; give each engine a URL of its own",
                 *self._who,
             )
         if not math.isnan(load.started_s):

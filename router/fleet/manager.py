@@ -417,7 +417,7 @@ class FleetManager:
         if member.turning is not None and member.turning.switching:
             raise RoleRefusedError(f"{name} takes the role {member.turning.role} just now")
         if role != "both" and member.spec.group is None and known.own_group is None:
-            raise RoleRefusedError(f"{name} takes KV from nobody: it has no group")
+            raise RoleRefusedError(f"{name} shares KV with no other worker: it has no group")
         missing = self._left_without(members)
         if adapter_of(known.kind).role_switch is not None:
             if role == "both":
@@ -675,5 +675,5 @@ class RoleKeeper:
         try:
             self._fleet.change_role(whole, change.role, "the mix of requests")
         except RoleRefusedError as error:
-            log.warning("roles of %r stay: %s", group, error)
+            log.warning("roles of %r are unchanged: %s", group, error)
             controller.refused(now_s)

@@ -255,9 +255,9 @@ class Member:
             await asyncio.gather(*tasks, return_exceptions=True)
         for task in ended:
             if (error := task.exception()) is not None:
-                line = "worker %d (%s): following it broke"
+                line = "worker %d (%s): the router failed to follow it"
                 log.error(line, self.worker_id, self.spec.name, exc_info=error)
-                self.trouble = f"following it broke: {error!r}"
+                self.trouble = f"the router failed to follow it: {error!r}"
                 return "broken"
         return ended[0].result()  # the result of the probes counts first: they know best
 
@@ -349,7 +349,7 @@ class Member:
         models.
         """
         if trouble != self._models_trouble:
-            line = "worker %d (%s): its models are taken to be those of before: %s"
+            line = "worker %d (%s): it keeps its earlier models: %s"
             log.warning(line, self.worker_id, self.spec.name, trouble)
         self._models_trouble = trouble
 
@@ -391,7 +391,7 @@ class Member:
 
     async def _until_outdated(self) -> End:
         await self._outdated.wait()
-        self.trouble = "its engine tells another version: it is recognized anew"
+        self.trouble = "its engine has another version: it is recognized again"
         return "anew"
 
     async def switch_engine(self, path: str, role: Role) -> str:
@@ -452,7 +452,7 @@ class Member:
         """Send the worker requests again, in the role that it has."""
         if self.turning is not None and not self.turning.switching:
             self.turning = None
-        log.info("worker %d (%s) drains no more, by %s", self.worker_id, self.spec.name, by)
+        log.info("worker %d (%s) is no longer draining, by %s", self.worker_id, self.spec.name, by)
         was_draining, self.draining = self.draining, False
         if was_draining and self.answers:
             self._tell_state()
@@ -505,7 +505,7 @@ class Member:
             return recognized
         if adapter_of(recognized.kind).role_switch is None:
             return with_role(replace(recognized, own_role=self.turned), self.spec)
-        line = "worker %d (%s) is %s again: so it says"
+        line = "worker %d (%s) reports that its role is %s again"
         log.warning(line, self.worker_id, self.spec.name, recognized.own_role)
         self.turned = None
         self.spec = replace(self.spec, role=recognized.own_role)
@@ -663,7 +663,7 @@ class Member:
         denial.at_s, denial.times = self._context.clock(), min(denial.times + 1, 16)
         if model not in known.facts.denied:
             if denial.times == 1:
-                line = "worker %d (%s) says that it has not got the model %r: looking"
+                line = "worker %d (%s) answered that it does not have the model %r: checking"
                 log.warning(line, self.worker_id, self.spec.name, model)
             self._set_denied(known.facts.denied | {model})
         self._denied.set()

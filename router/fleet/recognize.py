@@ -324,7 +324,7 @@ def _capacity(spec: WorkerSpec, profile: Profile) -> float:
     told = profile.kv_tokens
     for tokens in told.values():
         if tokens > MAX_KV_TOKENS:
-            raise UnrecognizedError(f"it says that it has room for {tokens} tokens of KV")
+            raise UnrecognizedError(f"it reports room for {tokens} tokens of KV")
     if spec.rank is not None:
         return _or_nan(spec.kv_tokens or told.get(spec.rank))
     if spec.kv_tokens is not None:
@@ -390,7 +390,7 @@ def _advice(spec: WorkerSpec, profile: Profile) -> str:
     given, told = spec.block_size, profile.block_size
     if given is None or told in (None, given):
         return profile.advice
-    return f"block_size={given} was given, it says {told}: its KV events may be of no use"
+    return f"block_size={given} was given, but it reports {told}: its KV events may be useless"
 
 
 def _or_nan(value: float | None) -> float:

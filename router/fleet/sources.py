@@ -278,7 +278,7 @@ class Discovery:
             try:
                 before.setdefault(name, []).append(ReportedWorker(parse_worker_spec(text)))
             except WorkerSpecError as error:  # of another version
-                log.warning("source %s: %s of the router before this one: %s", name, text, error)
+                log.warning("source %s: %s of the earlier router: %s", name, text, error)
         for name in before.keys() & self._followed.keys():
             self._followed[name].believed.remember(tuple(before[name]), self._fleet.now_s)
         self._looking = asyncio.create_task(self._look(), name="discovery")
@@ -369,8 +369,8 @@ class Discovery:
                     self._hear(one, report)
                 report = Report(None, "it ended")
             except Exception as error:  # a defect of the router: log it, and open the source again
-                log.error("source %s broke", one.name, exc_info=error)
-                report = Report(None, f"it broke: {error!r}")
+                log.error("source %s failed", one.name, exc_info=error)
+                report = Report(None, f"it failed: {error!r}")
             self._hear(one, report)
             await asyncio.sleep(_AGAIN_S)
 
@@ -382,7 +382,7 @@ class Discovery:
         if said and said != before:
             log.warning("source %s: %s", one.name, said)
         elif before and not said:
-            log.info("source %s: all is well again", one.name)
+            log.info("source %s: no problem any more", one.name)
         self._news.set()
         self._said.set()
 
@@ -400,7 +400,7 @@ class Discovery:
             try:
                 self._bring_in_line()
             except Exception as error:
-                log.error("the fleet was not brought in line", exc_info=error)
+                log.error("the fleet could not be changed to the sources' workers", exc_info=error)
                 await asyncio.sleep(_AGAIN_S)
 
     def _bring_in_line(self) -> list[str]:

@@ -106,7 +106,7 @@ class Teller:
                     async with asyncio.timeout(_BEAT_S):
                         await self._news.wait()
         except OSError as error:
-            log.info("hot_restart: nobody hears of our requests any more (%s)", error)
+            log.info("hot_restart: the new router gets no more reports of requests (%s)", error)
             self._core.listener = self._before
 
     async def _hear(self) -> None:
@@ -201,7 +201,7 @@ class FormerRouters:
         former = self._begin(line, shares)
         if former.subscriber is not None:
             await self._until(former.in_sync, former, _KNOWN_S)
-            log.info("hot_restart: the router before has %d requests at workers", self.requests)
+            log.info("hot_restart: the earlier router has %d requests at workers", self.requests)
 
     async def gone(self) -> None:
         """Wait until each earlier router accepts no more requests, or has ended."""
@@ -270,7 +270,7 @@ class FormerRouters:
             former.line.close()
             if (subscriber := former.subscriber) is not None:
                 log.info(
-                    "hot_restart: a router before this one is heard no more, with %d requests%s",
+                    "hot_restart: an earlier router sends no more reports, with %d requests%s",
                     len(subscriber),
                     trouble,
                 )

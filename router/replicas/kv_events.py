@@ -82,7 +82,9 @@ class ElectionClaim:
         """The source of this worker's events, in words for people."""
         if self.reads:
             return "read here"
-        return f"heard from {self.subscriber.reader}" if self.subscriber.heard else "not heard"
+        return (
+            f"received from {self.subscriber.reader}" if self.subscriber.heard else "not received"
+        )
 
     def open(self, on_change: Callable[[], None]) -> None:
         """Enter the election. `on_change` is called whenever `reads` has changed.
@@ -462,7 +464,11 @@ class Borrowing:
         if worker.kv.counters.refused_copies > refused:
             return False
         self._fan.borrowed += 1
-        log.info("worker %d: its cache as of batch %d is a peer's", worker_id, copy.next_seq - 1)
+        log.info(
+            "worker %d: took its cache as of batch %d from a peer router",
+            worker_id,
+            copy.next_seq - 1,
+        )
         return True
 
 

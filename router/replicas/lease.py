@@ -206,11 +206,11 @@ class Leases:
     def _complain(self, what: str, error: Exception) -> None:
         self.refused += 1
         if worth_a_line(self.refused):
-            log.error("nobody can have the lease of %s: redis %s", what, reason_of(error))
+            log.error("no replica can get the lease of %s: redis %s", what, reason_of(error))
 
 
 LEASE_PREFIX = "kv-events:"
-_ALONE_S = 1.0  # for a reader to say so, where none was heard of
+_ALONE_S = 1.0  # that a candidate waits if it knows of no other reader
 
 
 class ReaderCandidate(Protocol):

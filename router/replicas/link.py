@@ -174,7 +174,7 @@ class StreamReader:
         before = self._link.counters.malformed
         self._link.counters.malformed += count
         if any(worth_a_line(number) for number in range(before + 1, before + count + 1)):
-            line = "what is no replica's stands in redis under %s, and is ignored (%d so far)"
+            line = "ignored entries in redis under %s that no replica wrote (%d so far)"
             log.warning(line, key, before + count)
 
     def _here(self) -> frozenset[str]:
@@ -332,7 +332,7 @@ class Connected:
                 break
             if len(payload) > MAX_MESSAGE_BYTES:
                 link.counters.dropped += 1
-                log.error("a message of %d bytes is not told, it is too long", len(payload))
+                log.error("a message of %d bytes is too long, and is not sent", len(payload))
             else:
                 payloads.append(payload)
         return payloads
@@ -591,7 +591,7 @@ class Link:
         self._complaints.add(reason)
         trace = None if isinstance(error, (RedisError, OSError)) else error
         log.error(
-            "state: %s %s; this router goes on with what it knows, and tries again",
+            "state: %s %s; this router continues with its last known state, and tries again",
             self.url,
             reason,
             exc_info=trace,

@@ -293,7 +293,9 @@ class Membership:
         if len(self.peers) >= MOST_PEERS:
             self.crowded_out += 1
             if worth_a_line(self.crowded_out):
-                log.error("replica %s is ignored: %d others are here", identity, MOST_PEERS)
+                log.error(
+                    "replica %s is ignored: there are %d others already", identity, MOST_PEERS
+                )
             return False
         if identity in self._gone:
             if self._gone[identity] == entry.beat:  # its entry is left from before

@@ -165,5 +165,5 @@ class Sharing:
     def _malformed(self, peer: str, error: ValueError) -> None:
         self.malformed += 1
         if worth_a_line(self.malformed):  # a broken peer must not fill the log
-            line = "replica %s said what cannot be read (%d so far): %s"
+            line = "replica %s sent an unreadable message (%d so far): %s"
             log.warning(line, peer, self.malformed, error)

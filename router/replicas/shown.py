@@ -20,7 +20,7 @@ def replicas_shown(replica: Replica) -> list[dict[str, Any]]:
     for name in sorted({*heard, *link.membership.peers}):
         differs = tuple(link.disagreements.now.get(name, ()))
         if (row := heard.get(name)) is None:
-            rows.append(_row(name, "not heard yet", None, None, differs))
+            rows.append(_row(name, "no message yet", None, None, differs))
             continue
         known = "all known" if row.in_sync else "not all known"
         state = known if link.up else f"stale, {known} then"

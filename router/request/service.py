@@ -195,7 +195,7 @@ class Service:
 
     def undrain(self, by: str) -> None:
         """Be ready again after `drain`."""
-        log.info("the router drains no more, by %s", by)
+        log.info("the router is no longer draining, by %s", by)
         self.draining = False
 
     def refusal(self, request_id: int) -> Reject | None:

@@ -184,7 +184,7 @@ async def test_an_adapter_that_one_has_no_more_is_found_at_another_one(
         await until(looked, "a look at the worker")
         assert (await asked(stack, prompt))[0] == 200, "its base model is asked for as before"
         log = stack.router.log.read_text()
-        assert log.count("has not got the model 'lora'") == 1
+        assert log.count("does not have the model 'lora'") == 1
         assert "keeps failing" not in log
         for engine in engines:
             engine.has = False

@@ -50,7 +50,7 @@ async def reader_of(*stacks: Stack) -> Stack:
         found[:] = [
             s for s, row in zip(stacks, rows, strict=True) if row["events_from"] == "read here"
         ]
-        heard = [row for row in rows if str(row["events_from"]).startswith("heard from ")]
+        heard = [row for row in rows if str(row["events_from"]).startswith("received from ")]
         return len(found) == 1 and len(heard) == len(stacks) - 1
 
     await until(elected, "one reader, heard by all others")

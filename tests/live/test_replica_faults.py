@@ -52,7 +52,7 @@ async def test_killed_and_started_again_empty(server, caplog):
             b.notes.heard.clear()
             assert (a.notes.parts, a.notes.joins) == (times, times + 1)
         assert a.notes.told_present[1:] == [{b.identity}] * len(a.notes.told_present[1:])
-    lost = [r for r in caplog.records if "goes on with what it knows" in r.getMessage()]
+    lost = [r for r in caplog.records if "continues with its last known state" in r.getMessage()]
     assert 4 <= len(lost) <= 12, "one line for each change, not for each attempt"
 
 
@@ -195,7 +195,7 @@ async def test_another_server_that_speaks_something_else(caplog, answer):
     port = server.sockets[0].getsockname()[1]
     a = Replica(f"redis://127.0.0.1:{port}", "a")
     await a.link.agree()
-    assert "goes on with what it knows" in caplog.text
+    assert "continues with its last known state" in caplog.text
     caplog.clear()
     tried = a.link._attempts
     a.link.start()

@@ -108,4 +108,4 @@ async def test_a_key_of_another_type_is_nobodys_and_harms_nothing_else(server, c
         await until(b.hears(b"goes on"))
         server.client().delete(KEY)
         await until(lambda: loan.lease.fence is not None)
-    assert "nobody can have the lease of it" in caplog.text
+    assert "no replica can get the lease of it" in caplog.text

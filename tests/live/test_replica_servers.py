@@ -164,4 +164,4 @@ async def test_a_plain_url_to_a_cluster_says_what_to_write(cluster, caplog):
 async def test_a_cluster_that_is_not_there(caplog):
     gone = Replica(f"redis+cluster://127.0.0.1:{lasting_port()}", "a")
     await gone.link.agree()
-    assert "this router goes on with what it knows" in caplog.text
+    assert "this router continues with its last known state" in caplog.text

@@ -121,8 +121,8 @@ def _groups_shown(worker: Worker) -> list[dict[str, Any]] | None:
 
 
 _GUESSED = {
-    "sizes": "its KV events tell blocks of several sizes: a mirror stands in for them",
-    "useless": "none of its KV events can be used, as events_skipped says: a mirror stands in",
+    "sizes": "its KV events have blocks of several sizes: a mirror of its cache is used instead",
+    "useless": "none of its KV events can be used (see events_skipped): a mirror is used instead",
 }
 
 
@@ -133,7 +133,9 @@ def _advice(member: Member, worker: Worker) -> str | None:
     if worker.kv.guessed is not None:
         advice = _GUESSED[worker.kv.guessed]
     elif told != size:
-        advice = f"its KV events come in blocks of {size} tokens, it says {told}: {size} counts"
+        advice = (
+            f"its KV events come in blocks of {size} tokens, but it reports {told}: {size} is used"
+        )
     return advice or None
 
 

@@ -217,7 +217,7 @@ async def test_a_defect_in_a_source_costs_a_round(caplog) -> None:
         one.source("file:x").news.put_nowait(KeyError("ours"))
         one.source("file:x").says(C)
         await one.until_names(B, C)
-        assert "source file:x broke" in caplog.text
+        assert "source file:x failed" in caplog.text
 
 
 async def test_two_that_name_a_worker_differently_are_told_of(caplog) -> None:

@@ -420,7 +420,7 @@ async def test_adapters_beyond_the_limit_are_not_served_and_that_is_said(
         pages["/v1/models"] = {"data": [{"id": str(n)} for n in range(6)]}
         await until(lambda: "more than 5 models" in member.advice, "a list that is none")
         assert served() == ("m", *(f"tune-{n}" for n in range(4)))
-        assert caplog.text.count("its models are taken to be those of before") == 1
+        assert caplog.text.count("it keeps its earlier models") == 1
         pages["/v1/models"] = listing(2)
         await until(lambda: len(served()) == 3, "few of them")
         assert "limits.models" not in member.advice

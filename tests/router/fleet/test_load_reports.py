@@ -61,7 +61,7 @@ async def test_figures_that_do_not_come_are_told_once_with_what_to_do(
             assert member.ready
             pages["/metrics"] = METRICS
             await until(lambda: "its load figures" not in member.advice, "its figures")
-            assert caplog.text.count("its load figures come again") == times
+            assert caplog.text.count("its load figures can be read again") == times
 
 
 async def test_compressed_junk_is_of_no_use(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,7 +147,7 @@ async def test_several_processes_behind_one_address_are_no_lives(
         await until(lambda: turn > 40, "many answers")
         states = [fact.state for fact in told if isinstance(fact, WorkerChange)]
         assert states.count("down") <= 1
-        assert caplog.text.count("several processes tell its load in turn") == 1
+        assert caplog.text.count("several processes report its load in turn") == 1
         assert math.isnan([f for f in told if isinstance(f, LoadReport)][-1].started_s)
 
 

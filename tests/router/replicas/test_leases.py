@@ -110,7 +110,7 @@ def test_one_that_redis_refuses_is_nobodys(caplog):
     holder.leases.read_replies(asked, [ResponseError("WRONGTYPE ...")] * len(commands), 0.0)
     assert holder.told == []
     assert holder.leases.refused == 1
-    assert "nobody can have the lease of it: redis has something else" in caplog.text
+    assert "no replica can get the lease of it: redis has something else" in caplog.text
 
 
 def test_goodbye_gives_back_what_is_held():
