@@ -23,7 +23,7 @@ class YamlFileError(ValueError):
 
 
 def read_yaml(path: Path) -> Any:
-    """What the file holds. Raises `YamlFileError` with file and line."""
+    """Return the content of a YAML file. Raises `YamlFileError` with file and line."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

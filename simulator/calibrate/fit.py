@@ -1,4 +1,4 @@
-"""Step-time constants from measurements: observations, the fit to them, and its errors."""
+"""Fits step-time constants to measurements: observations, the fit, and its errors."""
 
 from __future__ import annotations
 

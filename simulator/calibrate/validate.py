@@ -48,7 +48,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Placements(msgspec.Struct, frozen=True):
-    """How far both runs agree on the worker and the cached tokens of each request.
+    """The share of requests on whose worker and cached tokens both runs agree.
 
     Workers are alike, so the names of one run are first matched to those of the other so that most
     requests agree. Shares are of the requests that both runs completed.

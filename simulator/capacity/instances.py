@@ -1,12 +1,12 @@
-"""How many instances of a model a load needs: what each number of them gives, and the least enough.
+"""Computes how many instances of a model a load needs, and the results of each number of instances.
 
-Instances take from one queue, first come first served: whoever is free takes what is there, up to
-the largest batch, or waits for the queue delay if less than that is there (Triton's dynamic
-batcher without preferred sizes). Since nobody overtakes, batches follow from arrivals one by one
-(`run`), exactly, for any number of instances, arrivals of any variability, and any delay; the
-formulas for special cases (the chain of queues at the ends of executions; Erlang's C) are what the
-tests hold it to. What is ideal here: s(b) is the same each time, and instances do not slow each
-other beyond what was measured.
+Instances take requests from one queue, first come first served. A free instance takes the requests
+that are queued, up to the largest batch, or waits for the queue delay if fewer are queued (Triton's
+dynamic batcher without preferred sizes). No request overtakes another, so batches follow from
+arrivals one by one (`run`), exactly, for any number of instances, arrivals of any variability, and
+any delay. Tests compare it with the formulas for special cases (the chain of queues at the ends of
+executions; Erlang's C). Two things are ideal here: s(b) is the same each time, and instances do not
+slow each other beyond what was measured.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How many requests per second one worker takes, from its step times alone.
+"""Computes the requests per second that one worker serves, from its step times alone.
 
 Formulas: the step-time model of `engine.step_time`; queues before prefill as M/G/1 (Pollaczek and
-Khinchine) and, of several workers behind one router, its extension by Sakasegawa (1977); rates
-matched as in TensorRT-LLM's tech blog 5 and in DistServe (Zhong et al., 2024). What is ideal here
-and is not on real workers: batches are always as full as the mean, prefill chunks are cut to fit
-any step, and the tokens of a step lie evenly on all GPUs of a worker.
+Khinchine) and, for several workers behind one router, its extension by Sakasegawa (1977); rates
+matched as in TensorRT-LLM's tech blog 5 and in DistServe (Zhong et al., 2024). Real workers differ
+in three ways: here batches are always as full as the mean, prefill chunks are cut to fit any step,
+and the tokens of a step are spread evenly over all GPUs of a worker.
 """
 
 from __future__ import annotations

@@ -31,17 +31,18 @@ NEVER_AGAIN = (1 << 62) - 1
 
 
 def most_hits(requests: Sequence[Sequence[int]], reusable: Sequence[int], capacity: int) -> int:
-    """Most block hits when `requests` (ids, each once in a request) are served in order.
+    """Return the most block hits that any cache has when `requests` are served in order.
 
-    Of a request only the first `reusable` ids can be hits; all its ids can be kept afterwards.
-    `capacity` blocks are kept from one request to the next, at least 1.
+    `requests` are lists of ids, each once in a request. Only the first `reusable` ids of a request
+    can be hits; all its ids can be kept afterwards. `capacity` blocks, at least 1, are kept from
+    one request to the next.
 
-    Keeping a block for its next hit occupies one place over all the gaps between; as many such
-    intervals as possible are to be had with `capacity` at most over each gap. Taking them as they
-    come and dropping the one that ends last wherever there are too many is optimal (Belady, 1966,
-    for pages; Carlisle and Lloyd, 1995, for intervals). Blocks count one by one here, while a
-    real cache has only whole prefixes to offer: one more reason why this is a bound.
-    It also bounds a pool of caches with `capacity` in all: a hit in one is a hit in their union.
+    Keeping a block for its next hit occupies one place over all the gaps between; the most such
+    intervals are wanted with at most `capacity` over each gap. Taking them as they come, and
+    dropping the one that ends last if there are too many, is optimal (Belady, 1966, for pages;
+    Carlisle and Lloyd, 1995, for intervals). Blocks count one by one here, while a real cache has
+    only whole prefixes to offer: one more reason why this is a bound. It also bounds a pool of
+    caches with `capacity` in all: a hit in one is a hit in their union.
     """
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1 block, got {capacity}")

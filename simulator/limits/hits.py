@@ -127,7 +127,6 @@ class Blind:
         self._random = random.Random(1)
 
     def place(self, serial: int, at_ns: int, ids: Sequence[int]) -> tuple[int, int]:
-        """See `Rule`."""
         worker = self._choose(serial, ids)
         cache = self._caches[worker]
         match = cache.match(ids)
@@ -135,7 +134,7 @@ class Blind:
         return worker, match
 
     def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
-        """See `Rule`; this rule ignores costs."""
+        """Do nothing, because these rules ignore the cost of earlier requests."""
 
     def _choose(self, serial: int, ids: Sequence[int]) -> int:
         if self._name == "round_robin":
@@ -158,7 +157,6 @@ class Greedy:
         self._work_tokens = [0] * workers
 
     def place(self, serial: int, at_ns: int, ids: Sequence[int]) -> tuple[int, int]:
-        """See `Rule`."""
         match, bits = self._holders.longest(ids)
         work = self._work_tokens
         best = min((work[row], row) for row in range(len(work)) if bits >> row & 1)[1]
@@ -169,7 +167,6 @@ class Greedy:
         return worker, match
 
     def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
-        """See `Rule`."""
         self._work_tokens[worker] += uncached_tokens
 
     def _reconsider(self, best: int, at_ns: int) -> int:
@@ -187,7 +184,6 @@ class Bounded(Greedy):
         self._recent_tokens = [0] * workers
 
     def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
-        """See `Rule`."""
         super().charge(worker, at_ns, uncached_tokens)
         self._recent[worker].append((_seconds(at_ns), uncached_tokens))
         self._recent_tokens[worker] += uncached_tokens

@@ -23,10 +23,10 @@ from simulator.workloads.open import Chainer, JobStream, open_jobs
 class HitLosses(msgspec.Struct, frozen=True):
     """Token hit rates from the upper limit down to the measured one, each with less freedom.
 
-    `ceiling`: one cache without limit. `union`: one cache with the fleet's memory, the future
-    known. `placed`: each worker's cache with its own requests, the future known. `measured`: what
-    the engines found. union - placed is lost by routing, placed - measured by eviction (and by
-    blocks that were not computed yet when they were needed).
+    `ceiling`: one cache without limit. `union`: one cache with the fleet's memory that knows the
+    future. `placed`: each worker's cache with its own requests, which knows the future. `measured`:
+    the hits of the engines. union - placed is lost by routing, placed - measured by eviction (and
+    by blocks that were not computed yet when they were needed).
     """
 
     ceiling: float
@@ -68,14 +68,14 @@ class Distance(msgspec.Struct, frozen=True):
 
 
 def gap_percent(value: float | None, round_robin: float | None, bound: float) -> float | None:
-    """See `Distance`."""
+    """Return the gap to the bound in percent, as `Distance` defines it."""
     if value is None or round_robin is None or round_robin <= bound:
         return None
     return round(100.0 * (value - bound) / (round_robin - bound), 3)
 
 
 def regret_percent(value: float | None, best: float | None) -> float | None:
-    """See `Distance`."""
+    """Return the regret in percent, as `Distance` defines it."""
     if value is None or best is None or best <= 0.0:
         return None
     return round(100.0 * (value / best - 1.0), 3)

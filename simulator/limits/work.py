@@ -65,15 +65,15 @@ ChainOf = Callable[[Job, int], Hashes]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Requests that some worker can run; lists have one entry each. Lifetime: process.
+    """The requests that some worker can run; lists have one entry for each. Lifetime: process.
 
-    `matched_tokens` is what nobody needs to compute for a request after its arrival: the longest
-    prefix of full blocks that stood in the prompt of a request before it, or in an answer of any
-    request. (A request behind it may well be served first and compute what both need; but then it
-    is computed after this one's arrival, on this one's worker, and this one waits for it: no first
+    `matched_tokens` are the tokens that no worker needs to compute for a request after its arrival:
+    the longest prefix of full blocks that was in the prompt of an earlier request, or in an answer
+    of any request. (A later request may be served first and compute what both need. But then it is
+    computed after this one's arrival, on this one's worker, and this one waits for it: no first
     token is earlier for it. Answers count whenever they come, so that no decoded block is ever
-    taken for prefill.) A request can find `reusable_blocks` cached at most, because its last token
-    is always computed; `shared_tokens` is as much of `matched_tokens`.
+    taken for prefill.) A request can find at most `reusable_blocks` cached, because its last token
+    is always computed; `shared_tokens` is that part of `matched_tokens`.
     """
 
     jobs: tuple[Job, ...]

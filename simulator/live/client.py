@@ -79,10 +79,11 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class StreamMeter:
-    """Token times and the end of one server-sent event stream. Lifetime: request.
+    """Measures the times of the tokens and of the end of one server-sent event stream.
 
-    Events are counted, not parsed: one `data:` line is one token, which holds for engines that
-    send each token as it is made. Where the usage is sent, its token count is believed instead.
+    Events are counted, not parsed: one `data:` line is one token, which holds for engines that send
+    each token as it is made. If the usage is sent, its token count is used instead. Lifetime:
+    request.
     """
 
     def __init__(self) -> None:

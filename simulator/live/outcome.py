@@ -15,7 +15,7 @@ from simulator.live.scrape import WorkerCounters
 
 
 class LiveVerdict(StrEnum):
-    """How a request ended."""
+    """The way in which a live request ended."""
 
     COMPLETED = "completed"  # 200 and the whole answer
     REJECTED = "rejected"  # told to come back later: 429 or 503

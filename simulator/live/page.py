@@ -68,7 +68,10 @@ def render_page(
 
 
 def hot_spot(runs: Sequence[RunResult]) -> Opening | None:
-    """Requests of each worker under `HOT` and under `CURE`, of the first workload that has both."""
+    """Return the opening with the requests of each worker under `HOT` and under `CURE`.
+
+    It shows the first workload that has both; None if there is none.
+    """
     found = {(run.row.workload, run.row.policy): run.row for run in runs if run.workers}
     pairs = ((found[name, HOT], found.get((name, CURE))) for name, policy in found if policy == HOT)
     hot, cured = next(((hot, cured) for hot, cured in pairs if cured), (None, None))

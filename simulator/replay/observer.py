@@ -16,7 +16,7 @@ from simulator.traces.job import Job
 
 
 class Observer(Protocol):
-    """Is called as a replay proceeds.
+    """The interface of objects that a replay calls as it proceeds.
 
     Rows are rows of the book; stations are in the order of their ids. If the attribute
     `reads_details` is true, each dispatch comes with `Decision.details`.

@@ -21,7 +21,7 @@ WARNING = "warning: "  # begins a note by which the figures are not to be truste
 
 
 class Verdict(IntEnum):
-    """How a request ended."""
+    """The way in which a simulated request ended."""
 
     COMPLETED = 0
     REJECTED = 1  # turned away by the router or refused by the worker

@@ -49,7 +49,9 @@ ClientIds = Literal["agents", "group", "key", "none"]
 
 
 class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How late signals reach the router, in milliseconds, and which share of them is lost."""
+    """The delays of signals in milliseconds, the share of them that is lost, and the router
+    replicas.
+    """
 
     network_ms: float = 0.5  # one way, router to worker and back
     events: bool = True  # workers publish KV events
@@ -103,7 +105,7 @@ class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One policy, one seed, one pool, one workload."""
+    """Everything that determines one replay: policy, seed, pool, workload and world."""
 
     workload: WorkloadSpec
     policy: str

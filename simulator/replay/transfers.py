@@ -51,7 +51,7 @@ class TransferTotals:
 
 
 class Transfers:
-    """All kept KV and all transfers. Lifetime: replay.
+    """All transfers of KV, and all KV that is kept for one. Lifetime: replay.
 
     `look_again` is called with workers whose next visible change may have another time now.
     """

@@ -1,7 +1,7 @@
-"""Built-in profiles that rest on kernel tables, and how each is fitted anew.
+"""The built-in profiles that are fitted to kernel tables, and how each is fitted again.
 
-vLLM's tables are taken first. Another engine's are taken where a kernel of vLLM's table jumps
-between sizes, so that no smooth form follows it (`TabledProfile.why`).
+vLLM's tables are used first. Tables of another engine are used if a kernel of vLLM's table jumps
+between sizes, so that no smooth form fits it (`TabledProfile.why`).
 """
 
 from __future__ import annotations

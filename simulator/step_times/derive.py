@@ -38,12 +38,12 @@ _NORM_PASSES = 4  # over a token's vector: two read, two written
 
 
 class DeploymentError(ValueError):
-    """This model cannot be run so; says what would do."""
+    """Raised for a model that cannot be run on these GPUs; the message says what would work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What a model is run on."""
+    """The GPUs that one worker runs a model on, and how it splits experts and stores KV."""
 
     gpu: Gpu
     gpus: int = 1  # of tensor parallelism

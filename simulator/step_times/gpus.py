@@ -1,11 +1,11 @@
 """GPUs: figures of their data sheets, and the shares of them that kernels reach.
 
-Figures are NVIDIA's, of one GPU, dense, SXM form where there is one. Shares are fitted to measured
-kernels, the tables of AIConfigurator 0.12.0, by tests/simulator/step_times/fit_shares.py, which
-fits them again. The tables are vLLM's, but for two kinds of rows: there each product of weights in
-FP8 blocks takes 60 to 170 us at least, as long as launches take where no CUDA graph spares them,
+Figures are NVIDIA's, of one GPU, dense, SXM form if there is one. Shares are fitted to measured
+kernels, the tables of AIConfigurator 0.12.0, by tests/simulator/step_times/fit_shares.py, which can
+fit them again. The tables are vLLM's, except for two kinds of rows: in vLLM's tables each product
+of weights in FP8 blocks takes at least 60 to 170 us, as long as launches take without a CUDA graph,
 and so do DeepSeek's on Blackwell. Those rows are SGLang's; DeepSeek's decodes on the H200 are
-TensorRT-LLM's. Errors are those of models that the shares were not fitted to, where the tables have
+TensorRT-LLM's. Errors are those of models that the shares were not fitted to, if the tables have
 another model of the kind.
 """
 

@@ -131,7 +131,7 @@ class ModelShape:
 
     @property
     def attention_weights(self) -> int:
-        """Weights of all layers in which tokens see each other."""
+        """Number of weights in all attention and state layers."""
         return (
             self.full_layers * self.attention.weights(self.hidden)
             + self.window_layers * self.window_attention.weights(self.hidden)
@@ -140,7 +140,7 @@ class ModelShape:
 
     @property
     def dense_weights(self) -> int:
-        """Weights of all dense layers, shared experts and routers."""
+        """Number of weights in all dense layers, shared experts and routers."""
         shared = self.expert_layers * self.mlp_matrices * self.hidden * self.shared_width
         routers = self.expert_layers * self.hidden * self.experts
         dense = self.dense_layers * self.mlp_matrices * self.hidden * self.dense_width
@@ -148,18 +148,18 @@ class ModelShape:
 
     @property
     def expert_weights(self) -> int:
-        """Weights of all routed experts."""
+        """Number of weights in all routed experts."""
         one = self.mlp_matrices * self.hidden * self.expert_width
         return self.expert_layers * self.experts * one
 
     @property
     def embedding_weights(self) -> int:
-        """Weights of the embeddings; the output projection has as many."""
+        """Number of weights in the embeddings; the output projection has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All weights except norms and biases."""
+        """Number of all weights except norms and biases."""
         tables = self.embedding_weights * (1 if self.tied else 2)
         return tables + self.attention_weights + self.dense_weights + self.expert_weights
 
@@ -170,5 +170,5 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> float:
-        """Weights that are used for one token."""
+        """Number of weights that are used for one token."""
         return self.parameters - self.expert_weights * (1.0 - self.expert_share)

@@ -18,7 +18,7 @@ Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One format of weights."""
+    """One format in which weights are stored."""
 
     name: str
     bytes: float  # of one weight, its share of the scales included

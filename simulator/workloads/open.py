@@ -1,4 +1,4 @@
-"""Opens any source of requests, cut and timed as asked, and lists what sources there are."""
+"""Opens any source of requests, cut and timed as asked, and lists the available sources."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ __all__ = ["Chainer", "JobStream", "Stage", "TraceError", "open_jobs", "sessions
 
 
 def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
-    """Starts a reading of `spec.source`; each call starts anew and gives the same jobs.
+    """Open `spec.source` for reading; each call starts from the beginning and gives the same jobs.
 
-    Order of what `spec` asks: spread, skip, seconds and requests in recorded time, then other
-    sessions drawn, then speed or rate.
-    A rate is reached by one factor on all times, which takes a first pass over the chosen part,
-    or over the same draw of it.
-    Raises `TraceError` for a source that cannot be opened or a value that is out of range; what
-    is wrong with single lines is in the stream's `errors`.
+    The steps of `spec` are applied in this order: spread, skip, seconds and requests in recorded
+    time, then other sessions drawn, then speed or rate. A rate is reached by one factor on all
+    times, which takes a first pass over the chosen part, or over the same draw of it. Raises
+    `TraceError` for a source that cannot be opened or a value that is out of range; errors of
+    single lines are in the stream's `errors`.
     """
     check_timing(spec)
     if spec.rate_per_s is None:
@@ -53,7 +52,7 @@ def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
 
 
 def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
-    """The chosen part of the source at its own times."""
+    """Return the chosen part of the source at its own times."""
     if spec.source.startswith(PREFIX):
         return _generated(spec, seed)
     path = Path(spec.source)
@@ -80,7 +79,7 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
 
 
 def _drawn(stream: JobStream, seed: int) -> JobStream:
-    """Another draw of the same sessions, made when the first job is asked for."""
+    """Return another draw of the same sessions, made when the first job is requested."""
     given = total = 0
 
     def jobs() -> Iterator[Job]:
@@ -188,7 +187,7 @@ With the rate `inf` all requests arrive at once.
 
 
 def help_lines() -> Iterator[str]:
-    """Formats and generators with their keys, as plain text of at most 100 columns."""
+    """Yield the formats and generators with their keys, as plain text of at most 100 columns."""
     yield "formats (auto-detected; --format NAME?key=value):"
     for form in FORMATS:
         yield f"  {form.name:<15} {form.about}"
@@ -205,7 +204,7 @@ def _keys(kind: type) -> Iterator[str]:
 
 
 def markdown() -> str:
-    """The whole of docs/reference/traces.md."""
+    """Return the whole text of docs/reference/traces.md."""
     lines = [INTRODUCTION, "## Formats", ""]
     lines.append("| name | content | tokens per id | key | default | meaning of the key |")
     lines.append("|---|---|---:|---|---|---|")
