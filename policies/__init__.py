@@ -5,10 +5,10 @@ Gives: `load(spec)` in `policies.load`; `pick` and `ranked` in `policies.pick`; 
 Never imports: router, engine, simulator, kvkernels; only numpy and the standard library.
 Start reading at: `contract.py`, then `least_requests.py`, then `hybrid.py`.
 
-A policy is one file around one pure function. To add one: write the file, add its line below, a
-row in `docs/catalogue.md` and its test. One's own needs no line: `package.module:attr`, or an
-entry point of the group `warmroute.policies`, works wherever a name does. `docs/policies.md` has
-the formulas.
+A policy is one file around one pure function. To add a built-in policy, write the file, add its
+line below, a row in `docs/catalogue.md` and a test. A policy of your own needs no line: use
+`package.module:attr`, or an entry point of the group `warmroute.policies`, in place of a name.
+`docs/policies.md` has the formulas.
 """
 
 # Name -> "module:attr". Text, so that this face imports nothing.

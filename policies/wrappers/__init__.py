@@ -1,12 +1,13 @@
-"""What goes round any policy: takes its costs, returns new ones.
+"""Wrappers of policies: a wrapper takes the costs of any policy and returns new ones.
 
 Owns: one file per built-in wrapper.
-Gives: nothing from this face; `policies.WRAPPERS` names each one, `policies.load` puts them on.
+Gives: nothing by itself; `policies.WRAPPERS` names each wrapper, `policies.load` applies them.
 Never imports: router, engine, simulator, kvkernels; only numpy, stdlib and other policies.
 Start reading at: `bounded_load.py`.
 
-A wrapper is a class with `adjust(costs, request, fleet, state)`, or a function of these: +inf
-stays +inf, and only one that says so makes a request wait (all +inf). Written as
-`hybrid|bounded_load?epsilon=0.25|late_binding`: the innermost first. One's own is named as
-`package.module:attr`, or by an entry point of the group `warmroute.wrappers`.
+A wrapper is a class with `adjust(costs, request, fleet, state)`, or a function with these
+arguments. A cost of +inf stays +inf. Only wrappers whose docstring says so hold requests (all costs
++inf). In a specification such as `hybrid|bounded_load?epsilon=0.25|late_binding`, the innermost
+wrapper comes first. Name a wrapper of your own as `package.module:attr`, or by an entry point of
+the group `warmroute.wrappers`.
 """

@@ -1,7 +1,7 @@
 """The admin port: workers, metrics, explanations, readiness, the page at `/ui`.
 
-Owns: all paths of the admin port and what they show.
-Gives: `app.AdminApi`, which answers the admin port's requests, to `assembly`.
+Owns: all paths of the admin port and their answers.
+Gives: `app.AdminApi`, which answers the admin port's requests; `assembly` creates it.
 Never imports: cli, assembly.
 Start reading at: `app.py`.
 """

@@ -1,4 +1,4 @@
-"""Metrics that are recorded as things happen, and the registry that Prometheus scrapes.
+"""Metrics of requests, recorded when events happen, and the registry that Prometheus scrapes.
 
 Owns: counters and histograms of requests; the text of a scrape.
 Gives: `registry.RouterMetrics`, `exposition`.

@@ -1,4 +1,4 @@
-"""Capacity: what workers take that prefill, decode or do both, and how many instances a load needs.
+"""Capacity: the rates of prefill and decode workers, and the instances that a load needs.
 
 Owns: the mix of a workload's requests, the closed form of a worker's rate for it, the best numbers
 of workers of each role, the front of throughput against speed, and trials of them by replays; times

@@ -1,9 +1,9 @@
 """The command line of `warmroute-sim`.
 
-Owns: the commands, each beside its options (Structs, of which `flags.py` makes flags and help), and
-the exit status.
+Owns: the commands, each in one module with its options (Structs, from which `flags.py` makes flags
+and help), and the exit status.
 Gives: `main`.
-Never imports: torch; what a command needs is imported when that command runs.
+Never imports: torch; a command's modules are imported only when that command runs.
 Start reading at: `command_line.py`.
 """
 

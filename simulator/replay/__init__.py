@@ -1,7 +1,7 @@
-"""The replay: the real decision core and the real scheduler on virtual time.
+"""Replays requests through the real decision core and the real scheduler on virtual time.
 
-Owns: the event loop of integer nanoseconds, the world around (lags, losses, faults), outcomes.
+Owns: the event loop of integer nanoseconds, the pool's world (delays, losses, faults), outcomes.
 Gives: `run.replay(setup)`: one policy, one seed, one `ReplayResult`.
 Never imports: the I/O parts of the router or the engine, sockets, clocks of the machine.
-Start reading at: `run.py`, with `setup.py` beside it.
+Start reading at: `run.py`, then `setup.py`.
 """

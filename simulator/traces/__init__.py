@@ -1,4 +1,4 @@
-"""Where requests come from: readers of trace formats, generators, and the one record they give.
+"""The sources of requests: readers of trace formats and generators, which all give `Job` records.
 
 Owns: `Job`, the formats, the generators, the chains that engines and routers see.
 Gives: `spec.WorkloadSpec`, and readers whose jobs come in order of arrival

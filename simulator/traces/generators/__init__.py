@@ -1,4 +1,4 @@
-"""Workloads made up on the spot, from a seed: nothing is stored, one request is made at a time.
+"""Generates workloads from a seed; requests are made one at a time, and none is stored.
 
 Owns: shared prefixes as benchmark tools make them, Zipf groups, conversations, arrivals.
 Gives: `table.GENERATORS`, each with its keys, their defaults and meanings.
