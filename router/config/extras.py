@@ -36,9 +36,7 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Names that clients ask for, and the models that serve them. Lifetime: until the
-    next reload.
-    """
+    """Names that clients ask for, and models that serve them. Lifetime: until the next reload."""
 
     aliases: Annotated[
         tuple[str, ...],
@@ -64,9 +62,7 @@ class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of the endpoint picker, which another data plane such as Envoy asks for a worker
-    (ext_proc).
-    """
+    """Settings of the endpoint picker, which proxies such as Envoy ask for a worker (ext_proc)."""
 
     port: Annotated[
         int,

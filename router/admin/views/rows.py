@@ -190,9 +190,9 @@ def policy_shown(guard: PolicyGuard, now_s: float) -> dict[str, Any]:
 
 
 def trunks_shown(core: RouterCore, most: int) -> dict[str, Any]:
-    """Return at most `most` prompt beginnings (trunks) with the greatest demand.
+    """Return the prompt beginnings (trunks) with the greatest demand, at most `most`.
 
-    If the policy does not use sessions, `followed` is false and there are none.
+    `followed` is false, and there are none, if the policy does not use sessions.
     """
     sessions = core.session_tracking.sessions
     if sessions is None:
@@ -219,10 +219,7 @@ def trunk_shown(trunk: Trunk, copies: int) -> dict[str, Any]:
 
 
 def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:
-    """Return one dispatch and its outcome for JSON.
-
-    `whole` adds all that the policy saw, if that was kept.
-    """
+    """Return a dispatch and its outcome; `whole` adds all that the policy saw, if it was kept."""
     details = attempt.decision.details if whole else None
     return {
         "now_s": attempt.arrived_s,
