@@ -51,7 +51,7 @@ POLICIES = {
     "lbgr": "policies.published.lbgr:Lbgr",
 }
 
-# The same for what goes round a policy: `hybrid|bounded_load?epsilon=0.25`.
+# The same table for wrappers of policies, as in `hybrid|bounded_load?epsilon=0.25`.
 WRAPPERS = {
     "thresholds": "policies.wrappers.thresholds:Thresholds",
     "bounded_load": "policies.wrappers.bounded_load:BoundedLoad",

@@ -38,9 +38,9 @@ class Stored:
     tokens: tuple[int, ...] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
     block_size: int
     tier: Tier = "gpu"
-    seed: int = 0  # chain seed of the LoRA adapter and salt the event names
+    seed: int = 0  # chain seed for the LoRA adapter and salt that the event names
     chain: Hashes | None = None
-    extras: tuple[bytes, ...] = ()  # hashed after the tokens of each block (images); or none
+    extras: tuple[bytes, ...] = ()  # hashed after the tokens of each block (images); may be empty
     group: int | None = None
     full_attention: bool = False
     window: int | None = None
@@ -68,10 +68,10 @@ class CacheSnapshot:
     """The blocks of a worker's cache, as known to a router before batch `next_seq` of KV events."""
 
     next_seq: int
-    live_seq: int  # the highest number of this life of the publisher that came live; -1: none
-    digest: int  # XXH3-64 of the payload of the batch before `next_seq`; 0 where it is not known
+    live_seq: int  # highest batch number received live since the publisher started; -1: none
+    digest: int  # XXH3-64 of the payload of the batch before `next_seq`; 0: unknown
     exact: bool  # no event is missing in it
-    turned_over: bool  # as much was stored since one was missed as the worker holds
+    turned_over: bool  # since a missed event, as many blocks were stored as the worker holds
     blocks: bytes  # `WorkerBlocks.dump`
 
 
@@ -144,7 +144,7 @@ class Arrival:
     """
 
     now_s: float
-    request_id: int  # unique for the life of the process
+    request_id: int  # unique while the process runs
     model: str
     prompt_tokens: int  # of all its prompts together
     chains: Mapping[int, Hashes]  # block size in tokens -> chain hashes of the full blocks
@@ -156,15 +156,15 @@ class Arrival:
     stream: bool = True  # False: no first token is seen before the end
     longest_prompt_tokens: int | None = None  # of several prompts; None where there is one only
     weight: float = 1.0  # its tenant's share where several wait: twice as much gets twice as much
-    deadline_s: float | None = None  # when nobody wants its answer any more, on the same clock
+    deadline_s: float | None = None  # after this time no client wants its answer; same clock
     needs: str | None = None  # a path that not every engine has; None: each has it
     splits: bool = False  # one worker may prefill it and another one decode
-    only: int | None = None  # the one worker that may have it, whatever becomes of it there
+    only: int | None = None  # the only worker that may get it, even if it fails there
     hold_s: float | None = None  # longest wait for a worker; None: as long as others
     among: tuple[int, ...] | None = None  # the only workers that may have it; None: any
-    revision: str | None = None  # of the model, whose workers are asked first; None: any
+    revision: str | None = None  # revision of the model whose workers are preferred; None: any
     identity: Identity = UNIDENTIFIED
-    expected_output_tokens: int | None = None  # by the client's word; None: it says nothing
+    expected_output_tokens: int | None = None  # as the client expects; None: unknown
 
 
 @record
@@ -232,7 +232,7 @@ class Finish:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
-    refused: bool = False  # a 4xx: about the request, and no word about the worker's health
+    refused: bool = False  # a 4xx: it concerns the request, not the worker's health
 
 
 @record
@@ -263,7 +263,7 @@ class Failure:
     blame: Literal["client", "worker", "busy"]
     retry: bool = False
     reason: str = ""
-    rest: Arrival | None = None  # in the first arrival's place; None: all of it is still to do
+    rest: Arrival | None = None  # replaces the first arrival; None: the whole request remains
     leg: Literal["answer", "prefill", "pair"] = "answer"
     runs_on: bool = False
     busy_s: float | None = None
@@ -277,8 +277,8 @@ class LoadReport:
     worker_id: int
     running: int
     waiting: int
-    kv_used_tokens: float  # NaN when the worker does not say
-    emptied: int = 0  # times it was asked to empty its cache since it began, and did
+    kv_used_tokens: float  # NaN if the worker does not report it
+    emptied: int = 0  # number of times that it emptied its cache on request since it started
     # When its engine's process began, seconds since the epoch, by its own account; NaN: it does not
     # say. Another life of the engine is told of by a `WorkerChange`.
     started_s: float = math.nan
@@ -337,8 +337,8 @@ class WorkerChange:
     now_s: float
     worker_id: int
     state: Literal["ready", "draining", "down", "gone"]
-    spec: WorkerFacts | None = None  # given when it joins or is recognized anew
-    saved: CacheSnapshot | None = None  # by a router before this one; to be proven
+    spec: WorkerFacts | None = None  # set if it joins or is recognized again
+    saved: CacheSnapshot | None = None  # from an earlier router; it must still be verified
     suspended: Suspension | None = None
 
 
@@ -353,10 +353,10 @@ class WorkerFacts:
     models: tuple[str, ...]
     block_size: int
     role: Role = "both"
-    group: str | None = None  # its workers take KV from each other; None: it takes and gives none
-    serves_alone: bool = True  # whatever its role: it can prefill and decode a request
-    concurrent: bool = False  # both legs of a request begin at once, and its workers meet
-    keeps_prefixes: bool = True  # what it decoded for others is found in its cache again
+    group: str | None = None  # workers of a group exchange KV; None: this worker does not
+    serves_alone: bool = True  # it can prefill and decode a request, whatever its role
+    concurrent: bool = False  # both legs of a request start at once, and its two workers connect
+    keeps_prefixes: bool = True  # prompts that it decoded for prefill workers stay in its cache
     kv_capacity_tokens: float = float("nan")
     max_model_tokens: int | None = None
     prefill_tokens_per_s: float = 15_000.0
@@ -366,10 +366,10 @@ class WorkerFacts:
     max_kv_fraction: float = float("nan")
     weight: float = 1.0
     has_events: bool = True  # False: its cache is mirrored from our own dispatches only
-    keeps_copies: bool = False  # of equal blocks, each with events of its own
+    keeps_copies: bool = False  # it keeps several copies of equal blocks, each with its own events
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
-    lacks: frozenset[str] = frozenset()  # paths that it has not got
-    denied: frozenset[str] = frozenset()  # of `models`, those that it says not to have
+    lacks: frozenset[str] = frozenset()  # paths that it does not serve
+    denied: frozenset[str] = frozenset()  # those of `models` that it answered not to have
     revision: str | None = None  # of what it serves, by its label or its engine's version
 
 
@@ -409,8 +409,8 @@ class PeerDispatched:
     arrival: Arrival
     worker_id: int
     uncached_tokens: int
-    standing: Standing = "new"  # of its session, by the peer
-    late: bool = False  # it was there before this was told: its worker may have reported it
+    standing: Standing = "new"  # state of its session, as the peer sees it
+    late: bool = False  # dispatched before this message: its worker may have reported it
 
 
 @record

@@ -118,7 +118,7 @@ def _kinds(hint: Any) -> set[Any]:
     return set(getattr(hint, "__args__", ()))
 
 
-# What somebody's code may raise. The rest (a keyboard's interrupt, a cancelled task) is not its.
+# Errors of a user's code; others (a keyboard interrupt, a cancelled task) are not its own.
 RAISABLE = (Exception, SystemExit)
 
 
@@ -132,8 +132,8 @@ class Kind:
     word: str  # for people: "policy" or "wrapper"
     built_in: Mapping[str, str]  # name -> module:attr
     entry_points: str  # group
-    method: str  # of a class, or what a function stands for
-    arguments: tuple[str, ...]  # of either, without self and what is keyword-only
+    method: str  # method of a class, or the method that a function replaces
+    arguments: tuple[str, ...]  # arguments of the method, without self and keyword-only ones
 
     def names(self) -> list[str]:
         """Return the names that `find` accepts, built-in ones first.
@@ -218,7 +218,7 @@ def _find(package: str) -> str:
         return ""
     try:
         found = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # not a name, or what is there has no specification
+    except (ImportError, ValueError):  # no valid name, or a module without specification
         found = None
     if found is None:
         if str(here) not in sys.path:
@@ -275,7 +275,7 @@ def checked_numbers(kind: str, name: str, costs: Any, rows: int) -> Floats:
     return numbers
 
 
-# Every policy takes it, because `pick` uses it and not the formula.
+# Every policy accepts `temperature`, because `pick` uses it, not the policy.
 TEMPERATURE = Parameter("temperature", float, optional=False, default=0.0)
 Params = Mapping[str, Value]
 
@@ -287,7 +287,7 @@ class LoadedWrapper:
     The object keeps no state between calls. Lifetime: process.
     """
 
-    name: str  # as it was asked for
+    name: str  # as given
     params: Params  # all of them, defaults included
     wrapper: Wrapper
 
@@ -297,7 +297,7 @@ class LoadedWrapper:
         Raises PolicyError, with the wrapper's name, if the wrapper fails or returns invalid costs.
         """
         shown = costs.view()
-        shown.flags.writeable = False  # they may be a column, or the inner policy's own
+        shown.flags.writeable = False  # the array may be a column, or belong to the inner policy
         try:
             adjusted = self.wrapper.adjust(shown, request, fleet, state)
         except Exception as error:
@@ -326,7 +326,7 @@ class LoadedPolicy:
     The object keeps no state between calls. Lifetime: process.
     """
 
-    name: str  # as it was asked for, parameters left out: "hybrid", "hybrid|bounded_load"
+    name: str  # as given, without parameters: "hybrid", "hybrid|bounded_load"
     params: Params  # all of its own, and "wrapper.parameter" of each wrapper, defaults included
     temperature: float  # for `policies.pick.pick`; 0 = lowest cost, ties drawn
     policy: Policy

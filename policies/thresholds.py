@@ -40,7 +40,7 @@ def at_thresholds(
         return None
     reached = _reaches(fleet.requests, fleet.max_requests, max_requests)
     reached |= _reaches(fleet.queued_prefill_tokens, fleet.max_queued_tokens, max_queued_tokens)
-    # The fraction in use takes several columns to tell: only where somebody asks for it.
+    # The KV fraction needs several columns, so it is computed only if a threshold needs it.
     if max_kv_fraction is not None or fleet.has_kv_thresholds:
         reached |= _reaches(fleet.kv_fraction, fleet.max_kv_fraction, max_kv_fraction)
     return reached

@@ -8,7 +8,7 @@ from policies.facts import Role
 
 DECAYS_PER_S = 50.0  # the queue is multiplied by 31/32 every 20 ms
 DECAY = 31.0 / 32.0
-P0 = 1e6  # variance before the first observation: the first one is believed
+P0 = 1e6  # variance before the first observation, which then counts almost fully
 MAX_INFLIGHT = 1_000_000  # requests that are remembered; beyond it the oldest is forgotten
 
 Sent = tuple[int, Role]  # a request and its leg

@@ -12,7 +12,7 @@ import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
 
-FULL = 0.999  # where the barrier stops rising: at 1 it would be infinite
+FULL = 0.999  # the penalty stops rising here: at 1 it would be infinite
 
 
 @dataclass(frozen=True, slots=True)

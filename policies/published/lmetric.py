@@ -74,7 +74,7 @@ class LMetric:
         """
         key = class_of(request.chain, self.class_blocks)
         wins = state.wins.get(key, 0)
-        if wins < 2:  # the least that one holder needs: most requests end here
+        if wins < 2:  # fewer than one holder needs: most requests return here
             return None
         blocks = min(self.class_blocks, request.prompt_blocks)
         # Where the prompt is nothing but these blocks, its last token never counts as a hit.

@@ -33,7 +33,7 @@ class Mooncake:
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
         """Return the two parts of the cost in seconds: queued prefill and the request's prefill."""
-        # The last token is computed even where all are resident.
+        # The last token is computed even if all tokens are cached.
         cached = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
         prefill_s = fleet.prefill_s(request.prompt_tokens - cached, cached)
         return {"queue_s": fleet.queued_prefill_s, "prefill_s": prefill_s}

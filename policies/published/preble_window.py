@@ -20,9 +20,9 @@ from policies.facts import (
 from policies.published.recent import hit_blocks
 from policies.published.window_sums import WindowSums
 
-MAX_NODES = 64  # places where prompts part, the latest ones used
-MAX_OUTPUTS = 256  # answers of which the median is taken, the latest ones
-MAX_UNDER_WAY = 16_384  # requests before their first token; beyond, the oldest counts no more
+MAX_NODES = 64  # prefixes after which prompts differ, the latest used
+MAX_OUTPUTS = 256  # latest answers, for the median
+MAX_UNDER_WAY = 16_384  # requests before their first token; beyond it the oldest is dropped
 
 _ANSWERING: tuple[Role, ...] = ("both", "decode")  # legs that have a first token
 

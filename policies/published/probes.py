@@ -20,11 +20,11 @@ class Probes:
     requests in flight there, time in seconds).
     """
 
-    pool: deque[tuple[int, int, float]]  # bounded: the oldest goes
+    pool: deque[tuple[int, int, float]]  # bounded: the oldest is dropped
     worker_of: dict[Sent, int] = field(default_factory=dict)  # unfinished -> worker
     inflight: dict[int, int] = field(default_factory=dict)  # worker -> own requests
     workers: list[int] = field(default_factory=list)  # in the order in which they joined
-    turn: int = 0  # of the worker that is probed next
+    turn: int = 0  # index of the worker that is probed next
 
     def send(self, sent: Sent, worker_id: int) -> None:
         """Count a request as in flight at a worker, and no longer at its former worker."""

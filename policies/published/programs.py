@@ -22,8 +22,8 @@ from policies.facts import (
     WorkerChange,
 )
 
-MAX_CHAINS = 64  # of one program; beyond it the one used longest ago counts no more
-MAX_REQUESTS = 65_536  # under way; beyond it the oldest is taken for ended
+MAX_CHAINS = 64  # sessions of one program; beyond it the least recently used is dropped
+MAX_REQUESTS = 65_536  # under way; beyond it the oldest is assumed to have ended
 
 Key = tuple[str | None, str, str]  # tenant, "group", "session" or "request", and its name
 
@@ -72,17 +72,17 @@ class Program:
     """
 
     key: Key
-    number: int  # in the order of their beginnings, which breaks ties
+    number: int  # in the order in which programs began, which breaks ties
     chains: OrderedDict[str | None, tuple[int, float]]  # session -> context tokens, last use
     worker_id: int | None = None
     paused: bool = False  # until the check resumes it
-    marked: bool = False  # it is paused when it has no request at a worker any more
+    marked: bool = False  # it is paused once it has no request at a worker
     steps: int = 0  # requests sent; 0: it is new
     waiting: int = 0  # requests at the router
     running: int = 0  # requests at workers
-    deferred_s: float | None = None  # since when a request of it waits for a resumption
+    deferred_s: float | None = None  # time since which one of its requests waits for a resumption
     acting_s: float = 0.0  # when its latest request ended
-    charged: tuple[int | None, int] = (None, 0)  # to which worker, how many tokens
+    charged: tuple[int | None, int] = (None, 0)  # worker and its charged tokens
 
     @property
     def tokens(self) -> int:
@@ -124,7 +124,7 @@ class Programs:
     programs: OrderedDict[Key, Program] = field(default_factory=OrderedDict)
     paused: set[Key] = field(default_factory=set)
     used: dict[int, int] = field(default_factory=dict)  # worker -> tokens of its programs, above 0
-    capacity: dict[int, float] = field(default_factory=dict)  # worker -> KV tokens; inf: untold
+    capacity: dict[int, float] = field(default_factory=dict)  # worker -> KV tokens; inf: unknown
     live: set[int] = field(default_factory=set)
     requests: OrderedDict[int, UnderWay] = field(default_factory=OrderedDict)
     checked: bool = False  # by the latest fact
@@ -198,7 +198,7 @@ class Programs:
 
     def _dispatched(self, fact: Dispatched) -> None:
         under_way = self.requests.get(fact.request_id)
-        if under_way is None:  # of no program that is known: one of its own
+        if under_way is None:  # no known program: the request is one by itself
             key = fact.tenant, "request", str(fact.request_id)
             program = self._program(key, fact.now_s)
             if program is None:

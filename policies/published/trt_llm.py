@@ -12,7 +12,7 @@ import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
 
-AHEAD = 1e-7  # above what `policies.pick` takes for a tie, below any difference that counts
+AHEAD = 1e-7  # more than a tie of `policies.pick`, less than any real difference
 
 
 @dataclass(frozen=True, slots=True)

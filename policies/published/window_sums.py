@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
-SLICES = 6  # of a window; the oldest falls out as a whole
-MAX_KEYS = 2_048  # of a slice; further ones are left out of it
+SLICES = 6  # of a window; the oldest slice is dropped as a whole
+MAX_KEYS = 2_048  # of a slice; further keys are left out
 
 
 class WindowSums:

@@ -50,7 +50,7 @@ class BoundedLoad:
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         is_open = np.isfinite(costs)
-        if np.count_nonzero(is_open) < 2:  # nobody, or the one that is always admissible
+        if np.count_nonzero(is_open) < 2:  # no worker, or the one that is always admissible
             return costs
         return np.where(self._above_s(is_open, request, fleet) > 0.0, np.inf, costs)
 
@@ -73,6 +73,6 @@ class BoundedLoad:
         mean_s = float(before_s.sum(where=is_open)) / np.count_nonzero(is_open)
         most_s = float(whole.max(where=is_open, initial=0.0))
         bound_s = (1.0 + self.epsilon) * mean_s + most_s
-        # A rounding error must not shut out the one that is just at the bound.
+        # A rounding error must not exclude a worker that is exactly at the bound.
         above_s: Floats = before_s + brought_s(request, fleet, step) - bound_s * (1.0 + 1e-9)
         return above_s

@@ -12,7 +12,7 @@ from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.pick import TIE
 from policies.work import load_s
 
-_HEARD_S = 5.0  # a worker that told neither load nor KV events for longer may hang
+_HEARD_S = 5.0  # a worker that sent neither load nor KV events for longer may hang
 
 
 @dataclass(frozen=True, slots=True)

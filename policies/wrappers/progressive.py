@@ -11,7 +11,7 @@ from policies.contract import Bools, FleetView, Floats, RequestView
 from policies.facts import Dispatched
 from policies.work import load_s
 
-_REQUESTS = 64  # over so many dispatches what they bring and how often they come is smoothed
+_REQUESTS = 64  # dispatches over which tokens and gaps are averaged
 
 
 class State(NamedTuple):
@@ -19,7 +19,7 @@ class State(NamedTuple):
 
     seen: int  # up to _REQUESTS
     uncached_tokens: float
-    gap_s: float  # from one to the next
+    gap_s: float  # from one dispatch to the next
     last_s: float
 
 
@@ -86,7 +86,7 @@ class Progressive:
         missing_s = fleet.missing_tokens(request.prompt_tokens) / fleet.prefill_tokens_per_s
         low_s, loads_span_s = _span(loads_s, is_open)
         span, (least_s, span_s) = _span(costs, is_open)[1], _span(missing_s, is_open)
-        if span_s <= 1e-9 * (least_s + span_s):  # nobody holds more than another
+        if span_s <= 1e-9 * (least_s + span_s):  # all workers hold equally much
             span_s = loads_span_s
         unit = span / span_s if span > 0.0 and span_s > 0.0 else 1.0
         adjusted: Floats = costs + weight * unit * (loads_s - low_s)
@@ -100,7 +100,7 @@ class Progressive:
         """
         if state.seen < 2 or not len(fleet):
             return 0.0
-        # Since the last one, too: after a pause there is room, whatever came before it.
+        # The time since the last dispatch counts: after a pause the pool has room.
         gap_s = max(state.gap_s, now_s - state.last_s, 1e-6)
         used = (state.uncached_tokens + step) / gap_s / float(fleet.prefill_tokens_per_s.sum())
         return self.load_factor * min(max((used - self.low) / (self.high - self.low), 0.0), 1.0)

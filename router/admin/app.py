@@ -45,8 +45,8 @@ _OF_PAGES = ("Origin", "Sec-Fetch-Site")
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 Rows = Callable[[], list[dict[str, Any]]]
 _NO_PAGES: Mapping[str, Mapping[str, Handler]] = MappingProxyType({})
-_NAME_CHARS = 200  # shown of a name
-_REQUEST = "admin request"  # who asked for a change, in the log
+_NAME_CHARS = 200  # characters of a name that are shown
+_REQUEST = "admin request"  # the author of a change, in the log
 
 
 class AdminApi:
@@ -84,7 +84,7 @@ class AdminApi:
         self._pages = pages
         self._hosts = hosts
         self._sources = sources
-        self._strange_hosts = 0  # requests that asked by another name
+        self._strange_hosts = 0  # refused requests with an unknown host name
         self._routes = self._all_routes()
 
     def renew(self, hosts: tuple[str, ...]) -> None:
@@ -99,7 +99,7 @@ class AdminApi:
             "/workers": {
                 "GET": self.list_workers,
                 "POST": self.add_worker,
-                "DELETE": self.remove_workers,  # by `?url=URL`, as the two below
+                "DELETE": self.remove_workers,  # by `?url=URL`, like the next two paths
             },
             "/workers/drain": {"POST": self.drain_workers},
             "/workers/undrain": {"POST": self.undrain_workers},
@@ -154,7 +154,7 @@ class AdminApi:
         needed only without keys.
         """
         asked = request.headers.get("Host")
-        if asked is None or known_host(asked, self._hosts):  # HTTP/1.0 may do without; no browser
+        if asked is None or known_host(asked, self._hosts):  # HTTP/1.0 may omit it; no browser
             return
         self._strange_hosts += 1
         if worth_a_line(self._strange_hosts):

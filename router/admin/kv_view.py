@@ -17,7 +17,7 @@ from router.core.workers.table import Worker
 
 VERSION = 2
 TIERS = ("gpu", "host", "disk")
-MAX_VIEW_BYTES = 1 << 30  # read of a router's answer
+MAX_VIEW_BYTES = 1 << 30  # most bytes that are read of a router's answer
 
 Chains = npt.NDArray[np.uint64]
 
@@ -38,14 +38,14 @@ class KvView(msgspec.Struct, frozen=True):
     worker: int
     url: str
     block_size: int  # tokens
-    has_events: bool  # else nothing is known here: its cache is mirrored
-    known: bool  # no event is missing, or as much was stored since as the worker holds
+    has_events: bool  # False: the router only estimates its cache
+    known: bool  # no event is missing, or since then it has stored as much as it holds
     exact: bool  # no event is missing
     resyncing: bool  # missing events were asked for
-    heard: bool  # what is published reaches us; else this is as of when it did
+    heard: bool  # events reach this router; False: the view is as old as the last one
     next_seq: int  # number of the batch that continues this
-    backlog_batches: int  # wait for the ones missing before them
-    parked_blocks: int  # wait for their parent
+    backlog_batches: int  # batches that wait for missing ones before them
+    parked_blocks: int  # blocks that wait for their parent
     index_evicted: int  # blocks of any worker that the index forgot at its bound
     counters: dict[str, int]
     tiers: list[TierView]

@@ -29,7 +29,7 @@ class Given:
 
     value: Any
     source: str  # "file:line", "flag --port", "WARMROUTE_PORT" or "default"
-    item_sources: tuple[str, ...] = ()  # of a file's list: where each of its items begins
+    item_sources: tuple[str, ...] = ()  # for a list in a file: where each item begins
 
     def source_of(self, item: int) -> str:
         """Return where item number `item` of a list was given."""

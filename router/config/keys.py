@@ -48,8 +48,8 @@ class ConfigKey:
     default: Any
     help: str
     allowed: str  # range or values, for people
-    item_flag: str | None = None  # of a list: its flag's name, which is of one item
-    form: str | None = None  # what stands for the value in a line of help; by default of its type
+    item_flag: str | None = None  # for a list: the name of its flag, which takes one item
+    form: str | None = None  # placeholder of the value in help; None: follows from the type
 
     @property
     def flag(self) -> str:

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-Rows = Mapping[Any, float]  # a label's value, or a tuple of such -> number
+Rows = Mapping[Any, float]  # a label's value, or a tuple of labels' values -> number
 
 
 class Families(Collector):

@@ -25,7 +25,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100
 _GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
 
 
-# Cheap counters: whoever counts and whoever reads are on the same thread, the event loop's.
+# These counters need no lock: they are updated and read on the event loop's thread only.
 
 
 class PlainHistogram(Collector):
@@ -72,10 +72,10 @@ class RequestMetrics(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         self.replies: Replies = {}
         self.worker_errors = 0  # replies that failed by a worker's fault
-        self.busy_replies = 0  # of workers that had no room just then
+        self.busy_replies = 0  # replies of workers that had no room
         self.client_errors: Counted[str] = Counted()  # by status
         self.internal_errors = 0
-        self._relayed: Counted[str] = Counted({"": 0})  # by why not natively
+        self._relayed: Counted[str] = Counted({"": 0})  # by reason; "": native relay
         self.reported_hit_tokens = 0
         self.reported_prompt_tokens = 0
         self.ttft = PlainHistogram(
@@ -130,7 +130,7 @@ class RequestMetrics(Collector):
         """Count an attempt that has ended. If its answer was complete, record its latencies."""
         error, kind = outcome.error, ""
         if isinstance(error, WorkerError):
-            if error.kind == "out_of_files":  # no worker heard of it: only its refusal counts
+            if error.kind == "out_of_files":  # it reached no worker, so only its refusal counts
                 return
             kind = error.kind
             if kind == "busy":
@@ -143,7 +143,7 @@ class RequestMetrics(Collector):
         if (replies := self.replies.get(worker_id)) is None:
             replies = self.replies[worker_id] = Counted()
         replies[status, kind] += 1
-        if outcome.status is not None:  # else it has gone no way
+        if outcome.status is not None:  # otherwise no answer was relayed
             self._relayed[outcome.fallback_reason] += 1
         self._reported(outcome)
         if error is not None or not outcome.answers:

@@ -31,7 +31,7 @@ MOST_INSTANCES = 64  # tried, unless told otherwise
 HEADROOM = 0.2  # of time and memory
 MAX_VARIABILITY = 100.0
 MINUTE_S = 60
-SEEN_IN_A_MINUTE = 30  # arrivals, or it says nothing of their variability
+SEEN_IN_A_MINUTE = 30  # a minute with fewer arrivals says nothing about variability
 DELAYS = (0.25, 0.5, 1.0)  # queue delays tried, as shares of s(1)
 DELAY_GAIN = 0.05  # of the latency that a delay must save to be worth setting
 
@@ -303,7 +303,7 @@ class Planner:
             if self.target.misses(found) is None:
                 return instances
             if not found.overloaded and found.wait_s < 1e-3 * found.mean_s:
-                return None  # nobody waits: more of them change nothing
+                return None  # no request waits, so more instances change nothing
         return None
 
     def _within_error(self) -> tuple[int | None, int | None]:

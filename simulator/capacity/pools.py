@@ -42,7 +42,7 @@ class Part:
 
     role: str  # prefill, decode, both
     shape: Shape
-    workers: float  # whole, but where only the ratio was asked for
+    workers: float  # a whole number, unless only the ratio was asked for
     each: Rate
 
     @property
@@ -324,9 +324,9 @@ def drawn(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> str:
     )
 
 
-# A target is of a mean; a single request is good within so much more.
+# Targets are of means; a single request may exceed them by this factor and still be good.
 TTFT_MARGIN, TPOT_MARGIN = 1.5, 1.1
-RATE_SHARE = 0.95  # of what the arithmetic says, where pools are tried by replays
+RATE_SHARE = 0.95  # share of the computed rate at which replays try pools
 _POLICY = "hybrid"
 
 

@@ -25,7 +25,7 @@ from simulator.limits.hits import make_rule
 from simulator.traces.job import Job
 
 Floats = npt.NDArray[np.float64]
-CachedBy = Literal["log", "caches", "none"]  # who says what of a prompt was cached
+CachedBy = Literal["log", "caches", "none"]  # the source of the cached tokens of prompts
 
 RULE = "bounded"  # of `simulator.limits.hits`: caches first, and no worker far above the mean
 KNOWN_SHARE = 0.5  # of the requests: fewer of which the log knows their cached tokens are too few
@@ -47,9 +47,9 @@ class Mix:
     """The requests of a workload, one entry for each. Lifetime: process. Raises MixError."""
 
     prompt_tokens: Floats
-    uncached_tokens: Floats  # of the prompt, computed by whoever prefills it; at least 1
+    uncached_tokens: Floats  # prompt tokens that the prefill worker computes; at least 1
     output_tokens: Floats
-    moved_tokens: Floats | None = None  # sent to whoever decodes it; None: all of the prompt
+    moved_tokens: Floats | None = None  # tokens sent to the decode worker; None: all
 
     def __post_init__(self) -> None:
         if not len(self.prompt_tokens):
@@ -437,7 +437,7 @@ def _mixed_rates(
         return np.asarray((taken_s > lengths_s) | (tokens + batch > CHUNK_TOKENS * shape.ranks))
 
     by_kv = np.minimum(KV_SHARE * shape.kv_tokens / mix.context, shape.max_batch)
-    # Nobody does more than a token's compute allows.
+    # No worker exceeds the rate that its compute allows.
     by_work = 1.0 / (shape.step_time.linear_s * mix.uncached)
     top = np.minimum(by_kv / (steps * lengths_s), by_work) * np.ones_like(crowd)
     low, high = np.zeros_like(top), top.copy()

@@ -52,7 +52,7 @@ from simulator.report.console import say_source
 from simulator.traces.generators.table import kv_block
 from simulator.workloads.open import open_jobs
 
-CACHES = 4  # where no number of GPUs says how many workers prefill
+CACHES = 4  # if no number of GPUs determines the number of prefill workers
 KINDS = {"split": SPLIT, "alone": ALIKE, "mixed": "both kinds"}
 CACHED_BY = {
     "log": "as the log says",
@@ -291,7 +291,7 @@ def _trials(
     if spec.rate_per_s is None:
         rate_per_s = RATE_SHARE * found.split.requests_per_s
         spec = msgspec.structs.replace(spec, rate_per_s=rate_per_s, speed=1.0)
-    # Where any TTFT will do, what the arithmetic expects is what a good one is.
+    # Without a TTFT target, the computed TTFT is the limit of a good answer.
     limits = replace(targets, ttft_s=min(targets.ttft_s, found.split.ttft_s))
     kv_tokens = asked.workers.kv_tokens
     block_size = kv_block(asked.trace) if asked.trace.startswith(GENERATED) else None

@@ -240,7 +240,7 @@ def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-# A command that runs real programs is a coroutine; one that computes is not, and may fill a core.
+# A command that runs real programs is a coroutine; one that only computes is a plain function.
 Run = Callable[[Any, Console], "bool | Coroutine[Any, Any, bool]"]
 
 

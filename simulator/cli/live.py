@@ -40,7 +40,7 @@ from simulator.live.stack import (
 )
 from simulator.traces.spec import WorkloadSpec
 
-EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it still pastes well
+EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and short enough to paste
 
 
 REQUESTS, GROUPS, RATE_PER_S, OUTPUT_TOKENS, SEED = 100, 1, 10.0, 32, 1
@@ -318,7 +318,7 @@ def _report(
         options.json.write_bytes(as_report([row], origin=workload.origin, outcomes=outcomes))
     if options.html is not None:
         result = RunResult(row, tuple(outcomes), pool_samples([], 1.0), row.workers, ())
-        # Without what stands before an @: a password has no place on a page.
+        # The user and password before an @ must not be shown on a page.
         host = urlsplit(target.url).netloc.rpartition("@")[2]
         notes = [f"{workload.origin}. Model {target.model}.", _pace(options)]
         page = render_page([result], [], [], notes, f"Load test of {host}", clock="wall time")

@@ -37,8 +37,8 @@ class Replayed(NamedTuple):
     """The results of one replay that are kept for the reports."""
 
     row: ReplayRow
-    notes: tuple[str, ...]  # what people should know of it
-    seen: RunView | None  # what is drawn, where there is a page
+    notes: tuple[str, ...]  # notes for the reader
+    seen: RunView | None  # data of the plots; None without a page
 
 
 ONE_RECORDING = (

@@ -67,7 +67,7 @@ class Holders:
     def __init__(self, workers: int, capacity: int | None) -> None:
         self._caches = [LruCache(capacity) for _ in range(workers)]
         self._everybody = (1 << workers) - 1
-        self._bits: dict[int, int] = {}  # ids that nobody holds are left out
+        self._bits: dict[int, int] = {}  # ids that no worker holds are left out
 
     def longest(self, ids: Sequence[int]) -> tuple[int, int]:
         """Return the longest match of any worker, and the bits of the workers that have it."""
@@ -102,7 +102,7 @@ class Holders:
 HASH_FACTOR = 2_654_435_761  # Knuth's multiplicative hash: 2^32 over the golden ratio
 PAIR_FACTOR = 1_000_003
 WINDOW_S = 60.0
-MAX_SHARE = 1.25  # of the mean work in the window, before `bounded` looks elsewhere
+MAX_SHARE = 1.25  # `bounded` leaves a worker with more than this times the mean work
 
 
 class Rule(Protocol):
@@ -225,7 +225,7 @@ def make_rule(name: str, workers: int, capacity: int | None) -> Rule:
     return Blind(name, workers, capacity)
 
 
-RULES = ("single_lru", *POOL_RULES)  # without more ado
+RULES = ("single_lru", *POOL_RULES)  # the default
 ALL_RULES = (*RULES, "pooled_lru", "ideal")
 MAX_WORKERS = 4096
 

@@ -60,7 +60,7 @@ def placed_spec(workers: Sequence[int], then: str = "round_robin") -> str:
     return f"simulator.limits.partition:Placed?workers={joined}&then={quote(then, safe='')}"
 
 
-SHARE = 4  # a block that more requests have than 1 in (this x workers) is nobody's own
+SHARE = 4  # a block in more than 1 of (this x workers) requests belongs to no session
 
 
 def groups(known: Known, workers: int) -> list[int]:

@@ -50,7 +50,7 @@ LIVE_POLICIES = ("kv_prefix", "hybrid")
 FULL, LESS = (8, 500), (4, 240)
 BUSY_SHARE = 0.6  # of a core: a process that gets less while it computes runs on a busy machine
 LAST_REPLAY_S = 45.0  # from the start; later no further replay begins
-LIMIT_S = 210.0  # from the start; then the live part is ended wherever it is
+LIMIT_S = 210.0  # from the start; then the live part is stopped
 OVERRUN_LIMIT = 0.02  # share of steps that ended late; beyond it live times are the machine's
 
 HOT_SHARE = 0.95  # of requests on one worker: a hot spot
@@ -94,7 +94,7 @@ class DemoRuns:
     """The results of all runs so far, and the demo's notes on them. Lifetime: process."""
 
     runs: list[RunResult] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what this machine was too busy for
+    notes: list[str] = field(default_factory=list)  # what a busy machine left out
 
     @property
     def rows(self) -> list[ResultRow]:
@@ -240,7 +240,7 @@ def as_run(result: ReplayResult, part: Act) -> RunResult:
     """Return the result of a replay in the form of a live run's result."""
     names = tuple(f"worker {number}" for number in range(len(result.workers)))
     outcomes = tuple(_outcomes(result.table, names, part.closed_loop))
-    # Without steps counted none was late: there is no clock on the wall to be late for.
+    # Without counted steps none was late: on virtual time no step can be late.
     after = [
         WorkerCounters(one.hit_tokens, one.query_tokens, 0, 0, one.busy_ns / 1e9, 0, 0)
         for one in result.workers

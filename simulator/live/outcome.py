@@ -18,7 +18,7 @@ class LiveVerdict(StrEnum):
     """The way in which a live request ended."""
 
     COMPLETED = "completed"  # 200 and the whole answer
-    REJECTED = "rejected"  # told to come back later: 429 or 503
+    REJECTED = "rejected"  # asked to try again later: 429 or 503
     FAILED = "failed"  # anything else: to the client it is lost
 
 
@@ -28,7 +28,7 @@ class Outcome:
 
     serial: int
     scheduled_s: float  # when it was due, seconds from the start of the run
-    sent_s: float  # when it left; the difference is the generator's own lateness
+    sent_s: float  # when it was sent; the difference is the generator's delay
     verdict: LiveVerdict
     status: int  # HTTP status, 0 when no answer came
     worker: str | None  # the router's `x-warmroute-worker`
@@ -86,7 +86,7 @@ class ResultRow(msgspec.Struct, frozen=True):
     duration_s: float  # model time from the first arrival due to the last answer
     # Completed with the first token within GOOD_TTFT_MS and a mean gap within GOOD_GAP_MS, of all.
     good_share: float | None = None
-    # In a closed loop of sessions: what begins one, and what goes on with one.
+    # In a closed loop: requests that begin a session, and those that continue one.
     new_ttft_ms: TimeSpread = NO_SPREAD
     continuation_ttft_ms: TimeSpread = NO_SPREAD
 

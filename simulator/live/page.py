@@ -34,7 +34,7 @@ NAMELESS = (
     "This endpoint does not name its workers (its replies bear no x-warmroute-worker), so there "
     "is nothing to show of each."
 )
-# Timed workers run on their model's time, anything else on that of the clock on the wall.
+# Timed workers run on their model's time, all other programs on the wall clock.
 Clock = Literal["model time", "wall time"]
 OURS = ("hybrid", "warmset")  # rows that stand out
 HOT, CURE = "kv_prefix", "hybrid"  # of the picture that the page opens with

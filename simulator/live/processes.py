@@ -88,7 +88,7 @@ class Programs:
         try:
             await asyncio.shield(reaping)
         except asyncio.CancelledError:
-            # A second Ctrl-C: nobody waits for a clean end any more, but nothing stays behind.
+            # A second Ctrl-C: programs are killed without a clean end, but none stays behind.
             for process in self._started:
                 _signal(process, signal.SIGKILL)
             raise
@@ -110,7 +110,7 @@ class Programs:
         clock = asyncio.get_running_loop().time
         deadline_s = clock() + self.start_s
         while True:
-            # Asked before the log is read: a line written just before the end still counts.
+            # Checked before the log is read, so that a line written just before the end counts.
             ended, late = process.returncode, clock() > deadline_s
             for line in _lines(log):
                 if line.startswith("ready http"):
@@ -143,7 +143,7 @@ async def launch(module: str, arguments: Sequence[str], sink: IO[bytes]) -> Proc
     """
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        "-P",  # what stands in the folder that it starts in is none of our modules
+        "-P",  # do not import modules from the current folder
         "-m",
         module,
         *arguments,

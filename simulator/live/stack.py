@@ -47,7 +47,7 @@ class StackSettings:
     hold_s: float | None = None  # longest wait at the router, wall clock; None: its default
     model: Path | None = None  # a model's folder: workers compute, on CPUs, and nothing is timed
     routers: int = 1  # of the same workers; requests go to them in turn
-    state: str | None = None  # the URL of the Redis they share by; None: they know nothing of it
+    state: str | None = None  # URL of the Redis through which routers share state; None: none
     router_flags: tuple[str, ...] = ()  # more of them, for each router
 
 
@@ -133,7 +133,7 @@ async def _start_workers(programs: Programs, settings: StackSettings) -> tuple[P
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(number)) for number in range(settings.workers)]
     except ExceptionGroup as failures:
-        raise failures.exceptions[0] from failures  # the first says it; the rest follow from it
+        raise failures.exceptions[0] from failures  # the first error is the cause of the others
     return tuple(task.result() for task in tasks)
 
 
@@ -285,7 +285,7 @@ async def run_scenario(
             found = await leftovers(stack, session)
             after = await fetch_workers(session, stack.urls)
         except (ExceptionGroup, ScrapeError) as failure:
-            stack.check()  # a program that died says more than the request that missed it
+            stack.check()  # the error of a dead program explains more than a failed request
             raise getattr(failure, "exceptions", (failure,))[0] from failure
     named = [_named(outcome, names) for outcome in outcomes]
     workers = tuple(names.values())

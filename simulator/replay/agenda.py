@@ -43,7 +43,7 @@ class Agenda:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.over = False  # set by whoever sees that nothing is left to do
+        self.over = False  # set when nothing is left to do
         self._heap: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self._serial = 0
 

@@ -73,7 +73,7 @@ class TimedTurn:
     def __init__(self, at_ns: int, job: Job, course: SessionCourse | None, number: int) -> None:
         self.at_ns = at_ns
         self.job = job
-        self.course = course  # None: nothing waits for this one
+        self.course = course  # None: no session waits for this one
         self.number = number
 
 

@@ -24,7 +24,7 @@ Changes = list[tuple[int, int | None, Hashes]]
 Answer = tuple[Station, list[int], list[int], list[int]]  # first tokens, their hits, finished
 # A refusal that another worker may not share: an engine answers 503 to it, 400 to the others.
 _QUEUE_FULL = "queue_full"
-BUSY = "busy"  # why a request broken by it did: load, and no fault of the worker's
+BUSY = "busy"  # reason of a request that failed by load, not by a fault of the worker
 _RETRY_AFTER_S = 1.0  # that our engine's 503 says (engine.server.errors)
 
 
@@ -67,7 +67,7 @@ class Serving:
         """Put a request into the worker's queue, or refuse it."""
         live = self._live[row]
         job, transfers = live.turn.job, self.transfers
-        of_legs: tuple[bool, ...] = ()  # its prompt's KV: comes from elsewhere, is kept for others
+        of_legs: tuple[bool, ...] = ()  # its prompt's KV: received, kept for another worker
         if transfers is not None:
             imports = live.leg == "decode" and transfers.wanted(row)
             of_legs = (imports, live.leg == "prefill")
@@ -105,7 +105,7 @@ class Serving:
             self._agenda.wake(next_ns, station.worker_id, self._look, station)
 
     def _look(self, now_ns: int, station: Station) -> None:
-        # A look that was planned before something changed the worker's course is passed over.
+        # A planned call is skipped if the worker's course has changed since then.
         if now_ns == station.wake_ns and not station.hung:
             station.wake_ns = -1
             self.gather(now_ns, station)
@@ -139,7 +139,7 @@ class Serving:
 
 
 MODEL = "model"
-_PROBE_S = 2.0  # a worker's answer to a probe is waited for
+_PROBE_S = 2.0  # longest wait for a worker's answer to a probe
 _TOLD_EVERY = 256  # ends of requests between two calls of `on_ended`
 
 
@@ -170,7 +170,7 @@ class Relay:
         self.last_end_ns = 0
         self.ejections = 0
         self.on_resync: Callable[[int, Station, int], None]
-        self.on_ended: Callable[[int], None] | None = None  # told now and then
+        self.on_ended: Callable[[int], None] | None = None  # called every `_TOLD_EVERY` ends
         self._agenda = agenda
         self._arrivals = arrivals
         self._chainer = chainer
@@ -330,7 +330,7 @@ class Relay:
                 given = min(job.output_tokens, station.sequence_tokens - job.prompt_tokens)
                 book.finish_ns[row] = now_ns
                 book.output_tokens[row] = given
-                # Whoever decodes knows nothing of what its prompt found elsewhere.
+                # The decode worker does not know the hits of the prefill worker.
                 own_hits = None if live[row].leg == "decode" else book.hit_tokens[row]
                 actions = self.core.tell(Finish(now_s, row, job.prompt_tokens, own_hits, given))
                 self._end(now_ns, row, Verdict.COMPLETED)
@@ -364,7 +364,7 @@ class Relay:
         failure = Failure(now_ns / 1e9, row, blame, retry, reason, busy_s=busy_s)
         actions = self.core.tell(failure)
         if not retry:
-            # A preempted one has no place in `progress`: all that is sure is its first token.
+            # A preempted request is not in `progress`: only its first token is certain.
             self.book.output_tokens[row] = max(output_tokens, 1)
             self._end(now_ns, row, Verdict.FAILED)
         self.carry_out(now_ns, actions)

@@ -36,7 +36,7 @@ class Replicas:
         self._random = Random(f"{seed}/replicas")
         self._owners: dict[int, int] = {}  # request -> which core has it
         self._sharing: list[Sharing] = []
-        self._said: list[bool] = [False] * len(cores)  # its messages leave soon
+        self._said: list[bool] = [False] * len(cores)  # whether its messages are about to be sent
         self.carry_out: CarryOut = lambda now_ns, actions: None
 
     def share(self) -> None:
@@ -55,7 +55,7 @@ class Replicas:
         """
         if not isinstance(fact, OF_A_REQUEST):
             return [action for n in range(len(self._cores)) for action in self._told(n, fact)]
-        if isinstance(fact, facts.Arrival):  # clients, or what balances them, take any router
+        if isinstance(fact, facts.Arrival):  # clients or their load balancer choose any router
             self._owners[fact.request_id] = self._random.randrange(len(self._cores))
         number = self._owners[fact.request_id]
         if isinstance(fact, facts.Finish):

@@ -17,7 +17,7 @@ I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 
 
-WARNING = "warning: "  # begins a note by which the figures are not to be trusted as they are
+WARNING = "warning: "  # begins a note that the figures cannot be trusted
 
 
 class Verdict(IntEnum):
@@ -28,7 +28,7 @@ class Verdict(IntEnum):
     FAILED = 2  # its worker died after the first token: to the client it is lost
 
 
-NEVER = -1  # a time that did not come, a worker that was not
+NEVER = -1  # no such time, worker or session
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RequestTable:
     worker: I32  # the last one
     attempts: npt.NDArray[np.int16]  # dispatches
     verdict: npt.NDArray[np.int8]
-    held_ns: I64  # from the arrival to the first dispatch, or to the refusal of who had none
+    held_ns: I64  # from the arrival to the first dispatch, or to the refusal without one
     session: I32  # number of its session, counted from 0 as they began; `NEVER`: it has none
     group: I32  # likewise of its group: a main agent's session and all that belongs to it
 

@@ -33,7 +33,7 @@ from simulator.replay.station import Station
 from simulator.replay.transfers import Transfers, TransferTotals
 from simulator.workloads.open import Chainer, JobStream, open_jobs
 
-# As at a router: what a machine that is busy or paused takes from a call is not the policy's.
+# As in a router, time that a busy or paused machine takes is not charged to the policy.
 _THREAD_USE = (
     partial(resource.getrusage, resource.RUSAGE_THREAD) if sys.platform == "linux" else None
 )
@@ -43,8 +43,8 @@ class ReplayProgress(NamedTuple):
     """The progress of a replay."""
 
     ended: int  # requests
-    total: int | None  # where the source knows it, or a closed loop, which holds all
-    fraction: float  # of the source read, in [0, 1]; 0 where nobody knows
+    total: int | None  # known for some sources, and for a closed loop, which holds all requests
+    fraction: float  # of the source read, in [0, 1]; 0 if unknown
     now_ns: int  # virtual time
 
 
@@ -183,7 +183,7 @@ class _Run:
         """
         self._relay.check()
         for station in self._stations:
-            if station.alive and not station.hung:  # one that hangs has not noticed who left
+            if station.alive and not station.hung:  # a hung one does not notice clients that leave
                 stats = station.engine.stats(station.local_ns(self._agenda.now_ns))
                 left = stats.running + stats.waiting
                 assert left == 0, f"{station.facts.name} still has {left} requests"

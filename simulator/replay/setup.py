@@ -64,16 +64,16 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tick_ms: float = 100.0
     health_ms: float = 1000.0  # between two health probes of a worker
     replicas: int = 1  # routers; each request comes through any of them
-    replica_lag_ms: float = 15.0  # until what one does is known to the others
+    replica_lag_ms: float = 15.0  # until the others know what one router does
     replicas_share: bool = True  # False: they know nothing of each other
-    no_session_share: float = 0.0  # share of sessions whose id the router is not told, [0, 1]
+    no_session_share: float = 0.0  # share of sessions whose id the client does not send, [0, 1]
     # The ids that simulated clients send, as of `simulator.replay.arrivals.NamedSessions`. If it is
     # unset, stored set-ups do not contain it, and clients send all ids.
     client_ids: ClientIds | msgspec.UnsetType = msgspec.UNSET
     # KV between workers of different roles: gigabits per second of each GPU, each way, ...
     link_gbps: float = 200.0
     link_setup_ms: float = 1.0  # ... before a transfer begins, ...
-    kv_lease_ms: float = 30_000.0  # ... and how long a prefilled prompt is kept for nobody
+    kv_lease_ms: float = 30_000.0  # ... and how long a prefilled prompt is kept unread
     # KV events tell of host memory, too; False: routers know of the GPUs' blocks alone.
     host_events: bool | msgspec.UnsetType = msgspec.UNSET
     # So many workers, the first ones, do not tell how much KV they hold; not said where none.
@@ -85,10 +85,10 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default.
     """
 
-    hold_s: float | None = None  # longest wait at the router; then the request is turned away
+    hold_s: float | None = None  # longest wait at the router; then the request is rejected
     hold_requests: int | None = None  # held at a time
     inflight_requests: int | None = None  # dispatched and held together
-    speculative_s: float | None = None  # that a block on its way is believed in
+    speculative_s: float | None = None  # that an expected block counts as cached
     disaggregation: DisaggregationMode | None = None  # auto, always, never; of workers with roles
     tpot_s: float | None = None  # time per token that clients of such workers accept
     # The router's limits.worker_requests and limits.worker_queued_tokens: beyond them it waits.

@@ -14,7 +14,7 @@ from simulator.replay.relay import Relay
 from simulator.replay.replicas import Replicas
 from simulator.replay.station import Station
 
-# Of `router.events.resync`: pauses after a replay that was answered, and after one that was not.
+# Pauses of `router.events.resync` after an answered and after an unanswered replay.
 _BETWEEN_SYNCS_NS = 100_000_000
 _ASK_AGAIN_NS = 1_000_000_000
 
@@ -113,18 +113,18 @@ class Feed:
             for seq, events, source in self._answer(now_ns, station, from_seq):
                 fact = KvEvents(now_ns / 1e9, station.worker_id, seq, events, source)
                 self._relay.carry_out(now_ns, self._core.tell(fact))
-        if station.wanted_seq < 0:  # else the next one speaks for the gap that is open now
+        if station.wanted_seq < 0:  # otherwise the waiting request covers the present gap, too
             fact_end = ReplayEnd(now_ns / 1e9, station.worker_id, answered)
             self._relay.carry_out(now_ns, self._core.tell(fact_end))
         if not answered and station.wanted_seq < 0:
-            station.wanted_seq = 0  # its whole cache mends what no replay can
+            station.wanted_seq = 0  # a snapshot of its cache repairs what a replay cannot
         pause_ns = _BETWEEN_SYNCS_NS if answered else _ASK_AGAIN_NS
         self._agenda.at(now_ns + pause_ns, Rank.EVENTS, self._rested, (station, stream))
 
     def _answer(
         self, now_ns: int, station: Station, from_seq: int
     ) -> list[tuple[int, tuple[KvEvent, ...], Source]]:
-        self._relay.serving.gather(now_ns, station)  # what is visible has been published, too
+        self._relay.serving.gather(now_ns, station)  # visible changes have been published, too
         if from_seq == 0:
             return [(station.next_seq - 1, station.snapshot(now_ns), "snapshot")]
         return [(seq, events, "replay") for seq, events in station.kept if seq >= from_seq]
@@ -292,7 +292,7 @@ class Health:
     def _down(self, now_ns: int, station: Station) -> None:
         if station.followed and not station.gone:
             station.followed = False
-            station.stream += 1  # what is still on its way will not be heard
+            station.stream += 1  # events still on their way are dropped
             self._tell(now_ns, station, "down")
 
     def _ready(self, now_ns: int, station: Station) -> None:

@@ -13,7 +13,7 @@ from policies.contract import Hashes
 from policies.facts import Cleared, KvEvent, Removed, Stored, Tier, WorkerFacts
 
 KEPT_BATCHES = 10_000  # as our engine's publisher keeps for replays
-# Kinds of changes that `VirtualWorker.advance` tells.
+# Kinds of changes that `VirtualWorker.advance` returns.
 _STORED, _REMOVED, _CLEARED, _STORED_HOST, _REMOVED_HOST = range(5)
 _FIRST_GROUP = 5  # stored and removed of the first group of windows or states, then of the next
 
@@ -49,7 +49,7 @@ class Station:
         self.sequence_tokens = sequence_tokens  # longest prompt plus output that fits
         self.kv_bytes_per_token = kv_bytes_per_token
         self.link_bytes_per_ns = link_bytes_per_ns  # each way
-        self._tells_host = tells_host  # its events tell of host memory, too
+        self._tells_host = tells_host  # its events include host memory
         self._windows = windows  # tokens, 0 of states: of each group beside full attention
         self.dispatches = 0
         self.random = random  # which of its batches get lost
@@ -59,7 +59,7 @@ class Station:
         self.incarnation = 0
         self.hung_since_ns = -1
         self.offset_ns = 0
-        self.wake_ns = -1  # when its engine is looked at next
+        self.wake_ns = -1  # when its engine is advanced next
         self.parked: list[int] = []  # requests that reached it while it hung
         self.abandoned: list[int] = []  # requests whose connections were closed meanwhile
 
@@ -68,7 +68,7 @@ class Station:
         self.lost_until_ns = 0
         self.kept: deque[tuple[int, tuple[KvEvent, ...]]] = deque(maxlen=kept_batches)
 
-        # What the router knows of it.
+        # The router's knowledge of the worker.
         self.followed = True  # recognized, and neither down nor gone
         self.draining = False
         self.gone = False
@@ -76,7 +76,7 @@ class Station:
         self.stream = 0  # counts the router's subscriptions
         self.wanted_seq = -1  # a replay to ask for next; -1: none
         self.syncing = False
-        self.progress_ns = 0  # when the growth of its answers was last told
+        self.progress_ns = 0  # when the core last got the progress of its answers
 
     @property
     def hung(self) -> bool:

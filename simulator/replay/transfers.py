@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.station import Station
 
-EXTENSION = 2 / 3  # of a lease, that a reader's last sign of life adds, as in vLLM
+EXTENSION = 2 / 3  # share of a lease that a reader's sign of life adds, as in vLLM
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +46,8 @@ class TransferTotals:
     moved: int = 0  # reads that ended well
     moved_bytes: int = 0
     moved_ns: int = 0  # sum of their times, from the reader's wish on
-    recomputed: int = 0  # requests that had to be computed again by whoever decodes
-    expired: int = 0  # leases that ended before anybody read
+    recomputed: int = 0  # requests that decode workers had to compute again
+    expired: int = 0  # leases that ended before a worker read the KV
 
 
 class Transfers:

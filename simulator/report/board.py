@@ -9,8 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-QUIET_S = 2.0  # what takes no longer is not shown
-LINE_EVERY_S = 10.0  # where nobody watches
+QUIET_S = 2.0  # jobs that take no longer are not shown
+LINE_EVERY_S = 10.0  # seconds between lines if the console is no terminal
 # Drawing takes milliseconds of a core that measured programs need.
 REFRESHES_PER_S = 2
 

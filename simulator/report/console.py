@@ -98,7 +98,7 @@ def _losses(rows: Sequence[ReplayRow]) -> list[Text]:
     return lines
 
 
-# By a refusal's code, what serves more requests.
+# The options that serve more requests, by a refusal's code.
 REMEDIES = {
     "kv_capacity": "more --kv-tokens",
     "hold_timeout": "more --workers, a lower --rate or a longer --hold-s",

@@ -69,7 +69,7 @@ class Figure:
     show: Callable[[float | None], str]
     meaning: str
     unit: str = ""
-    only: str = ""  # place of a flag: rows where it is not set do not show the figure
+    only: str = ""  # path of a flag: rows without the flag do not show the figure
 
     def of(self, row: Any) -> float | None:
         """Return the figure's value in a row of results, or None if it was not measured."""
@@ -159,7 +159,7 @@ FIGURES = (
 )
 
 
-# Of live runs (`simulator.live.outcome.ResultRow`), as far as they are not those of replays.
+# Figures of live runs (`simulator.live.outcome.ResultRow`) that replays do not have.
 LIVE_FIGURES = (
     *FIGURES[:3],
     Figure("hit_rate_tokens", "hits", "higher", percent, "prompt tokens found in the cache"),
@@ -179,7 +179,7 @@ LIVE_FIGURES = (
 )  # fmt: skip
 
 
-TTFT, GOOD = "ttft_ms.mean", "goodput.share"  # what policies are compared by
+TTFT, GOOD = "ttft_ms.mean", "goodput.share"  # the figures that policies are compared by
 TASK, FAIRNESS = "tasks.time_ms.mean", "tasks.fairness"  # of workloads with groups
 
 
@@ -502,7 +502,7 @@ def student_t(freedom: int) -> float:
 
 
 RESOLVED = 0.03  # width of an interval: of a ratio's own mean, or of all requests
-MAX_SEEDS = 1_000_000  # that anybody is told of
+MAX_SEEDS = 1_000_000  # largest number that is shown
 
 
 def more_seeds(found: Ratio | Interval | None) -> int | None:

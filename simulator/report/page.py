@@ -16,8 +16,8 @@ from rich.text import Text
 from simulator import DATA
 from simulator.report.plots import for_page
 
-MARK = "*"  # of the best cells, beside the colour, for terminals and eyes without
-# Of cells whose interval tells no difference, or nothing; `figures.marks` says it in words.
+MARK = "*"  # of the best cells, for readers and terminals without colour
+# Marks of cells that are noise or too uncertain; `figures.marks` explains them.
 NOISE, NOT_RESOLVED, WIDE = "~", "not resolved", "±?"
 GAP = 1  # the divider between two cells in a terminal
 
@@ -28,7 +28,7 @@ class Claim:
 
     text: str
     holds: bool
-    sign: str = ""  # before the text, where it is not that of `holds`
+    sign: str = ""  # before the text; "": the sign of `holds`
 
     def __post_init__(self) -> None:
         if not self.sign:
@@ -42,7 +42,7 @@ class Picture:
     svg: str
     alt: str
     caption: str = ""
-    items: Sequence[tuple[str, str]] = ()  # a numbered list below it: name, what is said of it
+    items: Sequence[tuple[str, str]] = ()  # a numbered list below it: name, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Page:
     story: Sequence[str]  # the answer, in sentences
     claims: Sequence[Claim]
     sections: Sequence[Section]
-    notes: Sequence[str]  # how it was done
+    notes: Sequence[str]  # how the results were made
     opening: Opening | None = None
     marks: str = ""  # what a sign or a figure in brackets of the claims means
 

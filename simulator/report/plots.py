@@ -22,7 +22,7 @@ import numpy.typing as npt
 from simulator.replay.result import NEVER, HotPrefix, Samples
 from simulator.report.view import on_grid
 
-# Of the extra `demo`, for its size: without it a page has all but its pictures.
+# From the extra `demo`, because it is large; without it pages have no pictures.
 DRAWS = find_spec("matplotlib") is not None
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,13 +46,13 @@ POLICY_STYLES: dict[str, Style] = {
     "warmset": ("#CC79A7", "solid"),
 }
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
-# Of the palette, those dark enough for a line on white.
+# The colours of the palette that are dark enough for a line on white.
 LINE_COLOURS = tuple(colour for colour in WORKER_COLOURS if colour != "#F0E442")
 TIME_COLOURS = ("#CC79A7", "#E69F00", "#0072B2")
 TOKEN_COLOURS = ("#009E73", "#E69F00", "#D55E00")
-BUSY = "#2a86c8"  # of `worker_map` at its top; below that the page shows through
+BUSY = "#2a86c8"  # of `worker_map` at its top; lower values are more transparent
 INK, RULE, WARNING, PAPER = "#2b2f36", "#c9ced6", "#D55E00", "#ffffff"
-DARK = {INK: "#d5dae2", RULE: "#454d59", PAPER: "#1e242c"}  # in their place on a dark page
+DARK = {INK: "#d5dae2", RULE: "#454d59", PAPER: "#1e242c"}  # their replacements on a dark page
 NARROW_IN, WIDE_IN = 3.1, 4.6
 LINE_IN = 0.2  # of a legend
 GRID_COLUMNS = 240  # stretches of time in a map of workers

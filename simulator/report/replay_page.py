@@ -40,7 +40,7 @@ from simulator.report.plots import (
 from simulator.report.row import Ladders, ReplayRow, StageFigure, StageRow, ladders, rates
 from simulator.report.view import Floats, RunView, hit_rates
 
-# By these a policy is chosen: by the first of them that has a leader.
+# The policy is chosen by the first of these figures that has a leader.
 CHOOSING = ("goodput.share", "ttft_ms.p90", "ttft_ms.mean", "e2e_ms.mean", "hit_rate_tokens")
 HEADLINES = (
     *("goodput.share", "ttft_ms.p90", "ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean"),
@@ -57,7 +57,7 @@ NAMES = {
 }
 ONE_SEED = "One seed only: what chance does to these figures is not known; replay several seeds."
 MORE = "--resamples N replays N draws of a trace, --seed N one more seed"
-SMALL = 0.01  # of a figure: told as a cost only where the seeds agree on it
+SMALL = 0.01  # share of a figure: smaller costs are named only if the seeds agree
 
 
 def verdict(rows: Sequence[ReplayRow]) -> list[str]:

@@ -84,7 +84,7 @@ class Waits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     held: int = 0  # requests that waited at all
-    mean_ms: float | None = None  # of the held ones; null: none was
+    mean_ms: float | None = None  # of the requests that waited; null: none did
     max_ms: float | None = None
 
 
@@ -101,7 +101,7 @@ class SessionsRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The figures of whole sessions; a request without a session counts as a session of its own."""
 
     begun: int = 0
-    completed: int = 0  # every request of theirs was
+    completed: int = 0  # with all of their requests
     per_hour: float | None = None  # completed ones, over `simulated_s`
 
 
@@ -114,7 +114,7 @@ class TasksRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     begun: int = 0
-    completed: int = 0  # every request of theirs was
+    completed: int = 0  # with all of their requests
     time_ms: Spread = NO_SPREAD  # of completed ones, from the first arrival to the last answer
     fairness: float | None = None  # see `jain_index`: of the tasks' mean times to first token, 0..1
     grouped: bool = False  # whether any request has a group
@@ -249,7 +249,7 @@ def summarize_stages(result: ReplayResult) -> tuple[StageRow, ...]:
     """Return one row for each stage with requests; () for a workload that has no stages."""
     table = result.table
     starts = np.array([stage.start_ns for stage in result.stages], dtype=np.int64)
-    # What a closed loop sets free between two stages still belongs to the one before.
+    # A request that a closed loop releases between two stages belongs to the earlier one.
     numbers = np.searchsorted(starts, table.arrival_ns, side="right") - 1
     rows = (
         _row(stage, table, numbers == number)
@@ -297,7 +297,7 @@ def _row(stage: Stage, table: RequestTable, own: npt.NDArray[np.bool_]) -> Stage
 
 
 HASH_DIGITS = 16
-# What the machine took, not what was simulated: no part of the hash.
+# Fields measured on this machine, which are not part of the hash.
 MEASURED = ("wall_s", "requests_per_wall_s", "report_hash")
 
 
@@ -467,7 +467,7 @@ def _goodput(result: ReplayResult) -> GoodputShare:
     good = (
         (table.verdict == Verdict.COMPLETED)
         & (table.first_token_ns - table.arrival_ns <= limits.ttft_ms * NS_PER_MS)
-        # An answer of one token has no time per token that could be missed.
+        # An answer of one token has no time per token, so it cannot miss that limit.
         & ((tpots <= limits.tpot_ms * NS_PER_MS) | (later < 1))
     )
     share = ratio(int(np.count_nonzero(good)), len(table), 5)
@@ -486,11 +486,11 @@ def _hash(row: ReplayRow, table: RequestTable) -> str:
     figures = msgspec.to_builtins(row)
     for name in MEASURED:
         del figures[name]
-    if not row.stages:  # what has no stages keeps the hash it had before there were any
+    if not row.stages:  # rows without stages keep the hash of older versions
         del figures["stages"]
-    if row.host_hit_rate_tokens is None:  # nor has what has no host tier
+    if row.host_hit_rate_tokens is None:  # likewise rows without a host tier
         del figures["host_hit_rate_tokens"]
-    if not row.tasks.grouped:  # nor has what has no groups
+    if not row.tasks.grouped:  # likewise rows without groups
         del figures["tasks"]
     digest = hashlib.sha256(msgspec.json.encode(figures, order="sorted"))
     for column in fields(table):

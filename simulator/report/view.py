@@ -17,10 +17,10 @@ from simulator.report.row import NS_PER_MS, ReplayRow, summarize, tpots_ns
 from simulator.traces.job import Job
 
 COUNTERS = 1024
-FOLLOWED = 6  # whose copies are counted at every sample
+FOLLOWED = 6  # prefixes whose copies are counted at every sample
 CONSIDERED = 64
-HOT_SHARE = 500  # hot is what at least one of so many requests begins with, two at least
-SAME_SHARE = 0.9  # a longer prefix with this share of a shorter one's requests stands for it
+HOT_SHARE = 500  # a prefix is hot if at least 1 in 500 requests (and 2) begin with it
+SAME_SHARE = 0.9  # a longer prefix with this share of a shorter one's requests replaces it
 
 
 class Counter:
@@ -34,7 +34,7 @@ class Counter:
     def __init__(self, count: int, missed: int, depth: int, chain: Hashes) -> None:
         self.count = count  # at most so many requests began with it
         self.missed = missed  # at least this many fewer, at worst
-        self.depth = depth  # blocks it was counted by
+        self.depth = depth  # blocks of the counted prefix
         self.witnesses = [chain]  # of its 1st, 2nd, 4th, ... request, up to twice its depth
         self.copies: dict[int, int] = {}  # time of a sample -> workers that held it
 
@@ -87,7 +87,7 @@ class HotPrefixes:
             if counter is None:
                 full = len(counters) >= self._room
                 self._enter(key, depth, chain[: 2 * depth].copy())
-                if full:  # one newcomer a request: none is hotter than what it begins with
+                if full:  # one new counter per request: longer prefixes cannot be hotter
                     break
             else:
                 counter.count += 1
@@ -182,7 +182,7 @@ class TokenSplit:
 
     cached: int
     computed: int
-    recomputed: int  # once more, after a preemption
+    recomputed: int  # computed again after a preemption
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,9 @@ class Change(msgspec.Struct, frozen=True):
 class Forecast(msgspec.Struct, frozen=True):
     """The expected effect of a change, compared with what ran: paired draws, 95 % intervals."""
 
-    ttft: Ratio  # of mean TTFT, over such draws: what decides
-    next_ttft: Interval  # what it should be in one more recording such as this
-    good: Interval  # difference of the shares of good answers, over such draws
+    ttft: Ratio  # of mean TTFT over the draws; it decides
+    next_ttft: Interval  # the same, expected in one more recording
+    good: Interval  # difference of the shares of good answers over the draws
     next_good: Interval
     task: Ratio | None = None  # of the mean time of tasks; None: the log names no groups
     fairness: Interval | None = None  # likewise, difference of Jain's index of tasks
@@ -60,7 +60,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     change: Change
     forecast: Forecast
-    why: str  # where it is not the forecast alone: the target that it keeps
+    why: str  # the target that it keeps; "": the forecast alone is the reason
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -79,9 +79,9 @@ class Check(msgspec.Struct, frozen=True):
     kind: Kind
     title: str
     forecast: Interval  # `Forecast.next_ttft`
-    measured_ms: float | None  # mean TTFT in the later log; None: nobody streamed
-    replayed_ms: float | None  # of the same requests with the change
-    before_ms: float | None  # of the same requests as it ran before
+    measured_ms: float | None  # mean TTFT in the later log; None: no request streamed
+    replayed_ms: float | None  # mean TTFT in a replay of the same requests with the change
+    before_ms: float | None  # mean TTFT in a replay of the same requests without the change
     happened: float | None  # the change's TTFT, measured where it was, over `before_ms`
 
     @property
@@ -109,7 +109,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     replayed_task_ms: float | None  # mean time of tasks; None: the log names no groups
     replayed_fairness: float | None  # likewise, Jain's index of their mean TTFTs
     targets: str
-    keeps: bool | None  # whether what ran keeps the targets; None: one cannot tell
+    keeps: bool | None  # whether what ran keeps the targets; None: uncertain
     tried: tuple[Tried, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()

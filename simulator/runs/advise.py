@@ -68,10 +68,10 @@ FIRST_DRAWS = 2  # on which all candidates run; ...
 GOING_ON = 2  # ... so many of each kind, if they were better there, run on the others that choose
 LEAST_GAIN = 0.05  # of mean TTFT, or ...
 LEAST_POINTS = 0.02  # ... of all requests, good ones: less is not worth a change
-POINT = 2.0  # a good answer more in a hundred is worth as much as two percent of TTFT
+POINT = 2.0  # one more good answer in a hundred is worth two percent of TTFT
 ROOM = 1.25  # times the traffic at which fewer workers must still keep the targets
-TARGETS = Targets(goodput_share=0.9, max_lost_share=0.01)  # where nobody gives any
-MISFIT = 2.0  # a replay that is so far off the log's own TTFT is of another pool
+TARGETS = Targets(goodput_share=0.9, max_lost_share=0.01)  # the default targets
+MISFIT = 2.0  # beyond this factor between replayed and logged TTFT, the model does not fit
 LEAST_REQUESTS, LEAST_SESSIONS, LEAST_S = 200, 20, 60.0
 
 
@@ -416,7 +416,7 @@ class Adviser:
         def about_s(draws: int) -> float:
             half = draws // 2
             choosing = tried * FIRST_DRAWS + (half - FIRST_DRAWS) * 2 * GOING_ON + half
-            return run_s * (choosing + half * (1 + 2 + 4))  # what ran, those judged, other counts
+            return run_s * (choosing + half * (1 + 2 + 4))  # base, judged changes, worker counts
 
         while about_s(self._draws) > self._left_s() and self._draws > LEAST_DRAWS:
             self._draws -= 2

@@ -135,7 +135,7 @@ class _Child:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
     def _send(self, what: object) -> None:
-        # Dead already? Reading from it says so to whoever waits for its answer.
+        # If the process is dead, the next read from its pipe reports that.
         with suppress(BrokenPipeError):
             self.pipe.send(what)
 

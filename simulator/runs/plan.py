@@ -257,9 +257,9 @@ def _ask(number: int, found: Found) -> Generator[int, bool, bool]:
     return found.asked[number]
 
 
-RATE_STEP = 1.05  # a rate is told to five percent
+RATE_STEP = 1.05  # rates are found to within five percent
 MIN_RATE_PER_S, MAX_RATE_PER_S = 0.01, 10_000.0
-FIRST_RATE_PER_WORKER = 1.0  # where the search begins when nobody says: requests per second
+FIRST_RATE_PER_WORKER = 1.0  # where the search begins by default: requests per second
 DIGITS = 4
 
 
@@ -346,7 +346,7 @@ def _rung(rate_per_s: float) -> int:
     return -round(log(rate_per_s) / log(RATE_STEP))
 
 
-# Shorter runs may end before a queue that grows has become one.
+# Shorter runs may end before a growing queue becomes visible.
 MIN_SIMULATED_S = 60.0
 
 
@@ -375,7 +375,7 @@ class Tie(msgspec.Struct, frozen=True):
     """A policy that may be behind the best one by chance alone."""
 
     policy: str
-    told: str  # how close the two are where both were tried
+    told: str  # the difference of the two where both were tried
 
 
 class FleetPlan(msgspec.Struct, frozen=True):
@@ -583,7 +583,7 @@ def _level(
             return None
         apart = interval([b - a for a, b in zip(*used, strict=True)])
         assert apart is not None
-        level = 0.0 if bound == limit.at_least else LEVEL  # a share of nothing is nothing
+        level = 0.0 if bound == limit.at_least else LEVEL  # a bound of 0 allows no share of it
         chance = apart.half is not None and not apart.excludes_zero()
         if abs(apart.mean) > (APART if chance else level):
             return None

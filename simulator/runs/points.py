@@ -47,7 +47,7 @@ LOST = Figure(
     "lost_share", "lost", "lower", percent, "requests turned away or lost, of all requests"
 )
 OURS = (*FIGURES, PER_GPU, PER_USER, LOST)
-# Whoever turns requests away is quick with the others: no rival to those that serve all.
+# A policy that rejects requests is fast with the others, so it is not compared.
 MAX_LOST_SHARE = 0.01
 SCENERY = ("world.", "goodput.", "workload.", "router.")
 LOADS = ("rate_per_s", "speed")
@@ -58,7 +58,7 @@ class Point:
     """One policy and fleet at one load in one scene, over its seeds. Lifetime: report."""
 
     setup: Setup  # of its first seed
-    varied: Mapping[str, Any]  # what tells it from other points, the policy not among it
+    varied: Mapping[str, Any]  # the settings that differ from other points, without the policy
     rows: tuple[ReplayRow, ...]
     figures: Mapping[str, Interval | None]  # by the names of `OURS`
 

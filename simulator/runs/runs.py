@@ -26,7 +26,7 @@ def evaluate(setup: Setup) -> ReplayRow:
 
     Raises what the replay raises for a set-up that cannot run.
     """
-    # Imported where it runs: whoever only sends this function away does without the replay.
+    # Imported where it runs: a process that only sends this function needs no replay.
     from simulator.replay.run import replay
 
     return summarize(replay(setup))
@@ -68,7 +68,7 @@ class RequestFiles:
         return row
 
 
-# Requests that one core replays in a second, where no run has told yet: on the slow side.
+# A low estimate of the requests that one core replays per second, before the first run.
 REQUESTS_PER_S = 3_000.0
 
 
@@ -108,7 +108,7 @@ class RunResults:
         self._block = ExitStack()
         self._store: Store | None = None
         self._ended = 0
-        self._expected: int | None = None  # runs, where it was announced
+        self._expected: int | None = None  # number of announced runs; None: unknown
 
     def __enter__(self) -> Self:
         options = self._options

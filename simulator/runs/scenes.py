@@ -41,7 +41,7 @@ RATE = re.compile(r"(?<=[?&])rate=[^&]*&?")
 class SceneLoad:
     """The load of a scene; scenes with equal `of` differ only by their load. Lifetime: report."""
 
-    of: Setup  # with everything that says how much taken out
+    of: Setup  # the set-up without everything that sets the load
     value: float
     unit: str
 
@@ -78,7 +78,7 @@ def _own_rate(work: WorkloadSpec) -> float | None:
             told = getattr(find_generator(work.source)[1], "rate", None)
         elif name_of(work.format) == "sessions":
             told = parse_options(work.format, SessionOptions).rate
-    except TraceError:  # of another version: its name is all that is known
+    except TraceError:  # a source of another version, of which only the name is known
         return None
     return told if isinstance(told, float) else None
 
@@ -175,7 +175,7 @@ def _told(name: str, value: Any) -> str:
 
 
 COLLAPSE = 5.0  # times the best rule's best seed
-MAX_LOST_SHARE = 0.01  # who loses more is quick with the others only
+MAX_LOST_SHARE = 0.01  # a policy that loses more is fast with the others only
 RATIOS: Mapping[str, Callable[[ReplayRow], float | None]] = {
     "ttft_mean": lambda row: row.ttft_ms.mean,
     "ttft_p99": lambda row: row.ttft_ms.p99,

@@ -232,7 +232,7 @@ def _parse(where: str, item: Any, *, grid: bool) -> PolicyAxis:
     name, params = next(iter(item.items()))
     if "?" in name or not isinstance(params or {}, dict):
         raise SweepError([f"{where}: {item!r} is no policy; {SHAPE}"])
-    check_policies([name])  # before its parameters, so that a wrong name is told as such
+    check_policies([name])  # before its parameters, so that the error is about a wrong name
     wrappers = name.split("|")[1:]
     for key in params or {}:
         wrapper, dot, _ = str(key).rpartition(".")
@@ -261,7 +261,7 @@ def check_setups(setups: Sequence[Setup]) -> None:
 
     Policies are checked elsewhere (`policy_axis`); a workload is read when it is run.
     """
-    # What seeds and policies have in common is checked once.
+    # Settings that are common to all seeds and policies are checked once.
     different = {msgspec.structs.replace(setup, policy="", seed=0): None for setup in setups}
     problems = dict.fromkeys(line for setup in different for line in _problems(setup))
     if problems:
@@ -327,7 +327,7 @@ class Sheet:
     axes: Mapping[str, Values]
     seeds: tuple[int, ...]
     samples: int | None = None  # None: the whole grid
-    seed: int = 0  # of what is drawn
+    seed: int = 0  # seed of the draws
 
 
 def read_sheet(path: sheet_Path) -> list[Setup]:

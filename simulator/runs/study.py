@@ -33,7 +33,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sweep: str  # a sweep file beside the list, without its suffix
     rules: str  # one of the list's sets
     seeds: int  # 1 to so many
-    name: str = ""  # of its results; as the sweep where it is not given
+    name: str = ""  # name of its results; "": as the sweep
     grid: dict[str, Any] = {}  # in place of the sweep file's own
 
 
@@ -54,8 +54,8 @@ class StudyPart:
     passes: Literal["first", "full", "table"] = "first"
     only: tuple[str, ...] = ()  # sweeps; empty: all of the pass
     policies: tuple[str, ...] = ()  # rules to run besides those of the list
-    alone: bool = False  # these only
-    quick: bool = False  # a seed, two rules and some requests of each: that it works
+    alone: bool = False  # only `policies`, without those of the list
+    quick: bool = False  # one seed, two policies and few requests, to see that it works
     resamples: int | None = None  # seeds of each sweep, each a draw of its file; None: as listed
 
     @property

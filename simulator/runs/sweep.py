@@ -153,7 +153,7 @@ def _rich_table(title: str) -> RichTable:
     )
 
 
-# What stands along the bottom: the first of these that a sweep varies.
+# The horizontal axis: the first of these that a sweep varies.
 AXES = {
     "rate_per_s": "requests per second",
     "speed": "times as fast as recorded",
@@ -492,7 +492,7 @@ def _load(shown: LoadPicture) -> Picture:
         known = (found.half if mean_resolved(TTFT, found) else None for _, found in curve)
         half = [(one or 0.0) / 1000 for one in known]
         lines[name] = ([load for load, _ in curve], means)
-        # An interval may reach below 0, which a logarithmic axis has not.
+        # An interval may reach below 0, which a logarithmic axis cannot show.
         low = [max(mean - part, mean / 100) for mean, part in zip(means, half, strict=True)]
         bands[name] = (low, [mean + part for mean, part in zip(means, half, strict=True)])
     svg = line_plot(lines, shown.xlabel, f"{TTFT.title}, s", log="y", points=True, bands=bands)

@@ -40,7 +40,7 @@ def unknown(where: str, name: object, valid: Iterable[str]) -> str:
     return f"{where}: unknown {name!r}{hint}; valid: {', '.join(names)}"
 
 
-# What a policy is asked, not how it answers: every policy imports these.
+# Modules of the policies' interface, which every policy imports.
 COMMON = frozenset(f"policies.{name}" for name in ("arrays", "contract", "facts", "record"))
 
 
@@ -102,7 +102,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """The outcome of a run: a row or an error, never both."""
 
     task: Task
-    row: Any  # what `Evaluate` gave; None: nothing
+    row: Any  # the result of `Evaluate`; None: there is none
     error: str | None = None
     attempts: int = 1
 

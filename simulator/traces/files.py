@@ -153,7 +153,7 @@ def _unpacked(raw: BinaryIO) -> Any:
     return raw
 
 
-PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")  # what of a folder counts as a part
+PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")  # the files of a folder that are parts
 _PACKINGS = (".gz", ".zst")
 
 

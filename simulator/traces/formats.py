@@ -97,7 +97,7 @@ def from_zero(jobs: Iterable[Job]) -> Iterator[Job]:
         yield msgspec.structs.replace(job, at_ns=job.at_ns - first_ns)
 
 
-LOOKED_AT_LINES = 10  # in which one must show what the file is
+LOOKED_AT_LINES = 10  # first lines, one of which must show the format
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,10 +122,10 @@ class Format:
 
     name: str
     about: str  # one line for help
-    block_tokens: int  # prompt tokens an id stands for, where neither user nor file says
+    block_tokens: int  # default prompt tokens that an id stands for
     recognizes: Callable[[bytes], bool]  # one of the file's first lines
     read: Callable[[Reading], Iterator[Job]]
-    # Of a line, where it says; given the options, too. None: no line ever does.
+    # Returns a line's block size, or None; gets the options, too. None: lines have no size.
     block_size_of: Callable[[bytes, Any], int | None] | None = None
     options: type[msgspec.Struct] = NoOptions
 
@@ -277,7 +277,7 @@ def _is_request_log(raw: bytes) -> bool:
     return _has("format", "version")(raw) or _has("at", "chain", "prompt_tokens")(raw)
 
 
-# The first that recognizes a line has it: Qwen's have Mooncake's fields too.
+# The first format that recognizes a line is used: Qwen's lines have Mooncake's fields, too.
 FORMATS = (
     Format(
         "qwen",

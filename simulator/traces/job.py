@@ -41,11 +41,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     think_ns: int | None = None  # the client's pause after the answer before; None: not recorded
     tenant: str | None = None
     priority: int = 0  # lower is served first
-    cached_tokens: int | None = None  # of the prompt, where it was served; None: nobody said
+    cached_tokens: int | None = None  # cached prompt tokens as recorded; None: unknown
 
 
 KEPT_MESSAGES = 10
-MIN_LINES_JUDGED = 1_000  # below so many lines a few wrong ones say nothing
+MIN_LINES_JUDGED = 1_000  # with fewer lines, a few wrong ones mean little
 MAX_WRONG_SHARE = 0.01
 
 
@@ -156,4 +156,4 @@ class JobStream:
     origin: str  # where the requests come from, one line for a report
     fraction_read: Callable[[], float]  # of the source, in [0, 1]: for progress bars
     stages: tuple[Stage, ...] = ()  # of a ladder of loads: which one an arrival belongs to
-    notes: Callable[[], Iterable[str]] = tuple  # what had to be assumed of what was read so far
+    notes: Callable[[], Iterable[str]] = tuple  # assumptions about the part read so far

@@ -116,7 +116,7 @@ def parse_options(spec: str, kind: type[S]) -> S:
 
 
 def _size(kind: type, value: Any) -> Any:
-    # Not an error of the user's, whom a TypeError would be told as one.
+    # A TypeError would look like an error of the user.
     assert kind is Size, f"an option is a {kind.__name__}, which is not read from text"
     return Size.parse(str(value))
 

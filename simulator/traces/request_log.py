@@ -212,8 +212,8 @@ class Recorded(msgspec.Struct, frozen=True):
     first_s: float  # arrivals, unix seconds
     last_s: float
     under_last: int  # requests since the last policy took over: what follows is of these
-    ttft_ms: float | None  # mean of streams that were answered whole
-    hit_rate: float | None  # cached tokens over prompt tokens, where workers told both
+    ttft_ms: float | None  # mean of complete streams
+    hit_rate: float | None  # cached tokens / prompt tokens of answers that report both
     cut: bool  # its last line ends in the middle
 
 

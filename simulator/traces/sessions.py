@@ -30,10 +30,10 @@ from simulator.traces.job import Job, TraceError
 
 MAX_SESSION_JOBS = 2_000_000
 MAX_BLOCKS = 10_000_000  # different ones of a workload that is drawn from: some 100 bytes each
-FORK = 8  # ways in which a prefix goes on that is nobody's own
+FORK = 8  # a prefix that continues in this many ways belongs to no session
 # A start moves by at most the time in which so many sessions begin: bursts longer than that stay.
 JITTER_SESSIONS = 16
-COPY = 0xD1342543DE82EF95  # odd, and unlike those of `chain.py`: a copy's names are its own
+COPY = 0xD1342543DE82EF95  # odd, and not in `chain.py`, so that a copy's hashes are new
 
 
 def sessions(jobs: Iterator[Job]) -> list[tuple[str | None, list[Job]]]:
@@ -220,7 +220,7 @@ class _Held:
         known = bisect_left(range(len(ids)), True, key=lambda place: ids.item(place) not in node)
         parent = node[ids.item(known - 1)] if known else NOBODY
         for one in ids[known:].tolist():
-            if one not in node:  # but by the source's mistake: behind another prefix
+            if one not in node:  # it may be known by an error of the source: behind another prefix
                 if len(node) == MAX_BLOCKS:
                     raise TraceError(
                         f"resample: more than {MAX_BLOCKS} different blocks, which it holds; take "
@@ -251,7 +251,7 @@ class _Held:
             node = self._node[ids.item(place)]
             before = owner[node]
             if before in (session, SHARED):
-                break  # and so are all before it
+                break  # all blocks before it are, too
             owner[node] = session if before == NOBODY else SHARED
 
 

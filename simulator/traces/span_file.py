@@ -165,7 +165,7 @@ class SpanReader:
         """Return hashes for a turn's blocks: those of the last turn, then new ones."""
         full = tokens // self._block_tokens
         names, reaches = self._last.pop(session, (NO_IDS, 0))
-        if reaches > tokens:  # begun anew, or another agent's
+        if reaches > tokens:  # a new context, or another agent's prompt
             names = NO_IDS
         base = int(session_digest(f"{session}/{self._spans['requests']}"), 16)
         names = np.append(names, np.uint64(base) + np.arange(len(names), full, dtype=np.uint64))

@@ -20,7 +20,7 @@ from router.fleet.member import Member
 from router.record.request_record import LatestAttempts
 from router.request.worker_hits import WorkerHits
 
-_FADE_S = 60.0  # time constant: what is older counts less and less
+_FADE_S = 60.0  # time constant of the fading: older decisions count less
 
 
 class RecentHits:
@@ -38,7 +38,7 @@ class RecentHits:
         self._worker_id = np.full(slots, -1, dtype=np.int64)  # whose sums a slot has
         self._hit_tokens = np.zeros(slots)
         self._prompt_tokens = np.zeros(slots)
-        self._silent_s = np.zeros(slots)  # since something was sent there
+        self._silent_s = np.zeros(slots)  # since the last dispatch to the slot
 
     def look(self, elapsed_s: float) -> None:
         """Add the decisions since the last look, which was `elapsed_s` ago."""
@@ -72,7 +72,7 @@ class RecentHits:
         return shares
 
 
-_MODELS = 8  # named of a worker, which may have hundreds of adapters
+_MODELS = 8  # shown of a worker, which may have hundreds of adapters
 _TRUNKS = 12
 
 Row = tuple[Member, Worker | None]
@@ -100,7 +100,7 @@ def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) 
     kv = table.kv_reported_tokens[slots]
     used = np.where(np.isfinite(kv), kv, table.context_tokens[slots] + queued)
     share = used / np.maximum(table.kv_capacity_tokens[slots], 1.0)
-    # One that is down has no cache that anybody could hit.
+    # No request can hit the cache of a worker that is down.
     gone = np.array([w is not None and w.state == "down" for _, w in fleet], dtype=bool)
     numbers: dict[str, Floats | Ints] = {
         "requests": table.requests[slots],

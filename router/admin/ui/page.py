@@ -43,7 +43,7 @@ def page() -> tuple[bytes, dict[str, str]]:
     """Return the page (UTF-8) and its headers. Raises OSError if a file is missing."""
     style = "\n".join(_text(f"{name}.css") for name in _STYLES)
     script = "\n".join(_text(f"{name}.js") for name in _SCRIPTS)
-    script = '"use strict";\n{\n' + script + "}\n"  # a block: no name meets one of the browser's
+    script = '"use strict";\n{\n' + script + "}\n"  # a block, so that no name collides
     if "</script" in script or "</style" in style:
         raise ValueError("the page's script or style ends its own element")
     shown = _text("page.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
@@ -109,7 +109,7 @@ def _text(name: str) -> str:
 
 
 LINKS = "/"
-PAGE = "/ui"  # without a key: there is no data in it, and a browser has none to send yet
+PAGE = "/ui"  # needs no key: the page has no data, and a browser cannot send a key yet
 STATE = "/ui/state"
 _HEADERS = {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-origin"}
 

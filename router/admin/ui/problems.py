@@ -60,11 +60,11 @@ KINDS: dict[str, Kind] = {
 _MINUTE_S = 60.0
 _ROWS = 8  # of a kind, shown at once
 _CHARS = 200  # of a reason
-_TOLD = 100  # workers whose cell is given its reason
+_TOLD = 100  # workers whose cell shows the reason
 _WAIT_S = 30.0  # a request that waits for longer is a problem
 _FAILING = (5, 0.01)  # attempts that fail in a minute: so many at least, and more than this share
 _HOT = (3.0, 0.9, 8)  # times the mean, at most this share of the pool; requests
-_CONFIDENT = 0.9  # below it, answers find less than KV events promise
+_CONFIDENT = 0.9  # below it, workers report fewer hits than KV events promise
 _WANTED = frozenset({"draining", "shutting_down"})  # refusals that an operator asked for
 _FULL = FULL_CODES | {"worker_wait_full"}
 _WHY = {
@@ -107,9 +107,9 @@ class Problems:
         self._metrics = metrics.requests
         self._minute: deque[tuple[float, Counter[str]]] = deque()
         self._since: dict[Key, float] = {}
-        self._judged: tuple[int, bool] | None = None  # what `_reasons` go with
+        self._judged: tuple[int, bool] | None = None  # the versions for which `_reasons` are valid
         self._reasons: list[str] = []
-        self._why: dict[Key, str] = {}  # of those that are no worker's
+        self._why: dict[Key, str] = {}  # reasons of problems that concern no single worker
 
     def look(self, now_s: float) -> None:
         """Find the present problems; a problem of the last look keeps its beginning."""

@@ -26,7 +26,7 @@ class History:
 
     def __init__(self) -> None:
         self._rows = np.full((KEPT, len(COLUMNS)), np.nan)
-        self.taken = 0  # ever: the number of the latest sample
+        self.taken = 0  # samples so far: the number of the latest one
 
     def add(self, sample: tuple[float, ...]) -> None:
         """Add the sample of one second; its figures are in the order of `COLUMNS`."""
@@ -48,9 +48,9 @@ def _plain(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-# Refusals that tell of a request, and not of the router or its pool.
+# Refusals for a reason in the request, not in the router or its pool.
 CLIENT_CODES = frozenset({"model_not_found", "context_length_exceeded"})
-# Refusals for want of room: the pool is full, and nothing is out of order.
+# Refusals because the pool is full, which is no fault.
 FULL_CODES = frozenset({"router_full", "hold_queue_full", "hold_timeout", "displaced"})
 
 

@@ -27,9 +27,9 @@ from router.server.client_port import readiness
 log = logging.getLogger(__name__)
 
 SAMPLE_S = 1.0
-_DECISIONS = 40  # told at once: a page that asks each second sees all of a calm router
+_DECISIONS = 40  # per answer: a page that asks every second sees all decisions of a calm router
 _JUDGED_EVERY = 3  # samples: it takes 20 us a worker
-_OUTCOMES = 300  # decisions whose outcome is told
+_OUTCOMES = 300  # decisions whose outcome is sent
 
 
 class UiState:
@@ -51,7 +51,7 @@ class UiState:
         state.
         """
         core: RouterCore = dispatcher.core
-        self.boot = secrets.token_hex(8)  # tells a page that another router answers now
+        self.boot = secrets.token_hex(8)  # changes if another router process answers
         self._dispatcher = dispatcher
         self._service = service
         self._fleet = fleet
@@ -59,12 +59,12 @@ class UiState:
         self.sampler = Sampler(core, metrics, dispatcher.clock)
         self._hits = RecentHits(core, decisions)
         self.problems = Problems(core, service, fleet, metrics, sources, replicas)
-        self._made: int | None = None  # the sample that `_frame` goes with
+        self._made: int | None = None  # the sample that `_frame` was made of
         self._frame = b""
-        self._roots: list[tuple[object, ...]] = []  # of the names told
+        self._roots: list[tuple[object, ...]] = []  # the objects that `_named` was made of
         self._named = b"[]"
         self.version = 0  # of `_named`
-        self._judged = -math.inf  # the sample at which it was judged how exact hits are
+        self._judged = -math.inf  # the sample of the last verdicts on how exact hits are
         self._exactness: dict[str, Any] = {}
 
     async def run(self) -> None:
@@ -73,10 +73,10 @@ class UiState:
         due_s = clock() + SAMPLE_S
         while True:
             await asyncio.sleep(max(due_s - clock(), 0.0))
-            due_s = max(due_s + SAMPLE_S, clock())  # seconds lost by a stall are not made up for
+            due_s = max(due_s + SAMPLE_S, clock())  # samples missed in a stall are skipped
             try:
                 self.sample()
-            except Exception:  # ours; the page shows that nothing new comes
+            except Exception:  # a defect of the router; the page shows that it gets nothing new
                 log.exception("no sample for the page")
 
     def sample(self) -> None:

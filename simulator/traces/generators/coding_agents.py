@@ -218,7 +218,7 @@ class _World:
         return next(self._own)
 
 
-_Due = tuple[int, int, Job]  # when, in which order, what
+_Due = tuple[int, int, Job]  # time, order, job
 Layer = tuple[int, int]  # a part, and at which token of the prompt it ends
 
 

@@ -44,7 +44,7 @@ class Generator:
     about: str  # one line for help
     keys: type[msgspec.Struct]
     make: Callable[[Any, int, int | None], Made]  # keys, seed, tokens a block if asked for
-    # Tokens a KV block of workers where nobody says: vLLM's default, for long prompts more.
+    # Default tokens per KV block of workers: vLLM's default, more for long prompts.
     kv_block: int = USUAL_BLOCK
 
 
