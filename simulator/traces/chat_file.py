@@ -223,7 +223,8 @@ class ChatReader:
         options, requests = self._options, self._answers.total()
         if self._has_times is False:
             yield (
-                f"no line has a time: arrivals are drawn, Poisson, {options.rate:g} a second "
+                f"no line has a time ({', '.join(_TIMES)}): arrivals are drawn, Poisson, "
+                f"{options.rate:g} a second "
                 "where --rate does not say; latencies are of that load"
             )
         yield from self._text.notes()

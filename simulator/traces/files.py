@@ -196,6 +196,8 @@ class TraceParts:
             self._open = TraceFile(part)
             for in_part, line in self._open.lines(errors):
                 number = before + in_part
+                if not line.endswith(b"\n"):
+                    errors.unended_line = number
                 yield number, line
             before = number
             self._open = None

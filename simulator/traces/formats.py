@@ -153,7 +153,10 @@ def find_format(spec: str, path: Path, block_tokens: int | None) -> FoundFormat:
     head = _head(path)
     found = named or [one for raw in head for one in FORMATS if one.recognizes(raw)]
     if not found:
-        hint = near_miss.hint_of(head) or f"name one of: {known}"
+        hint = near_miss.hint_of(head) or (
+            f"{near_miss.cut(head)}name one of: {known}, with --format; `warmroute-sim sources` "
+            "lists the fields of each"
+        )
         raise TraceError(f"{path}: its first lines are of no known format; {hint}")
     one = found[0]
     options = parse_options("?".join((one.name, spec.partition("?")[2])), one.options)

@@ -47,6 +47,10 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 KEPT_MESSAGES = 10
 MIN_LINES_JUDGED = 1_000  # with fewer lines, a few wrong ones mean little
 MAX_WRONG_SHARE = 0.01
+_CUT = (
+    ": the file seems cut off in the middle of this line; copy the whole file, or use it without "
+    "this line"
+)
 
 
 class TraceError(ValueError):
@@ -73,6 +77,7 @@ class ErrorLog:
         self.strict = strict
         self.total = 0
         self.messages: list[str] = []
+        self.unended_line = 0  # the last line of a file that does not end with a line break
         self._last_line = 0
 
     def __len__(self) -> int:
@@ -89,7 +94,8 @@ class ErrorLog:
 
         Raises `TraceError` if `strict`, or if too many lines are wrong.
         """
-        message = f"{self.where}, line {line}: {what}"
+        cut = _CUT if line == self.unended_line and "truncated" in str(what) else ""
+        message = f"{self.where}, line {line}: {what}{cut}"
         if line == self._last_line:
             return
         self._last_line = line

@@ -1,20 +1,34 @@
 """Hints for files that are nearly a trace: what their first lines hold, and a command to convert
 them.
 
-A hint names only fields that are listed here, and no text of the file.
+A hint names only fields that are listed here or spelt nearly so, and no text of the file.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from policies.near import nearest
 from simulator.traces.mooncake import DECODE_ERRORS
 from simulator.traces.tables import AZURE, BURSTGPT
 
 _LINES = "one JSON object a line"
+# The fields by which a format is known, for those whose names may be misspelt.
+_KNOWN_BY = (
+    ("chats", ("messages",)),
+    ("chats", ("prompt",)),
+    ("mooncake", ("timestamp", "input_length")),
+    ("sessions", ("requests", "block_size")),
+    ("requests", ("at", "chain", "prompt_tokens")),
+    ("otel", ("resourceSpans",)),
+)
+_FIELD = re.compile(r"[A-Za-z_]\w{1,39}", re.ASCII)  # a name that may be repeated to the user
+_MOST_FIELDS = 100
+_ALIKE = 0.75
 _CHATS = ("conversations", "conversation", "dialogue", "dialog", "turns", "history", "data")
 _BODIES = ("request", "body")
 _ASKED = ("instruction", "question", "query", "input", "text")
@@ -43,6 +57,20 @@ def hint_of(head: Sequence[bytes]) -> str:
     return _of_object(line) if isinstance(line, dict) else ""
 
 
+def cut(head: Sequence[bytes]) -> str:
+    """Return a remark on a file whose only line is the beginning of a JSON object."""
+    if len(head) > 1 or head[0].lstrip()[:1] != b"{" or head[0].endswith(b"\n"):
+        return ""
+    try:
+        msgspec.json.decode(head[0])
+    except DECODE_ERRORS as error:
+        if "truncated" not in str(error):
+            return ""
+    else:
+        return ""
+    return "its only line ends in the middle, so the file seems cut off: copy the file again, or "
+
+
 def _of_array(how: str) -> str:
     return (
         f'seen: JSON {how}; expected {_LINES}, which `jq -c \'if type == "array" then .[] else . '
@@ -66,6 +94,8 @@ def _of_object(line: dict[str, Any]) -> str:
                 f"[.{name} | {one}] as $m | range($m | length) as $i | "
                 'select($m[$i].role == "assistant") | {messages: $m[:$i + 1]}',
             )
+    if misspelt := _misspelt(line):
+        return misspelt
     asked = [name for name in _ASKED if isinstance(line.get(name), str)]
     if not asked:
         return ""
@@ -77,6 +107,29 @@ def _of_object(line: dict[str, Any]) -> str:
         "`prompt`, `messages`, or `input` beside `model`",
         f"{{prompt: {prompt}{completion}}}",
     )
+
+
+def _misspelt(line: dict[str, Any]) -> str:
+    """Return the hint for a line that only a misspelt field keeps from being a request."""
+    for within in ("", *_BODIES):
+        inside = line.get(within) if within else line
+        if not isinstance(inside, dict):
+            continue
+        fields = [name for name in list(inside)[:_MOST_FIELDS] if _FIELD.fullmatch(name)]
+        for form, needed in _KNOWN_BY:
+            wrong = {name: nearest(name, fields, _ALIKE) for name in needed if name not in inside}
+            if None in wrong.values() or (within and form != "chats"):
+                continue
+            path = f".{within} |= " if within else ""
+            renamed = " | ".join(
+                f".{name} = .{field} | del(.{field})" for name, field in wrong.items()
+            )
+            return _said(
+                f"`{'`, `'.join(map(str, wrong.values()))}` in the first line",
+                f"`{'`, `'.join(wrong)}`, of format {form}",
+                f"{path}({renamed})" if path else renamed,
+            )
+    return ""
 
 
 def _turn(one: Any) -> str:
@@ -107,4 +160,4 @@ def _of_table(head: Sequence[bytes]) -> str:
 
 
 def _said(seen: str, understood: str, jq: str) -> str:
-    return f"seen: {seen}; understood: {understood}; do: `jq -c '{jq}' FILE > chats.jsonl`"
+    return f"seen: {seen}; understood: {understood}; do: `jq -c '{jq}' FILE > trace.jsonl`"

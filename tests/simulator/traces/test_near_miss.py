@@ -83,6 +83,31 @@ def test_the_command_makes_requests_of_it(
     assert jobs[0].prompt_tokens >= 7
 
 
+MOONCAKE = {"input_length": 40, "output_length": 9, "hash_ids": [1]}
+
+
+@pytest.mark.parametrize(
+    ("line", "seen", "understood"),
+    [
+        ({"model": "m", "mesages": NAMED[:3]}, "`mesages`", "`messages`, of format chats"),
+        ({"promt": SECRET}, "`promt`", "`prompt`, of format chats"),
+        ({"body": {"mesages": NAMED[:1]}}, "`mesages`", "`messages`, of format chats"),
+        ({**MOONCAKE, "timestmp": 0}, "`timestmp`", "`timestamp`, of format mooncake"),
+        (
+            {"hash_ids": [1], "output_length": 9, "time_stamp": 0, "input_lenght": 40},
+            "`time_stamp`, `input_lenght`",
+            "`timestamp`, `input_length`, of format mooncake",
+        ),
+    ],
+)
+def test_a_field_that_is_misspelt_in_all_lines_is_named_and_renamed(
+    tmp_path: Path, line: dict[str, Any], seen: str, understood: str
+) -> None:
+    path, said = error_of(tmp_path, f"{json.dumps(line)}\n" * 3)
+    assert f"seen: {seen} in the first line; understood: {understood}; do: `jq -c '" in said
+    assert len(made(path, said)) == 3
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 def test_an_array_becomes_lines(tmp_path: Path, indent: int | None) -> None:
     path, said = error_of(tmp_path, json.dumps([CHAT, CHAT], indent=indent))
@@ -109,6 +134,8 @@ def test_a_table_with_another_heading(tmp_path: Path, mark: str) -> None:
         '{"conversations": []}\n',
         '{"data": [7]}\n',
         '{"heron": ',
+        json.dumps({"mesages " * 9: SECRET, "messages\nheron": 7}),
+        json.dumps({"mesages": 7, "x": 7})[1:],
         "7\n",
         "\udcff".encode("utf-8", "surrogatepass").decode("latin-1"),
     ],
@@ -116,6 +143,13 @@ def test_a_table_with_another_heading(tmp_path: Path, mark: str) -> None:
 def test_what_is_like_nothing_gets_the_names_of_formats(tmp_path: Path, text: str) -> None:
     _, said = error_of(tmp_path, text)
     assert "name one of: qwen, mooncake, " in said
+
+
+def test_a_file_of_one_line_that_is_cut_off_says_so(tmp_path: Path) -> None:
+    _, said = error_of(tmp_path, json.dumps(CHAT)[:-9])
+    assert "its only line ends in the middle, so the file seems cut off: copy the file" in said
+    for whole in ('{"heron": 7}', '{"heron": 7}\n', '{"heron": 7]'):
+        assert "cut off" not in error_of(tmp_path, whole)[1]
 
 
 def test_a_line_that_is_too_long_may_be_an_array(tmp_path: Path) -> None:

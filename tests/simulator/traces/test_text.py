@@ -152,7 +152,8 @@ def test_what_had_to_be_assumed_is_said(tmp_path: Path) -> None:
     lines.append(chat({"role": "user", "content": [picture]}, response="yes"))
     said = "\n".join(notes(write(tmp_path, *lines)))
     for words in (
-        "no line has a time: arrivals are drawn, Poisson, 1 a second where --rate does not say",
+        "no line has a time (timestamp, time, created_at, created, start_time, ts): arrivals are "
+        "drawn, Poisson, 1 a second where --rate does not say",
         "without --tokenizer FOLDER, four bytes of a prompt are a token; the file's own counts are "
         "2.00 times these",
         "2 of 3 answers have no length: 256 tokens or max_tokens are taken",

@@ -215,6 +215,23 @@ def test_packed_files_that_were_cut_say_so(
         read(WorkloadSpec(str(path)))
 
 
+@pytest.mark.parametrize("kind", ["mooncake", "chats", "sessions", "requests"])
+def test_a_last_line_without_its_end_says_that_the_file_seems_cut_off(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "trace"
+    whole = "".join(f"{json.dumps(line)}\n" for line in GOOD[kind])
+    path.write_text(whole + json.dumps(GOOD[kind][-1])[:-5])
+    stream = open_jobs(WorkloadSpec(str(path)))
+    assert list(stream.jobs)
+    assert f"line {len(GOOD[kind]) + 1}: " in stream.errors[0]
+    assert "the file seems cut off in the middle of this line; copy the whole" in stream.errors[0]
+    path.write_text(whole + json.dumps(GOOD[kind][-1])[:-5] + "\n")
+    stream = open_jobs(WorkloadSpec(str(path)))
+    assert list(stream.jobs)
+    assert "cut off" not in stream.errors[0], "somebody wrote the line's end"
+
+
 def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
     for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "holds no part of a trace")):
         with pytest.raises(TraceError, match=said):
