@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvkernels import body_fields, json_items, json_text, token_ids
+from policies.near import nearest
 from policies.record import record
 from router.config.keys import json_words
 from router.http.errors import ClientError
@@ -252,6 +253,10 @@ def _broken(fault: str, at: int, body: bytes) -> ClientError:
     return refused(text, None, "invalid_json")
 
 
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FIELD = re.compile(r"\w{1,40}", re.ASCII)  # a name that an error may repeat
+_MOST_FIELDS, _ALIKE = 100, 0.75
+
 _BODY = Form(_Body)
 _TEXT = msgspec.json.Decoder(str)
 _PROMPT = msgspec.json.Decoder(str | list[int | str | list[int]])
@@ -268,16 +273,18 @@ def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
     """Read `body`, sent to `path`. Pure; raises ClientError(400) and nothing else.
 
     The error says what was expected and where (a byte with its line and column, or the path of a
-    field), and never repeats the client's text.
+    field), and never repeats the client's text, but for the name of a field that is nearly the
+    missing one's.
     """
     fields = _BODY.read(body, limits)
     prompts = prompts_in(fields.prompt, "prompt", limits)
     messages = messages_in(fields.messages, limits)
     if path.endswith("/chat/completions"):
         if not messages:
-            raise refused("a chat needs at least one message", "messages", "empty_messages")
+            why = "a chat needs at least one message"
+            raise _missing(body, why, "messages", "empty_messages")
     elif path.endswith("/completions") and not prompts:
-        raise refused("a completion needs a prompt", "prompt", "missing_prompt")
+        raise _missing(body, "a completion needs a prompt", "prompt", "missing_prompt")
     choices = 1 if fields.n is None else fields.n
     if not 1 <= choices <= limits.max_choices:
         raise refused(f"`n` must be 1..{limits.max_choices}", "n", "integer_out_of_range")
@@ -285,6 +292,17 @@ def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
     most = most if longest is None else longest
     more = {"prompts": prompts, "messages": messages, "choices": choices}
     return scanned_of(fields, limits, max_output_tokens=most, **more)
+
+
+def _missing(body: bytes, why: str, name: str, code: str) -> ClientError:
+    """Return the error for a body without the field `name`; it names a field spelt nearly so."""
+    if len(body) < LONG_BYTES:
+        fields = decode(_FIELDS, body, "")
+        shown = [one for one in list(fields)[:_MOST_FIELDS] if _FIELD.fullmatch(one)]
+        near = None if name in fields else nearest(name, shown, _ALIKE)
+        if near is not None:
+            why += f"; the body has `{near}`: did you mean `{name}`?"
+    return refused(why, name, code)
 
 
 def scanned_of(fields: Common, limits: ScanLimits, **more: Any) -> Scanned:
@@ -600,7 +618,7 @@ _MODEL = Form(_Model)
 def _responses(body: bytes, limits: ScanLimits) -> Scanned:
     fields = _RESPONSES.read(body, limits)
     if not fields.input:
-        raise refused("a response needs an input", "input", "missing_input")
+        raise _missing(body, "a response needs an input", "input", "missing_input")
     said = fields.input
     items = [{"role": "user", "content": said}] if isinstance(said, str) else list(map(_item, said))
     if fields.instructions:
@@ -637,7 +655,8 @@ def _item(item: Message) -> Message:
 def _messages(body: bytes, limits: ScanLimits) -> Scanned:
     fields = _MESSAGES.read(body, limits)
     if not fields.messages:
-        raise refused("a message needs at least one before it", "messages", "empty_messages")
+        why = "a message needs at least one before it"
+        raise _missing(body, why, "messages", "empty_messages")
     said, attribution = list(fields.messages), None
     if isinstance(fields.system, list):
         texts = [text for part in fields.system if isinstance(text := part.get("text"), str)]

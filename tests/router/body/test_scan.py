@@ -214,6 +214,28 @@ def test_bounds_are_settings(fields: dict[str, Any], param: str, code: str) -> N
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "name"),
+    [
+        (CHAT, "mesages", "messages"),
+        (CHAT, "Message", "messages"),
+        (COMPLETIONS, "promt", "prompt"),
+    ],
+)
+def test_a_misspelt_field_is_named(path: str, field: str, name: str) -> None:
+    with pytest.raises(ClientError) as caught:
+        scanned(path, model="m", **{field: [HI]})
+    assert caught.value.message.endswith(f"; the body has `{field}`: did you mean `{name}`?")
+    assert (caught.value.param, caught.value.status) == (name, 400)
+
+
+@pytest.mark.parametrize("field", ["wages", "message s", "messagés", "message" * 9, "m" * 40_000])
+def test_a_field_that_is_not_nearly_the_missing_one_is_not_repeated(field: str) -> None:
+    with pytest.raises(ClientError) as caught:
+        scanned(CHAT, **{field: [HI]})
+    assert caught.value.message == "a chat needs at least one message"
+
+
 def test_ten_thousand_messages_are_refused_by_count() -> None:
     with pytest.raises(ClientError, match="10000 messages are more than the 4096 allowed"):
         scanned(CHAT, messages=[HI] * 10_000)
