@@ -9,7 +9,15 @@ from rich.text import Text
 
 from simulator.replay.run import ReplayProgress
 from simulator.report.board import Board, span
-from simulator.report.figures import Aggregate, Figure, aggregate, by_policy, counted, marks
+from simulator.report.figures import (
+    Aggregate,
+    Figure,
+    aggregate,
+    by_policy,
+    counted,
+    marks,
+    meaning_of,
+)
 from simulator.report.page import MARK
 from simulator.report.replay_page import MORE, replay_table, stage_tables, versus_table
 from simulator.report.row import ReplayRow
@@ -48,11 +56,12 @@ def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
         title, compared, wide = beside
         parts += [Text(title, style="bold"), *compared.in_terminal(width)]
         cells += compared.cells
-    legend = [line for line in (marks(cells, MORE), wide) if line]
-    parts += [Text("\n".join([*legend, ""]))] if legend else []
+    noise = [line for line in (marks(cells, MORE), wide) if line]
+    parts += [Text("\n".join([*noise, ""]))] if noise else []
     for name, stages in stage_tables(rows):
         parts += [Text(f"by stage: {name}", style="bold"), *stages.in_terminal(width)]
-    return Group(*parts, *_legend(shown, bool(table.best), several), *_losses(rows))
+    legend = _legend(rows, shown, bool(table.best), several)
+    return Group(*parts, *legend, *_losses(rows))
 
 
 def _heading(rows: Sequence[ReplayRow], policies: Sequence[Aggregate]) -> Text:
@@ -68,8 +77,10 @@ def _heading(rows: Sequence[ReplayRow], policies: Sequence[Aggregate]) -> Text:
     return Text(text, style="bold")
 
 
-def _legend(shown: Sequence[Figure], marked: bool, several: bool) -> list[Text]:
-    lines = [Text(f"{one.title:<9} {one.meaning}", style="dim") for one in shown]
+def _legend(
+    rows: Sequence[ReplayRow], shown: Sequence[Figure], marked: bool, several: bool
+) -> list[Text]:
+    lines = [Text(f"{one.title:<9} {meaning_of(one, rows)}", style="dim") for one in shown]
     if marked:
         told = "best, and by more than the seeds are apart" if several else "best of its column"
         lines.append(Text(f"{MARK:<9} {told}", style="dim"))

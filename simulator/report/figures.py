@@ -53,6 +53,7 @@ def counted(count: int, what: str) -> str:
 FINE_MS = 100.0
 
 Better = Literal["lower", "higher"]
+_LIGHT = "at light load, with workers idle, a high value says little"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +151,13 @@ FIGURES = (
         "host_hit_rate_tokens", "of host", "lower", percent, "of these, loaded from host memory"
     ),
     Figure("output_tokens_per_s", "tok/s", "higher", whole, "answers of all workers", "tokens/s"),
-    Figure("goodput.share", "good", "higher", percent, "requests within both goodput limits"),
     Figure(
-        "load_skew_busy", "max/mean", "lower", ratio, "busiest worker's busy time over the mean"
+        *("goodput.share", "good", "higher", percent),
+        "requests within both limits: of the first token, and of the mean time per later token",
+    ),
+    Figure(
+        *("load_skew_busy", "max/mean", "lower", ratio),
+        f"imbalance: the busiest worker's busy time over the workers' mean; {_LIGHT}",
     ),
     Figure("rejected", "rej.", "lower", whole, "requests turned away"),
     Figure("failed", "lost", "lower", whole, "requests lost after their first token"),
@@ -163,7 +168,10 @@ FIGURES = (
 LIVE_FIGURES = (
     *FIGURES[:3],
     Figure("hit_rate_tokens", "hits", "higher", percent, "prompt tokens found in the cache"),
-    Figure("load_skew", "max/mean", "lower", ratio, "busiest worker's requests over the mean"),
+    Figure(
+        *("load_skew", "max/mean", "lower", ratio),
+        f"imbalance: the busiest worker's requests over the workers' mean; {_LIGHT}",
+    ),
     Figure("good_share", "good", "higher", percent, "TTFT within 2 s, 50 ms a token, of all"),
     Figure("new_ttft_ms.mean", "first TTFT", "lower", ms, "of requests that begin a session", "ms"),
     Figure("continuation_ttft_ms.mean", "later TTFT", "lower", ms, "of the others", "ms"),
@@ -181,6 +189,17 @@ LIVE_FIGURES = (
 
 TTFT, GOOD = "ttft_ms.mean", "goodput.share"  # the figures that policies are compared by
 TASK, FAIRNESS = "tasks.time_ms.mean", "tasks.fairness"  # of workloads with groups
+
+
+def meaning_of(one: Figure, rows: Sequence[ReplayRow]) -> str:
+    """Return what a figure of these replays means; of goodput with the two limits."""
+    if one.name != GOOD or not rows:
+        return one.meaning
+    limits = rows[0].goodput
+    return (
+        f"requests within both limits: first token {limits.ttft_ms:g} ms (--good-ttft-ms), "
+        f"each later token {limits.tpot_ms:g} ms in the mean (--good-tpot-ms)"
+    )
 
 
 def figure(name: str) -> Figure:

@@ -21,6 +21,7 @@ from simulator.report.figures import (
     lead,
     leaders,
     marks,
+    meaning_of,
     means,
     ms,
     paired,
@@ -329,7 +330,7 @@ def _figures(rows: Sequence[ReplayRow]) -> Section:
         "All figures",
         told.rstrip(" .") + ".",
         tables=(*tables, tails, Table(SEED_COLUMNS, lines, summary=summary)),
-        terms=[(one.title, one.meaning) for one in FIGURES if one in (*shown, *folded)],
+        terms=[(one.title, meaning_of(one, rows)) for one in FIGURES if one in (*shown, *folded)],
     )
 
 
