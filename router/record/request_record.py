@@ -128,6 +128,12 @@ class Attempt:
         return None if usage is None else usage.cached_tokens
 
     @property
+    def worker_prompt_tokens(self) -> int | None:
+        """The prompt tokens that the worker counted, or None; the router may count others."""
+        usage = None if self.outcome is None else self.outcome.usage
+        return None if usage is None else usage.prompt_tokens
+
+    @property
     def regret_s(self) -> float | None:
         """The seconds of regret, as `router.core.contract.actions` defines it."""
         return regret_s(self.decision, self.first_token_s)

@@ -66,6 +66,7 @@ async def test_the_header_the_page_and_the_log_tell_the_same_story(tmp_path: Pat
         assert kept["unit"] == "s"
         expected_s = kept["first_token_s"] - kept["best"][1]["cost"]
         assert abs(kept["regret_s"] - expected_s) < 1e-4
+        assert kept["prompt_tokens"] == kept["worker_prompt_tokens"] == 100
         assert kept["regret_hit_tokens"] == max(
             kept["best"][1]["hit_tokens"] - kept["cached_tokens"], 0
         )

@@ -26,9 +26,9 @@ function takeDecisions(told, nowS) {
     if (old.has(serial)) old.get(serial).told = record(row);
     else old.set(serial, { serial, told: record(row), line: null });
   });
-  list(outcomes).map(list).forEach(([firstToken, cached], n) => {
+  list(outcomes).map(list).forEach(([firstToken, cached, ofTokens], n) => {
     const one = old.get(first - n);
-    if (one) Object.assign(one.told, { first_token_s: firstToken, cached_tokens: cached });
+    if (one) Object.assign(one.told, { first_token_s: firstToken, cached_tokens: cached, worker_prompt_tokens: ofTokens });
   });
   decisions.kept = [...old.values()].sort((a, b) => b.serial - a.serial).slice(0, DECISIONS_KEPT);
   const reasons = new Set(decisions.kept.map((one) => text(one.told.reason, 40)));
@@ -77,6 +77,7 @@ function decisionCells(told) {
   const ago = isNumber(told.now_s) ? Math.max(decisions.nowS - told.now_s, 0) : null;
   const hits = known(told.expected_hit_tokens);
   const prompt = known(told.prompt_tokens);
+  const counted = known(told.worker_prompt_tokens) ?? prompt; // the router may only estimate
   return [
     { name: "Request", value: text(told.request, 20) },
     { name: "Ago", value: seconds(ago === null ? null : Math.round(ago)), number: true },
@@ -85,7 +86,7 @@ function decisionCells(told) {
     { name: "Tenant", value: text(told.tenant, 40) },
     { name: "Prompt", value: short(prompt), number: true },
     { name: "Expected hits", value: prompt ? percent((hits ?? 0) / prompt) : NOTHING, number: true },
-    { name: "Reported", value: prompt && known(told.cached_tokens) !== null ? percent(told.cached_tokens / prompt) : NOTHING, number: true },
+    { name: "Reported", value: counted && known(told.cached_tokens) !== null ? percent(told.cached_tokens / counted) : NOTHING, number: true },
     { name: "First token", value: seconds(known(told.first_token_s)), number: true },
     { name: "Cost at each worker (the lowest wins), and its parts", value: costs(told), wide: true },
   ];

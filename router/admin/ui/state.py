@@ -148,11 +148,13 @@ class UiState:
         """Return the newest decisions, newest first; the first of them has the number `added`.
 
         `outcomes` covers more of them, because answers end later: seconds to the first token, and
-        cached tokens as reported; null means unknown.
+        cached tokens and all prompt tokens as reported; null means unknown.
         """
         latest = self._decisions.latest(_OUTCOMES)
         return {
             "added": self._decisions.added,
             "rows": [decision_shown(one) for one in latest[:_DECISIONS]],
-            "outcomes": [(one.first_token_s, one.cached_tokens) for one in latest],
+            "outcomes": [
+                (one.first_token_s, one.cached_tokens, one.worker_prompt_tokens) for one in latest
+            ],
         }

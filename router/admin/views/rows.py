@@ -234,6 +234,7 @@ def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:
         **name_of(attempt),
         "first_token_s": _rounded(attempt.first_token_s),
         "cached_tokens": attempt.cached_tokens,
+        "worker_prompt_tokens": attempt.worker_prompt_tokens,
         "regret_s": _rounded(attempt.regret_s),
         "regret_hit_tokens": attempt.regret_hit_tokens,
         **({} if details is None else everything(details)),

@@ -20,6 +20,15 @@ class GroupRow(msgspec.Struct, frozen=True):
     kind: str = "full"
 
 
+class HitsRow(msgspec.Struct, frozen=True):
+    """How exact the router's expected hits of a worker are, and why."""
+
+    mode: str = ""
+    cause: str | None = None
+    reason: str | None = None
+    lift: str | None = None
+
+
 class WorkerRow(msgspec.Struct, frozen=True):
     """A worker as the router shows it in `/workers`."""
 
@@ -41,6 +50,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     events_skipped: dict[str, int] = {}
     mirrored: str | None = None
     hit_confidence: float | None = None
+    hits: HitsRow | None = None
     working_set_tokens: float | None = None
     cache_groups: list[GroupRow] | None = None
 
@@ -68,6 +78,7 @@ class DecisionRow(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     approximate: bool = False
     cached_tokens: int | None = None  # as the worker reported; None: it reported nothing
+    worker_prompt_tokens: int | None = None  # that the worker counted
     best: list[BestRow] = []
 
     @property
@@ -166,7 +177,7 @@ class PoolFacts:
         """The share of prompt tokens that workers reported as cached; NaN if none reported."""
         told = [one for one in self.decisions if one.cached_tokens is not None]
         cached = sum(one.cached_tokens or 0 for one in told)
-        return _share(cached, sum(one.prompt_tokens for one in told))
+        return _share(cached, sum(one.worker_prompt_tokens or one.prompt_tokens for one in told))
 
     @property
     def hit_share(self) -> float:
