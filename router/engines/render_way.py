@@ -33,8 +33,8 @@ class Rendered(NamedTuple):
 class RenderWay(Protocol):
     """The protocol of one kind of renderer.
 
-    Paths are those of OpenAI's API. `flag` is what an operator starts the engine with to get a
-    renderer; None: every server of the kind is one.
+    Paths are those of OpenAI's API. `flag` is the program and the flag of an engine that renders;
+    None: every server of the kind does.
     """
 
     @property

@@ -49,7 +49,7 @@ class VllmRender:
     field `mm_payload` keeps the pixels of images out of the answer.
     """
 
-    flag: str | None = "--enable-scale-out"
+    flag: str | None = "vllm serve --enable-scale-out"
     has_media: bool = True
 
     def takes(self, path: str) -> bool:
@@ -140,7 +140,7 @@ class LlamaCppRender:
     token ids.
     """
 
-    flag: str | None = "--jinja"
+    flag: str | None = "llama-server --jinja"
     has_media: bool = False
 
     def takes(self, path: str) -> bool:

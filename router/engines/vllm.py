@@ -264,5 +264,5 @@ WARMROUTE = Adapter(
     stream_form=StreamForm(chat_tokens=256),
     transfer=Warmroute(),
     speaks_kserve=True,
-    render=VllmRender("--render"),
+    render=VllmRender("warmroute-engine --render"),
 )

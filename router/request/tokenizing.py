@@ -42,7 +42,9 @@ class Tokenizing:
         """
         encoders = encoders_of(terms)
         self.check = TokenCheck(time.monotonic, lambda: probing().recheck_s)
-        self.renderers = Renderers(http, fleet, time.monotonic, rendering)
+        self.renderers = Renderers(
+            http, fleet, time.monotonic, rendering, has_tokenizer=encoders is not None
+        )
         self.rendered = RenderedPrompts(self.renderers, TurnMemo(terms.memo_bytes, time.time))
         self.reader = PromptReader(
             encoders,

@@ -108,11 +108,14 @@ class Renderers:
         fleet: FleetManager,
         clock: Callable[[], float],
         terms: Callable[[], RenderTerms],
+        has_tokenizer: bool = True,
     ) -> None:
+        """`has_tokenizer`: the router makes token ids itself, too."""
         self._http = http
         self._fleet = fleet
         self._clock = clock
         self._terms = terms
+        self._has_tokenizer = has_tokenizer
         self._known: dict[str, Renderer] = {}  # by URL
         self._pools: dict[str, _RendererPool] = {}  # by model
         self._sorted_s = -math.inf
@@ -148,6 +151,7 @@ class Renderers:
                 log.error("renderer %s: its probe broke", one.url, exc_info=error)
                 self._probe_failed(one, error)
         self._sort()
+        self._warn_of_text()
 
     def _follow(self) -> None:
         terms = self._terms()
@@ -226,6 +230,22 @@ class Renderers:
         pool.model_paths = frozenset(one.model_path for one in of if one.model_path is not None)
         self._warn_of_names(model, pool)
         return pool
+
+    def _warn_of_text(self) -> None:
+        """Warn once of each model whose KV events are read, but whose token ids nobody makes."""
+        for model, pool in self._pools.items():
+            told, (state, flag) = f"text of {model}", self.state(model)
+            if self._has_tokenizer or not pool.has_events or told in self._told:
+                continue
+            way = adapter_of(pool.kind).render if pool.kind else None
+            joined = state == "none" and self._terms().workers and way is not None
+            if joined or state not in ("none", "refused"):  # or it is probed at the next look
+                continue
+            self._told.add(told)
+            line = "the router has no tokenizer for %r: it matches text prompts only approximately "
+            line += "and cannot use the workers' KV events for them; set `tokenizer` to the folder "
+            line += "with the model's tokenizer.json%s"
+            log.warning(line, model, f", or start the engines as `{flag}`" if flag else "")
 
     def _warn_of_names(self, model: str, pool: _RendererPool) -> None:
         for one in pool.renderers:

@@ -115,10 +115,13 @@ async def test_an_engine_without_the_flag_is_named_with_it(tmp_path: Path) -> No
     rng = random.Random(2)
     async with rendering(tmp_path) as stack:
         hits = await until_cause(stack, "approximate", "render-off")
-        assert hits["lift"] == "--render"
+        assert hits["lift"] == "warmroute-engine --render"
         decision, _ = await asked(stack, [said(words(rng, 50))])
         assert decision["approximate"]
-        assert "--render lets it" in stack.router.log.read_text()
+        log = stack.router.log.read_text()
+        assert "; warmroute-engine --render lets it: prompts whose" in log
+        assert log.count("WARNING router.tokens.renderers: the router has no tokenizer for") == 1
+        assert "tokenizer.json, or start the engines as `warmroute-engine --render`" in log
 
 
 async def test_a_long_conversation_does_not_wait_for_its_renderer(tmp_path: Path) -> None:

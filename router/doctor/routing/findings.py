@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from router.doctor.routing.facts import ExaminedWorker, PoolFacts
+from router.doctor.routing.facts import ExaminedWorker, HitsRow, PoolFacts
 
 _SHOWN = 3  # workers by their names
 NOTHING_FOUND, CAUSE_FOUND, NOT_ASKED = 0, 1, 2  # exit statuses
@@ -75,6 +75,8 @@ class RoutingReport:
             lines.append(f"   change    {verdict.change}")
         if self.findings:
             lines += ["", f"After the change ask again: {self.again}"]
+        else:
+            lines += _guessed_text(self.facts)
         lines += [f"not looked at: {one}" for one in self.facts.unread]
         return "\n".join("".join(c if c.isprintable() else "?" for c in one) for one in lines)
 
@@ -120,6 +122,21 @@ def hits_text(facts: PoolFacts) -> str:
         f"{facts.of_when}, the router expected {percent(facts.expected)} in a cache; workers "
         f"reported {told}."
     )
+
+
+def _guessed_text(facts: PoolFacts) -> list[str]:
+    """Return a line for each reason for which the router only guesses hits of workers whose KV
+    events it reads. That may be as it should be, so it is no finding.
+    """
+    guessed: dict[HitsRow, list[ExaminedWorker]] = {}
+    for one in facts.serving():
+        if one.row.hits is not None and one.row.hits.mode == "approximate" and one.row.events:
+            guessed.setdefault(one.row.hits, []).append(one)
+    return [
+        f"Expected hits are only approximate at {named(workers)}. {hits.reason or ''}"
+        + (f" To make them exact: {hits.lift}" if hits.lift else "")
+        for hits, workers in guessed.items()
+    ]
 
 
 def percent(share: float) -> str:

@@ -35,11 +35,19 @@ def worker(url: str, *models: str) -> Any:
 class World:
     """Renderers, their workers and a clock. Lifetime: test."""
 
-    def __init__(self, http: aiohttp.ClientSession, *workers: Any, given: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        *workers: Any,
+        given: tuple[str, ...] = (),
+        has_tokenizer: bool = True,
+    ):
         self.now_s = 0.0
         self.fleet: Any = SimpleNamespace(members=dict(enumerate(workers)))
         terms = RenderTerms(given, True, 1.0, 1.0, 300.0, 1.0, 8)
-        self.renderers = Renderers(http, self.fleet, lambda: self.now_s, lambda: terms)
+        self.renderers = Renderers(
+            http, self.fleet, lambda: self.now_s, lambda: terms, has_tokenizer
+        )
 
     async def look(self, after_s: float = 1.0) -> str:
         self.now_s += after_s
@@ -104,6 +112,24 @@ async def test_one_that_does_not_render_is_asked_again_later(
         pages[f"POST {CHATS}/render"] = RENDERED
         assert await world.look() == "refused"
         assert await world.look(300.0) == "able"
+
+
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+@pytest.mark.parametrize(("status", "warned"), [(403, True), (200, False)])
+async def test_a_router_that_makes_no_token_ids_says_so_once(
+    has_tokenizer: bool, status: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pages: dict[str, Any] = {**PAGES, f"POST {CHATS}/render": RENDERED if status == 200 else status}
+    async with engine(pages) as url, http() as session:
+        world = World(session, worker(url), has_tokenizer=has_tokenizer)
+        for _ in range(3):
+            await world.look()
+        said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        assert len(said) == (warned and not has_tokenizer)
+        for line in said:
+            assert line.startswith("the router has no tokenizer for 'm': it matches text prompts")
+            assert "set `tokenizer` to the folder" in line
+            assert line.endswith(", or start the engines as `vllm serve --enable-scale-out`")
 
 
 async def test_a_model_that_is_gone_does_not_stop_the_others() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from router.doctor.routing.catalogue import ALL_ROUTING_CAUSES, judge_routing
-from router.doctor.routing.facts import PoolFacts
+from router.doctor.routing.facts import HitsRow, PoolFacts
 from router.doctor.routing.findings import RoutingReport
 from tests.router.doctor.routing.routing_pools import (
     CASES,
@@ -53,6 +53,18 @@ def test_a_healthy_pool_shows_nothing() -> None:
     report = RoutingReport(GOOD, (), "again")
     assert report.status == 0
     assert report.text().startswith("Nothing found.\nHits: of 10,560 prompt tokens of 24 requests")
+
+
+def test_a_pool_whose_hits_are_guesses_is_told_why() -> None:
+    hits = HitsRow("approximate", "no-tokenizer", "The router has no tokenizer.", "--tokenizer DIR")
+    text = RoutingReport(replace(GOOD, workers=both(hits=hits), decisions=()), (), "again").text()
+    assert text.startswith("Nothing found.\n")
+    assert (
+        "\nExpected hits are only approximate at worker 0 (http://gpu1:8000), worker 1 "
+        "(http://gpu2:8000). The router has no tokenizer. To make them exact: --tokenizer DIR"
+    ) in text
+    for exact in (both(hits=HitsRow("exact")), both(hits=hits, events=None)):
+        assert "approximate" not in RoutingReport(replace(GOOD, workers=exact), (), "").text()
 
 
 def test_a_pool_without_requests_or_workers_shows_nothing() -> None:
