@@ -124,13 +124,13 @@ def measure(
     kv_tokens: int,
     cached_by: CachedBy | None = None,
 ) -> Measured:
-    """The mix of `jobs`, with what of each prompt was cached.
+    """Return the mix of `jobs`, with the cached part of each prompt.
 
-    "log": as the workers reported it, the mean share where one did not. "caches": as `caches`
-    workers of `kv_tokens` each would have found it, had a router looked for it (`RULE`). "none":
-    nothing. By default the log where it knows of most requests, else the caches. At least one
-    token of a prompt is always computed. Raises MixError for no requests, or a log that knows
-    nothing where it shall tell.
+    "log": as the workers reported it, or the mean share if a worker did not. "caches": as `caches`
+    workers of `kv_tokens` each would have found it with a router that looks for it (`RULE`).
+    "none": nothing is cached. The default is the log if it knows most requests, else the caches. At
+    least one token of a prompt is always computed. Raises MixError if there are no requests, or for
+    "log" if the log has no reports.
     """
     prompts, outputs, logged, found = (array("d") for _ in range(4))
     rule = make_rule(RULE, caches, max(1, kv_tokens // block_tokens))
@@ -393,12 +393,12 @@ def decode(shape: Shape, mix: Mix, targets: WaitTargets, link: Link) -> Rate:
 
 
 def aggregated(shape: Shape, mix: Mix, targets: WaitTargets, *, load: float | None = None) -> Rate:
-    """The best of chunked prefill beside decodes: the largest R whose steps take s at most, of
-    `_STEP_TIMES` values of s up to the target.
+    """Return the best rate of workers that prefill in chunks while they decode.
 
-    A step holds B = R (o - 1) s decodes and n = R s u prefill tokens; where the target holds for
-    every step, n is divided by `load`, the share of steps that have any. Without a `load` it is
-    the best that keeps the mean TTFT.
+    It is the largest R whose steps take at most s, for `_STEP_TIMES` values of s up to the target.
+    A step holds B = R (o - 1) s decodes and n = R s u prefill tokens; if the target holds for every
+    step, n is divided by `load`, the share of steps that have any. Without a `load`, the best one
+    that keeps the mean TTFT is used.
     """
     loads = (_LOADS if load is None else np.array([load]))[None, :]
     floor_s = float(step_s(shape.step_time, 0.0, 0.0, 0.0, 0.0))
@@ -424,7 +424,9 @@ def aggregated(shape: Shape, mix: Mix, targets: WaitTargets, *, load: float | No
 def _mixed_rates(
     shape: Shape, mix: Mix, lengths_s: Floats, crowd: Floats
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """The largest R of each step time [:, None] and crowd [None, :], and whether KV limits it."""
+    """Return the largest R of each step time [:, None] and crowd [None, :], and whether KV limits
+    it.
+    """
     pairs_per_token = mix.pairs / mix.uncached
     steps = max(mix.steps, 1e-9)
 

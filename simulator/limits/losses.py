@@ -126,14 +126,14 @@ def losses(
     fresh_ms: float,
     bound_ms: float,
 ) -> tuple[Loss, ...]:
-    """The waterfall from `as_is_ms` down to `bound_ms`, in the order of `NAMES`.
+    """Return the losses from `as_is_ms` down to `bound_ms`, in the order of `NAMES`.
 
-    stale information: the same policy, told everything at once (`fresh_ms`, and `decisions` are
+    stale information: the same policy with all signals at once (`fresh_ms`, and `decisions` are
     that run's). memory, eviction: caches that keep everything, and room for every request at once.
-    recompute: whatever any earlier request had is cached on the worker chosen. interference:
-    answers end with their first token, so no prefill shares a step with a decode. imbalance: all
-    workers' speed in one worker, first come first served; no less than each request takes alone.
-    The rest is what the bound's best order saves, or what it leaves out.
+    recompute: all blocks of earlier requests are cached on the chosen worker. interference: answers
+    end with their first token, so no prefill shares a step with a decode. imbalance: all workers'
+    speed in one worker, first come first served; no less than each request takes alone. The rest is
+    the time that the bound's best order saves, or that the bound leaves out.
     """
     pool = _Pool(known, machines, decisions, network_ns)
     levels = [as_is_ms, fresh_ms]

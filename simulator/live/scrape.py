@@ -43,10 +43,10 @@ class Sample:
 
 
 def pool_samples(samples: Sequence[Sample], speed: float) -> Samples:
-    """The pool over model time, as a replay has it, from the first sample on.
+    """Return the samples of the pool over model time, as a replay has them, from the first one on.
 
-    Workers count a step when it ends, and a step can be longer than a sample is apart: what a
-    stretch cannot hold was done in the stretches before it, and is put there.
+    Workers count a step when it ends, and a step can be longer than the time between two samples:
+    work that does not fit into an interval is assigned to the intervals before it.
     """
     times = np.array([sample.at_s for sample in samples])
 

@@ -23,23 +23,26 @@ class Observer(Protocol):
     """
 
     def on_start(self, book: Book) -> None:
-        """The replay begins with this table. Read the columns of a row when its request ends."""
+        """Called when the replay begins with this table. Read the columns of a row when its request
+        ends.
+        """
 
     def on_dispatch(
         self, row: int, job: Job, chain: Hashes, decision: Decision, workers: Sequence[Station]
     ) -> None:
-        """A request was sent to `workers[book.worker[row]]`.
+        """Called when a request was sent to `workers[book.worker[row]]`.
 
-        `chain`: the full blocks of its prompt, then those of its answer if they are known. The
+        `chain` has the full blocks of its prompt, then those of its answer if they are known. The
         method is called again if the request is sent to another worker.
         """
 
     def on_sample(self, now_ns: int, workers: Sequence[Station]) -> None:
-        """A row was added to `Samples`. Earlier rows may be thinned out later."""
+        """Called when a row was added to `Samples`. Earlier rows may be thinned out later."""
 
     def on_end(self, row: int) -> None:
-        """A request ended and its columns are final. `book.code_of(row)` is the error code if it
-        was rejected.
+        """Called when a request ended and its columns are final.
+
+        `book.code_of(row)` is the error code if it was rejected.
         """
 
 

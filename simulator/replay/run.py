@@ -160,7 +160,7 @@ class _Run:
         self._failing = Failing(agenda, relay, self._health, fleet.build)
 
     def _lossy(self) -> bool:
-        """True if event batches may be requested again."""
+        """Return True if event batches may be requested again."""
         return self._setup.world.event_loss > 0 or bool(self._faults)
 
     def go(self) -> None:

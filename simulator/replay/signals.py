@@ -244,19 +244,23 @@ class Health:
             self._tell(now_ns, station, "draining")
 
     def died(self, now_ns: int, station: Station) -> None:
-        """A worker's process ended; the router has not noticed yet."""
+        """Note that a worker's process ended; the router has not noticed yet."""
         probe_ns = self._next_probe_ns(now_ns, station)
         self._agenda.at(probe_ns, Rank.HEALTH, self._probe_dead, station)
 
     def hung(self, now_ns: int, station: Station) -> None:
-        """A worker's process stopped. It counts as down when two probes in a row have timed out."""
+        """Note that a worker's process stopped.
+
+        It counts as down when two probes in a row have timed out.
+        """
         second_ns = self._next_probe_ns(now_ns, station) + _PROBE_NS + self._health_ns
         what = (station, station.hung_since_ns)
         self._agenda.at(second_ns + _PROBE_NS, Rank.HEALTH, self._probe_hung, what)
 
     def serves(self, now_ns: int, station: Station) -> None:
-        """A worker's process answers again. If it was down, the router recognizes it anew at the
-        next probe.
+        """Note that a worker's process answers again.
+
+        If it was down, the router recognizes it again at the next probe.
         """
         probe_ns = self._next_probe_ns(now_ns, station)
         self._agenda.at(probe_ns, Rank.HEALTH, self._recognize, station)

@@ -259,7 +259,7 @@ ABOVE_0 = (
 def check_setups(setups: Sequence[Setup]) -> None:
     """Raise `SweepError` with everything that no replay could do, each thing once.
 
-    Policies are checked elsewhere (`policy_axis`); a workload is read when it is run.
+    `check_policies` checks the policies; a workload is read when it is run.
     """
     # Settings that are common to all seeds and policies are checked once.
     different = {msgspec.structs.replace(setup, policy="", seed=0): None for setup in setups}

@@ -64,7 +64,9 @@ class Derived:
 
 
 def derived(shape: ModelShape, on: Deployment, name: str) -> Derived:
-    """The profile of `shape` on a deployment; raises DeploymentError where it cannot run so."""
+    """Return the profile of `shape` on a deployment. Raises DeploymentError if it cannot
+    run there.
+    """
     _check_split(shape, on)
     total = weight_bytes(shape)
     tokens = _tokens(shape, on)

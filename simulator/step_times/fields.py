@@ -30,7 +30,7 @@ class Fields:
         return f"{self._path}: {self._prefix}{name}"
 
     def names(self) -> Iterable[str]:
-        """The names of the fields that exist."""
+        """Return the names of the fields that exist."""
         return self._values.keys()
 
     def has(self, name: str) -> bool:

@@ -152,7 +152,9 @@ class Tables:
             raise TableError(f"{self.instance.what}: {_first_line(error)}") from error
 
     def source(self) -> str:
-        """The package's version, the engine and its version, and the GPU of these tables."""
+        """Return a text with the package's version, the engine, its version, and the GPU of these
+        tables.
+        """
         from importlib.metadata import version
 
         from aiconfigurator_core.sdk.perf_database import (

@@ -165,7 +165,9 @@ class Problems:
         return told
 
     def _of_router(self, now_s: float) -> Iterator[tuple[Key, str]]:
-        """The problems of the router itself, and of all workers together, each with its reason."""
+        """Yield the problems of the router itself, and of all workers together, each with its
+        reason.
+        """
         if reasons := self._not_ready():
             yield ("unready", ""), "; ".join(reasons)
         for model in sorted(self._core.health.silences.panics):
@@ -201,7 +203,7 @@ class Problems:
         return self._reasons
 
     def _of_minute(self, now_s: float) -> Iterator[tuple[Key, str]]:
-        """The problems that counters show by their growth in the last minute."""
+        """Yield the problems that counters show by their growth in the last minute."""
         totals = self._totals()
         self._minute.append((now_s, totals))
         while self._minute[0][0] < now_s - _MINUTE_S:
@@ -220,7 +222,7 @@ class Problems:
             yield ("failing", ""), f"{failed} of {tried} attempts in the last minute"
 
     def _totals(self) -> Counter[str]:
-        """The present values of the counters; a refusal's key is `KIND:CODE`."""
+        """Return the present values of the counters; a refusal's key is `KIND:CODE`."""
         counters, totals = self._core.counters, Counter[str]()
         for code, count in counters.rejections.items():
             if code in _FULL:
@@ -236,7 +238,7 @@ class Problems:
         return totals
 
     def _of_workers(self) -> Iterator[Key]:
-        """The problems of single workers."""
+        """Yield the problems of single workers."""
         members, workers = self._fleet.members, self._core.workers
         doubted = set(np.flatnonzero(self._core.columns.hit_confidence < _CONFIDENT).tolist())
         well = [worker for worker in workers if worker.is_in]
@@ -285,7 +287,9 @@ def _counted(requests: int) -> str:
 
 
 def _state_kind(member: Member, worker: Worker | None) -> str | None:
-    """The problem of a worker that takes no requests; None if an operator wants this state."""
+    """Return the problem of a worker that takes no requests; None if an operator wants
+    this state.
+    """
     if worker is None:
         return "unrecognized" if member.trouble else None
     state = worker.shown_state
@@ -297,7 +301,7 @@ def _state_kind(member: Member, worker: Worker | None) -> str | None:
 
 
 def _events_kind(worker: Worker, doubted: bool) -> str | None:
-    """The problem of the router's knowledge of this worker's cache; None if there is no problem."""
+    """Return the problem of the router's knowledge of a worker's cache, or None."""
     kv = worker.kv
     if kv.guessed is not None:
         return "events_useless"
