@@ -115,7 +115,7 @@ async def test_an_engine_without_the_flag_is_named_with_it(tmp_path: Path) -> No
     rng = random.Random(2)
     async with rendering(tmp_path) as stack:
         hits = await until_cause(stack, "approximate", "render-off")
-        assert hits["lift"] == "warmroute-engine --render"
+        assert hits["lift"] == "--tokenizer DIR, or warmroute-engine --render"
         decision, _ = await asked(stack, [said(words(rng, 50))])
         assert decision["approximate"]
         log = stack.router.log.read_text()

@@ -177,7 +177,7 @@ CAUSES: tuple[HitCause, ...] = (
         lambda f: f.tokens == "refused",
         "The router has no tokenizer, and the engine was started so that it makes no token ids for "
         "others, so prompts are matched as text; prompts of token ids are exact.",
-        lambda f: f.render_flag,
+        lambda f: f"{_TOKENIZER}, or {f.render_flag}" if f.render_flag else _TOKENIZER,
     ),
     HitCause(
         "renderer-failing",

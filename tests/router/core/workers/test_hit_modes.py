@@ -35,7 +35,7 @@ FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "no-full-group": ({"guessed": "useless", "skips": {"masked": 20}, **ALONE}, HASHES),
     "events-useless": ({"guessed": "useless", "skips": {"bad_tokens": 20}}, None),
     "no-tokenizer": ({"tokens": "none"}, "--tokenizer DIR"),
-    "render-off": ({"tokens": "refused", "render_flag": "RENDER"}, "RENDER"),
+    "render-off": ({"tokens": "refused", "render_flag": "RENDER"}, "--tokenizer DIR, or RENDER"),
     "renderer-failing": ({"tokens": "failing"}, "renderers: a server that answers"),
     "renderer-differs": (
         {"tokens": "miscounted"},
