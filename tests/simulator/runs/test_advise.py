@@ -320,9 +320,7 @@ def test_a_mistake_is_found_and_its_forecast_held_against_what_happened(tmp_path
     assert "on two draws" not in said
 
 
-def test_the_command_keeps_its_forecast_and_the_next_log_is_held_against_it(
-    run: Run, tmp_path: Path, log: Path
-) -> None:
+def test_advice_to_change_nothing_keeps_no_forecast(run: Run, tmp_path: Path, log: Path) -> None:
     """The command reads pool, policy and block size from the log alone; on this log it advises no
     change.
     """
