@@ -102,12 +102,12 @@ async def test_decisions_are_numbered_and_name_their_tenant() -> None:
         told = (await one.told())["frame"]["decisions"]
         assert told["added"] == 50
         assert [row["tenant"] for row in told["rows"]] == [f"team-{n}" for n in range(49, 9, -1)]
-        assert told["outcomes"] == [[None, None]] * 50
+        assert told["outcomes"] == [[None, None, None]] * 50
         one.answer(0.1)  # the oldest five
         await one.second()
         told = (await one.told())["frame"]["decisions"]
-        assert all(s > 0 and tokens >= 0 for s, tokens in told["outcomes"][-5:])
-        assert told["outcomes"][:-5] == [[None, None]] * 45
+        assert all(s > 0 and of > tokens >= 0 for s, tokens, of in told["outcomes"][-5:])
+        assert told["outcomes"][:-5] == [[None, None, None]] * 45
 
 
 async def test_a_trunks_holders_are_the_rows_that_hold_it() -> None:
