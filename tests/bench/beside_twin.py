@@ -18,7 +18,9 @@ TWIN_RUNS = 20  # a twin is slow, and a few runs are enough for its figure
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `twin` is the plain-Python figure in the same unit."""
+    """One line of the table: a figure of the native code and `twin`, the plain-Python figure in the
+    same unit.
+    """
 
     what: str
     value: float
@@ -27,8 +29,8 @@ class Row:
 
 
 def median_us(work: Callable[[int, Hashes], object], chains: list[Hashes]) -> float:
-    """Return the median CPU microseconds of one call, over one call for each chain and
-    its number.
+    """Return the median CPU microseconds of `work`, which is called once for each chain with the
+    chain and its number.
     """
     took = []
     for number, chain in enumerate(chains):
@@ -44,8 +46,8 @@ def main(
     twin: Callable[[int], dict[str, float]],
     memory: Callable[[], Row],
 ) -> None:
-    """Print the table, or JSON. `native` and `twin` return microseconds by name for a number of
-    runs.
+    """Print the figures of native code and twin as a table, or as JSON. `native` and `twin` return
+    microseconds by name for a number of runs.
     """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--json", action="store_true")

@@ -43,8 +43,8 @@ JITTER = 0.05  # a session's start moves by up to this share of the whole time
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one rule on one workload at one load: a value for each resample. Lifetime:
-    run.
+    """The goodput and TTFT of one rule on one workload at one load, with a value for each resample.
+    Lifetime: run.
     """
 
     ttft_s: np.ndarray
@@ -77,7 +77,7 @@ def resampled(jobs: Sequence[Job], seed: int) -> list[Job]:
 
 
 def paced(jobs: Sequence[Job], rate_per_s: float) -> list[Job]:
-    """Return the same jobs at another mean rate."""
+    """Return the same jobs with their arrival times scaled to a mean rate of `rate_per_s`."""
     factor = (len(jobs) - 1) / (jobs[-1].at_ns / 1e9) / rate_per_s
     return [msgspec.structs.replace(job, at_ns=round(job.at_ns * factor)) for job in jobs]
 
@@ -111,7 +111,7 @@ PEERS = {"2048": fixed(2048, 0.7), "256": fixed(256, 2.0)}
 def study(
     options: argparse.Namespace,
 ) -> Iterator[tuple[str, float, dict[str, Figures]]]:
-    """Yield (workload, load, figures of each rule)."""
+    """Yield (workload, load, figures of each rule) for each workload and load."""
     shape, link, workers = Shape.of(options.profile), Link(), options.workers
     for workload, source in WORKLOADS.items():
         stream = open_jobs(WorkloadSpec(source, requests=options.requests))
@@ -171,7 +171,9 @@ def study(
 
 
 def main() -> None:
-    """Print every case, and how each weight compares with the better of the two fixed rules."""
+    """Print the figures of every case, and how each weight compares with the better of the rules
+    `local` and `remote`.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--requests", type=int, default=400)

@@ -54,7 +54,7 @@ BLOCK_SIZES = (16, 64)
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table of decisions, in microseconds."""
+    """One line of the table of decisions; all times are in microseconds."""
 
     workers: int
     block_size: int
@@ -67,7 +67,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Life:
-    """One line of the table of lives."""
+    """One line of the table of request lives: the core's cost of a request from its arrival to its
+    last event.
+    """
 
     workers: int
     policy: str
@@ -75,7 +77,9 @@ class Life:
 
 
 def median_us(work: Callable[[int], object], count: int) -> float:
-    """Return the median time of `count` calls, each of which gets its number."""
+    """Return the median time in microseconds of `count` calls of `work`, each of which gets its
+    number.
+    """
     taken = []
     for number in range(count):
         start_s = time.perf_counter()
@@ -85,7 +89,7 @@ def median_us(work: Callable[[int], object], count: int) -> float:
 
 
 def prompts(block_size: int) -> list[tuple[np.ndarray, Hashes]]:
-    """Return the prompts' tokens and chains."""
+    """Return the token ids and chain hashes of each prompt."""
     rng = np.random.default_rng(7)
     tokens = [rng.integers(0, 150_000, TOKENS).astype(np.int32) for _ in range(PROMPTS)]
     return [(one, chain_hashes(one, block_size)) for one in tokens]
@@ -108,7 +112,7 @@ def warm_core(workers: int, block_size: int, asked: list[tuple[np.ndarray, Hashe
 
 
 def measure(workers: int, block_size: int, decisions: int) -> Row:
-    """Return one row: all parts timed on the same prompts."""
+    """Return one row of the table of decisions, with all parts timed on the same prompts."""
     asked = prompts(block_size)
     core = warm_core(workers, block_size, asked)
 
@@ -143,7 +147,7 @@ def measure(workers: int, block_size: int, decisions: int) -> Row:
 
 
 def _choose(core: RouterCore, arrival: Arrival, rows: Rows) -> None:
-    """Run the core's code from the index lookup to the choice."""
+    """Run the core's steps from the lookup in the index to the choice of a worker."""
     request, fleet = core.chooser._views(Pending(arrival, 0, 0.5), rows, 99.0)
     core.guard.decide(request, fleet)
 
@@ -157,7 +161,7 @@ PROMPTS_HELD = 30  # by one worker, beyond their shared part
 
 
 def life_chains(requests: int) -> list[Hashes]:
-    """Return chains of random prompts, each of which continues one of 200 trunks."""
+    """Return chains of random prompts, each of which continues one of 200 shared beginnings."""
     rng = np.random.default_rng(7)
     trunks = rng.integers(0, 2**63, (TRUNKS, SHARED_BLOCKS), dtype=np.uint64)
     own = rng.integers(0, 2**63, (requests, LIFE_BLOCKS - SHARED_BLOCKS), dtype=np.uint64)
@@ -165,7 +169,7 @@ def life_chains(requests: int) -> list[Hashes]:
 
 
 class Lives:
-    """A pool that serves many requests, 20 a second, each in flight for 7.5 s."""
+    """A pool that serves many requests: 20 arrive a second, and each is in flight for 7.5 s."""
 
     def __init__(self, policy: str, workers: int, chains: list[Hashes]) -> None:
         self.core = RouterCore(load(policy), CoreSettings(max_workers=workers))
@@ -206,7 +210,9 @@ class Lives:
         self.core.on_finish(Finish(now_s, number))
 
     def run_us(self) -> float:
-        """Run all requests; return CPU microseconds for each, without other programs' time."""
+        """Run all requests and return the CPU microseconds for each one; the time of other programs
+        does not count.
+        """
         requests = len(self.chains)
         start_s = time.process_time()
         for number in range(requests + END_AFTER):
@@ -223,7 +229,7 @@ class Lives:
 
 
 def measure_life(policy: str, workers: int, chains: list[Hashes], runs: int) -> Life:
-    """Return the median of whole runs, each with a fresh core."""
+    """Return the median cost of a request's life over `runs` runs, each with a fresh core."""
     taken = [Lives(policy, workers, chains).run_us() for _ in range(runs)]
     return Life(workers, policy, statistics.median(taken))
 
@@ -240,7 +246,7 @@ def table(rows: list[Row] | list[Life]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both tables and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--decisions", type=int, default=300)

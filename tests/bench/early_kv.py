@@ -33,14 +33,18 @@ CHUNKS = ("--max-num-tokens", "128", "--max-batch-size", "8", "--port", "0")
 
 @dataclass(slots=True)
 class Pair:
-    """A decode worker, and prefill workers used one at a time. Lifetime: the bench."""
+    """A decode worker and the prefill workers, of which one is used at a time. Lifetime:
+    the bench.
+    """
 
     http: aiohttp.ClientSession
     decode: str
     asked: int = 0
 
     async def legs(self, prefill: str) -> tuple[float, float]:
-        """Return the seconds of the first leg, and until the second leg's first token."""
+        """Return two times in seconds: that of the call to the prefill worker, and from the start
+        to the decode worker's first token.
+        """
         self.asked += 1  # each prompt is new, so nothing is cached
         prompt = [(token * 31 + self.asked * 97) % 250 + 3 for token in range(PROMPT_TOKENS)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}

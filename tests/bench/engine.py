@@ -71,7 +71,7 @@ def on_failed(requests: Sequence[Request], why: str) -> None:
 
 
 async def until(told: asyncio.Event, running: asyncio.Task[None]) -> None:
-    """Wait for the event `told`; raise the runner's error if it ends before."""
+    """Wait for the event `told`; raise the runner's error if the task `running` ends before."""
     waiting = asyncio.create_task(told.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
     if running.done():

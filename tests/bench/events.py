@@ -1,11 +1,11 @@
-"""The cost of KV events from bytes to the index, compared with plain Python and Dynamo.
+"""The cost of KV events from their bytes to the index, compared with plain Python and Dynamo.
 
     python -m tests.bench.events [--json] [--runs N] [--core C] [--dynamo PYTHON]
 
-Blocks have 16 tokens. "By chain" is what replays and recordings do: names and chain hashes are
-known already. "Payloads" are vLLM's batches in map form, which are decoded, hashed, named and
-stored. Over ZMQ, publisher and subscriber share the core and the process, so both are counted; the
-same holds for Dynamo.
+Blocks have 16 tokens. The row "by chain" measures what replays and recordings do: names and chain
+hashes are known already. The rows of "payloads" measure vLLM's batches in map form, which are
+decoded, hashed, named and stored. Over ZMQ, publisher and subscriber share the core and the
+process, so both are counted; the same holds for Dynamo.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Peer = Mapping[str, float]
 
 
 def rate(work: Callable[[], int], runs: int) -> float:
-    """Return million blocks for each second of CPU time, the median of `runs` runs; `work` returns
-    its blocks.
+    """Return how many million blocks `work` handles for each second of CPU time, as the median of
+    `runs` runs. `work` returns its number of blocks.
     """
     rates = []
     for _ in range(runs):
@@ -58,7 +58,7 @@ def stored_map(names: list[int], parent: int | None, tokens: list[int]) -> dict[
 
 
 def chain_payloads(count: int) -> list[bytes]:
-    """Return batches of one event of 64 blocks each."""
+    """Return batches of KV events; each batch has one event of 64 blocks."""
     rng = np.random.default_rng(3)
     return [
         msgspec.msgpack.encode(
@@ -79,8 +79,8 @@ def chain_payloads(count: int) -> list[bytes]:
 
 
 def single_payloads(count: int) -> list[bytes]:
-    """Return batches of many events of one block each, for as many sequences that grow by
-    a block.
+    """Return batches of many events of one block each, from as many sequences that grow block by
+    block.
     """
     rng = np.random.default_rng(4)
     return [
@@ -103,13 +103,13 @@ def single_payloads(count: int) -> list[bytes]:
 
 
 def fresh() -> list[WorkerBlocks]:
-    """Return eight workers' blocks in an empty index."""
+    """Return the block tables of eight workers in an empty index."""
     index = PrefixIndex(WORKERS, max_entries=1 << 22)
     return [WorkerBlocks(index, worker, BLOCK, "m") for worker in range(WORKERS)]
 
 
 def by_chain(runs: int, peer: Peer) -> Row:
-    """Return the row for names and chain hashes, 64 blocks a call."""
+    """Return the row for events whose names and chain hashes are known, with 64 blocks a call."""
     chains = np.random.default_rng(1).integers(0, 2**64, (8_192, CHAIN_BLOCKS), dtype=np.uint64)
 
     def work() -> int:
@@ -130,7 +130,7 @@ def by_chain(runs: int, peer: Peer) -> Row:
 
 
 def applied(payloads: list[bytes]) -> Callable[[], int]:
-    """Return work that applies the payloads to the index natively."""
+    """Return a function that applies the payloads to the index with the native code."""
 
     def work() -> int:
         workers = fresh()
@@ -142,7 +142,7 @@ def applied(payloads: list[bytes]) -> Callable[[], int]:
 
 
 def twin_applied(payloads: list[bytes]) -> Callable[[], int]:
-    """Return work that applies the payloads in plain Python."""
+    """Return a function that applies the payloads to the index in plain Python."""
 
     def work() -> int:
         index = twins.PrefixIndex(WORKERS, max_entries=1 << 22)
@@ -155,7 +155,7 @@ def twin_applied(payloads: list[bytes]) -> Callable[[], int]:
 
 
 def over_zmq(payloads: list[bytes]) -> Callable[[], int]:
-    """Return work that sends the payloads through a PUB and a SUB socket and applies them."""
+    """Return a function that sends the payloads through a PUB and a SUB socket and applies them."""
 
     def work() -> int:
         workers = fresh()
@@ -183,8 +183,8 @@ def over_zmq(payloads: list[bytes]) -> Callable[[], int]:
 
 
 def memory_row() -> Row:
-    """Return the bytes of the map from engines' names to chain hashes, at its worst fill beyond a
-    quarter.
+    """Return the row for the bytes per block of the map from engines' names to chain hashes, the
+    greatest at any fill of more than a quarter.
     """
     index = PrefixIndex(1, max_entries=1 << 20)
     blocks = WorkerBlocks(index, 0, BLOCK, "m")
@@ -197,7 +197,7 @@ def memory_row() -> Row:
 
 
 def measure(runs: int, peer: Peer) -> Iterator[Row]:
-    """Yield all rows."""
+    """Yield the rows of all measurements."""
     yield by_chain(runs, peer)
     singles, chains = single_payloads(1_024), chain_payloads(BATCHES)
     others = {"twin": rate(twin_applied(singles[:32]), 3)} | beside(peer, "single_blocks_per_us")
@@ -212,7 +212,7 @@ def measure(runs: int, peer: Peer) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all rows and print them."""
     options = arguments(__doc__ or "", runs=7).parse_args()
     core = pinned(options.core)
     peer = peer_figures(options.dynamo, core)

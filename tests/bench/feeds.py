@@ -1,10 +1,10 @@
-"""Event streams of many engines through real sockets into one router process.
+"""The rate at which one router process takes event streams of many engines through real sockets.
 
     python tests/bench/feeds.py [--publishers N] [--batches N] [--blocks N] [--json FILE]
 
 Every publisher sends its batches as fast as the sockets take them, from one thread of this process;
-each batch stores a prompt of its own. The clock stops when the router has applied all. `cpu` is the
-CPU time of all threads of the router's process. No batch may be missing at the end.
+each batch stores a prompt of its own. The clock stops when the router has applied all batches.
+`cpu` is the CPU time of all threads of the router's process. No batch may be missing at the end.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ async def _sent(stack: Stack, router: Program, publishers: list[Publisher]) -> d
 
 
 def _blast(publishers: list[Publisher]) -> None:
-    """Send the batches of all publishers in turn; no other thread uses these sockets meanwhile."""
+    """Send the batches of all publishers in turn, from the only thread that uses these sockets
+    meanwhile.
+    """
     sockets = [zmq.Socket.shadow(one.pub.underlying) for one in publishers]
     for number in range(len(publishers[0].batches)):
         frame = number.to_bytes(8, "big")
@@ -106,8 +108,8 @@ def _blast(publishers: list[Publisher]) -> None:
 
 
 async def _applied(stack: Stack, worker: int, batches: int) -> None:
-    """Wait until the router has applied a worker's batches; asking for one worker at a time costs
-    the router less.
+    """Wait until the router has applied all batches of a worker; asking about one worker at a time
+    costs the router less.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     while (await _view(stack, worker)).next_seq != batches:
@@ -130,7 +132,7 @@ async def _reached(stack: Stack, metric: str, value: float) -> None:
 
 
 async def _of_kind(stack: Stack, kind: str) -> float:
-    """Return the count of all workers' KV events of a kind."""
+    """Return the number of KV events of a kind, over all workers."""
     async with stack.http.get(f"{stack.admin}/metrics") as reply:
         lines = (await reply.text()).splitlines()
     counts = [line for line in lines if line.startswith("warmroute_kv_events_total{")]
@@ -138,7 +140,7 @@ async def _of_kind(stack: Stack, kind: str) -> float:
 
 
 def _cpu_s(program: Program) -> float:
-    """Return the user and system time of all threads of the program."""
+    """Return the CPU seconds, user and system, of all threads of the program."""
     stat = Path(f"/proc/{program.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -31,7 +31,7 @@ KEPT = 4  # blocks that cover the window
 
 
 class Workers:
-    """Workers of one hybrid model that hold a prompt to different depths. Lifetime: row."""
+    """The workers of one hybrid model, which hold a prompt to different depths. Lifetime: row."""
 
     def __init__(self, workers: int, blocks: int, kind: str, at_end: bool) -> None:
         self.index = PrefixIndex(workers, 1 << 24)
@@ -64,18 +64,20 @@ class Workers:
         }  # fmt: skip
 
     def dense(self) -> np.ndarray:
-        """Return the leading blocks by full attention alone."""
+        """Return for each worker how many leading blocks it holds in full attention."""
         return self.index.longest_prefix(self.chain)
 
     def hybrid(self) -> np.ndarray:
-        """Return the leading blocks that the engines reuse."""
+        """Return for each worker how many leading blocks its engine can reuse."""
         hits = self.index.longest_prefix(self.chain)
         self.hybrids.limit(self.chain, hits, len(self.chain))
         return hits
 
 
 def measure(runs: int) -> Iterator[Row]:
-    """Yield a row for each number of workers, length of prompt, kind, and kept part."""
+    """Yield a row for each number of workers, length of prompt, kind of cache group, and
+    kept part.
+    """
     for workers in (8, 64, 1_024):
         for blocks in (32, 256, 2_048):
             for kind in ("sliding_window", "mamba"):

@@ -31,7 +31,7 @@ Peer = Mapping[str, float]
 
 
 def random_chains(count: int, blocks: int = CHAIN_BLOCKS, seed: int = 7) -> list[Hashes]:
-    """Return chains that share no block."""
+    """Return random chains of block hashes that share no block."""
     rng = np.random.default_rng(seed)
     return list(rng.integers(0, 2**64, (count, blocks), dtype=np.uint64))
 
@@ -53,21 +53,19 @@ def hash_rows(runs: int, peer: Peer) -> Iterator[Row]:
 
 
 def staggered(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Fill the index: worker w of n holds the first (w + 1) / n of every chain."""
+    """Fill the index so that worker w of n holds the first (w + 1) / n of every chain."""
     for chain, worker in itertools.product(chains, range(workers)):
         index.store(worker, chain[: CHAIN_BLOCKS * (worker + 1) // workers])
 
 
 def whole(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Fill the index: every worker holds every chain."""
+    """Fill the index so that every worker holds every chain."""
     for chain, worker in itertools.product(chains, range(workers)):
         index.store(worker, chain)
 
 
 def mottled(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Fill the index: each block is held by a random half of the workers, and by worker 0, who
-    holds all.
-    """
+    """Fill the index so that a random half of the workers, and worker 0, hold each block."""
     rng = np.random.default_rng(5)
     for chain in chains:
         index.store(0, chain)
@@ -76,8 +74,8 @@ def mottled(index: Any, chains: list[Hashes], workers: int) -> None:
 
 
 def split(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Fill the index: every worker holds every chain, and another prompt branches off at every
-    block.
+    """Fill the index so that every worker holds every chain, and another prompt branches off at
+    every block.
     """
     whole(index, chains, workers)
     for number, chain in enumerate(chains):
@@ -87,7 +85,7 @@ def split(index: Any, chains: list[Hashes], workers: int) -> None:
 
 
 def scattered(index: Any, chains: list[Hashes], workers: int) -> None:
-    """Fill the index: each chain has eight holders anywhere among the workers."""
+    """Fill the index so that eight workers anywhere in the pool hold each chain."""
     rng = np.random.default_rng(5)
     for chain in chains:
         for worker in rng.choice(workers, 8, replace=False).tolist():
@@ -125,7 +123,7 @@ def prefix_rows(runs: int, peer: Peer) -> Iterator[Row]:
 
 
 def store_rows(runs: int) -> Iterator[Row]:
-    """Yield rows for blocks stored and removed a second, event by event."""
+    """Yield rows for how many blocks the index stores and removes a second, event by event."""
     events = random_chains(8_192, EVENT_BLOCKS)
     blocks = EVENT_BLOCKS * len(events)
     for name, workers, max_entries in (
@@ -142,7 +140,9 @@ def store_rows(runs: int) -> Iterator[Row]:
 
 
 def event_rates(module: Any, events: list[Hashes], workers: int, max_entries: int) -> list[float]:
-    """Return million blocks for each second of CPU time: stored in a fresh index, then removed."""
+    """Return two rates in million blocks for each second of CPU time: of storing in a fresh index,
+    and of removing afterwards.
+    """
     index = module.PrefixIndex(workers, max_entries)
     rates = []
     for verb in (index.store, index.remove):
@@ -154,8 +154,8 @@ def event_rates(module: Any, events: list[Hashes], workers: int, max_entries: in
 
 
 def memory_rows() -> Iterator[Row]:
-    """Yield the bytes of a block, the worst between a quarter and all of the bound, with 4,096
-    slots.
+    """Yield the row for the bytes per block with 4,096 slots, the greatest while the index is at
+    least a quarter full.
     """
     chains = random_chains(256)
     bound = CHAIN_BLOCKS * len(chains)

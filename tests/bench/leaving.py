@@ -1,5 +1,4 @@
-"""The time until both workers of a disaggregated request learn that its client left, and until its
-KV is free.
+"""The time until both workers of a disaggregated request learn that its client left.
 
     python -m tests.bench.leaving [--clients 300] [--json]
 
@@ -36,8 +35,8 @@ _KEPT = b'{"choices":[{"text":"a","finish_reason":"length"}],"kv_transfer_params
 
 @dataclass(slots=True)
 class Silent:
-    """A worker that never answers inference requests, or answers them with `_KEPT` if `answers`.
-    Lifetime: bench.
+    """A worker that never answers inference requests, or answers them with the reply `_KEPT` if
+    `answers` is true. Lifetime: bench.
     """
 
     answers: bool
@@ -75,7 +74,9 @@ def _ok(body: bytes) -> bytes:
 
 
 async def leave(stack: Stack, worker: Silent) -> float:
-    """Return the milliseconds from a client's end to the end of its worker's connection."""
+    """Return the milliseconds from a client's disconnection to the end of its worker's
+    connection.
+    """
     worker.came, worker.ended_s = asyncio.Event(), _loop().create_future()
     port = int(stack.url.rsplit(":", 1)[1])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -89,7 +90,9 @@ async def leave(stack: Stack, worker: Silent) -> float:
 
 
 async def measure(leg: str, clients: int) -> list[float]:
-    """Return the milliseconds for each client that leaves while its request is at that leg."""
+    """Return the milliseconds for each client that leaves while its request is at the prefill or
+    the decode worker, as `leg` says.
+    """
     silent = [Silent(answers=leg == "decode" and role == "prefill") for role in LEGS]
     flags = ["--disaggregation", "always"]
     async with AsyncExitStack() as all_of:
@@ -106,7 +109,9 @@ async def measure(leg: str, clients: int) -> list[float]:
 
 
 async def freed(clients: int) -> list[float]:
-    """Return the milliseconds from each client's end to free blocks at the prefill engine."""
+    """Return the milliseconds from each client's disconnection until the prefill engine has freed
+    its blocks.
+    """
     decode, found = Silent(answers=False), list[float]()
     async with AsyncExitStack() as all_of:
         folder = Path(all_of.enter_context(tempfile.TemporaryDirectory()))

@@ -1,5 +1,5 @@
-"""Helpers that all benches use: one pinned core, medians, rows with bounds and ratios, Dynamo's
-figures.
+"""Helpers that all benches use: pinning to one core, medians, rows with bounds and ratios, and
+Dynamo's figures.
 
 Every bench measures our code and what it is compared with in one run on one machine, so that ratios
 hold on machines of another speed.
@@ -25,7 +25,9 @@ PEER_S_MAX = 300.0
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `others` has the same figure of what ours is compared with, by name."""
+    """One measured figure of ours; `others` has the same figure by the name of what it is compared
+    with.
+    """
 
     what: str
     value: float
@@ -35,7 +37,7 @@ class Row:
 
     @property
     def more_is_better(self) -> bool:
-        """Whether the figure is a rate."""
+        """Whether a greater figure is better, as for a rate."""
         return self.unit.endswith("/s")
 
     def times_better(self, than: float) -> float:
@@ -44,7 +46,7 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the figure reaches its bound, or None without one."""
+        """Whether the figure reaches its bound, or None if it has no bound."""
         if self.bar is None:
             return None
         return self.value >= self.bar if self.more_is_better else self.value <= self.bar
@@ -110,7 +112,7 @@ def peer_figures(python: str | None, core: int) -> dict[str, float]:
 
 
 def beside(figures: Mapping[str, float], name: str) -> dict[str, float]:
-    """Return Dynamo's figure of this name as a row's `others`."""
+    """Return Dynamo's figure of this name as the `others` of a row, or {} if there is none."""
     return {"Dynamo": figures[name]} if name in figures else {}
 
 

@@ -1,4 +1,4 @@
-"""The cost of being able to migrate a stream: us of CPU per event, and per request beforehand.
+"""CPU time of being able to migrate a stream: microseconds for each event, and before each request.
 
     python -m tests.bench.migration
 
@@ -28,14 +28,16 @@ CHAT = "/v1/chat/completions"
 
 
 def request(words: int) -> bytes:
-    """Return a streamed chat of `words` words."""
+    """Return the body of a streamed chat request of `words` words."""
     messages = [{"role": "user", "content": "lorem ipsum " * (words // 2)}]
     body = {"model": "m", "messages": messages, "max_tokens": EVENTS, "stream": True}
     return json.dumps(body).encode()
 
 
 def cpu_us(work: Callable[[], Any], times: int) -> float:
-    """Return the median CPU time of one of the `times` operations that `work` does."""
+    """Return the median CPU microseconds of one operation; a call of `work` does `times`
+    of them.
+    """
     rounds = []
     for _ in range(ROUNDS):
         began_s = time.process_time()
@@ -45,7 +47,7 @@ def cpu_us(work: Callable[[], Any], times: int) -> float:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Measure the figures and print them."""
     body = request(10)
     plan = plan_of(body, CHAT, EVENTS)
     assert isinstance(plan, Plan)

@@ -1,4 +1,5 @@
-"""The cost of mirroring a worker's cache that publishes no events, compared with plain Python.
+"""The cost of estimating the cache of a worker that publishes no events, compared with plain
+Python.
 
     python -m tests.bench.mirror [--json] [--runs N]
 
@@ -25,7 +26,7 @@ WORKERS = 64
 
 
 def figures(make: Callable[[int, int], Any], runs: int) -> dict[str, float]:
-    """Return the microseconds of each operation of one mirror."""
+    """Return the microseconds of each operation of one estimated cache (`Mirror` or its twin)."""
     chains = list(np.random.default_rng(7).integers(0, 2**64, (runs, CHAIN_BLOCKS), np.uint64))
     roomy = runs * CHAIN_BLOCKS
     mirror = make(WORKERS, 4 * CACHE_BLOCKS + roomy)
@@ -53,7 +54,7 @@ def figures(make: Callable[[int, int], Any], runs: int) -> dict[str, float]:
 
 
 def memory_bytes_per_block() -> float:
-    """Return the bytes per block of a full native mirror, half of whose blocks are resident."""
+    """Return the bytes per block of a full native `Mirror`, half of whose blocks are resident."""
     mirror = Mirror(WORKERS, 2 * CACHE_BLOCKS)
     empty = mirror.memory_bytes
     mirror.resize(0, CACHE_BLOCKS, 2 * CACHE_BLOCKS)
@@ -63,7 +64,7 @@ def memory_bytes_per_block() -> float:
 
 
 def memory() -> Row:
-    """Return the row for the memory of a block in a full mirror."""
+    """Return the row for the memory per block of a full `Mirror`."""
     return Row("memory, a block remembered", memory_bytes_per_block(), "B")
 
 

@@ -29,7 +29,9 @@ Decide = Callable[[int], object]
 
 
 def case(spec: str, explained: bool = False, guarded: bool = True) -> Decide:
-    """Return a function that makes a decision of one core by its number."""
+    """Return a function that makes the decision with a given number, on a core with this policy and
+    these wrappers.
+    """
     asked = prompts(BLOCK)
     core = warm_core(WORKERS, BLOCK, asked)
     policy = load(spec)
@@ -55,7 +57,7 @@ def case(spec: str, explained: bool = False, guarded: bool = True) -> Decide:
 
 
 def round_us(decide: Decide, first: int) -> float:
-    """Return the median microseconds of a case's next decisions."""
+    """Return the median microseconds of a case's next decisions, from number `first` on."""
     taken = []
     for number in range(first, first + DECISIONS):
         start_s = time.perf_counter()
@@ -86,7 +88,7 @@ def measure(rounds: int) -> Iterator[tuple[str, float, float]]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all cases and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--core", type=int, default=0)

@@ -75,7 +75,7 @@ async def tokens_per_s(model: Loaded, batch: int, rounds: int) -> float:
 
 
 def compare(name: str, plain: Loaded, other: Loaded, batch: int, runs: int) -> None:
-    """Print the figures of both models and their ratio."""
+    """Print the tokens a second of both models and their ratio."""
     taken = [
         tuple(asyncio.run(tokens_per_s(model, batch, ROUNDS)) for model in (plain, other))
         for _ in range(runs)

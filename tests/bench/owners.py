@@ -23,7 +23,9 @@ ENTRIES = 1 << 20
 
 
 def figures(make: Callable[[int], Any], runs: int) -> dict[str, float]:
-    """Return the microseconds of each operation of one table, then of a full one."""
+    """Return the microseconds of each operation on an empty table of owners, and then on a full
+    one.
+    """
     random = np.random.default_rng(7)
     chains = list(random.integers(0, 2**64, (runs, CHAIN_BLOCKS), np.uint64))
     for chain in chains:

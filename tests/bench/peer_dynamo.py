@@ -48,8 +48,8 @@ def stored(serial: int, parent: int | None, blocks: Iterator[tuple[int, int]]) -
 
 
 def lookups(runs: int) -> dict[str, float]:
-    """Return the time of hashing a prompt, and of finding it on one edge, split at every block, and
-    not at all.
+    """Return the times of hashing a prompt, and of looking it up when the tree has it on one edge,
+    split at every block, or not at all.
     """
     tokens = np.random.default_rng(7).integers(0, 150_000, TOKENS).tolist()
     chain = compute_block_hash_for_seq(tokens, BLOCK)
@@ -72,7 +72,7 @@ def lookups(runs: int) -> dict[str, float]:
 
 
 def events(blocks_each: int, count: int) -> float:
-    """Return million blocks for each second of CPU time that one tree stores; events are made
+    """Return how many million blocks one tree stores for each second of CPU time; events are made
     beforehand.
     """
     rng = np.random.default_rng(11)
@@ -90,7 +90,7 @@ def events(blocks_each: int, count: int) -> float:
 
 
 class Publishers:
-    """One PUB socket for each worker of a service, as vLLM's engines have it."""
+    """The PUB sockets of a service's workers, one for each, as vLLM's engines have them."""
 
     def __init__(self, count: int) -> None:
         self._context = zmq.Context()
@@ -150,7 +150,9 @@ async def service(runs: int) -> dict[str, float]:
 async def ingest(
     selection: SelectionService, publishers: Publishers, rng: np.random.Generator
 ) -> float:
-    """Return million blocks for each second of this process's CPU time, sending included."""
+    """Return how many million blocks are taken in for each second of this process's CPU time,
+    sending included.
+    """
     batches = []
     for serial in range(EVENTS):
         tokens = rng.integers(0, 150_000, EVENT_BLOCKS * BLOCK).tolist()
@@ -176,7 +178,7 @@ async def settled(selection: SelectionService, request: dict[str, object]) -> No
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure Dynamo's figures and print them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--runs", type=int, default=30)

@@ -49,7 +49,7 @@ PATH, MODEL = "/v1/completions", "bench"
 
 
 async def worker(request: web.Request) -> web.StreamResponse:
-    """Answer at once, or with events that carry the time at which they were sent."""
+    """Answer a request at once, or with events that carry the time at which they were sent."""
     if request.path == "/v1/models":
         return web.json_response({"object": "list", "data": [{"id": MODEL}]})
     if request.method == "GET":
@@ -106,7 +106,9 @@ async def echo(port: int, endpoint: str, buffered: bool) -> None:
 
 @dataclass(slots=True)
 class Way:
-    """One way of a request to the worker, with its measurements. Lifetime: bench."""
+    """One compared setup between client and worker (the router as picker, the echoing picker, or
+    Envoy alone) with its measurements. Lifetime: bench.
+    """
 
     name: str
     envoy: Envoy
@@ -123,7 +125,9 @@ class Way:
         return 1e6 * self.cpu_s / self.requests
 
     def at(self, share: float) -> float:
-        """Return a quantile in milliseconds: the median of the slices' quantiles."""
+        """Return a quantile of the latency in milliseconds, as the median of the slices'
+        quantiles.
+        """
         each = [sorted(one)[int(share * (len(one) - 1))] for one in self.taken_s]
         return 1e3 * statistics.median(each)
 
@@ -149,7 +153,9 @@ async def slice_of(way: Way, http: aiohttp.ClientSession, body: bytes, seconds: 
 
 
 async def stream_delays(way: Way, http: aiohttp.ClientSession) -> list[float]:
-    """Return the seconds that each event of many streams takes from the worker to the client."""
+    """Return for each event of many streams the seconds that it takes from the worker to the
+    client.
+    """
     body = json.dumps({"stream": True, "model": MODEL, "prompt": "a"}).encode()
 
     async def one() -> list[float]:
@@ -175,7 +181,7 @@ def alone(endpoint: str, config: Any) -> None:
 
 
 async def ended(process: asyncio.subprocess.Process) -> None:
-    """End a program."""
+    """Stop a program and wait for its end."""
     if process.returncode is None:
         process.kill()
     await process.wait()
@@ -183,7 +189,9 @@ async def ended(process: asyncio.subprocess.Process) -> None:
 
 @asynccontextmanager
 async def ways(folder: Path, buffered: bool) -> AsyncIterator[list[Way]]:
-    """Yield the three ways: with the router as picker, with the echo, and Envoy alone."""
+    """Yield the three compared setups: Envoy with the router as picker, Envoy with the echoing
+    picker, and Envoy alone.
+    """
     async with AsyncExitStack() as all_of:
         url = await all_of.enter_async_context(served_by(worker, client_max_size=1 << 24))
         endpoint = url.removeprefix("http://")
@@ -209,7 +217,7 @@ async def ways(folder: Path, buffered: bool) -> AsyncIterator[list[Way]]:
 
 
 async def measure(runs: int, seconds: float, buffered: bool) -> list[Row]:
-    """Return all figures of one body mode."""
+    """Return the rows of all figures for one body mode."""
     mode, rows = "buffered" if buffered else "duplex", list[Row]()
     with tempfile.TemporaryDirectory() as folder:
         async with ways(Path(folder), buffered) as found, aiohttp.ClientSession() as http:
@@ -242,7 +250,7 @@ async def measure(runs: int, seconds: float, buffered: bool) -> list[Row]:
 
 
 async def streams(found: list[Way], http: aiohttp.ClientSession, runs: int) -> list[Row]:
-    """Return how long events take with the picker and without."""
+    """Return the rows that compare how long events take with the picker and without."""
     ours, _, without = found
     each: dict[str, list[float]] = {ours.name: [], without.name: []}
     for _ in range(runs):

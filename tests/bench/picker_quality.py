@@ -3,7 +3,7 @@
     python -m tests.bench.picker_quality [--load shared_prompt] [--policy warmset] [--repeats 3]
     python -m tests.bench.picker_quality --ladder [--policy llm_d --policy round_robin]
 
-The demo's workloads, from the same seed, go to the same timed workers as real programs in four
+The demo's workloads, from the same seed, go to the same simulated workers as real programs in four
 ways: through the router's own port; through Envoy with docs/deploy/envoy/original-dst.yaml and the
 picker; the same with full duplex bodies, as gateways have them; and through Envoy with two pickers
 in turn, which share state by a real Redis. Everything is restarted for each run, repetitions are
@@ -11,10 +11,10 @@ interleaved, and runs are compared within one repetition. Hits are the workers' 
 is the busiest worker's requests over the mean. Steps that ended late mean that the machine was too
 slow for a credible run; `--speed 0.5` takes twice as long and halves the machine's influence.
 
-`--ladder`: llm-d's 150 x 5 prompts, scaled to a quarter of the pool (38 x 5 prompts, two workers, a
-quarter of the rates), go through Envoy and the picker, and the same requests are replayed. It
-compares each policy's TTFT at the ladder's 40 requests/s, after every prompt was seen, and whether
-both rank the policies alike.
+With `--ladder`, the 150 x 5 prompts of llm-d's benchmark, scaled to a quarter of the pool (38 x 5
+prompts, two workers, a quarter of the rates), go through Envoy and the picker, and the same
+requests are replayed. The bench compares each policy's TTFT at the benchmark's 40 requests/s, after
+every prompt was seen, and whether both rank the policies alike.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HOLD_S = 60.0  # the longest wait of a request at either door
 
 @dataclass(frozen=True)
 class Door:
-    """One way in which requests reach the router."""
+    """One way in which requests reach the router: its own port, or Envoy and the picker."""
 
     name: str
     envoy: bool = True
@@ -71,7 +71,7 @@ HELD_TO = ((SAMPLE, FRONT, 2.0), (DUPLEX, FRONT, 2.0), (SHARED, SAMPLE, 3.0))
 def before(
     door: Door, folder: Path
 ) -> Callable[[ProgramStack], AbstractAsyncContextManager[list[str]]]:
-    """Return a context that yields the addresses to which a door's requests go."""
+    """Return a context manager that yields the addresses to which requests go for this way."""
 
     def change(config: Any) -> None:
         picker_of(config)["message_timeout"] = f"{HOLD_S + 1:g}s"
@@ -92,7 +92,7 @@ def before(
 
 
 async def run(workload: Workload, settings: StackSettings, door: Door, folder: Path) -> RunResult:
-    """Run a workload once through one door. Raises what `run_scenario` raises."""
+    """Run a workload once, with its requests sent this way. Raises what `run_scenario` raises."""
     more = ["--limits-hold-s", f"{HOLD_S:g}"]
     if door.envoy:
         more += ["--picker-port", "0", "--picker-decision-s", f"{HOLD_S:g}"]
@@ -122,7 +122,7 @@ async def compared(
     doors: Sequence[Door] = DOORS,
     said: Callable[[str], None] = lambda line: None,
 ) -> Results:
-    """Run each workload through each door, in turns."""
+    """Run each workload with its requests sent each way, in turns."""
     results: Results = {door: [] for door in doors}
     for number, workload in enumerate(workloads):
         for door in doors:
@@ -134,7 +134,7 @@ async def compared(
 
 
 def told(name: str, door: Door, row: ResultRow) -> str:
-    """Return a run's figures in one line."""
+    """Return the figures of a run as one line of text."""
     return (
         f"{name}, {row.policy}, {door.name}: hits {row.hit_rate_tokens:.4f}, max/mean "
         f"{row.load_skew:.3f}, TTFT mean {row.ttft_ms.mean:,.0f} ms, p99 {row.ttft_ms.p99:,.0f} "
@@ -143,24 +143,26 @@ def told(name: str, door: Door, row: ResultRow) -> str:
 
 
 def beyond(results: Results, door: Door, than: Door, figure: Callable[[ResultRow], float]) -> float:
-    """Return the median of how far a figure lies above another door's, in per cent."""
+    """Return the median of how much greater a figure is than that of the way `than`, in
+    per cent.
+    """
     pairs = zip(results[door], results[than], strict=True)
     return statistics.median(100 * (figure(a) / figure(b) - 1) for a, b in pairs)
 
 
 def hits(row: ResultRow) -> float:
-    """Return the share of tokens found cached."""
+    """Return the share of prompt tokens that the workers found cached."""
     return row.hit_rate_tokens or 0.0
 
 
 def balance(row: ResultRow) -> float:
-    """Return the busiest worker's requests over the mean."""
+    """Return the busiest worker's number of requests over the mean of all workers."""
     return row.load_skew or 0.0
 
 
 def rows_of(name: str, results: Results) -> list[Row]:
-    """Return how much worse each door is than its reference, in per cent; below zero
-    means better.
+    """Return how much worse the figures of each way are than those of its reference, in per cent;
+    negative means better.
     """
     found = []
     for door, than, bar in HELD_TO:
@@ -194,8 +196,8 @@ LEVEL = 2.0  # first tokens that differ by a smaller factor count as equal
 
 
 def p90_s(taken_ms: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Return the TTFT p90 of each reported stage, from (due time in s, TTFT in ms) of
-    each request.
+    """Return the p90 of the TTFT in seconds for each reported stage; `taken_ms` has (due time in s,
+    TTFT in ms) of each request.
     """
     stages: list[list[float]] = [[]]
     last_s = 0.0
@@ -208,7 +210,7 @@ def p90_s(taken_ms: Sequence[tuple[float, float]]) -> tuple[float, ...]:
 
 
 async def climbed(policy: str, speed: float, folder: Path) -> tuple[float, ...]:
-    """Run a policy's ladder live and return the p90 of each stage."""
+    """Run a policy's ladder of request rates live and return the TTFT p90 of each stage."""
     workload = opened(WorkloadSpec(LADDER), "ladder", LADDER)
     settings = StackSettings(
         policy, LADDER_POOL.count, PROFILE, speed, block_size=16, kv_tokens=LADDER_POOL.kv_tokens
@@ -221,14 +223,16 @@ async def climbed(policy: str, speed: float, folder: Path) -> tuple[float, ...]:
 
 
 def replayed(policy: str) -> tuple[float, ...]:
-    """Replay a policy's ladder on virtual time and return the p90 of each stage."""
+    """Replay a policy's ladder of request rates on virtual time and return the TTFT p90 of each
+    stage.
+    """
     table = replay(Setup(WorkloadSpec(LADDER), policy, (LADDER_POOL,), block_size=16)).table
     taken_ns = table.first_token_ns - table.arrival_ns
     return p90_s([*zip(table.arrival_ns / 1e9, taken_ns / 1e6, strict=True)])
 
 
 def same_order(live: Sequence[float], simulated: Sequence[float]) -> bool:
-    """Return whether live and simulated figures never rank two policies in opposite order."""
+    """Return True if live and simulated figures never rank two policies in opposite order."""
     pairs = combinations(range(len(live)), 2)
     return not any(_ahead(live, *pair) * _ahead(simulated, *pair) < 0 for pair in pairs)
 
@@ -240,7 +244,9 @@ def _ahead(of: Sequence[float], one: int, other: int) -> int:
 
 
 def ladder(policies: Sequence[str], speed: float) -> bool:
-    """Print live and replayed figures; return whether they rank the policies alike."""
+    """Print live and replayed figures of each policy; return whether they rank the
+    policies alike.
+    """
     live, simulated = [], []
     print("| policy | TTFT p90 at 40/s: live | replayed |", "|---|---|---|", sep="\n")
     for policy in policies:

@@ -1,12 +1,12 @@
-"""The host's cost of laying out a decode step: batch, page table, the kernels' plan.
+"""The host's CPU time for laying out a decode step: batch, page table, the kernels' plan.
 
     python -m tests.bench.planning [--steps 60] [--core 1] [--batch 64,128,256] [--tokens 8192]
 
 Requests of `tokens` tokens each decode step after step, laid out as the runner does: in groups of
-16 that share three quarters of their context, or with nothing shared. The bench prints the least
-tenth of CPU time over the steps (cores are shared): the single pieces; a batch with its plan, for
-no graph and for a graph's fixed buffers; the batch without a plan; the plan alone, and a plan made
-without the previous step.
+16 that share three quarters of their context, or with nothing shared. The bench prints the lowest
+decile of CPU time over the steps, because cores are shared: of the single pieces; of a batch with
+its plan, for no graph and for a graph's fixed buffers; of the batch without a plan; of the plan
+alone; and of a plan made without the previous step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def requests_of(batch: int, tokens: int, has_groups: bool) -> list[Request]:
 
 
 def advance(requests: list[Request], number: int) -> None:
-    """Add a token to each request, and a block where the last one is full."""
+    """Append a token to each request, and a block where the last one is full."""
     for one in requests:
         one.output.append(1)
         one.visible_blocks = one.scheduled_tokens // PAGE

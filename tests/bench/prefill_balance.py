@@ -22,7 +22,7 @@ KEYS, ITEM_BLOCKS, PAGE, SMS = 128, 0.6, 16, 132
 
 
 class Shape(NamedTuple):
-    """Chunks of (tokens cached before, new tokens) in one launch."""
+    """The chunks of one launch, each as (tokens cached before, new tokens)."""
 
     name: str
     chunks: list[tuple[int, int]]
@@ -55,7 +55,9 @@ SHAPES = (
 
 
 class Balance(NamedTuple):
-    """The balance of one plan: SMs with work, mean over largest load, and the largest load."""
+    """The balance of one plan: the number of SMs with work, the mean load over the largest, and the
+    largest load.
+    """
 
     sms: int
     share: float
@@ -78,7 +80,9 @@ def keys_of_items(shape: Shape, is_cut: bool) -> list[int]:
 
 
 def balance(keys: list[int], kv_heads: int, sms: int, turns: bool) -> Balance:
-    """Return the balance of a walk over items with these numbers of keys for each KV head."""
+    """Return the balance of SMs that walk over items with these numbers of keys for each KV head;
+    `turns` makes rounds alternate direction.
+    """
     work = [-(-count // KEYS) + ITEM_BLOCKS for count in keys for _ in range(kv_heads)]
     ctas = min(sms, len(work))
     loads = [0.0] * sms
@@ -89,8 +93,8 @@ def balance(keys: list[int], kv_heads: int, sms: int, turns: bool) -> Balance:
 
 
 def measured(shape: Shape, sms: int = SMS) -> tuple[Balance, Balance, Balance]:
-    """Return the balance of whole keys in one direction, of whole keys in alternating directions,
-    and of cut keys.
+    """Return three balances: of whole keys in one direction, of whole keys in alternating
+    directions, and of cut keys.
     """
     whole, cut = (keys_of_items(shape, is_cut) for is_cut in (False, True))
     first = balance(whole, shape.kv_heads, sms, turns=False)

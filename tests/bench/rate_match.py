@@ -42,7 +42,9 @@ EQUAL = 0.005  # counts of good requests this close are equal
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of the table. Lifetime: run."""
+    """One line of the table: a case's goodput with each number of prefill workers.
+    Lifetime: run.
+    """
 
     workload: str
     profile: str
@@ -53,17 +55,21 @@ class Outcome:
 
     @property
     def computed(self) -> int:
-        """The number of prefill workers by arithmetic."""
+        """The number of prefill workers that `rate-match` computes by arithmetic."""
         return int(self.found.workers("prefill"))
 
     def best(self, beside: int) -> int:
-        """Return the best n_P by all replays; of equal ones the nearest to `beside`."""
+        """Return the best number of prefill workers by all replays; of equally good ones the
+        nearest to `beside`.
+        """
         top = max(one.good_share for one in self.trials.values())
         near = [n for n, one in self.trials.items() if one.good_share >= top - EQUAL]
         return min(near, key=lambda n: abs(n - beside))
 
     def share(self, number: int) -> float:
-        """Return the good requests with this n_P as a share of the best's."""
+        """Return the good requests with this number of prefill workers as a share of the best
+        number's.
+        """
         top = max(one.good_share for one in self.trials.values())
         return self.trials[number].good_share / top if top else 1.0
 
@@ -79,7 +85,7 @@ def targets_of(shape: Shape, mix: Mix) -> WaitTargets:
 def outcome(
     workload: str, profile_name: str, workers: int, requests: int, mode: DisaggregationMode
 ) -> Outcome | None:
-    """Run one case; return None if no pool meets the targets."""
+    """Run one case and return its outcome, or None if no pool meets the targets."""
     shape, link = Shape.of(profile_name), Link()
     stream = open_jobs(WorkloadSpec(WORKLOADS[workload], requests=requests))
     caches = max(1, workers // 2)

@@ -1,4 +1,4 @@
-"""The time from a body's bytes to its chains: by the native path, and by the path for any body.
+"""The time from a body's bytes to its chain hashes, natively and by the path for any body.
 
     python -m tests.bench.reading [--json] [--runs N] [--core C]
 
@@ -25,7 +25,7 @@ TEXT = "The quick brown fox said: hello there, and\n went on. " * 1_300
 
 
 def bodies() -> Iterator[tuple[str, str, bytes]]:
-    """Yield (name, path, bytes) of each body."""
+    """Yield (name, path, bytes) for each request body."""
 
     def body(**asked: object) -> bytes:
         return json.dumps({"model": "m", "max_tokens": 64, "stream": True} | asked).encode()
@@ -43,7 +43,9 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
 
 
 def least_us(work: Callable[[], object], runs: int, repeat: int) -> float:
-    """Return the least CPU time of one call, in microseconds."""
+    """Return the CPU time of one call of `work` in microseconds, the least of `runs` runs of
+    `repeat` calls.
+    """
     taken = []
     for _ in range(runs):
         start_s = time.thread_time()

@@ -1,4 +1,4 @@
-"""The median TTFT of long chats that arrive at once, compared with the last one's.
+"""The median TTFT of long chats that arrive at once, compared with that of the last chat.
 
     python -m tests.bench.reading_order [--chats 16 64] [--json]
 
@@ -32,7 +32,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 def requests(chats: int) -> list[bytes]:
-    """Return chats that have nothing in common."""
+    """Return the request bytes of long chats that share no text."""
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\n"
     )
@@ -45,7 +45,7 @@ def requests(chats: int) -> list[bytes]:
 
 
 async def waits_s(stack: Stack, chats: int) -> list[float]:
-    """Return each chat's time to its answer in seconds, ascending."""
+    """Return the seconds from sending each chat to its answer, in ascending order."""
 
     async def wait_s(request: bytes) -> float:
         began_s = time.monotonic()

@@ -46,8 +46,8 @@ PROXIES = ("plain aiohttp", "relay in Python", "relay thread", "thread and scan"
 
 
 class HttpPeer(asyncio.Protocol):
-    """A server side of HTTP that reads requests with a length and answers each. Lifetime:
-    connection.
+    """The server side of an HTTP connection, which reads requests with a content length and answers
+    each. Lifetime: connection.
     """
 
     def __init__(self, answer: Callable[[HttpPeer, bytes], None]) -> None:
@@ -89,7 +89,9 @@ def answer_as_worker(peer: HttpPeer, head: bytes) -> None:
 
 
 async def serve_relay(worker_port: int, native: bool, with_scan: bool) -> None:
-    """Run the relay as the router uses it, without decisions; streams are observed."""
+    """Run the router's relay without decisions; with `with_scan`, it reads the events of
+    streams.
+    """
     upstream = Upstream("127.0.0.1", worker_port, time.monotonic)
     if native:
         upstream = NativeUpstream(NativeRelay(), "127.0.0.1", worker_port, time.monotonic)
@@ -138,7 +140,7 @@ async def serve_plain(worker_port: int) -> None:
 
 
 async def serve(handle: Callable[[web.Request], object]) -> None:
-    """Serve until killed; print the port to standard output."""
+    """Serve with `handle` until the process is killed; print the port to standard output."""
     app = web.Application(client_max_size=1 << 24)
     app.router.add_post("/{path:.*}", handle)  # type: ignore[arg-type]
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, auto_decompress=False)
@@ -168,7 +170,9 @@ def cpu_s(pid: int) -> float:
 
 
 async def load(port: int, request: bytes, end: bytes, clients: int, stop_s: float) -> int:
-    """Run a closed loop of `clients`; return the number of replies that ended before `stop_s`."""
+    """Run `clients` connections that each send one request after the other; return how many replies
+    ended before `stop_s`.
+    """
     done = 0
 
     async def client(number: int) -> None:
@@ -202,7 +206,7 @@ CASES = {
 
 
 async def measure(seconds: float, rounds: int) -> dict[tuple[str, str], list[float]]:
-    """Return CPU microseconds by (case, proxy), one figure for each round."""
+    """Return CPU microseconds by (case, proxy), with one figure for each round."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})
     loop = asyncio.get_running_loop()
@@ -224,7 +228,7 @@ async def measure(seconds: float, rounds: int) -> dict[tuple[str, str], list[flo
 
 
 def table(figures: dict[tuple[str, str], list[float]]) -> str:
-    """Return Markdown with medians and their ratio to the plain proxy."""
+    """Return a Markdown table with medians and their ratio to the plain proxy."""
     lines = [
         "| CPU us per | " + " | ".join(PROXIES) + " | Python / thread |",
         "|---|---|---|---|---|---|",

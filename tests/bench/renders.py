@@ -1,13 +1,13 @@
-"""The cost of a renderer for a conversation: time to first token, and the router's CPU time.
+"""The cost of rendering a conversation by an engine: time to first token, and router CPU time.
 
     python tests/bench/renders.py [--tokens N] [--growth N] [--turns N]
 
 A conversation of N tokens grows at each turn. It goes through a router whose prompts the engine
-renders, and through one without rendering (`render: never`). Engines are timed ones, 100 times as
-fast as a GPU and with a tokenizer of whole words, so that most of the time is the router's. `cold`
-is the first two turns, which wait for the renderer; `warm` is the later ones, which are placed by
-their known beginning. The CPU time of a warm turn includes the renderer's call that runs at the
-same time. Figures are medians; all turns use one connection.
+renders, and through one without rendering (`render: never`). Engines are simulated ones, 100 times
+as fast as a GPU and with a tokenizer of whole words, so that most of the time is the router's.
+`cold` is the first two turns, which wait for the renderer; `warm` is the later ones, which are
+placed by their known beginning. The CPU time of a warm turn includes the renderer's call that runs
+at the same time. Figures are medians; all turns use one connection.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REST_S = 1.5  # between turns, so that the call beside a turn can end
 
 
 class Conversation:
-    """One conversation through one router. Lifetime: run."""
+    """One growing conversation through one router. Lifetime: run."""
 
     def __init__(self, router: Program, words: list[str], seed: int) -> None:
         self.router = router

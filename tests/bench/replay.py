@@ -128,7 +128,9 @@ def dynamo_requests_per_s(python: str, mode: str, trace: Path) -> float:
 
 
 def scaling(full: bool) -> None:
-    """Print microseconds for each request, and the process's peak memory."""
+    """Print the microseconds per request and the peak memory of the process, at growing numbers of
+    requests and workers.
+    """
     lengths = (10_000, 100_000, LONGEST) if full else (10_000, 40_000)
     print("made-up workload, one load per worker; the longest with hybrid only: it takes minutes")
     first: dict[str, float] = {}

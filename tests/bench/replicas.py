@@ -1,13 +1,13 @@
 """The CPU cost of a router's link to Redis: `python -m tests.bench.replicas [PEERS]`.
 
 Links of real replicas use a real redis-server; their messages are not interpreted. Each peer is a
-process of its own and sends a message at each flush, as this one does: 1.5 kB, the size for ten
+process of its own and sends a message at each flush, as this process does: 1.5 kB, the size for ten
 requests that were sent, answered and ended. A working router has something to do every millisecond,
 so this process does a fixed amount of work, whose CPU time without a link (before and after, in the
 same run) is subtracted.
 
-Predicted: a flush and a read are three system calls and two turns of the loop each, about 100 us
-together, so 1 % of a core with one peer, and 2 % with three, whose messages are read together.
+Predicted: a flush and a read are three system calls and two turns of the event loop each, about 100
+us together, so 1 % of a core with one peer, and 2 % with three, whose messages are read together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STAMP = struct.Struct("<d")
 
 
 class Stamped:
-    """An exchange whose messages carry their time of creation; it reads only that."""
+    """An exchange whose messages carry only the time at which they were made."""
 
     def __init__(self, talks: bool) -> None:
         self.talks = talks
@@ -70,7 +70,7 @@ def link(url: str, name: str, exchange: Stamped) -> Link:
 
 
 async def talk(url: str) -> None:
-    """Run a peer that sends a message at each flush until its input ends."""
+    """Run a peer router that sends a message at each flush, until its standard input ends."""
     one = link(url, "peer", Stamped(talks=True))
     one.start()
     await asyncio.to_thread(sys.stdin.read)
@@ -78,7 +78,7 @@ async def talk(url: str) -> None:
 
 
 async def worked() -> tuple[float, float]:
-    """Do a fixed amount of work in small pieces; return its (CPU seconds, seconds)."""
+    """Do a fixed amount of work in small pieces; return (CPU seconds, wall-clock seconds)."""
     used_s, begun_s = time.process_time(), time.perf_counter()
     for _ in range(PIECES):
         for _ in range(300):
@@ -88,7 +88,9 @@ async def worked() -> tuple[float, float]:
 
 
 async def plain(url: str) -> float:
-    """Return the CPU microseconds of one XADD with redis-py's client, one after the other."""
+    """Return the CPU microseconds of one XADD with redis-py's client, when XADDs are sent one after
+    the other.
+    """
     client = redis.asyncio.Redis.from_url(url, protocol=2)
     payload, times = bytes(MESSAGE_BYTES), []
     for _ in range(10):
@@ -101,7 +103,7 @@ async def plain(url: str) -> float:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Poll until the condition is true."""
+    """Poll until the condition returns true."""
     while not condition():  # noqa: ASYNC110 - what happens in other processes sets no event
         await asyncio.sleep(0.05)
 
@@ -112,9 +114,9 @@ def _begun(one: Link, exchange: Stamped) -> bool:
 
 async def compared(url: str, exchange: Stamped) -> tuple[float, float, int]:
     """Return (the link's share of a core in per cent, CPU microseconds for each sent message,
-    messages heard).
+    number of received messages).
 
-    The first two are medians of windows with and without the link in turn.
+    The first two are medians over time windows with and without the link, which alternate.
     """
     shares, flush_us, heard = [], [], 0
     for _ in range(WINDOWS):
@@ -162,7 +164,7 @@ async def measure(url: str, peers: int) -> list[Row]:
 
 
 def main() -> None:
-    """Print the rows."""
+    """Measure the link with the given numbers of peers and print the rows."""
     if sys.argv[1:2] == ["--peer"]:
         uvloop.run(talk(sys.argv[2]))
         return

@@ -1,10 +1,10 @@
 """Several live routers compared with one: `python -m tests.bench.replicas_live [--quick]`.
 
-The same requests, from the same seed, go through 1, 2 and 4 routers of the same timed workers, as
-real programs; several routers share state through a real Redis. Requests go to the routers in turn,
-so each turn of a conversation goes through another router. Everything is restarted for each run,
-repetitions are interleaved (1, 2, 4, 1, 2, 4, ...), and runs are compared within one repetition:
-differences are medians over repetitions.
+The same requests, from the same seed, go through 1, 2 and 4 routers of the same simulated workers,
+as real programs; several routers share state through a real Redis. Requests go to the routers in
+turn, so each turn of a conversation goes through another router. Everything is restarted for each
+run, repetitions are interleaved (1, 2, 4, 1, 2, 4, ...), and runs are compared within one
+repetition: differences are medians over repetitions.
 
 Predicted, from replays with shared state 2 ms late: mean TTFT within 4 %, p99 within 6 %, the same
 hits. Times are model time: with `--speed 0.5` everything takes twice as long, which halves the
@@ -70,7 +70,7 @@ LOADS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one run."""
+    """The latency and hit figures of one run."""
 
     mean_s: float
     p99_s: float
@@ -93,8 +93,8 @@ class Figures:
         )
 
     def beyond(self, one: Figures) -> dict[str, float]:
-        """Return how far the figures lie above those of the run with one router
-        (negative: below).
+        """Return how much greater each figure is than in the run with one router; negative means
+        smaller.
         """
         return {
             "mean TTFT": 100 * (self.mean_s / one.mean_s - 1),
@@ -117,7 +117,7 @@ async def compared(
     routers: Sequence[int] = ROUTERS,
     seed: int = 1,
 ) -> Runs:
-    """Run a load with each number of routers in turn; `seed` is that of the first repetition.
+    """Run a load with each number of routers in turn; `seed` is the seed of the first repetition.
     Raises what `run_scenario` raises.
     """
     runs: Runs = {number: [] for number in routers}
@@ -137,7 +137,7 @@ async def compared(
 
 
 def differences(runs: Runs, number: int) -> dict[str, list[float]]:
-    """Return the differences of `number` routers from one, for each repetition."""
+    """Return by figure the differences between `number` routers and one, for each repetition."""
     pairs = [several.beyond(one) for several, one in zip(runs[number], runs[1], strict=True)]
     return {what: [pair[what] for pair in pairs] for what in BARS}
 
@@ -169,7 +169,7 @@ def _signed(found: Sequence[float]) -> str:
 
 
 def missed(name: str, runs: Runs) -> list[str]:
-    """Return a line for each figure beyond its bound."""
+    """Return a line of text for each figure that exceeds its bound."""
     return [
         f"{name}, {number} routers: {what} {_signed(found)}, at most {BARS[what]:g}"
         for number in runs

@@ -68,7 +68,9 @@ def _record(arrival: Arrival, dispatch: Dispatch, outcome: Outcome) -> RequestRe
 
 
 def _loop_us(path: Path, requests: int) -> float:
-    """Put as many records as the queue takes before its thread runs, and time only that."""
+    """Return the microseconds for each record that the event loop spends on the log: put as many
+    records as the queue holds before its thread runs, and time only that.
+    """
     log = RequestLog(LogFile(path, 1 << 30), SALT, time.monotonic, time.time, _header, "hybrid")
     arrival, dispatch, outcome = _parts()
     began_s = time.perf_counter()

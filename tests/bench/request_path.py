@@ -44,7 +44,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 class Wire(asyncio.Transport):
-    """A transport object in place of a socket; `on_write` gets the written data. Lifetime:
+    """A transport object in place of a socket; it calls `on_write` with the written data. Lifetime:
     connection.
     """
 
@@ -77,7 +77,7 @@ class Wire(asyncio.Transport):
 
 
 class Loop(uvloop.Loop):
-    """An event loop whose outgoing connections are answered at once."""
+    """An event loop that answers outgoing connections at once, without a socket."""
 
     async def create_connection(  # type: ignore[override]
         self, factory: Any, *where: Any, **more: Any

@@ -53,7 +53,7 @@ def core_of(has_events: bool) -> RouterCore:
 
 
 def by_tokens() -> tuple[RouterCore, Decide]:
-    """Return a core and decisions from token ids in a buffer."""
+    """Return a core and a function that makes decisions from token ids in a buffer."""
     core = core_of(has_events=True)
     rng = np.random.default_rng(7)
     prompts = [rng.integers(0, 150_000, TOKENS).astype(np.int32) for _ in range(PROMPTS)]
@@ -88,7 +88,7 @@ def bodies() -> list[bytes]:
 
 
 def done(reading: Coroutine[object, object, Prompt]) -> Prompt:
-    """Return the result of reading a short prompt, which never waits."""
+    """Run the coroutine that reads a short prompt, which never waits, and return its result."""
     try:
         reading.send(None)
     except StopIteration as end:
@@ -98,7 +98,9 @@ def done(reading: Coroutine[object, object, Prompt]) -> Prompt:
 
 
 def by_text(executor: ThreadPoolExecutor) -> tuple[RouterCore, Decide]:
-    """Return a core and decisions from the bytes of a body, without a tokenizer."""
+    """Return a core and a function that makes decisions from the bytes of a body, without a
+    tokenizer.
+    """
     core = core_of(has_events=False)
     check = TokenCheck(time.monotonic, lambda: 1.0)
     reader = PromptReader(None, executor, time.time, 1, check)
@@ -138,7 +140,7 @@ def decision_us(core: RouterCore, decide: Decide, runs: int) -> float:
 
 
 def measure(runs: int, peer: Mapping[str, float]) -> Iterator[Row]:
-    """Yield both rows."""
+    """Yield the row for token ids and the row for text."""
     others = beside(peer, "select_us")
     what = "decision from 32k token ids in a buffer"
     yield Row(what, decision_us(*by_tokens(), runs), "us", 250.0, others)

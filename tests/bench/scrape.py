@@ -22,7 +22,7 @@ _RATIO = 2.5  # reading alone against reading and writing
 
 
 async def measure(workers: int) -> dict[str, float]:
-    """Return CPU milliseconds, medians of rounds in turn, and the text's size in MB."""
+    """Return medians of CPU milliseconds over rounds, and the size of the text in MB."""
     async with crowd(workers, policy="warmset") as one:
         metrics = one.router.metrics
         found: dict[str, list[float]] = {"read": [], "read and written": []}

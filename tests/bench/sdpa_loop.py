@@ -1,4 +1,4 @@
-"""The baseline for the engine: the same model as a plain loop on torch's SDPA.
+"""The engine's baseline: the same model as a plain loop on torch's SDPA.
 
 It follows nano-vllm (GeeeekExplorer, 2025) without its CUDA kernels: all requests are there at the
 start, prompts of one length are computed together, every step gives each request one token, and the
@@ -16,7 +16,9 @@ from engine.model.rope import Rotary
 
 
 class SdpaLoop:
-    """Llama's layers on contiguous caches. Matrices keep their checkpoint's rows. Lifetime: run."""
+    """Llama's layers on contiguous caches, with matrices in the order of rows of their checkpoint.
+    Lifetime: run.
+    """
 
     def __init__(
         self, config: ModelConfig, checkpoint: Checkpoint, device: str, dtype: torch.dtype

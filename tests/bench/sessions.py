@@ -1,4 +1,4 @@
-"""The cost of following sessions: in a decision, and for the periodic update of all sessions.
+"""The cost of following sessions: in each decision, and in the periodic update of all sessions.
 
     python -m tests.bench.sessions [--json] [--runs N] [--core C]
 
@@ -36,7 +36,7 @@ BATCH = 10  # calls that one CPU time is taken over
 
 
 class Pool:
-    """A core whose sessions are all idle. Lifetime: one size of the bench."""
+    """A core with many sessions, all of them idle. Lifetime: one size of the bench."""
 
     def __init__(self, workers: int, sessions: int) -> None:
         settings = CoreSettings(max_workers=workers, session_blocks=1 << 22)
@@ -67,7 +67,9 @@ class Pool:
         return sessions
 
     def arrival(self, number: int | None) -> Arrival:
-        """Return the next turn of a session, or with None the first turn of a new one."""
+        """Return the arrival of a session's next turn, or of a new session's first turn if `number`
+        is None.
+        """
         serial = next(self._serials)
         if number is None:
             own = self._fresh.integers(0, 2**63, OWN_BLOCKS, dtype=np.uint64)
@@ -120,7 +122,7 @@ def parts(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
 
 
 def costs(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
-    """Yield calls of the policy's own function with the columns that it needs."""
+    """Yield calls of the policy's own function with the columns of worker data that it needs."""
     core = pool.core
     for asked in decisions(pool, new):
         request, fleet = core.chooser._views(*asked, pool.now_s)
@@ -128,7 +130,9 @@ def costs(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
 
 
 def arrivals(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
-    """Yield whole arrivals; earlier requests end between batches, where the clock advances."""
+    """Yield calls that handle a whole arrival; earlier requests end between batches, where the
+    clock advances.
+    """
     core, before = pool.core, -1
     for number in itertools.count():
         if number % BATCH == 0:  # between two batches
@@ -155,7 +159,7 @@ def refresh_percent(pool: Pool, runs: int) -> float:
 
 
 def measure(workers: int, sessions: int, bar_us: float, runs: int) -> Iterator[Row]:
-    """Yield all rows of one size."""
+    """Yield all rows for one number of workers and sessions."""
     pool = Pool(workers, sessions)
     size = f"{workers:,} workers, {len(pool.followed):,} sessions"
     for new in (False, True):

@@ -2,10 +2,10 @@
 
     python -m tests.bench.shared_key [--draws 10] [--kv 150000 200000 120000]
 
-A main agent of 20,000 tokens starts five sub-agents of 5,000 at once; such groups come at random
-times, and memory is short. A row is one size of the workers' KV memory. Its columns are the mean
-TTFT of the sub-agents' requests if the clients send an id for each agent, one session id for the
-whole group, or one `prompt_cache_key` for it; then the second and the third as a ratio to the
+A main agent of 20,000 tokens starts five sub-agents of 5,000 tokens at once; such groups come at
+random times, and memory is short. A row is one size of the workers' KV memory. Its columns are the
+mean TTFT of the sub-agents' requests if the clients send an id for each agent, one session id for
+the whole group, or one `prompt_cache_key` for it; then the second and the third as a ratio to the
 first, with 95 % intervals over the draws (Student's t).
 """
 
@@ -34,8 +34,8 @@ IDS: tuple[ClientIds, ...] = ("agents", "group", "key")
 def turns_of(
     random: Random, name: str, serial: int, start_s: float, tokens: int, group: str
 ) -> Iterator[Job]:
-    """Yield the requests of one agent; each prompt extends the one before by the answer and a
-    little more.
+    """Yield the requests of one agent; each prompt is the previous one with its answer and a few
+    tokens more.
     """
     at_s = start_s
     for turn in range(TURNS):
@@ -55,7 +55,7 @@ def turns_of(
 
 
 def jobs_of(draw: int) -> list[Job]:
-    """Return one draw of groups that come at random times."""
+    """Return the requests of one random draw: groups of agents that come at random times."""
     random = Random(f"shared key {draw}")
     jobs: list[Job] = []
     at_s, serial = 0.0, 0
@@ -90,7 +90,7 @@ def mean_ttft_s(jobs: list[Job], kv_tokens: int, ids: ClientIds, policy: str) ->
 
 
 def told(ratios: list[float]) -> str:
-    """Return the mean and half of its 95 % interval as text."""
+    """Return the mean of the ratios and half the width of its 95 % interval, as text."""
     found = interval(ratios)
     assert found is not None
     return f"{found.mean:.3f}" if found.half is None else f"{found.mean:.3f} +- {found.half:.3f}"

@@ -1,12 +1,12 @@
-"""The CPU cost of knowing other routers' requests: `python -m tests.bench.sharing`.
+"""CPU time of sharing requests between routers: `python -m tests.bench.sharing`.
 
 One core decides (`warmset`, 64 workers, prompts of 2,048 tokens in blocks of 16, half of each
-shared) and publishes its requests; another core hears them. Figures are CPU time of one request
-from its arrival to its end: to decide it, to publish it, and to hear it. `tests.bench.replicas`
+shared) and publishes its requests; another core receives them. Figures are CPU time of one request
+from its arrival to its end: to decide it, to publish it, and to receive it. `tests.bench.replicas`
 measures the transport.
 
-Predicted: to publish, three small structs and their encoding, 8 us; to hear, the ledger, expected
-blocks and the session as for a request of its own, 40 us.
+Predicted: to publish, three small structs and their encoding, 8 us; to receive, the ledger,
+expected blocks and the session as for a request of its own, 40 us.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK, TOKENS = 16, 2_048
 
 
 class Pool:
-    """Two cores of the same workers. Lifetime: run."""
+    """The cores of two routers with the same workers. Lifetime: run."""
 
     def __init__(self) -> None:
         self.cores = [self._core() for _ in range(2)]
@@ -50,7 +50,7 @@ class Pool:
         return core
 
     def arrivals(self) -> list[Arrival]:
-        """Return the next arrivals with their chains hashed."""
+        """Return the next arrivals, with their chains of block hashes computed."""
         made = []
         for _ in range(REQUESTS):
             own = self._random.integers(0, 1 << 15, TOKENS // 2, dtype=np.int32)
@@ -78,14 +78,18 @@ class Pool:
         return used_s / len(arrivals)
 
     def said(self) -> tuple[list[bytes], float]:
-        """Return the messages, and the CPU seconds of their encoding for each request."""
+        """Return the messages for the peer router, and the CPU seconds of encoding them for each
+        request.
+        """
         began_s, payloads = time.process_time(), []
         while (payload := self.sharing[0].outgoing(self._now_s)) is not None:
             payloads.append(payload)
         return payloads, (time.process_time() - began_s) / REQUESTS
 
     def heard(self, payloads: list[bytes]) -> float:
-        """Return the CPU seconds that the other core takes for each request."""
+        """Return the CPU seconds for each request that the other core takes to receive the
+        messages.
+        """
         began_s = time.process_time()
         for payload in payloads:
             self.sharing[1].incoming("r0@0", payload, self._now_s)
@@ -95,7 +99,7 @@ class Pool:
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure the costs and print the table."""
     pool = Pool()
     publisher, alone, told, encoded, heard = pool.sharing[0].publisher, [], [], [], []
     pool.sharing[0].joined(0.0)

@@ -1,4 +1,4 @@
-"""The cost of tokenizing a chat: its last turn from scratch, and with the earlier turns known.
+"""The cost of tokenizing a chat's last turn: from scratch, and with the earlier turns known.
 
     python tests/bench/tokens.py [--json] [--turns N] [--tokens N] [--runs N] [--model DIR]
 
@@ -6,7 +6,7 @@ A chat has N turns and N tokens at its last one. `scratch` renders the template 
 text; `memo` renders and encodes only what the turn before did not have (`engine.wire.memo`);
 `again` sends the same turn once more. The parts are shown, too: rendering, cutting, hashing of the
 text, and the chain hashes of the ids. Each run compares the ids. `image` is a chat with ten
-megabytes of base64: reading its body, and the digest in the image's place.
+megabytes of base64: it measures reading the body, and the digest in the image's place.
 
 Without --model the tokenizer is trained here on this project's own files: byte-level BPE, 20,000
 tokens, with the regular expression that Llama 3 and Qwen use; the template is ChatML with tools and
@@ -52,7 +52,7 @@ MEMO_BYTES = 64 << 20
 
 
 def texts() -> list[str]:
-    """Return the texts that the tokenizer learns from and that the chat has."""
+    """Return the texts that train the tokenizer and fill the chat."""
     files = [*ROOT.glob("docs/*.md"), *ROOT.glob("*/*.py"), *ROOT.glob("tests/*/*.py")]
     return [path.read_text(encoding="utf-8") for path in sorted(files)]
 
@@ -90,7 +90,7 @@ def chat_of(tokenizer: HfTokenizer, turns: int, tokens: int) -> list[dict[str, A
 
 
 def measure(tokenizer: HfTokenizer, turns: int, tokens: int, runs: int) -> dict[str, float]:
-    """Return medians in microseconds, by name."""
+    """Return the median times in microseconds, by name."""
     messages = chat_of(tokenizer, turns, tokens)
     last, before = Chat(messages=messages), Chat(messages=messages[:-2])
     exact = np.array(tokenizer.encode_chat(last, NOW_S), dtype=np.int32)
@@ -124,7 +124,7 @@ def measure(tokenizer: HfTokenizer, turns: int, tokens: int, runs: int) -> dict[
 
 
 def image_us(runs: int) -> dict[str, float]:
-    """Return medians for a chat with a large image, in microseconds."""
+    """Return the median times for a chat with a large image, in microseconds by name."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (10 << 20)}}
     text = {"type": "text", "text": "What is it?"}
     body = json.dumps({"messages": [{"role": "user", "content": [text, image]}]}).encode()

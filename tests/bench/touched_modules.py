@@ -69,7 +69,9 @@ def traced(out: Path, argv: list[str]) -> int:
 
 
 class Seen:
-    """The calls of one window. Lifetime: process."""
+    """The recorded calls of one window, which lasts from a chat's connection to its last byte.
+    Lifetime: process.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = str(root) + os.sep
@@ -108,7 +110,7 @@ class Seen:
         return str(Path(inside).parent)
 
     def taken(self) -> dict[str, Any]:
-        """Return the calls since the last call of this method."""
+        """Return the calls recorded since the last call of this method."""
         found = {
             "files": sorted(self._files),
             "kinds": sorted(self._kinds),
@@ -122,7 +124,7 @@ class Seen:
 
 
 class Started:
-    """A running program that printed `ready URL`. Lifetime: measurement."""
+    """A running program that has printed `ready URL`. Lifetime: measurement."""
 
     def __init__(self, root: Path, log: Path, *argv: str) -> None:
         environment = os.environ | {"PYTHONPATH": str(root)}
@@ -169,7 +171,7 @@ def chat(url: str, number: int) -> None:
 
 
 def toggled(router: Started, out: Path) -> dict[str, Any]:
-    """Begin or end a window; return what it recorded."""
+    """Begin a window of recording or end it; return what the ended window recorded."""
     os.kill(router.process.pid, signal.SIGUSR1)
     until_s = time.monotonic() + WAIT_S
     while not out.exists():
@@ -181,7 +183,7 @@ def toggled(router: Started, out: Path) -> dict[str, Any]:
 
 
 def windows(root: Path, folder: Path) -> list[dict[str, Any]]:
-    """Return the calls of each chat."""
+    """Return the recorded calls of each chat."""
     out, programs = folder / "seen", []
     found = []
     try:
@@ -230,7 +232,7 @@ def show_entries(seen: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Count and print."""
+    """Count the modules, objects and package entries, and print them."""
     if sys.argv[1:2] == ["--in"]:
         sys.path[0] = str(Path.cwd())
         sys.exit(traced(Path(sys.argv[2]), sys.argv[3:]))

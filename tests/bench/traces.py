@@ -1,4 +1,4 @@
-"""The cost of reading a trace, compared with plain `json.loads`, and of naming an engine's blocks.
+"""The cost of reading a trace, compared with `json.loads`, and of naming an engine's blocks.
 
     python tests/bench/traces.py [FILE]
 
@@ -47,7 +47,7 @@ def median_us(work: Callable[[], int]) -> float:
 
 
 def measure(path: Path) -> None:
-    """Print the table."""
+    """Measure all figures of the trace and print the table."""
     spec = WorkloadSpec(str(path))
 
     def plain() -> int:

@@ -1,10 +1,10 @@
-"""The cost of tracing on the event loop: off, on and not sampled, on and sampled.
+"""Tracing's cost on the event loop: off, on but not sampled, and on and sampled.
 
     python -m tests.bench.tracing [--json] [--runs N] [--core C]
 
 Routers as in `request_path`, one for each row, serve batches in turn; figures are CPU time of the
-loop's thread, the least of them. Rows after the first show how much more they cost than `off`, in
-nanoseconds a request; "off as well" shows the noise of such a difference.
+loop's thread, the least of all batches. Rows after the first show how much more they cost than
+`off`, in nanoseconds a request; "off as well" shows the noise of such a difference.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ PLACES: dict[str, tuple[float | None, bytes]] = {
 
 
 def _ends(request: Callable[[], bytes], end: bytes) -> Callable[[], bytes]:
-    """Return a request function whose heads end with `end`."""
+    """Return a function that makes requests as `request` does, with `end` at the end of their
+    heads.
+    """
     if end == b"\r\n\r\n":
         return request
     return lambda: request().replace(b"\r\n\r\n", b"\r\n" + end, 1)
 
 
 async def measured(runs: int, urls: list[str]) -> list[Row]:
-    """Return one row for each setting."""
+    """Return one row of costs for each setting of tracing."""
     clients: dict[str, Client] = {}
     ending = []
     async with aiohttp.ClientSession() as http:

@@ -105,7 +105,9 @@ class Identity(TritonServer):
 
 @dataclass(slots=True)
 class Way:
-    """One way of a request to the server, with its measurements. Lifetime: bench."""
+    """One compared setup between client and server (direct, through Envoy or through the router)
+    with its measurements. Lifetime: bench.
+    """
 
     name: str
     url: str
@@ -114,12 +116,12 @@ class Way:
     cpu_s: float = 0.0
 
     def cpu_now_s(self) -> float:
-        """Return the CPU seconds that the program between has used so far."""
+        """Return the CPU seconds that the program between client and server has used so far."""
         return 0.0 if self.pid is None else cpu_s(self.pid)
 
     @property
     def requests(self) -> int:
-        """The number of requests sent this way."""
+        """The number of requests sent through this setup."""
         return sum(map(len, self.taken_s))
 
 
@@ -141,7 +143,7 @@ async def slice_of(way: Way, send: Callable[[str], Awaitable[None]], seconds: fl
 
 @asynccontextmanager
 async def envoy(binary: Path, folder: Path, behind: int, by_grpc: bool) -> AsyncIterator[Way]:
-    """Run Envoy in front of a port."""
+    """Run Envoy in front of a port during the block."""
     port, config = lasting_port(), folder / "envoy.json"
     config.write_text(json.dumps(envoy_config(port, behind, by_grpc)))
     command = [str(binary), "-c", str(config), "--concurrency", "1", "-l", "error"]
@@ -210,7 +212,7 @@ def by_grpc(channels: dict[str, grpc.aio.Channel]) -> Send:
 async def measure(
     binary: Path, runs: int, seconds: float, asks_grpc: bool, policy: str | None
 ) -> list[Way]:
-    """Measure all ways in turns and return them."""
+    """Measure all setups in turns and return them."""
     environment = Environment("triton", NEWEST_TRITON)
     async with AsyncExitStack() as all_of:
         folder = Path(all_of.enter_context(tempfile.TemporaryDirectory()))

@@ -1,4 +1,4 @@
-"""The router's cost of the page at `/ui`: samples, frames and answers, in CPU time per second.
+"""The router's CPU time for the page at `/ui`: for samples, frames and answers, per second.
 
     python -m tests.bench.ui [WORKERS]
 
@@ -23,7 +23,7 @@ _BUDGET = 0.01  # of a core, by one page that is open at a thousand workers
 
 
 async def measure(workers: int) -> dict[str, float]:
-    """Return CPU milliseconds, the median of the rounds, and the answer's size in KB."""
+    """Return the medians of CPU milliseconds over the rounds, and the size of the answer in KB."""
     async with crowd(workers, policy="warmset") as one:
         for _ in range(10):
             for n in range(100):
@@ -49,7 +49,7 @@ async def measure(workers: int) -> dict[str, float]:
 
 
 async def asked(one: Crowd, query: str) -> None:
-    """Poll as a page does, and read the answer as bytes."""
+    """Send the poll that a page sends, and read the answer as bytes."""
     async with one.http.get(f"{one.url}/ui/state{query}") as reply:
         await reply.read()
 

@@ -70,13 +70,13 @@ def measure(
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes, as Linux counts it."""
+    """Return this process's resident memory in bytes, as Linux counts it."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def bytes_per_block(make: Callable[..., Twin], setup: dict[str, Any]) -> float:
-    """Return the bytes for each block that was ever used, with everything else of its worker
-    included.
+    """Return a worker's memory in bytes for each block that was ever used, with everything else of
+    the worker included.
     """
     workers, blocks, prompt_blocks = 16, 75_000, 1_000
     draw = random.Random(1)

@@ -19,7 +19,9 @@ LEDGER = (
 
 
 def charged(admin: str) -> float:
-    """Return the sum of the ledger's charges after the time that it may take to reach zero."""
+    """Wait until the ledger charges nothing or the settling time is over; return the sum of its
+    charges.
+    """
 
     def left() -> float:
         page = get(f"{admin}/metrics")
@@ -29,7 +31,9 @@ def charged(admin: str) -> float:
 
 
 def until_zero(left: Callable[[], float], within_s: float = SETTLE_S) -> float:
-    """Poll until the value is zero or the time is over; return the last value."""
+    """Poll the function until it returns zero or `within_s` seconds are over; return its last
+    value.
+    """
     deadline_s = time.monotonic() + within_s
     while (found := left()) and time.monotonic() < deadline_s:
         time.sleep(0.05)  # between two readings of another program
@@ -37,6 +41,6 @@ def until_zero(left: Callable[[], float], within_s: float = SETTLE_S) -> float:
 
 
 def total(page: str, name: str) -> float:
-    """Return the sum of a metric's samples on a page."""
+    """Return the sum of all samples of the metric `name` on a metrics page."""
     samples = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
     return sum(map(float, samples))

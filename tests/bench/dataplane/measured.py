@@ -20,7 +20,7 @@ FAILED = "failed"  # share of requests without a whole answer, if there are any
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table: a figure's key, name and bound."""
+    """One line of the table: the key, name and bound of a figure."""
 
     name: str  # key in what is measured
     shown: str
@@ -30,7 +30,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The settings that every row gets: cores, runs, seconds, subjects."""
+    """The settings that every row of the bench gets: cores, number of runs, seconds and
+    subjects.
+    """
 
     cores: Cores
     runs: int
@@ -41,8 +43,8 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the bench. `measure` returns a subject's figures of one round; RuntimeError says why
-    there are none.
+    """A row of the bench. `measure` returns a subject's figures of one round, or raises
+    RuntimeError with the reason why the subject has no figures.
     """
 
     name: str
@@ -104,8 +106,8 @@ def quietest(row: Row, bench: Bench, subject: Subject) -> Figures:
 
 
 def table(all_results: Sequence[Results], subjects: Sequence[Subject]) -> str:
-    """Return Markdown with a line for each figure and a column for each subject that was
-    measured.
+    """Return a Markdown table with a line for each figure and a column for each measured
+    subject.
     """
     names = [s.name for s in subjects if any(s.name in r.values for r in all_results)]
     lines = [f"| measure | bar | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]

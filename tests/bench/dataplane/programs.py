@@ -22,8 +22,8 @@ READY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The cores of the bench: one for the router, one for engines and load. With one core, all
-    share it.
+    """The CPU cores of the bench: one for the router, one for engines and load generator. On a
+    machine with one core, all share it.
     """
 
     router: int
@@ -31,14 +31,16 @@ class Cores:
 
     @classmethod
     def of_this_machine(cls) -> Cores:
-        """Return the last usable core for the router and the first for the rest."""
+        """Return the machine's last usable core for the router and its first one for all other
+        programs.
+        """
         allowed = sorted(os.sched_getaffinity(0))
         return cls(allowed[-1], allowed[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The dummy engines in one process. Lifetime: a measurement."""
+    """The dummy engines, which all run in one process. Lifetime: a measurement."""
 
     pid: int
     ports: tuple[int, ...]
@@ -50,15 +52,15 @@ class Engines:
 
     @property
     def workers(self) -> list[str]:
-        """The engines as values of the router's `--worker`."""
+        """The engines as values for the router's flag `--worker`."""
         if not self.pair:
             return self.urls
         roles = zip(self.urls, ("prefill", "decode"), strict=True)
         return [f"{url},kind=vllm,role={role},group=g" for url, role in roles]
 
     def counts(self) -> list[dict[str, int]]:
-        """Return each engine's counts: `requests`, `running`, `most` at once, `given_up` by the
-        router.
+        """Return for each engine its number of `requests`, how many are `running`, the `most` that
+        ran at once, and how many the router had `given_up`.
         """
         counts: list[dict[str, int]] = json.loads(get(f"{self.urls[0]}/bench"))
         return counts
@@ -150,8 +152,8 @@ def run_load(
     others: int,
     **flags: object,
 ) -> Load:
-    """Run the load against a port, or several; `flags` are those of `load.cpp`, `others` is the
-    engines' process.
+    """Run the load generator against one port or several. `flags` are those of `load.cpp`; `others`
+    is the process id of the engines.
     """
     routers = _each(router_pid)
     command = [str(built("load")), "--port", ",".join(map(str, _each(port))), *_as_flags(flags)]
@@ -193,8 +195,8 @@ def get(url: str) -> str:
 
 
 def until_answers(port: int, process: subprocess.Popen[str], log: str) -> None:
-    """Wait until a completion gets 200. Raises RuntimeError with the log if the program ends or
-    takes too long.
+    """Wait until the router answers a completion with 200. Raises RuntimeError with the log if the
+    program ends or takes too long.
     """
     body = json.dumps({"model": "bench", "prompt": "ready?", "max_tokens": 1}).encode()
     url = f"http://127.0.0.1:{port}/v1/completions"

@@ -31,7 +31,9 @@ Pair = Sequence[Running]
 
 @contextmanager
 def pair(bench: Bench, behind: Engines, subject: Subject, state: str | None) -> Iterator[Pair]:
-    """Run two routers of the same engines, which share state if `state` is given."""
+    """Run two routers in front of the same engines; they share state through Redis if `state` is
+    given.
+    """
     with ExitStack() as stack:
         routers = []
         for name in ("a", "b"):
@@ -71,7 +73,7 @@ def at_rate(
 
 
 def shared(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figures]:
-    """Return a measurement of a request's CPU time with and without shared state."""
+    """Return a function that measures a request's CPU time with and without shared state."""
 
     def measure(bench: Bench, subject: Subject) -> Figures:
         with ExitStack() as stack:
@@ -93,7 +95,9 @@ def shared(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figures]:
 
 
 def _figures(alone: Sequence[Load], sharing: Sequence[Load]) -> dict[str, float]:
-    """Return the paired differences. Raises RuntimeError if fewer than two slices count."""
+    """Return the differences between the paired measurements. Raises RuntimeError if fewer than two
+    slices count.
+    """
     all_loads = [*alone, *sharing]
     failed = sum(load.failed for load in all_loads)
     both = zip(alone, sharing, strict=True)
@@ -123,7 +127,9 @@ def _charged(router: Running) -> float:
 
 
 def unheard(router: Running) -> float:
-    """Return the count of the peer's requests still charged and of lost messages."""
+    """Return how many requests of the peer router are still charged, plus the number of lost
+    messages.
+    """
     text = page(router)
     return total(text, "warmroute_replicas_peer_requests") + total(
         text, "warmroute_replicas_message_errors_total"

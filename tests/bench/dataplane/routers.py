@@ -35,7 +35,7 @@ from tests.bench.dataplane.programs import (
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A running router. Lifetime: a measurement."""
+    """A running router with its process and ports. Lifetime: a measurement."""
 
     port: int
     pid: int | None = None  # None: there is nothing between load and engine
@@ -47,7 +47,7 @@ Start = Callable[[Engines, Cores], AbstractContextManager[Running]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One router, proxy or other thing to measure."""
+    """One thing to measure: a router, a proxy, or direct connections."""
 
     name: str
     start: Start
@@ -56,7 +56,7 @@ class Subject:
 
 
 def subjects(peers: str | None) -> list[Subject]:
-    """Return all subjects; a subject that is not installed has the reason."""
+    """Return all subjects; a subject that is not installed carries the reason."""
     return [
         Subject("warmroute", ours()),
         *_ways(),
@@ -70,8 +70,8 @@ def subjects(peers: str | None) -> list[Subject]:
 
 
 def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
-    """Return a start of our router with its defaults and these flags; `module` starts it, `log`
-    names its log.
+    """Return a function that starts our router with its defaults and these flags; `module` is the
+    Python module to run and `log` the name of its log.
     """
 
     @contextmanager
@@ -92,8 +92,8 @@ def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
 
 
 def _ways() -> list[Subject]:
-    """Return our router with other settings of its carriers, as far as this version has the
-    settings.
+    """Return our router once for each other setting of the code that carries bytes, as far as this
+    version has the settings.
     """
     ways = {
         "warmroute, hybrid": ("--policy", "hybrid"),

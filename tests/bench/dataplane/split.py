@@ -1,4 +1,4 @@
-"""The router's cost of a disaggregated request, compared with one that a single worker answers.
+"""The router's CPU cost of a disaggregated request, compared with one that a single worker answers.
 
 The same 2 KB requests go in turn to a pool of two plain workers and to a prefill and a decode
 worker. A client that makes both calls itself waits twice for an engine. Other routers send both
@@ -18,7 +18,7 @@ from tests.bench.dataplane.routers import Subject
 
 
 def cost(bench: Bench, subject: Subject) -> Figures:
-    """Measure the CPU time of a request in a closed loop, and latency at a light load."""
+    """Measure the CPU time of a request in a closed loop, and its latency at a light load."""
     others, foreign = bench.cores.others, list[float]()
     cpu_us: list[list[float]] = [[], []]
     latency_us: list[list[float]] = [[], [], []]

@@ -1,4 +1,4 @@
-"""Streamed answers: CPU time of an event, a thousand streams, and a router whose Python stalls.
+"""CPU time of streamed answers: of an event, of a thousand streams, and while Python stalls.
 
 Events come 50 ms apart. Streams begin spread over their length, so that their phases differ: a
 router that is woken for many events at once would look cheaper than it is.
@@ -20,7 +20,9 @@ STALLED = "tests.bench.dataplane.stalled"
 
 
 def streams(bench: Bench, subject: Subject, count: int) -> tuple[Load, int]:
-    """Run `count` streams at a time; return the load's result and the memory before it, in KB."""
+    """Run `count` streams at a time; return the load's result and the router's memory before it, in
+    KB.
+    """
     others = bench.cores.others
     with (
         engines(others, delay_us=GAP_US) as behind,
@@ -61,7 +63,7 @@ def paced(count: int) -> Callable[[Bench, Subject], Figures]:
 
 
 def stalled(bench: Bench, subject: Subject) -> Figures:
-    """Measure streams while the event loop stops for 20 ms in every 200."""
+    """Measure streams while the router's event loop stops for 20 ms in every 200."""
     held_up = Subject(subject.name, ours(*subject.flags, module=STALLED))
     return figures_of(*streams(bench, held_up, 100), 100)
 

@@ -17,12 +17,14 @@ NEEDED = ("torch", "numpy")
 
 
 def missing() -> list[str]:
-    """Return which of the required packages are not installed."""
+    """Return the names of the required packages that are not installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
 def make_importable() -> None:
-    """Prepare imports; call this before any import of `kvkernels` or `tests`."""
+    """Make the project's modules importable; call this before any import of `kvkernels`
+    or `tests`.
+    """
     for folder in (ROOT / "kernels", ROOT):
         sys.path.insert(0, str(folder))
     try:
@@ -34,7 +36,7 @@ def make_importable() -> None:
 
 
 def pytest_configure() -> None:
-    """Prepare imports before any test is imported, as a pytest plug-in (`-p
-    tests.bench.gpu.bare`).
+    """Make the project's modules importable before any test is imported; pytest calls this hook
+    (`-p tests.bench.gpu.bare`).
     """
     make_importable()

@@ -20,7 +20,7 @@ Beside = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Bar:
-    """A bound on a figure."""
+    """A bound on a figure of a case."""
 
     figure: str
     at_least: float | None = None
@@ -71,12 +71,12 @@ class Attention:
 
     @property
     def plain_bytes(self) -> int:
-        """The bytes moved if each request reads its own whole context."""
+        """The bytes that move if each request reads its own whole context."""
         return self.requests * self.context * self.token_bytes + self.query_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes moved if the prefix is read once."""
+        """The bytes that move if the shared prefix is read once for all requests."""
         own = self.requests * (self.context - self.prefix)
         return (self.prefix + own) * self.token_bytes + self.query_bytes
 
@@ -92,7 +92,7 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """The FLOPs of both products over what each causal query sees."""
+        """The FLOPs of both matrix products over the keys that each causal query sees."""
         seen = self.new * (self.context - self.new) + self.new * (self.new + 1) // 2
         return 4 * self.requests * seen * self.heads * self.dim
 
@@ -114,8 +114,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A copy of a pool's blocks: gathered, or from shards of `source_heads` of 8 heads and other
-    page sizes.
+    """A copy of a pool's blocks: gathered into one layout, or from shards of `source_heads` of 8
+    heads and other page sizes.
     """
 
     blocks: int
@@ -139,10 +139,11 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table. `bytes` must be read and written, `flops` computed.
+    """One line of the table. `bytes` is what must be read and written, `flops` what must be
+    computed.
 
-    `ceiling` names the measured ceiling of which `of_ceiling` is a share: stream (a read), copy,
-    matmul. `beside` names other cases; their time over this one's is the figure times_NAME.
+    `of_ceiling` is a share of the measured ceiling that `ceiling` names: stream (a read), copy or
+    matmul. `beside` names other cases; the time of each over this one's is the figure times_NAME.
     """
 
     name: str
@@ -304,7 +305,9 @@ def small_cases() -> list[Case]:
 
 
 def _varied(shape: Attention) -> list[Attention]:
-    """Return shapes that differ in one of head dims, groups, pages and stored type."""
+    """Return shapes of attention, each of which differs in one of head dims, groups, pages and
+    stored type.
+    """
     changes: list[dict[str, Any]] = [
         *({}, {"dim": 64}, {"heads": 14}, {"page": 64}),
         *({"stored": stored} for stored in QUANTIZED),

@@ -1,4 +1,4 @@
-"""A GPU's first minutes with the kernels: which are right, how fast, and which the engine takes.
+"""Tests and times the kernels in a GPU's first minutes, and says which ones the engine may take.
 
     python tests/bench/gpu/first_run.py [--out FOLDER] [--seconds N] [--only WORDS] [--report]
 
@@ -7,8 +7,8 @@ kernels (given by WARMROUTE_CUDA_LIBRARY, or built before; else nvcc builds it).
 process with a timeout, and its result is written as a line of FOLDER/results.jsonl before the next
 step begins. The same command continues where the last one ended. --seconds limits one slice: a step
 that it cuts off is left for the next. Steps whose process could not run their case are tried again
-with --again. The program ends with a report, and with the exit status 0: all done and right, 1:
-something of ours is wrong or fails, 3: steps are left.
+with --again. The program ends with a report and an exit status: 0 if all is done and right, 1 if
+something of ours is wrong or fails, 3 if steps are left.
 
 Order: the operators' plain implementations on the CPU, the device, the library (first if it is
 given, which needs no GPU), numbers (each row and log-sum-exp against float64 on the CPU; Hopper's
@@ -195,7 +195,7 @@ def compute(step: Step) -> Line:
 
 
 def _errors(made: Any, **where: str) -> Line:
-    """Launch the case and return its errors."""
+    """Run the case's kernel on its inputs and return the errors of the results."""
     made.run()
     row, lse = made.errors(**where)
     return {"row_error": row, "lse_error": lse}
@@ -220,7 +220,7 @@ def _device() -> Line:
 
 
 def child(step: Step) -> None:
-    """Run one step and print its line."""
+    """Run one step and print its result line."""
     try:
         found = compute(step)
     except Exception as error:  # noqa: BLE001 - every failure is a result
@@ -301,8 +301,8 @@ def _exit_code(process: ForkProcess, seconds: float) -> int | None:
 
 
 def judged(step: Step, code: int, output: str) -> Line:
-    """Return the step's status and findings: ok, wrong (numbers, a tool's or a test's finding),
-    failed (no numbers), stop.
+    """Return a step's status and findings. The status is ok, wrong (numbers, or a finding of a tool
+    or test), failed (no numbers) or stop.
     """
     from tests.bench.gpu.table import is_right
 
@@ -324,7 +324,9 @@ def judged(step: Step, code: int, output: str) -> Line:
 
 
 def kept_lines(path: Path) -> list[Line]:
-    """Return the results so far; a step's last line counts, and a torn last line is left out."""
+    """Return the results written so far: of each step the last line, without a last line that was
+    torn off.
+    """
     lines: dict[str, Line] = {}
     for text in path.read_text().splitlines() if path.is_file() else []:
         try:
@@ -349,7 +351,7 @@ def asks(step: Step, kernel: str) -> bool:
 
 
 def keep(path: Path, line: Line) -> None:
-    """Append a line to the results, after any torn line that a killed process left."""
+    """Append a line to the results, on a new line if a killed process left an unfinished one."""
     with path.open("ab+") as file:
         is_torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read() != b"\n"
         file.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
@@ -358,14 +360,16 @@ def keep(path: Path, line: Line) -> None:
 
 
 def another_machine(kept: list[Line], line: Line) -> str:
-    """Return how this machine or library differs from that of the results, or ""."""
+    """Return how this machine or library differs from the one that made the results, or "" if they
+    are the same.
+    """
     before = next((one for one in kept if one["step"] == line["step"]), line)
     keys = ("device", "torch", "library")
     return ", ".join(f"{k} {before[k]}" for k in keys if k in before and before[k] != line.get(k))
 
 
 def drive(out: Path, seconds: float, only: str, again: bool) -> int:
-    """Run the remaining steps; return the exit status."""
+    """Run the steps that are left, for at most `seconds`; return the program's exit status."""
     from tests.bench.gpu.table import report, short
 
     out.mkdir(parents=True, exist_ok=True)
@@ -412,7 +416,9 @@ def drive(out: Path, seconds: float, only: str, again: bool) -> int:
 
 
 def is_bad(line: Line) -> bool:
-    """Return whether the line shows a fault of ours; a tool that does not work here is none."""
+    """Return whether the line shows a fault in our code; a tool that does not work on this machine
+    is no such fault.
+    """
     kind, status = line["step"].partition("/")[0], line["status"]
     if kind in ("peer", "profile"):
         return False
@@ -420,7 +426,7 @@ def is_bad(line: Line) -> bool:
 
 
 def main() -> int:
-    """Run one slice, one step, or only the report."""
+    """Run one slice of the steps, one step, or only the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=bare.ROOT / "build" / "first_run")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after these")

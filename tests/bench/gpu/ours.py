@@ -38,7 +38,9 @@ NAN = float("nan")
 
 @dataclass
 class Batch:
-    """Inputs of one attention case on the device; K and V are [page, token, kv head, dim]."""
+    """The inputs of one attention case on the device; K and V have the shape [page, token, kv head,
+    dim].
+    """
 
     shape: Attention
     q: torch.Tensor
@@ -56,8 +58,8 @@ class Batch:
 
 
 class Errors(NamedTuple):
-    """The worst errors of all rows: ||got - wanted|| / ||wanted||, and |got - wanted| of base-2
-    log-sum-exps, 0 if there are none. NaN if a row has one.
+    """The worst errors over all rows: ||got - wanted|| / ||wanted|| of outputs, and |got - wanted|
+    of base-2 log-sum-exps (0 if there are none). An error is NaN if a row has a NaN.
     """
 
     row: float
@@ -65,8 +67,8 @@ class Errors(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A case on one input: its launch, and its errors afterwards against float64, computed on
-    `oracle_on` (the device itself by default).
+    """A case on one input: a function that launches it, and one that returns its errors against
+    float64, computed on `oracle_on` (the device itself by default).
     """
 
     run: Run
@@ -137,8 +139,8 @@ def decode_plan(batch: Batch, costs: Costs) -> SharedPlan:
 
 
 def decode_run(batch: Batch, costs: Costs) -> Run:
-    """Return the launch of a decode, without the host's part, which is done once for all layers of
-    a step.
+    """Return a function that launches a decode, without the host's planning, which is done once for
+    all layers of a step.
     """
     shape, device = batch.shape, batch.q.device
     made = decode_plan(batch, costs).on(device)
@@ -154,7 +156,9 @@ def spans_of(shape: Attention) -> torch.Tensor:
 
 
 def prefill_run(batch: Batch, way: str = "") -> Run:
-    """Return the launch of a prefill by the device's default kernel, or by `way`: mma or wgmma."""
+    """Return a function that launches a prefill by the device's default kernel, or by the kernel
+    `way`: mma or wgmma.
+    """
     shape, device = batch.shape, batch.q.device
     group = shape.heads // shape.kv_heads
     sizes = len(batch.q), batch.table.cpu(), len(batch.k), shape.page, group
@@ -172,7 +176,7 @@ def prefill_run(batch: Batch, way: str = "") -> Run:
 
 
 def attention_errors(batch: Batch, oracle_on: str = "") -> Errors:
-    """Return the errors of every row and, for prefill, of every log-sum-exp."""
+    """Return the errors of every output row and, for prefill, of every log-sum-exp."""
     if oracle_on:
         moved = {
             name: x.to(oracle_on) if isinstance(x, torch.Tensor) else x

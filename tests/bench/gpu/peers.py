@@ -32,7 +32,7 @@ def _last_page(batch: Batch, rows: int) -> torch.Tensor:
 
 @cache
 def _workspace() -> torch.Tensor:
-    """Return one workspace for all inputs, which run in turn."""
+    """Return one workspace, which all inputs use in turn."""
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 
@@ -65,8 +65,8 @@ def flashinfer_prefill(batch: Batch) -> Run:
 
 
 def flashinfer_cascade(batch: Batch) -> Run:
-    """Return FlashInfer's cascade with two levels: the prefix of all, then each request's own
-    context.
+    """Return a function that runs FlashInfer's cascade with two levels: the shared prefix, then
+    each request's own context.
     """
     wrapper = import_module("flashinfer").MultiLevelCascadeAttentionWrapper(2, _workspace(), "NHD")
     shape, common = batch.shape, batch.shape.prefix // batch.shape.page
@@ -93,13 +93,15 @@ def gather(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _queries(batch: Batch) -> torch.Tensor:
-    """Return the queries as [request, head, query, dim]."""
+    """Return the batch's queries as [request, head, query, dim]."""
     shape = batch.shape
     return batch.q.view(shape.requests, shape.new, shape.heads, shape.dim).transpose(1, 2)
 
 
 def sdpa(batch: Batch, backend: str = "") -> Run:
-    """Return torch's SDPA with its default backend, or with the named one of `SDPBackend`."""
+    """Return a function that runs torch's SDPA with its default backend, or with the named one of
+    `SDPBackend`.
+    """
     module = import_module("torch.nn.attention")
     bias = import_module("torch.nn.attention.bias")
     k, v = gather(batch)
@@ -127,7 +129,9 @@ def sdpa(batch: Batch, backend: str = "") -> Run:
 
 
 def cudnn(batch: Batch) -> Run:
-    """Return SDPA with cuDNN, the backend to compare prefill on Hopper with."""
+    """Return a function that runs SDPA with cuDNN, the backend to compare prefill on
+    Hopper with.
+    """
     return sdpa(batch, "CUDNN_ATTENTION")
 
 
@@ -156,7 +160,7 @@ def flex(batch: Batch) -> Run:
 
 
 def gathering(batch: Batch) -> Run:
-    """Return the gathering of K and V that SDPA and flex_attention need in each layer of
+    """Return a function that gathers K and V as SDPA and flex_attention need them in each layer of
     each step.
     """
     return lambda: gather(batch)
@@ -191,7 +195,7 @@ ORDER = (
 
 
 def linear_peer(shape: Linear, seed: int) -> Run:
-    """Return torch's product with unquantized weights."""
+    """Return a function that runs torch's matrix product with unquantized weights."""
     torch.manual_seed(seed)
     x = torch.randn(shape.rows, shape.inputs, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(shape.channels, shape.inputs, device="cuda", dtype=torch.bfloat16)
@@ -201,7 +205,7 @@ def linear_peer(shape: Linear, seed: int) -> Run:
 def names_of(case: Case) -> tuple[str, ...]:
     """Return the names of other implementations to compare a case with.
 
-    Quantized pages have none here, and of two kernels of ours only one is compared.
+    Cases of quantized pages have none, and of our two prefill kernels only one is compared.
     """
     if isinstance(case.shape, Linear):
         return ("torch_bf16",)
@@ -213,7 +217,7 @@ def names_of(case: Case) -> tuple[str, ...]:
 
 
 def run_of(case: Case, peer: str, seed: int) -> Run:
-    """Return the launch of `peer` on the case's input of this seed. Raises the peer's own
+    """Return a function that runs `peer` on the case's input of this seed. Raises the peer's own
     errors.
     """
     if isinstance(case.shape, Linear):

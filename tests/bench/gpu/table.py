@@ -17,7 +17,7 @@ ENGINE = ("append", "shared", "prefill_mma")  # without one of these attention i
 
 
 def is_right(found: Line) -> bool:
-    """Return whether the errors are within their bounds; NaN is not."""
+    """Return whether the errors are within their bounds; a NaN is not."""
     row, lse = found.get("row_error", 0.0), found.get("lse_error", 0.0)
     return bool(row < MAX_ROW_ERROR and lse < MAX_LSE_ERROR)
 
@@ -49,7 +49,9 @@ def peers_us(case: Case, lines: dict[str, Line]) -> dict[str, float]:
 
 
 def right_kernels(lines: dict[str, Line]) -> dict[str, str]:
-    """Return the state of each kernel: right, WRONG, or how many of its cases have not been run."""
+    """Return the state of each kernel: right, WRONG, or the number of its cases that have not been
+    run.
+    """
     told = {}
     cases = small_cases()
     for kernel in dict.fromkeys(case.kernel for case in cases):
@@ -68,8 +70,8 @@ def right_kernels(lines: dict[str, Line]) -> dict[str, str]:
 
 
 def engine_takes(told: dict[str, str]) -> str:
-    """Return what `attention_backend: auto` chooses; it tries each kernel once at the engine's
-    start.
+    """Return which kernels `attention_backend: auto` chooses; the engine tries each kernel once at
+    its start.
     """
     if any(state.startswith("not yet") for state in told.values()):
         return "not known before all kernels have run"
@@ -95,7 +97,7 @@ def row_of(case: Case, lines: dict[str, Line]) -> str:
 
 
 def short(line: Line) -> str:
-    """Return a result in a few words; for a tool or a test, its last output line."""
+    """Return a result in a few words; for a tool or a test, the last line of its output."""
     if "us" in line:
         return f"{line['us']:,.1f} us"
     kind, note = line["step"].partition("/")[0], str(line.get("note", "")).strip().splitlines()
@@ -107,7 +109,9 @@ def short(line: Line) -> str:
 
 
 def times(lines: dict[str, Line]) -> list[str]:
-    """Return the table of measured cases, and how many others there are."""
+    """Return the lines of the table of measured cases, and a line with the number of
+    other cases.
+    """
     cases = speed_cases()
     begun = {step.split("/")[1] for step in lines if step.startswith(("speed/", "peer/"))}
     made = [row_of(case, lines) for case in cases if case.name in begun]

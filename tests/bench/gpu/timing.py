@@ -1,5 +1,5 @@
-"""Measures medians of GPU time alone over inputs in turn, and the device's ceilings in the same
-way.
+"""Measures medians of GPU time alone, with inputs used in turn, and the device's ceilings in the
+same way.
 
 Events are recorded behind a sleep on the device that lasts longer than the host's launches, so that
 no host time lies between them. Launches that can be captured are replayed as one graph of all
@@ -22,7 +22,7 @@ Run = Callable[[], object]
 
 
 def _captured(runs: Sequence[Run]) -> Run | None:
-    """Return all runs as one graph, or None if one of them waits, allocates or copies from the
+    """Return one graph of all runs, or None if one of them waits, allocates or copies from the
     host.
     """
     graph = torch.cuda.CUDAGraph()

@@ -30,8 +30,8 @@ UNFIT = str.maketrans({'"': "'", "\\": "/", "\n": " ", "\t": " "})  # in a JSON 
 
 
 def model(folder: Path) -> Model:
-    """Write a tokenizer of a common kind and a text that it encodes as well as real ones encode
-    theirs.
+    """Write a tokenizer of a common kind to the folder; return it with a text that it encodes as
+    compactly as real tokenizers encode theirs.
     """
     words = folder / "words"
     text = " ".join(texts()).translate(UNFIT)
@@ -60,8 +60,8 @@ def sections(only: set[str], runs: int, seconds: float) -> Iterator[Section]:
 
 
 def machine() -> str:
-    """Return the processor, the Python version, and the speed of plain Python here, to compare
-    machines by.
+    """Return the processor, the Python version, and the speed of plain Python on this machine, to
+    compare machines by.
     """
     names = [
         line.partition(":")[2].strip()

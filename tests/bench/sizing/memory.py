@@ -25,7 +25,7 @@ WORKERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The bytes for each block, session and stream."""
+    """The measured memory in bytes of a block, of a session and of a stream."""
 
     block: float  # in the index, of one worker
     shared_block: float  # in the index, of all 64 workers
@@ -45,7 +45,7 @@ def block_bytes(holders: int) -> float:
 
 
 def session_bytes() -> float:
-    """Return the resident memory that following a session adds to this process, in bytes."""
+    """Return how many bytes of resident memory following one session adds to this process."""
     Pool(WORKERS, 10)  # loads everything that a first pool loads
     before_kb = cpu.rss_kb(os.getpid())
     pool = Pool(WORKERS, SESSIONS)
@@ -55,14 +55,14 @@ def session_bytes() -> float:
 
 
 def stream_bytes(cores: Cores, seconds: float) -> float:
-    """Return the bytes of an open stream of 20 events a second."""
+    """Return the bytes of memory that an open stream of 20 events a second takes."""
     subject = Subject("warmroute", ours())
     load, before_kb = streams(Bench(cores, 1, seconds, [subject]), subject, STREAMS)
     return (load.rss_kb - before_kb) * 1024 / STREAMS
 
 
 def measure(cores: Cores, seconds: float) -> Memory:
-    """Measure once, since memory does not depend on other load of the machine."""
+    """Measure the memory once, since it does not depend on other load of the machine."""
     return Memory(
         block_bytes(1), block_bytes(WORKERS), session_bytes(), stream_bytes(cores, seconds)
     )

@@ -17,7 +17,7 @@ AS_TEXT, IDS = KINDS[0].name, KINDS[3].name
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A load on a pool."""
+    """A load on a pool of workers, for which cores and routers are computed."""
 
     what: str
     workers: int
@@ -27,7 +27,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurements of the other tables."""
+    """The measurements of the other tables, from which the plan is computed."""
 
     costs: Costs
     pools: Mapping[int, Pool]
@@ -35,7 +35,9 @@ class Measured:
 
 
 def needs(found: Measured) -> Iterator[tuple[Demand, Cost]]:
-    """Yield each demand with the CPU time of one of its requests, without the answer's events."""
+    """Yield each load with the CPU time of one of its requests, without the events of its
+    answer.
+    """
     requests = found.costs.requests
     yield Demand("chats of 500 tokens, no tokenizer", 8, 20, 300), requests[AS_TEXT, "500"]
     yield Demand("chats of 4,000 tokens, no tokenizer", 64, 300, 300), requests[AS_TEXT, "4,000"]
@@ -50,7 +52,7 @@ def _turn(found: Measured, tokens: int) -> Cost:
 
 
 def section(found: Measured) -> Section:
-    """Return the table of cores and routers by demand."""
+    """Return the table of how many cores and routers each load needs."""
     return Section(
         "plan",
         "How many routers",

@@ -50,7 +50,7 @@ def pool(workers: int, cores: Cores, seconds: float) -> Pool:
 
 
 def measure(cores: Cores, runs: int, seconds: float) -> dict[int, Pool]:
-    """Return medians by number of workers."""
+    """Return the median figures by number of workers."""
     found: dict[int, list[Pool]] = {workers: [] for workers in WORKERS}
     for _ in range(runs):
         for workers, pools in found.items():
@@ -67,7 +67,7 @@ def _median(pools: list[Pool]) -> Pool:
 
 
 def section(pools: dict[int, Pool]) -> Section:
-    """Return the table with a row for each pool."""
+    """Return the table of pools with a row for each number of workers."""
     return Section(
         "pools",
         "Workers",

@@ -30,7 +30,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of request. `tokenized`: the router has the model's tokenizer."""
+    """A kind of request; `tokenized` means that the router has the model's tokenizer."""
 
     name: str
     tokenized: bool
@@ -107,7 +107,7 @@ class Costs:
 
 
 def measure(model: Model, cores: Cores, runs: int, seconds: float) -> Costs:
-    """Return medians over rounds with all kinds and sizes."""
+    """Return the median costs over rounds with all kinds and sizes of requests."""
     found: dict[tuple[str, str], list[Cost]] = {}
     events = []
     for _ in range(runs):
@@ -127,8 +127,8 @@ def _median(costs: list[Cost]) -> Cost:
 
 
 def section(costs: Costs) -> Section:
-    """Return the table of milliseconds of a core for a request, and how many a second keep one core
-    busy.
+    """Return the table of milliseconds of a core for each request, and how many requests a second
+    keep one core busy.
     """
     return Section(
         "requests",

@@ -1,4 +1,6 @@
-"""Measures the turns of a long agent session: the first one, whose text is new, and later ones."""
+"""Measures the CPU time of the turns of a long agent session: the first one, whose text is new, and
+later ones.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The median costs of a session's turns. `memo_bytes`: the memory for its token ids in the
-    router.
+    """The median costs of a session's turns; `memo_bytes` is the memory that the router uses for
+    the session's token ids.
     """
 
     first: Turn
@@ -125,7 +127,7 @@ def _median(turns: list[Turn]) -> Turn:
 
 
 def measure(model: Model, cores: Cores, count: int) -> dict[int, Turns]:
-    """Return the figures by tokens of the first turn."""
+    """Return the turns' costs by the number of tokens of the first turn."""
     return {tokens: sessions(tokens, model, cores, count) for tokens in CONTEXTS}
 
 
