@@ -66,12 +66,11 @@ class AdminApi:
         sources: Rows = list,
         replicas: Rows = list,
     ) -> None:
-        """Set up the routes of the admin port.
-
-        `keys`: every request except `/health` needs one of them; None means that no key is needed.
-        `pages`: handlers of other parts of the router, by path and method. `hosts`: names that the
-        field `Host` of a request may have. `sources`: rows of the parts that name workers.
-        `replicas`: rows of the routers that share state.
+        """Set up the routes of the admin port. If `keys` is not None, every request except
+        `/health` needs one of these keys. `pages` has the handlers of other parts of the router, by
+        path and method. `hosts` lists the names that the field `Host` of a request may have.
+        `sources` returns rows of the parts that name workers, and `replicas` returns rows of the
+        routers that share state.
         """
         self._dispatcher = dispatcher
         self._service = service
@@ -124,7 +123,7 @@ class AdminApi:
         }
 
     def faulty(self, status: int) -> None:
-        """Do nothing, because mistakes of operators are not counted as those of clients."""
+        """Do nothing, because mistakes of operators are not counted as mistakes of clients."""
 
     async def answer(self, request: Request) -> Answer:
         """Return the answer to a request, errors included. Raises OSError if the client left."""
@@ -179,7 +178,7 @@ class AdminApi:
         return json_response({"workers": rows, "sources": self._sources()})
 
     async def show_worker(self, request: Request) -> Response:
-        """Return one worker with its state, load and cache."""
+        """Return the worker in the path with its state, load and cache."""
         return json_response(worker_shown(self._service, self._member(_id_in(request) or "")))
 
     async def add_worker(self, request: Request) -> Response:
@@ -201,9 +200,8 @@ class AdminApi:
         return self._shown(request, members)
 
     async def undrain_workers(self, request: Request) -> Response:
-        """Send requests to the workers again, to all of them or none.
-
-        The request is refused if one of them is about to be removed.
+        """Send requests to the drained workers again. If one of the workers is about to be removed,
+        refuse this for all of them.
         """
         members = self._named(request)
         for member in members:
@@ -228,8 +226,8 @@ class AdminApi:
         return self._shown(request, members, 202)
 
     async def drain(self, request: Request) -> Response:
-        """Make the router not ready, so that load balancers use others; it still serves all
-        requests.
+        """Make the router not ready, so that load balancers use other routers; the router still
+        serves all requests that it gets.
         """
         self._service.drain(_REQUEST)
         return json_response(readiness(self._service))
@@ -245,8 +243,8 @@ class AdminApi:
         return json_response(shown, 200 if shown["ready"] else 503)
 
     async def remove_workers(self, request: Request) -> Response:
-        """Remove the workers once they are idle; with `?force=true` at once, which ends their
-        requests.
+        """Remove the workers as soon as they are idle. With `?force=true`, remove them at once and
+        end their requests.
         """
         members, force = self._named(request), _forced(request)
         if not force:
@@ -269,14 +267,16 @@ class AdminApi:
         return Response(200, encode_kv_view(view), content_type="application/msgpack")
 
     async def trunks(self, request: Request) -> Response:
-        """Return the prompt beginnings that many sessions share, greatest demand first:
-        `?most=20`.
+        """Return the beginnings of prompts that many sessions share, the one with the greatest
+        demand first. The query `?most=20` sets how many are returned.
         """
         most = shown_count(request, "most")
         return json_response(trunks_shown(self._dispatcher.core, most))
 
     async def policy(self, request: Request) -> Response:
-        """Return the policy in use, the policy that decides now, and the faults of policies."""
+        """Return the configured policy, the policy that makes the decisions now, and the faults of
+        policies.
+        """
         core = self._dispatcher.core
         return json_response(policy_shown(core.guard, self._dispatcher.clock()))
 
@@ -285,11 +285,13 @@ class AdminApi:
         return Response(200, await exposition(self._metrics), content_type=_METRICS)
 
     async def links(self, request: Request) -> Response:
-        """Return a page with links to all paths, for a person who knows only the port."""
+        """Return a page with links to all paths of the admin port, for a person who knows only the
+        port's address.
+        """
         return links_page(self._routes)
 
     async def health(self, request: Request) -> Response:
-        """Return health as on the client port, and the number of workers."""
+        """Return the health of the router as the client port does, and the number of workers."""
         return health(self._service, {"workers": len(self._fleet.members)})
 
     def _member(self, text: str) -> Member:
@@ -301,8 +303,8 @@ class AdminApi:
         return member
 
     def _named(self, request: Request) -> list[Member]:
-        """Return the worker in the path, else all workers (ranks of an engine) at one URL:
-        `?url=URL`.
+        """Return the worker in the path. If the path names none, return all workers (ranks of an
+        engine) at the URL in the query `?url=URL`.
         """
         if (text := _id_in(request)) is not None:
             return [self._member(text)]
@@ -317,7 +319,7 @@ class AdminApi:
 
 
 def _rows(request: Request, rows: list[dict[str, Any]], status: int = 200) -> Response:
-    """Return one worker if the path names one, else a list of workers."""
+    """Return an answer with one worker if the path names one, else with a list of workers."""
     return json_response(rows[0] if _id_in(request) is not None else {"workers": rows}, status)
 
 
@@ -349,9 +351,9 @@ def known_host(asked: str, names: tuple[str, ...]) -> bool:
 
 
 def _refuse_pages(request: Request) -> None:
-    """Refuse changes that a web page in an operator's browser asks for; it reaches loopback, too.
-
-    Browsers add one of the fields `_OF_PAGES` to all such requests, and pages cannot remove them.
+    """Raise ClientError if a web page in an operator's browser asks for a change, because such a
+    page reaches loopback, too. Browsers add one of the fields `_OF_PAGES` to all requests of pages,
+    and pages cannot remove these fields.
     """
     if request.method not in ("GET", "HEAD") and any(
         request.headers.get(name) is not None for name in _OF_PAGES
@@ -379,9 +381,8 @@ def _not_allowed(request: Request, methods: Mapping[str, Handler]) -> Response:
 
 
 def _json_of(request: Request) -> Any:
-    """Return the body as JSON.
-
-    The content type must be JSON: a web page cannot send that across origins.
+    """Return the body of a request as JSON. The content type must be JSON, because a web page of
+    another origin cannot send that type.
     """
     content_type = (request.headers.get("Content-Type") or "").partition(";")[0]
     if content_type.strip().lower() != "application/json":
@@ -400,7 +401,7 @@ def _json_of(request: Request) -> Any:
 
 
 def _quoted(body: bytes) -> str | None:
-    """Return the body as a JSON string if it is a worker's text without quotes, else None."""
+    """Return the body as a JSON string if it is the text of a worker without quotes, else None."""
     try:
         return msgspec.json.encode(str(worker_spec_of(body.decode()))).decode()
     except ValueError:

@@ -1,7 +1,6 @@
-"""The router's view of one worker's cache (`GET /kv`), for inspection and comparison.
-
-`GET /kv?worker=ID` of the admin port returns it as a msgpack map. All of it is from one moment, so
-that it can be compared with the worker's own account, block for block.
+"""Shows the router's view of one worker's cache at `GET /kv?worker=ID` of the admin port, as a
+msgpack map. All of the view is from one moment, so that it can be compared block for block with the
+worker's own account.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class KvView(msgspec.Struct, frozen=True):
 
 
 class KvViewError(ValueError):
-    """Raised for bytes that are no view, or a view of another version."""
+    """Raised for bytes that are not a `KvView`, or that are a `KvView` of another version."""
 
 
 def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
@@ -97,12 +96,14 @@ def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
 
 
 def encode_kv_view(view: KvView) -> bytes:
-    """Return the body of the answer: at most 8 bytes a block, of at most `limits.index_entries`."""
+    """Return the view as the body of an answer. The body has at most 8 bytes a block, for at most
+    `limits.index_entries` blocks.
+    """
     return msgspec.msgpack.encode(view)
 
 
 def decode_kv_view(body: bytes) -> KvView:
-    """Return the view in the body of an answer. Raises KvViewError."""
+    """Return the view in the body of an answer. Raises KvViewError if the body is not a view."""
     try:
         view = msgspec.msgpack.decode(body, type=KvView)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Reads and replaces fields of a JSON object in place; all other bytes stay as they are."""
+"""Reads and replaces fields of a JSON object in place; all other bytes stay unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from kvkernels import body_fields
 
 
 def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """Return the object with more fields, each given as JSON, before its own."""
+    """Return the JSON object in `body` with more fields before its own fields. Each new value is
+    given as JSON.
+    """
     brace = body.index(b"{") + 1
     new = b"".join(b'"%b":%b,' % (name.encode(), value) for name, value in fields.items())
     if body[brace:].lstrip(b" \t\r\n").startswith(b"}"):
@@ -17,8 +19,8 @@ def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
 
 
 def with_values(body: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """Return the object with other values, each given as JSON: in place, or before its own fields
-    if missing.
+    """Return the JSON object in `body` with new values, each given as JSON. A value replaces that
+    of an existing field; a missing field is added before the object's own fields.
     """
     fault, _, found = body_fields(body, tuple(fields))
     assert fault is None, "what was read before"
@@ -31,8 +33,8 @@ def with_values(body: bytes, fields: Mapping[str, bytes]) -> bytes:
 
 
 def values_in(text: bytes, names: tuple[str, ...]) -> list[bytes | None]:
-    """Return values of an object, byte for byte; None for a missing field, or if the text is no
-    object.
+    """Return the values of the named fields of a JSON object, byte for byte. A value is None if the
+    field is missing or the text is no JSON object.
     """
     fault, _, found = body_fields(text, names)
     if fault is not None:
@@ -41,8 +43,8 @@ def values_in(text: bytes, names: tuple[str, ...]) -> list[bytes | None]:
 
 
 def with_last_field(body: bytes, name: str, value: bytes) -> bytes:
-    """Return the object, which is not empty, with one more field at its end. Readers take the last
-    of two equal names.
+    """Return the JSON object in `body`, which is not empty, with one more field at its end. JSON
+    readers take the last of two fields with equal names.
     """
     end = body.rindex(b"}")
     field = b',"%s":%s' % (name.encode(), value)

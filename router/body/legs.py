@@ -1,7 +1,5 @@
-"""The bodies of a request in two legs: for the prefill worker, its answer, and for the decode
-worker.
-
-Bodies are edited in place: all other bytes stay as they are. Each way to pass KV between two
+"""Makes the bodies of a request in two legs: one for the prefill worker and one for the decode
+worker. Bodies are edited in place: all other bytes stay unchanged. Each way to pass KV between two
 workers is a `Transfer`; `router.engines.table` has them by name.
 """
 
@@ -82,7 +80,9 @@ def _forbidden(name: str) -> ClientError:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """The request to one of the two workers: a body, and headers in addition to the client's."""
+    """The request to one of the two workers: its body, and the headers that it has in addition to
+    the client's headers.
+    """
 
     body: bytes
     headers: tuple[Header, ...] = ()
@@ -120,7 +120,7 @@ class TransferAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The data in the answer to a first leg."""
+    """The data that the router takes from the answer to a prefill leg."""
 
     told: bytes | None = None  # the data that `Transfer.decode` gets; None: the KV was not kept
     # The client's, where the request is over with its first token: no second leg follows.
@@ -141,11 +141,11 @@ class Transfer(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of a request that routers set, and clients may not."""
+        """The names of the request fields that only routers may set, not clients."""
 
     @property
     def serves_alone(self) -> bool:
-        """True if a worker with a role also serves whole requests that are sent unchanged."""
+        """True if a prefill or decode worker also serves whole requests that are sent unchanged."""
 
     @property
     def concurrent(self) -> bool:
@@ -157,25 +157,27 @@ class Transfer(Protocol):
 
     @property
     def answers_late(self) -> bool:
-        """True if a prefill worker answers when its KV was fetched, and not when it was
+        """True if a prefill worker answers only after its KV was fetched, not as soon as the KV was
         computed.
         """
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """Return the first leg of a request with this body."""
+        """Return the prefill leg of a request with this body."""
 
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
-        """Read the whole body of a first leg's 2xx answer. Raises WorkerError for an
-        invalid body.
+        """Return the data in the whole body of a 2xx answer to a prefill leg. Raises WorkerError
+        for an invalid body.
         """
 
     def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
-        """Return the second leg of a request."""
+        """Return the decode leg of a request. `told` is the data from the prefill worker's answer
+        (`Handover.told`), or None if there is none.
+        """
 
 
 def one_token_body(body: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """Return the body of a completion or chat that asks for one token, not streamed, with more
-    `fields`.
+    """Return the body of a completion or chat with more `fields`, changed so that it asks for one
+    token and no stream.
     """
     names = tuple(_ONE_TOKEN)
     there = {name for name, value in zip(names, values_in(body, names), strict=True) if value}
@@ -185,27 +187,25 @@ def one_token_body(body: bytes, fields: Mapping[str, bytes]) -> bytes:
 
 
 def _names_kv(params: bytes) -> bool:
-    """Return whether a worker can find the KV by these parameters.
-
-    A vLLM (0.32) that is told to fetch KV without a name crashes with all its requests.
+    """Return whether a worker can find KV by these parameters. vLLM 0.32 crashes with all its
+    requests if a request asks it to fetch KV but does not name the KV.
     """
     return not {None, b"null"} & set(values_in(params, _NAMES_OF_KV))
 
 
 class Nixl:
-    """vLLM's NixlConnector (0.14 to 0.33; our engine speaks the same), one leg after the other.
-    Lifetime: process.
-
-    The first leg asks for one token and says `do_remote_decode`. Its answer names the KV in
-    `kv_transfer_params`, which go unchanged into the second leg; the rest of that body is the
-    client's. Without them the decode worker computes the prompt itself.
+    """Passes KV by vLLM's NixlConnector (0.14 to 0.33), which our engine supports, too; the decode
+    leg follows the prefill leg. The prefill leg asks for one token and has the parameter
+    `do_remote_decode`. Its answer names the KV in `kv_transfer_params`, which the router copies
+    unchanged into the decode leg; the rest of the decode leg's body is the client's. Without
+    `kv_transfer_params`, the decode worker computes the prompt itself. Lifetime: process.
     """
 
     fields = (PARAMS,)
     serves_alone, concurrent, answers_late = True, False, False
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """See `Transfer`, also for the other methods."""
+        """Return the prefill leg, as `Transfer.prefill` describes."""
         return Leg(one_token_body(body, {PARAMS: _ASK}))
 
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
@@ -223,11 +223,9 @@ RELEASE = "/kv/release"  # where a worker takes a `Handover.release`
 
 
 class Warmroute(Nixl):
-    """The transfer of our engine, which frees blocks as soon as it is told that nobody will read
-    them.
-
-    If the answer to the first leg was not read, the router names the blocks by the name in the
-    first leg.
+    """Passes KV between workers with our own engine, which frees blocks as soon as the router tells
+    it that nobody will read them. If the answer to the prefill leg was not read, the router names
+    the blocks by the transfer's name in the prefill leg.
     """
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
@@ -252,35 +250,32 @@ SIGNATURE = b"x-trtllm-disagg-auth"
 
 
 class Trtllm:
-    """TensorRT-LLM, the context server first (`serve/openai_disagg_service.py`, 2026-08). Lifetime:
-    process.
-
-    The first leg stops by itself after its first token, which the generation server repeats. Its
-    answer has the prompt's ids, so the second leg need not tokenize.
+    """Passes KV between TensorRT-LLM servers; the context server, which prefills, answers first
+    (`serve/openai_disagg_service.py`, 2026-08). The prefill leg stops by itself after its first
+    token, and the generation server, which decodes, repeats this token. The answer to the prefill
+    leg has the token ids of the prompt, so the decode leg need not tokenize it. Lifetime: process.
     """
 
     fields = ("disaggregated_params",)
     serves_alone, concurrent, answers_late = True, False, False
 
     def __init__(self, node_id: int = 0, auth_key: str | None = None) -> None:
-        """`node_id`: differs for each router, 0..255. `auth_key`: the key of all servers,
-        if any.
+        """Take a number that differs for each router, `node_id` (0..255), and the key of all
+        servers, `auth_key` (None if the servers need no key).
         """
         self._node_id = node_id
         self._auth_key = auth_key
 
     def request_id(self, of: TransferAttempt) -> int:
-        """Return a request id of 63 bits in TensorRT-LLM's form: 39 of a time, 8 of the node, 16
-        more.
-
-        The time is drawn from a range that no clock that counts from a start reaches, so the id is
-        never below 2**40, where the servers' own ids are.
+        """Return a request id of 63 bits in TensorRT-LLM's form: 39 bits of a time, 8 bits of the
+        node id and 16 more bits. The time is drawn from a range that a clock counting from a start
+        never reaches. So the id is never below 2**40, where the servers' own ids are.
         """
         time_bits = 1 << 38 | of.number >> 16
         return time_bits << 24 | self._node_id << 16 | of.number & 0xFFFF
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """See `Transfer`, also for the other methods."""
+        """Return the prefill leg, as `Transfer.prefill` describes."""
         ask = b'{"request_type":"context_only","disagg_request_id":%d,"schedule_style":0}'
         fields = {"stream": b"false", "stream_options": b"null"}
         return Leg(with_values(body, fields | {_TRTLLM_PARAMS: ask % self.request_id(of)}))
@@ -320,8 +315,8 @@ class Trtllm:
         return Leg(with_values(body, fields), signed)
 
     def signature(self, params: bytes) -> bytes | None:
-        """Return the signature of parameters that name KV (`serve/disagg_auth.py`); None without a
-        key, or if they name none.
+        """Return the signature of parameters that name KV (`serve/disagg_auth.py`). Return None if
+        the router has no key, or if the parameters name no KV.
         """
         given = values_in(params, _SIGNED)
         decoded = [None if one is None else msgspec.json.decode(one) for one in given]
@@ -339,7 +334,7 @@ class Trtllm:
 
 
 def _finished(answer: bytes, of: TransferAttempt) -> HeldReply:
-    """Return the client's answer if the request ended with its first token."""
+    """Return the answer for the client if the request ended with the first token."""
     try:
         whole = msgspec.json.decode(answer, type=dict[str, Any])
         choice = whole["choices"][0]
@@ -364,12 +359,11 @@ def _finished(answer: bytes, of: TransferAttempt) -> HeldReply:
 
 
 class Rooms:
-    """SGLang (0.5.23) with any backend: both legs are the whole request, and meet in a numbered
-    room. Lifetime: process.
-
-    The prefill worker stops by itself after one token, and answers when its KV was fetched; the
-    decode worker streams that token first. Neither serves requests alone: without a room it answers
-    400.
+    """Passes KV between SGLang workers (0.5.23) with any transfer backend. Both legs are the whole
+    request, and the two workers meet in a numbered room. The prefill worker stops by itself after
+    one token, and answers when its KV was fetched; the decode worker streams that token first.
+    Neither worker serves requests alone: it answers 400 to a request without a room. Lifetime:
+    process.
     """
 
     fields = (
@@ -379,7 +373,7 @@ class Rooms:
     serves_alone, concurrent, answers_late = False, True, True
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """See `Transfer`, also for the other methods."""
+        """Return the prefill leg, as `Transfer.prefill` describes."""
         bootstrap, fields = _met(of)
         if bootstrap.rank is not None and not bootstrap.by_room:
             fields["routed_dp_rank"] = b"%d" % bootstrap.rank
@@ -412,19 +406,18 @@ def _met(of: TransferAttempt) -> tuple[BootstrapAddress, dict[str, bytes]]:
 
 
 class Mooncake:
-    """vLLM's MooncakeConnector (0.33): one token at the prefill worker, the whole answer at the
-    decode worker. Lifetime: process.
-
-    The transfer's name connects both legs. KV is kept only if the first leg ends by its length, so
-    that leg ignores the end of text. Its answer has no parameters; if it fails, the decode worker
-    would wait for 480 s.
+    """Passes KV by vLLM's MooncakeConnector (0.33): the prefill worker makes one token, and the
+    decode worker the whole answer. The name of the transfer connects both legs. The prefill worker
+    keeps KV only if its leg ends by its length, so the prefill leg ignores the end of text. Its
+    answer has no parameters. If the prefill leg fails, a decode leg that is not cancelled waits for
+    480 s. Lifetime: process.
     """
 
     fields = (PARAMS,)
     serves_alone, concurrent, answers_late = True, True, False
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """See `Transfer`, also for the other methods."""
+        """Return the prefill leg, as `Transfer.prefill` describes."""
         params = b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":%b}'
         params %= self._name(of)
         rank = self._rank(of)
@@ -453,25 +446,26 @@ class Mooncake:
         return of.bootstrap
 
     def _rank(self, of: TransferAttempt) -> int:
-        """Return the rank of the prefill engine, which both legs name so that they find
-        each other.
+        """Return the data-parallel rank of the prefill engine. Both legs name the rank, so that the
+        workers find each other.
         """
         bootstrap = self._bootstrap(of)
         return of.number % bootstrap.ranks if bootstrap.rank is None else bootstrap.rank
 
 
 class Sidecar:
-    """llm-d's routing sidecar in front of a decode worker. Lifetime: process.
-
-    A header tells the sidecar which worker prefills; it sends that leg itself and waits for it,
-    with whatever connector passes the KV.
+    """Passes KV through llm-d's routing sidecar in front of a decode worker. A header tells the
+    sidecar which worker prefills. The sidecar sends the prefill leg itself and waits for it; any
+    connector may pass the KV. Lifetime: process.
     """
 
     fields = tuple[str, ...]()
     serves_alone, concurrent, answers_late = True, True, True
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """See `Transfer`; the router sends no first leg itself."""
+        """Return the prefill leg, as `Transfer.prefill` describes; the router itself does not send
+        it.
+        """
         raise AssertionError("the sidecar sends it")
 
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:

@@ -67,7 +67,9 @@ class Path:
     answers: OwnAnswers | None = None  # None: of the form that OpenAI's API and its like have
 
     def due(self, max_output_tokens: int | None) -> AnswerDue | None:
-        """Return the form that an answer of so many tokens must have; None if any form will do."""
+        """Return the form that an answer of at most `max_output_tokens` tokens must have; None if
+        any form will do.
+        """
         form = _FORMS.get(self.reads)
         return None if form is None else AnswerDue(form, max_output_tokens != 0)
 

@@ -19,12 +19,11 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 def message_classes(
     package: str, table: Mapping[str, str], one_of: Mapping[str, str] = MappingProxyType({})
 ) -> Mapping[str, Any]:
-    """Return the messages of `table` as classes, by name; `A.B` is declared within `A`.
-
-    A message's fields are written as `TYPE NAME=NUMBER, ...`; without numbers they are numbered
-    from 1 in order. `repeated X`; `map X`: by text; `.X`: declared within. `one_of`: of these
-    fields of a message at most one is set, either all its fields or those after the choice's own
-    name.
+    """Return the protobuf messages of `table` as classes, by name; `A.B` is declared within `A`.
+    The fields of a message are written as `TYPE NAME=NUMBER, ...`; fields without numbers are
+    numbered from 1 in order. `repeated X` is a list, `map X` is a map with text keys, and `.X` is a
+    type that is declared within the message. `one_of` names, for a message, the fields of which at
+    most one is set: either all its fields, or those listed after the name of the choice.
     """
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(_File(package, table, one_of).made().SerializeToString())

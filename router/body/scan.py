@@ -69,7 +69,7 @@ class PromptOptions(msgspec.Struct):
 
 
 class Sequenced(msgspec.Struct, frozen=True):
-    """A request's place in a sequence, whose requests must all go to one server.
+    """The place of a request in a sequence of requests, all of which must go to one server.
     Lifetime: request.
     """
 
@@ -80,11 +80,10 @@ class Sequenced(msgspec.Struct, frozen=True):
 
 @record
 class Scanned:
-    """The data of one request's body that routing needs. Lifetime: request.
-
-    `prompts` has every prompt of a completions request: texts, or token ids in 0..2^63-1, none of
-    them empty. `messages` is the conversation of a chat request. Either is empty if the body has
-    none; completions and chat requests without one are refused.
+    """The data of one request's body that routing needs. `prompts` has every prompt of a
+    completions request, as text or as token ids in 0..2^63-1; no prompt is empty. `messages` has
+    the conversation of a chat request. Completions without prompts and chats without messages are
+    refused; for other requests, both may be empty. Lifetime: request.
     """
 
     model: str | None = None
@@ -159,9 +158,8 @@ Field = tuple[int, int, int, int, int]  # as `kvkernels.body_fields` has it
 
 
 class Form(Generic[B]):
-    """Reads the fields of one kind of body; a long body is read in short pieces. Lifetime: process.
-
-    The values that it would build are counted first, without Python's lock.
+    """Reads the fields of one kind of request body. A long body is read in short pieces: its values
+    are counted first, without Python's lock, before they are built. Lifetime: process.
     """
 
     def __init__(self, kind: type[B]) -> None:
@@ -270,11 +268,10 @@ _KEYS = ("session_id", "prompt_cache_key", "user", "cache_salt", "model")
 
 
 def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
-    """Read `body`, sent to `path`. Pure; raises ClientError(400) and nothing else.
-
-    The error says what was expected and where (a byte with its line and column, or the path of a
-    field), and never repeats the client's text, but for the name of a field that is nearly the
-    missing one's.
+    """Return the data in `body`, which was sent to `path`. The function is pure, and raises only
+    ClientError (400). The error says what was expected and where (a byte with its line and column,
+    or the path of a field). It never repeats the client's text, except the name of a field that
+    resembles the missing field.
     """
     fields = _BODY.read(body, limits)
     prompts = prompts_in(fields.prompt, "prompt", limits)
@@ -295,7 +292,9 @@ def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
 
 
 def _missing(body: bytes, why: str, name: str, code: str) -> ClientError:
-    """Return the error for a body without the field `name`; it names a field spelt nearly so."""
+    """Return the error for a body without the field `name`. If a field of the body has nearly the
+    same name, the error mentions it.
+    """
     if len(body) < LONG_BYTES:
         fields = decode(_FIELDS, body, "")
         shown = [one for one in list(fields)[:_MOST_FIELDS] if _FIELD.fullmatch(one)]
@@ -306,8 +305,8 @@ def _missing(body: bytes, why: str, name: str, code: str) -> ClientError:
 
 
 def scanned_of(fields: Common, limits: ScanLimits, **more: Any) -> Scanned:
-    """Return the data of any body, with `more` data that its API has in its own form. Raises
-    ClientError(400).
+    """Return the data of a body of any kind. `more` is data that the request's API has in a form of
+    its own. Raises ClientError (400) for invalid data.
     """
     # A name that is too long is refused rather than cut: two cut ones could be mixed up.
     keys = (
@@ -349,8 +348,8 @@ def _agent_fields(fields: Common) -> dict[str, str | bytes] | None:
 def prompts_in(
     field: msgspec.Raw, name: str, limits: ScanLimits
 ) -> tuple[str, ...] | tuple[Tokens, ...]:
-    """Return every prompt in the field `name`: text, token ids, or a list of either; empty for
-    null.
+    """Return every prompt in the field `name`. The field may be a text, a list of token ids, or a
+    list of either; the result is empty if the field is null.
     """
     view = memoryview(field)
     if len(view) >= LONG_BYTES:
@@ -383,8 +382,8 @@ def prompts_in(
 def _long_prompts(
     raw: memoryview, name: str, limits: ScanLimits
 ) -> tuple[str, ...] | tuple[Tokens, ...]:
-    """Return every prompt in a long field, which is well-formed JSON, reading one after
-    the other.
+    """Return every prompt in a long field of well-formed JSON. The prompts are read one after the
+    other.
     """
     if raw[0] == ord('"'):
         return (_long_text(raw, name),)
@@ -417,7 +416,7 @@ def _long_prompts(
 
 
 def _long_text(raw: memoryview, path: str) -> str:
-    """Return a JSON string; a string of megabytes is decoded without Python's lock."""
+    """Return the text of a JSON string. A string of megabytes is decoded without Python's lock."""
     data = json_text(raw) if len(raw) >= _LONG_TEXT_BYTES else None
     text: str = decode(_TEXT, raw, path) if data is None else data.decode()
     if not text:
@@ -439,7 +438,9 @@ def _some(ids: Tokens, path: str) -> Tokens:
 
 
 def _no_token(raw: memoryview, at: int, path: str, index: int) -> ClientError:
-    """Return the error for item `index` of a list, at byte `at`, that is no token id."""
+    """Return the error for item `index` of a list, at byte `at` of the body, because the item is no
+    token id.
+    """
     kind = _kind(raw[at])
     if kind == "number" and _INTEGER.match(raw, at, at + 64):
         text = f"a token id must be 0..{MAX_TOKEN_ID}"
@@ -465,7 +466,9 @@ def _tokens(ids: list[int], path: str) -> Tokens:
 
 
 def messages_in(messages: list[Message] | None, limits: ScanLimits) -> tuple[Message, ...]:
-    """Return the messages; each has a role, and content that templates can render."""
+    """Return the messages of a chat. Raises ClientError unless each message has a role and content
+    that templates can render.
+    """
     if messages is None:
         return ()
     _check_count(len(messages), "messages", limits)
@@ -493,7 +496,9 @@ def _check_parts(parts: list[Any], path: str) -> None:
 
 
 def decode(decoder: msgspec.json.Decoder[Any], data: bytes | memoryview, path: str) -> Any:
-    """Decode `data`, found at `path` of the body. Failures become ClientError(400)."""
+    """Return `data` decoded from JSON. `path` is the place of the data in the body, for error
+    messages. Raises ClientError (400) if decoding fails.
+    """
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -568,7 +573,9 @@ class _Input(Common):
 
 
 class _Pairs(Common):
-    """The fields of scores and ranks: vLLM's and SGLang's names of the two sides."""
+    """The fields of requests for scores and ranks, with the names that vLLM and SGLang give to the
+    two sides of each pair of texts.
+    """
 
     query: msgspec.Raw = _ABSENT
     queries: msgspec.Raw = _ABSENT
@@ -681,10 +688,9 @@ def _digest(text: str) -> bytes:
 
 
 def _told(message: Message) -> Message:
-    """Return a message whose only part is text with that text as its content.
-
-    Marks of `cache_control` are left out: clients move them to the last message in each turn, and
-    no engine makes tokens of them.
+    """Return the message with its text as its content if that text is its only part. Marks of
+    `cache_control` are left out: clients move them to the last message in each turn, and no engine
+    makes tokens of them.
     """
     content = _unmarked(message.get("content"))
     if isinstance(content, list) and len(content) == 1:
@@ -695,10 +701,8 @@ def _told(message: Message) -> Message:
 
 
 def _unmarked(content: Any, nested: bool = True) -> Any:
-    """Return the parts of a message without marks of `cache_control`; the same object if there are
-    none.
-
-    nested: also the parts within a tool's result.
+    """Return the parts of a message without marks of `cache_control`. If there are no marks, the
+    same object is returned. With `nested`, the parts within a tool's result are also searched.
     """
     if not isinstance(content, list):
         return content
@@ -713,8 +717,8 @@ def _unmarked(content: Any, nested: bool = True) -> Any:
 
 
 def _functions(tools: list[Any] | None, schema: str) -> list[Any] | None:
-    """Return tools in the form of chats. `schema`: the key of a function's parameters in
-    this API.
+    """Return tools in the form that OpenAI's chat API has. `schema` is the key under which this API
+    has the parameters of a function.
     """
     return tools and [
         {
@@ -755,8 +759,8 @@ def _pairs(body: bytes, limits: ScanLimits) -> Scanned:
 
 
 def _by_text(fields: Common, limits: ScanLimits, raw: bytes) -> Scanned:
-    """Return the data of bodies that engines tokenize in ways of their own; they are matched as
-    text.
+    """Return the data of a request that each engine tokenizes in its own way, so that the router
+    matches its prompts as text.
     """
     return scanned_of(fields, limits, prompts=(raw.decode("utf-8", "replace"),), by_text=True)
 

@@ -1,4 +1,6 @@
-"""A client of the admin port for commands, and `warmroute workers`."""
+"""A client of the admin port that the commands of `warmroute` use, and the command `warmroute
+workers`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class AdminClient:
     """An HTTP client of the admin port. Lifetime: command."""
 
     def __init__(self, url: str, key: str | None, advice: str = _ADVICE) -> None:
-        """`advice`: what to tell the user if nobody answers at the URL. Raises AdminError."""
+        """Make a client of the admin port at `url`. `advice` is shown to the user if nobody answers
+        at the URL. Raises AdminError for an invalid URL.
+        """
         self.url = url.rstrip("/")
         self._advice = advice
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -37,15 +41,19 @@ class AdminClient:
             raise AdminError(f"{url!r} is no URL; give one such as http://127.0.0.1:8081")
 
     def text(self, path: str) -> str:
-        """Return an answer as text. Raises AdminError."""
+        """Return the answer to a GET of `path` as text. Raises AdminError if the request fails."""
         return self._asked("GET", path, None).decode(errors="replace")
 
     def data(self, path: str, most_bytes: int) -> bytes:
-        """Return an answer as bytes. Raises AdminError, also for more than `most_bytes`."""
+        """Return the answer to a GET of `path` as bytes. Raises AdminError if the request fails or
+        the answer has more than `most_bytes`.
+        """
         return self._asked("GET", path, None, most_bytes)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Send JSON, and return the JSON answer. Raises AdminError."""
+        """Send a request with a JSON body, and return the JSON answer. Raises AdminError if the
+        request fails.
+        """
         data = self._asked(method, path, None if body is None else json.dumps(body).encode())
         try:
             return json.loads(data)
@@ -97,12 +105,16 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def admin_of(args: argparse.Namespace) -> AdminClient:
-    """Return the client for the flags of `add_admin_flags`. Raises AdminError."""
+    """Return the admin client for the flags of `add_admin_flags`. Raises AdminError if a flag is
+    invalid.
+    """
     return AdminClient(args.admin, key_of(args.admin_key_file))
 
 
 def key_of(path: str | None) -> str | None:
-    """Return the key in the file of `--admin-key-file`; None without a file. Raises AdminError."""
+    """Return the key in the file of `--admin-key-file`, or None if no file is given. Raises
+    AdminError if the file cannot be used.
+    """
     if path is None:
         return None
     try:
@@ -155,8 +167,8 @@ def workers_command(args: argparse.Namespace) -> int:
 
 
 def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Carry out the command, and return the rows of the workers that it is about. Raises
-    AdminError.
+    """Carry out the command, and return the rows of the workers that the command named or changed.
+    Raises AdminError if the router refuses.
     """
     action, worker = args.action, args.worker
     if action == "list":
@@ -178,7 +190,9 @@ def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return one line for each worker; its source is before its URL, which may be long."""
+    """Return a table with one line for each worker. The source comes before the URL, because the
+    URL may be long.
+    """
     rows = list(rows)
     several = len({row["revision"] for row in rows if row.get("revision")}) > 1
     width = max([len(_NAMED_BY), *(len(row.get("named_by", "")) for row in rows)])

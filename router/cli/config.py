@@ -157,7 +157,9 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _from_peer(command: str) -> int:
-    """Run `warmroute config --from`: print the file on stdout, and what it lacks on stderr."""
+    """Run `warmroute config --from`: print the converted file on stdout, and the flags that it
+    lacks on stderr.
+    """
     if command == "-":
         command = sys.stdin.read(MAX_CHARACTERS + 1)
     try:

@@ -46,7 +46,9 @@ _RANK = re.compile(r"(.*)@(\d{1,4})")
 
 
 class PeerCommandError(ValueError):
-    """Raised for a command line that cannot be converted; the text says why, and what to give."""
+    """Raised for a command line that cannot be converted; the text says why, and what the user
+    should give instead.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class Converted:
     notes: tuple[tuple[str, str], ...]  # a flag that is not, and why
 
     def summary(self) -> str:
-        """Return a text for the terminal: how many flags were converted, and each one
-        that was not.
+        """Return a text for the terminal that says how many flags were converted, and lists each
+        flag that was not.
         """
         lines = [f"{self.peer.name} {self.peer.release}: flags taken over: {self.taken}"]
         return "\n".join([*lines, *(f"  {line}" for line in _told(self.notes))]) + "\n"
@@ -68,8 +70,8 @@ class Converted:
 
 @dataclass(slots=True)
 class _Given:
-    """The flags of a command line with their values: one list for each time that a flag
-    is given.
+    """The flags of a command line with their values; each flag has one list of values for each time
+    that it is given.
     """
 
     peer: PeerRouter
@@ -87,13 +89,13 @@ class _Given:
         return found[-1] if found else None
 
     def listed(self, name: str) -> list[str]:
-        """Return the parts of a value that are separated by commas."""
+        """Return the parts of the value of the flag `name` that are separated by commas."""
         return [part.strip() for part in (self.last(name) or "").split(",") if part.strip()]
 
 
 @dataclass(slots=True)
 class _Draft:
-    """The file that is being written. Lifetime: one call."""
+    """The configuration file that is being written. Lifetime: one conversion."""
 
     keys: Mapping[str, ConfigKey]
     lines: dict[str, str] = field(default_factory=dict)  # key path -> its line, or lines of a list
@@ -103,9 +105,8 @@ class _Draft:
     taken: set[str] = field(default_factory=set)
 
     def put(self, path: str, value: Any, flag: str, remark: str = "") -> None:
-        """Add a line for `path`; a comment if the value cannot be used on this machine.
-
-        Raises PeerCommandError for a value that the peer would refuse, too.
+        """Add a line for the key `path`, or a comment if the value cannot be used on this machine.
+        Raises PeerCommandError for a value that the other router would refuse, too.
         """
         text, behind = str(value), f"{flag}: {remark}" if remark else flag
         self._refuse_nonsense(path, text, flag)
@@ -127,7 +128,7 @@ class _Draft:
         self.taken.add(flag)
 
     def items(self, path: str, items: Iterable[tuple[Any, str]]) -> None:
-        """Add the lines of a list; unusable and repeated items are left out."""
+        """Add the lines of a list. Items that cannot be used and repeated items are left out."""
         lines: list[str] = []
         seen: set[Any] = set()
         left_out: set[str] = set()
@@ -148,13 +149,15 @@ class _Draft:
             self.lines[path] = "\n".join([f"{path.rpartition('.')[2]}:", *lines])
 
     def default(self, path: str, value: Any, peer: PeerRouter, remark: str = "") -> None:
-        """Add a line for a flag that is not given: the peer's default."""
+        """Add a line with the other router's default value for a flag that is not given."""
         behind = f"the default of {peer.name}"
         self.put(path, value, behind, remark)
         self.taken.discard(behind)
 
     def _refuse_nonsense(self, path: str, text: str, flag: str) -> None:
-        """Raise PeerCommandError for a word that is no number, or none of the words allowed."""
+        """Raise PeerCommandError if a value is not a number where a number is needed, or not one of
+        the allowed words.
+        """
         kind = get_args(self.keys[path].kind)[0]
         number = _number(text)
         no_port = path.endswith("port") and not 0 <= (number or 0) <= 65_535
@@ -171,8 +174,8 @@ class _Draft:
         return "an existing file" if is_file else self.keys[path].allowed
 
     def text(self, head: str) -> str:
-        """Return the file: keys in the order of the documentation, sections, and the flags without
-        a line.
+        """Return the text of the file: the keys in the order of the documentation, the sections,
+        and the flags that got no line.
         """
         out = [head]
         section = ""
@@ -195,7 +198,7 @@ class _Draft:
 
 
 def _told(notes: Iterable[tuple[str, str]]) -> list[str]:
-    """Return one line for each reason, with all flags that have it."""
+    """Return for each reason one line with all flags that have this reason."""
     flags: dict[str, list[str]] = {}
     for flag, why in notes:
         flags.setdefault(why, []).append(flag)
@@ -290,7 +293,9 @@ def _read(command: str) -> _Given:
 
 
 def _program(words: list[str]) -> tuple[list[PeerRouter], list[str]]:
-    """Return the peers that a program's name may mean, and the remaining words."""
+    """Return the routers that the program's name may mean, and the remaining words of the command
+    line.
+    """
     for at, word in enumerate(words):
         module = words[at - 1] == "-m" if at else False
         name = word if module else word.rpartition("/")[2].partition(":")[0]
@@ -389,7 +394,9 @@ def _worker(text: str) -> dict[str, Any]:
 
 
 def _add_facts(draft: _Draft, given: _Given, workers: list[dict[str, Any]]) -> None:
-    """Add what other flags set for workers: events, block size, KV transfer, the engine's kind."""
+    """Add to each worker what other flags say about workers: events, block size, KV transfer and
+    the kind of engine.
+    """
     for name, key in (
         ("--kv-event-source", "events"),
         ("--pd-kv-events", "events"),
@@ -468,8 +475,8 @@ def _static(draft: _Draft, given: _Given) -> None:
 
 
 def _pods(draft: _Draft, given: _Given) -> None:
-    """Add a source for pods that the peer selects by label; here a Service has the label and names
-    the pods.
+    """Add a source of workers for pods that the other router selects by label. Here the pods come
+    from a Service that has the label.
     """
     flag = "--service-discovery"
     of_pods = [name for name, row in given.rows.items() if row.how == "of_pods"]
@@ -546,7 +553,9 @@ def _policy(draft: _Draft, given: _Given) -> None:
 def _parameters(
     draft: _Draft, given: _Given, rule: str, exact: str, parameters: list[tuple[str, str]]
 ) -> str:
-    """Return the rule with its parameters and add it; if it became warmset, only report it."""
+    """Return the policy's rule with its parameters, and add it to the file. If the rule was
+    converted to warmset, only report the parameters.
+    """
     values = []
     for key, name in parameters:
         number = _number(given.last(name))
@@ -593,10 +602,9 @@ def _concurrency(draft: _Draft, given: _Given) -> None:
 
 
 def _defaults(draft: _Draft, given: _Given) -> None:
-    """Add what the peer does without a flag, where warmroute does something else.
-
-    The longest time of a request becomes a line, because clients notice it. What retries, probes
-    and ejections do differs by more than a number, so their defaults are only reported.
+    """Add the other router's behaviour without flags, where warmroute behaves differently. The
+    longest time of a request becomes a line, because clients notice it. Retries, probes and
+    ejections differ by more than a number, so their defaults are only reported.
     """
     for name, row in given.rows.items():
         if not row.default or name in given.values or row.key in draft.lines:
@@ -629,7 +637,7 @@ def _keys(draft: _Draft, given: _Given) -> None:
 
 
 def _otlp(draft: _Draft, given: _Given) -> None:
-    """Add the trace collector, which takes OTLP over HTTP at its own port and path."""
+    """Add the trace collector, which gets traces as OTLP over HTTP at its own port and path."""
     endpoint = given.last("--otlp-traces-endpoint") or given.last("--otel-endpoint")
     flags = [
         name

@@ -67,7 +67,7 @@ def add_doctor_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_facts(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of facts that the servers cannot report."""
+    """Add the arguments for facts that the operator knows but the servers cannot report."""
     add = parser.add_argument_group("facts that the servers cannot report").add_argument
     add("--router", metavar="URL", help="admin port of the router in front of the servers")
     add(
@@ -102,7 +102,7 @@ def _add_facts(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_probe(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a load that the doctor sends."""
+    """Add the arguments for the load that the doctor sends to the servers."""
     add = parser.add_argument_group("a load that the doctor sends").add_argument
     add(
         "--probe", action="store_true",

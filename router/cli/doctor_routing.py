@@ -1,4 +1,6 @@
-"""`warmroute doctor --routing`: why cache hits behind a router are zero or low."""
+"""The command `warmroute doctor --routing`, which finds out why cache hits behind a router are zero
+or low.
+"""
 
 from __future__ import annotations
 

@@ -33,14 +33,18 @@ class FoundWorker:
     trouble: str = ""  # why it is not recognized
 
     def __str__(self) -> str:
-        """Return one printable line for people, whatever the engine answers."""
+        """Return one printable line about the engine for people, whatever characters the engine's
+        answers contain.
+        """
         text = str(self.recognized) if self.recognized else f"not recognized: {self.trouble}"
         shown = "".join(c if c.isprintable() else "?" for c in text)
         return shown[:_SHOWN_CHARACTERS]
 
 
 async def find_engines(specs: Sequence[WorkerSpec], ports: Iterable[int]) -> list[FoundWorker]:
-    """Ask the given workers, or the usual ports of this machine; return those that answer."""
+    """Ask the given workers, or else the usual ports of this machine, and return the engines that
+    answer.
+    """
     async with WorkerTrust().session() as http:
         if specs:
             return list(await asyncio.gather(*(_ask(http, spec) for spec in specs)))
@@ -60,7 +64,7 @@ async def _ask(http: aiohttp.ClientSession, spec: WorkerSpec) -> FoundWorker:
 
 
 def free_ports(first: int) -> tuple[int, int]:
-    """Return two free ports, from `first` on."""
+    """Return two free ports, searching upwards from `first`."""
     free: list[int] = []
     for port in range(first, 65_536):
         with socket.socket() as probe:
@@ -75,7 +79,9 @@ def free_ports(first: int) -> tuple[int, int]:
 
 
 def configuration(found: Sequence[FoundWorker], port: int, admin_port: int) -> str:
-    """Return the text of the file. Text from an engine is only in comments or in quotes."""
+    """Return the text of a configuration file for the engines found. Text from an engine appears
+    only in comments or in quotes.
+    """
     workers = [f"  - {json.dumps(str(one.spec))}  # {one}" for one in found]
     if not workers:
         workers = [f'  - "{_EXAMPLE}"  # an example: put the URL of your engine here']

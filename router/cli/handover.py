@@ -1,5 +1,5 @@
-"""Passes the fleet on in a hot restart: the old router lists its workers, the new one
-follows them.
+"""Passes the workers on in a hot restart: the old router lists its workers, and the new router adds
+them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ _LOOK_S = 0.02
 
 
 def added_by_hand(router: Router) -> tuple[str, ...]:
-    """Return the workers that stay until an operator removes them."""
+    """Return the workers that an operator added and that stay until an operator removes them."""
     named = (m.named for m in router.fleet.members.values() if not m.leaving)
     return tuple(sorted({str(one.spec) for one in named if one.by_hand}))
 
 
 def workers_of(router: Router) -> tuple[HandoverWorker, ...]:
-    """Return all workers that stay."""
+    """Return all workers of this router that are not being removed, with the state that the next
+    router needs.
+    """
     core = router.dispatcher.core
     found = []
     for member in router.fleet.members.values():
@@ -46,9 +48,8 @@ def workers_of(router: Router) -> tuple[HandoverWorker, ...]:
 
 
 async def resume(router: Router, handover: RestartHandover) -> None:
-    """Follow the workers of the old router; return once as much is known of them as it knew.
-
-    A worker that is down by now is waited for at most `_WARM_S`.
+    """Add the workers of the old router, and wait until this router knows as much about them as the
+    old router did. A worker that is down is waited for at most `_WARM_S` seconds.
     """
     for text in handover.added:
         try:
@@ -67,8 +68,8 @@ async def resume(router: Router, handover: RestartHandover) -> None:
 
 
 def _missing(router: Router, handover: RestartHandover) -> set[str]:
-    """Return the workers of which the old router knew more; drain those that it drained, and set
-    roles that it had changed.
+    """Return the workers about which the old router knew more than this router does. Also drain the
+    workers that the old router drained, and set the roles that it had changed.
     """
     now = {worker.name: worker for worker in workers_of(router)}
     followed = {member.spec.url for member in router.fleet.members.values()}

@@ -80,7 +80,7 @@ def init_command(args: argparse.Namespace) -> int:
 
 
 def _check_place(out: Path, force: bool) -> None:
-    """Raise OSError, which says why, if the file cannot be written there."""
+    """Raise OSError with the reason if the file cannot be written at `out`."""
     if out.is_dir():
         raise OSError(f"{out} is a folder; name a file in it")
     if out.exists() and not force:

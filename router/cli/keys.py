@@ -1,4 +1,6 @@
-"""The command `warmroute keys`: make a key, hash one that exists, check a file."""
+"""The command `warmroute keys`, which makes an API key, hashes an existing key, or checks a file of
+keys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command `warmroute kv`: one worker's blocks as the router and the worker know them."""
+"""The command `warmroute kv`, which compares the blocks that the router believes a worker holds
+with those that the worker reports.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +67,15 @@ def kv_command(args: argparse.Namespace) -> int:
 
 
 def _view(admin: AdminClient, worker_id: int) -> KvView:
-    """Return the router's view of a worker. Raises AdminError or KvViewError."""
+    """Return the router's view of a worker's cache. Raises AdminError or KvViewError if the view
+    cannot be read.
+    """
     return decode_kv_view(admin.data(f"/kv?worker={worker_id}", MAX_VIEW_BYTES))
 
 
 def _both(admin: AdminClient, worker_id: int, engine: AdminClient) -> tuple[KvView, int, Chains]:
-    """Return the router's view, and the worker's batch number and blocks, of the same batch if
-    possible.
+    """Return the router's view of a worker's cache, the worker's own batch number and the worker's
+    own blocks. If possible, both are as of the same batch of events.
     """
     for last in [False] * (_TRIES - 1) + [True]:
         seq, held = truth_of(engine.data("/kv_snapshot", MAX_SNAPSHOT_BYTES))
@@ -84,9 +88,8 @@ def _both(admin: AdminClient, worker_id: int, engine: AdminClient) -> tuple[KvVi
 
 def truth_of(snapshot: bytes) -> tuple[int, Chains]:
     """Return the batch number and the chain hashes of all blocks, ascending, in a worker's
-    snapshot. Raises WireError.
-
-    Our engine names its blocks by their chain hashes.
+    snapshot. Our engine names its blocks by their chain hashes. Raises WireError for a malformed
+    snapshot.
     """
     decoded = decode_snapshot(snapshot)
     events = (event for batch in decoded.batches for event in batch.events)

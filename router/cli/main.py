@@ -149,9 +149,8 @@ _COMMANDS = MappingProxyType(
 
 
 class BriefParser(HintingParser):
-    """Reports a wrong flag in one line, because a page of usage would hide it. Lifetime: process.
-
-    A flag must be written out: the beginning of one is a mistake, and not completed.
+    """Reports a wrong flag in one line, because a page of usage would hide the error. Flags must be
+    written in full; an abbreviated flag is an error. Lifetime: process.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -198,13 +197,15 @@ def _parser() -> BriefParser:
 
 
 def advise_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command line; `arguments` come last, so they take precedence."""
+    """Return the command line of the simulator's advice. `arguments` come last, so that they take
+    precedence.
+    """
     return [sys.executable, *_ADVISE_PROGRAM, *_ADVISE_BOUNDS, *arguments]
 
 
 def _advise(arguments: Sequence[str]) -> int:
-    """Run the simulator's advice as a process, because the router imports no simulator; return its
-    exit status.
+    """Run the simulator's advice as a process of its own, because the router does not import the
+    simulator. Return the exit status of the process.
     """
     process = subprocess.Popen(advise_command(arguments))
     while True:

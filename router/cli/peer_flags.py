@@ -1,8 +1,7 @@
-"""The command-line flags of other routers, and which keys of our configuration they become.
-
-One row is one flag of one or more peers. The rows were taken from the argument parsers of the
-releases that `PEERS` names: of sglang-router, smg and vllm-router from their wheels' Python
-parsers, of production-stack from `src/vllm_router/parsers/parser.py` at that commit.
+"""The command-line flags of other routers, and the keys of our configuration that they become. Each
+row is one flag of one or more other routers. The rows were taken from the argument parsers of the
+releases that `PEERS` names: from the Python parsers in the wheels of sglang-router, smg and
+vllm-router, and from `src/vllm_router/parsers/parser.py` at the named commit of production-stack.
 """
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ class PeerRouter:
 
 @dataclass(frozen=True, slots=True)
 class PeerFlag:
-    """A flag of a peer, and the key that it becomes, or why it becomes none."""
+    """A flag of another router, and the key that it becomes, or the reason why it becomes
+    no key.
+    """
 
     name: str
     peers: str  # letters of the peers that have it
@@ -95,7 +96,9 @@ RULES: Mapping[str, str] = MappingProxyType(
 
 
 def _row(peers: str, spec: str, key: str, how: str, **more: str) -> PeerFlag:
-    """Return a row for `--flag` (no value), `--flag=` (one value) or `--flag=*` (several)."""
+    """Return the `PeerFlag` for a text: `--flag` takes no value, `--flag=` takes one value, and
+    `--flag=*` takes several values.
+    """
     name, equals, many = spec.partition("=")
     return PeerFlag(name, peers, SEVERAL if many else ONE if equals else NONE, key, how, **more)
 
@@ -568,5 +571,5 @@ FLAGS = (
 
 
 def flags_of(peer: PeerRouter) -> dict[str, PeerFlag]:
-    """Return the rows of one peer, by the name of the flag."""
+    """Return the flags of one other router, by name."""
     return {flag.name: flag for flag in FLAGS if peer.letter in flag.peers}

@@ -43,12 +43,11 @@ async def serve(
     argv: Sequence[str] = (),
     before: Predecessor | None = None,
 ) -> None:
-    """Run the router until SIGTERM or SIGINT; on SIGHUP, `read_config` reads the configuration
-    again.
-
-    `argv`: the arguments of this router's command, for a router that follows it. `before`: what the
-    previous router left. Raises OSError, which says which address cannot be bound, which file
-    cannot be written, or that too few files may be open; ValueError for a bad policy or key file.
+    """Run the router until SIGTERM or SIGINT. On SIGHUP, `read_config` reads the configuration
+    again. `argv` has the arguments of this router's command, with which a next router is started in
+    a hot restart. `before` is the previous router of a hot restart, or None. Raises OSError, whose
+    text says which address cannot be bound, which file cannot be written, or that too few files may
+    be open. Raises ValueError for a bad policy or key file.
     """
     files = enough(allow_many_files())
     faulthandler.enable()  # systemd ends what hangs by SIGABRT: the log then says where it stood
@@ -87,8 +86,9 @@ class Server:
         read_config: Callable[[], Config],
         follow: Callable[[], None],
     ) -> None:
-        """`files`: how many files may be open. `follow` starts a router that follows this one.
-        Raises TlsError.
+        """Make the server of a router. `files` is the number of files that may be open. `follow`
+        starts the next router of a hot restart. Raises TlsError for certificates that cannot be
+        used.
         """
         self.stop = asyncio.Event()
         self._router = router
@@ -116,17 +116,18 @@ class Server:
         loop.add_signal_handler(signal.SIGUSR2, self._follow)
 
     def obey_no_more(self) -> None:
-        """Handle only signals that stop the router.
-
-        gRPC keeps a reference to the event loop, which would keep the router and its native objects
-        until after the interpreter's end.
+        """Handle only the signals that stop the router from now on. gRPC keeps a reference to the
+        event loop; handlers that stay in the loop would keep the router and its native objects
+        until after the end of the interpreter.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGUSR2):
             loop.add_signal_handler(number, _nothing)
 
     async def start(self, before: Predecessor | None) -> None:
-        """Learn the workers, listen, and announce it. Raises OSError and ReplicaRefusedError."""
+        """Learn the workers, listen at the ports, and print that the router is ready. Raises
+        OSError or ReplicaRefusedError if the router cannot start.
+        """
         router, config = self._router, self._router.config
         if router.replica is not None:
             await router.replica.link.agree()
@@ -156,7 +157,7 @@ class Server:
         print(f"ready {client}{shown}{grpc}{self._picker_shown()}", flush=True)
 
     async def _resume(self, before: Predecessor, handover: RestartHandover) -> None:
-        """Follow the workers of the previous router."""
+        """Add the workers of the previous router."""
         from router.cli.handover import resume
 
         router = self._router
@@ -165,7 +166,9 @@ class Server:
             await router.former.follow(before.line, handover.shares)
 
     async def _follow_on(self, before: Predecessor | None) -> None:
-        """Tell the previous router that this one serves, and wait for one that follows."""
+        """Tell the previous router that this router serves, and wait for a next router that
+        replaces this one.
+        """
         router, socket_path = self._router, self._router.config.hot_restart
         if socket_path is None or router.former is None:
             return
@@ -203,8 +206,8 @@ class Server:
         return handover, [*client, *admin, *(line for line, _ in lines)]
 
     async def hand_over(self) -> None:
-        """Accept nothing more, because another router serves, and stop when all requests are
-        answered.
+        """Accept no more connections, because another router serves now, and stop when all requests
+        are answered.
         """
         self.pulse.serve(False)
         self._router.hand_over()
@@ -219,7 +222,7 @@ class Server:
         self._lingering = asyncio.create_task(self._linger(), name="after a hot restart")
 
     async def _linger(self) -> None:
-        """Stop once all connections have ended, or have had enough time."""
+        """Stop the router once all connections have ended, or after a time limit."""
         handover_s = self._router.config.timeouts.handover_s
         log.info("handed over: what runs here gets %g s (timeouts.handover_s)", handover_s)
         ports = [port for port in (self._client, self._grpc, self._picker) if port is not None]
@@ -299,9 +302,8 @@ class Server:
 def _sockets(
     config: Config, before: Predecessor | None
 ) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Return the sockets to listen with, for clients and admin; none if the ports make their own.
-
-    Raises OSError, which says which address cannot be bound.
+    """Return the sockets that listen for clients and for the admin port. A list is empty if the
+    port makes its own sockets. Raises OSError, whose text says which address cannot be bound.
     """
     if config.hot_restart is None:
         return [], []
@@ -330,8 +332,8 @@ def allow_many_files() -> int:
 
 
 async def _until(stop: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
-    """Wait until `stop` is set. If one of the `lasting` tasks ends, that is a defect and ends the
-    program.
+    """Wait until `stop` is set or one of the `lasting` tasks ends. Raises the error of such a task,
+    because its end is a defect.
     """
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([stopping, *lasting], return_when=asyncio.FIRST_COMPLETED)
@@ -342,7 +344,7 @@ async def _until(stop: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
 
 
 def _follower(argv: Sequence[str], config: Config) -> Callable[[], None]:
-    """Return a function that starts the next router with the same arguments."""
+    """Return a function that starts the next router of a hot restart with the same arguments."""
     if config.hot_restart is None:
         words = "SIGUSR2: no follower is started: the key `hot_restart` names no socket"
         return lambda: log.error(words)

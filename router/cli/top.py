@@ -34,7 +34,9 @@ _METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The router's state at one moment. Lifetime: two frames."""
+    """The router's state at one moment. Lifetime: as long as the display shows it or computes rates
+    from it.
+    """
 
     at_s: float
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -50,7 +52,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class OfWorker:
-    """A worker in the latest decisions; None for values that they do not have."""
+    """The figures of one worker in the latest decisions. A figure is None if no decision has it."""
 
     hit_rate: float | None
     ttft_p50_s: float | None
@@ -91,7 +93,7 @@ def rate(before: Look | None, now: Look, name: str) -> float | None:
 
 
 def of_workers(decisions: list[dict[str, Any]]) -> dict[int, OfWorker]:
-    """Return the data of each worker in the kept decisions."""
+    """Return the figures of each worker in the latest decisions, by worker id."""
     prompt: dict[int, int] = defaultdict(int)
     hit: dict[int, int] = defaultdict(int)
     ttft: dict[int, list[float]] = defaultdict(list)
@@ -121,7 +123,7 @@ SORTS: tuple[str, ...] = ("trouble", "requests", "queued", "worker")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The size and options of the display. Lifetime: frame."""
+    """The size and options of the display. Lifetime: one refresh of the display."""
 
     columns: int
     lines: int
@@ -131,7 +133,9 @@ class View:
 
 
 def frame(admin: str, before: Look | None, now: Look | None, view: View) -> list[str]:
-    """Return at most `view.lines` lines of at most `view.columns` characters."""
+    """Return the lines of the display: at most `view.lines` lines of at most `view.columns`
+    characters.
+    """
     notes = [f"warmroute top  {admin}" + ("  PAUSED" if view.paused else "")]
     if view.trouble:
         notes.append(f"! {view.trouble}")
@@ -164,7 +168,7 @@ def _traffic(before: Look | None, now: Look) -> list[str]:
 
 
 def _sources(now: Look) -> list[str]:
-    """Return a line for each source of workers that is in trouble."""
+    """Return a line for each source of workers that reports a problem."""
     ill = [one for one in now.sources if one.get("trouble")]
     return [f"! {one['source']}: {one['trouble']}" for one in ill[:_SOURCES]]
 
@@ -206,8 +210,8 @@ def _mode(row: Mapping[str, Any]) -> str:
 
 
 def _inexact(now: Look) -> list[str]:
-    """Return lines that say why workers' hits are not exact, and what would change that;
-    approximate ones come first.
+    """Return lines that say why the hits of workers are not exact, and how to make them exact.
+    Workers with approximate hits come first.
     """
     workers: dict[tuple[str, str, str], list[str]] = {}
     for row in now.rows:
@@ -269,8 +273,8 @@ def _rank(state: str) -> int:
 
 
 def _fit(lines: list[str], view: View) -> list[str]:
-    """Return lines cut to the terminal's width, without control characters, which a worker's text
-    may have.
+    """Return the lines cut to the terminal's width. Control characters, which text from a worker
+    may have, are removed.
     """
     plain = ("".join(c if c.isprintable() else "?" for c in line) for line in lines)
     return [line[: view.columns] for line in plain][: view.lines]
@@ -333,7 +337,7 @@ def top_command(args: argparse.Namespace) -> int:
 
 
 def _once(admin: AdminClient, first: Look) -> int:
-    """Print one frame; it takes two looks, for rates."""
+    """Print the display once. The router's state is read twice, because rates need two readings."""
     time.sleep(_EVERY_S)
     try:
         now = look(admin)
@@ -372,7 +376,9 @@ class Watch:
                 self._look()
 
     def _look(self) -> None:
-        """Look again; a router that does not answer, as during a restart, is asked again later."""
+        """Read the router's state again. If the router does not answer, for example during a
+        restart, try again later.
+        """
         if self.paused:
             return
         try:
@@ -391,7 +397,9 @@ class Watch:
 
 
 def _key(within_s: float) -> str:
-    """Return the next key; q if the terminal is gone; "" if none comes within the time."""
+    """Return the next key that the user presses, or "" if none is pressed within `within_s`
+    seconds. If the terminal is gone, return "q".
+    """
     ready, _, _ = select.select([sys.stdin], [], [], within_s)
     return (os.read(sys.stdin.fileno(), 1).decode(errors="replace") or "q") if ready else ""
 
@@ -408,7 +416,9 @@ def _screen() -> Iterator[None]:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Read keys one by one within the block."""
+    """Let the terminal pass on each key at once, without waiting for Enter, while the
+    block runs.
+    """
     number = sys.stdin.fileno()
     kept = termios.tcgetattr(number)
     tty.setcbreak(number)

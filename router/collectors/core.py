@@ -1,7 +1,6 @@
 """The collector of the decision core, and the registration of the collectors that every router has.
-
-`router/assembly.py` registers the others. Counts that the core keeps anyway are read from it at
-scrape time; only times are recorded as they happen.
+`router/assembly.py` registers the others. Counts that the core keeps for itself are read at scrape
+time; only durations are recorded when they happen.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def router_metrics(
     check: TokenCheck | None = None,
     keeper: StateKeeper | None = None,
 ) -> RouterMetrics:
-    """Return the metrics of requests, with those of the core, its log, its saved caches and its
+    """Return the metrics of requests, and those of the core, the request log, saved caches and
     tokens.
     """
     metrics = RouterMetrics()
@@ -221,8 +220,8 @@ def _mirrors(core: RouterCore) -> Iterator[Metric]:
 
 
 def _worker_replies(replies: Replies, fleet: FleetManager) -> Metric:
-    """Return the replies by worker. A worker that left takes its series along, or they would grow
-    with every change.
+    """Return the number of replies by worker. The series of a worker that left are dropped;
+    otherwise the number of series would grow with every change of the fleet.
     """
     for gone in replies.keys() - fleet.members.keys():
         del replies[gone]

@@ -1,5 +1,5 @@
-"""The collector of requests by model, which autoscalers read; every known model has a value from
-the start.
+"""The collector of requests by model, which autoscalers read. Every known model has a value from
+the router's start.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from router.waiting.queue import MODELS_COUNTED, OTHERS, WorkerWait
 
 
 def model_metrics(core: RouterCore, waiting: WorkerWait) -> Iterator[Metric]:
-    """Yield the metrics of each model. An autoscaler takes a missing series for 0, and would not
-    start a first worker.
+    """Yield the metrics of each model. Every model has a series, because an autoscaler takes a
+    missing series for 0 and would not start the first worker.
     """
     first = waiting.terms().models  # which scale to zero
     models = sorted(waiting.known.names(), key=lambda model: (model not in first, model))

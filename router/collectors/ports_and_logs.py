@@ -1,4 +1,4 @@
-"""Collectors of the parts around the core: ports, logs, tokens, traces, saved caches."""
+"""Collectors of the parts around the core: ports, logs, tokens, traces and saved caches."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def state_metrics(keeper: StateKeeper | None) -> Iterator[Metric]:
 
 
 def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]:
-    """Yield the metrics of the token check, with a series for each checked model, and those of the
-    piece memo.
+    """Yield the metrics of the token check, with a series for each checked model, and the metrics
+    of the memo of tokenized pieces of text.
     """
     exact = dict(check.exact())
     yield counters(
@@ -95,7 +95,7 @@ def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]
 
 
 def log_metrics(of: str, log: QueuedLog[Any] | None) -> Iterator[Metric]:
-    """Yield the number of lines of a log; 0 if there is no such log."""
+    """Yield the number of lines of a log; the number is 0 if the router keeps no such log."""
     yield counters(
         f"warmroute_{of}_log_lines",
         f"Lines of the {of} log, `written` or `lost`",
@@ -108,8 +108,8 @@ _PICKER_ENDS = ("placed", "refused", "unasked", "left", "watched", "broken")
 
 
 def picker_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
-    """Yield the metrics of requests about which data planes asked the picker, by outcome; all are 0
-    if the picker is off.
+    """Yield the number of requests for which proxies asked the endpoint picker, by outcome. All
+    numbers are 0 if the picker is off.
     """
     text = "Unfinished requests about which a gateway has asked the endpoint picker"
     yield gauge("warmroute_picker_streams", text, counts.get("open", 0))

@@ -1,4 +1,4 @@
-"""Collectors of the routers that share state with this one, and of the link to them."""
+"""Collectors of the routers that share state with this router, and of the link between them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def replica_metrics(replica: Replica | None) -> Iterator[Metric]:
 
 
 def former_metrics(former: FormerRouters | None) -> Iterator[Metric]:
-    """Yield the number of earlier routers that have not ended, and of their requests; 0 if there
-    are none.
+    """Yield the number of earlier routers (of hot restarts) that have not ended, and the number of
+    their requests; both are 0 if there are none.
     """
     count, requests = (0, 0) if former is None else (len(former), former.requests)
     yield gauge(

@@ -1,6 +1,6 @@
-"""Metrics of the workers and of the sources that list them. Samples of the large families are made
-here, not by the library's `add_metric`, which takes five times as long: with a thousand workers
-there are thirty thousand samples, read while nothing else runs.
+"""Collectors of the workers and of the sources that list workers. Samples of large metric families
+are made here, not by the library's `add_metric`, which takes five times as long. A thousand workers
+have thirty thousand samples, and the router does nothing else while they are read.
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ def hit_metrics(core: RouterCore, fleet: FleetManager, hits: WorkerHits) -> Iter
 
 
 def panic_metric(core: RouterCore) -> Metric:
-    """Return the gauge that shows for each base model whether most of its workers do not answer."""
+    """Return the gauge that shows for each base model whether most of its workers do not answer
+    probes.
+    """
     family = GaugeMetricFamily(
         "warmroute_panic",
         "1 while most workers of a base model do not answer. Requests then stay where "
@@ -196,8 +198,8 @@ def panic_metric(core: RouterCore) -> Metric:
 
 
 def halves_missing_metric(core: RouterCore) -> Metric:
-    """Return the gauge of workers without a partner in disaggregation; it is empty if each group
-    has both roles.
+    """Return the gauge that counts the prefill and decode workers without a partner. The gauge is
+    empty if each group has both roles.
     """
     family = GaugeMetricFamily(
         "warmroute_pool_half_missing",
@@ -212,7 +214,9 @@ def halves_missing_metric(core: RouterCore) -> Metric:
 
 
 def role_metrics(keeper: RoleKeeper | None) -> Iterator[Metric]:
-    """Yield the work in each role as `roles.follow` measures it; nothing if that is off."""
+    """Yield the work in each role as `roles.follow` measures it. Yield nothing if `roles.follow` is
+    off.
+    """
     if keeper is None:
         return
     family = GaugeMetricFamily(
@@ -240,8 +244,8 @@ def _gauges(workers: list[Worker], columns: WorkerColumns, now_s: float) -> Iter
 
 
 def _info(fleet: FleetManager) -> Metric:
-    """Return the gauge by whose labels dashboards show a worker's URL, engine, role and
-    revision.
+    """Return the gauge whose labels have a worker's URL, engine, role and revision, for
+    dashboards.
     """
     info = GaugeMetricFamily(
         "warmroute_worker_info",

@@ -25,7 +25,9 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value, and where it was given. Lifetime: one reading of the configuration."""
+    """A value of a setting, and the place where the value was given. Lifetime: one reading of the
+    configuration.
+    """
 
     value: Any
     source: str  # "file:line", "flag --port", "WARMROUTE_PORT" or "default"
@@ -37,11 +39,10 @@ class Given:
 
 
 def read_file(path: Path, sections: Collection[str]) -> dict[str, Given]:
-    """Return the file's value for each key path, in the file's order.
-
-    Keys are not checked here, except for repetition. `sections` are the names whose mappings hold
-    keys; other mappings are not walked, so that YAML aliases cannot expand without bound. Raises
-    ConfigError for a file that cannot be read, is too large, or is not YAML of that shape.
+    """Return the value of each key path in the file, in the file's order. Keys are not checked
+    here, except for repetition. `sections` are the names of mappings that hold keys; other mappings
+    are not searched, so that YAML aliases cannot expand without bound. Raises ConfigError if the
+    file cannot be read, is too large, or is not YAML of this shape.
     """
     try:
         with path.open("rb") as file:

@@ -16,7 +16,9 @@ class HintingParser(argparse.ArgumentParser):
     """Adds `did you mean ...?` to argparse's error for an unknown word. Lifetime: process."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown words at once, because only the parser of a command knows its flags."""
+        """Report unknown arguments as errors at once, because only the parser of a command knows
+        the command's flags.
+        """
         found, left = super().parse_known_args(args, namespace)
         if left:
             flags = (word.partition("=")[0] for word in left if word.startswith("--"))

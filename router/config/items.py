@@ -9,7 +9,9 @@ Item = TypeVar("Item")
 
 
 class BadItemsError(ValueError):
-    """Raised for list items that cannot be used; `problems` has one by each item's number."""
+    """Raised for list items that cannot be used; `problems` has the problem of each bad item by the
+    item's number.
+    """
 
     def __init__(self, problems: dict[int, str]) -> None:
         super().__init__("; ".join(f"[{number}]: {text}" for number, text in problems.items()))
@@ -17,7 +19,9 @@ class BadItemsError(ValueError):
 
 
 def each(items: Iterable[Any], check: Callable[[Any], Item]) -> tuple[Item, ...]:
-    """Return `check(item)` for every item. Raises BadItemsError with all items that it refuses."""
+    """Return the results of `check` for all items. Raises BadItemsError with all items for which
+    `check` failed.
+    """
     checked: list[Item] = []
     problems: dict[int, str] = {}
     for number, item in enumerate(items):

@@ -1,4 +1,6 @@
-"""Keys read from Structs of settings: path, flag, variable, type, range, help."""
+"""Reads the keys of the configuration from Structs: path, flag, variable, type, range and help of
+each key.
+"""
 
 from __future__ import annotations
 

@@ -24,10 +24,9 @@ _FADE_S = 60.0  # time constant of the fading: older decisions count less
 
 
 class RecentHits:
-    """Sums of hit tokens and prompt tokens by worker slot, which fade with time.
-
-    Once a second it reads the decisions kept since, at most 1,000; if there were more, it reads a
-    sample. Lifetime: process.
+    """Sums hit tokens and prompt tokens by worker slot; older decisions count less. Once a second,
+    `look` reads the decisions made since the last call, at most 1,000; if more were made, it reads
+    a sample of them. Lifetime: process.
     """
 
     def __init__(self, core: RouterCore, decisions: LatestAttempts) -> None:
@@ -41,7 +40,7 @@ class RecentHits:
         self._silent_s = np.zeros(slots)  # since the last dispatch to the slot
 
     def look(self, elapsed_s: float) -> None:
-        """Add the decisions since the last look, which was `elapsed_s` ago."""
+        """Add the decisions made since the last call, which was `elapsed_s` seconds ago."""
         fade = math.exp(-elapsed_s / _FADE_S)
         self._hit_tokens *= fade
         self._prompt_tokens *= fade
@@ -61,9 +60,8 @@ class RecentHits:
         self._seen = self._decisions.added
 
     def shares(self, slots: Ints, worker_ids: Ints) -> Floats:
-        """Return float64[slots]: the expected share of cached prompt tokens, 0..1.
-
-        NaN means that nothing was sent to the worker lately.
+        """Return for each slot the expected share of prompt tokens that were cached, 0..1, as
+        float64[slots]. NaN means that nothing was sent to the worker lately.
         """
         tokens = np.where(self._worker_id[slots] == worker_ids, self._prompt_tokens[slots], 0.0)
         known = (tokens >= 1.0) & (self._silent_s[slots] <= _FADE_S)
@@ -79,12 +77,16 @@ Row = tuple[Member, Worker | None]
 
 
 def rows(core: RouterCore, members: list[Member]) -> list[Row]:
-    """Return each worker with the core's entry for it, or None until it is recognized."""
+    """Return each worker of the fleet with the core's entry for it. The entry is None until the
+    worker's engine is recognized.
+    """
     return [(member, core.workers.get(member.worker_id)) for member in members]
 
 
 def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) -> dict[str, Any]:
-    """Return the present state and load of each worker; `kv` and `hits` are thousandths."""
+    """Return the present state and load of each worker as columns. The columns `kv` and `hits` are
+    in thousandths.
+    """
     states: dict[str, int] = {}
     slow_start = core.caches.slow_start if core.caches.slow_start else None
     state = [states.setdefault(_state(*row, slow_start, now_s), len(states)) for row in fleet]
@@ -120,16 +122,15 @@ def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) 
 
 
 def roots(fleet: list[Row]) -> list[tuple[object, ...]]:
-    """Return the objects that `names` reads; while they are the same, the names are the
-    same, too.
+    """Return the objects that `names` reads; while these objects are the same, the result of
+    `names` is the same, too.
     """
     return [(m.spec, m.recognized, None if w is None else w.facts) for m, w in fleet]
 
 
 def names(fleet: list[Row]) -> list[list[Any]]:
-    """Return the fields that seldom change.
-
-    They are id, URL, rank, engine, models, number of models, role and KV tokens.
+    """Return for each worker the fields that seldom change: id, URL, rank, engine, models, number
+    of models, role and KV tokens.
     """
     return [
         [
@@ -159,10 +160,9 @@ def exactness(fleet: list[Row], hits: WorkerHits | None) -> dict[str, Any]:
 
 
 def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
-    """Return the trunks with the greatest demand.
-
-    `holders` has one bit for each row of the fleet, in hex, the highest bit first. `followed` is
-    false if the policy does not use sessions.
+    """Return the prompt beginnings (trunks) with the greatest demand. In `holders`, a hexadecimal
+    number has one bit for each row of the fleet, the highest bit first. `followed` is false if the
+    policy does not use sessions.
     """
     sessions = core.session_tracking.sessions
     if sessions is None:
@@ -195,7 +195,9 @@ def _state(
 
 
 def _index(worker: Worker | None) -> str:
-    """Return "1" if the worker's cache is known, "0" for a lower bound, "-" without events."""
+    """Return "1" if the worker's cache is known exactly, "0" if only a lower bound is known, and
+    "-" if the worker sends no KV events.
+    """
     if worker is None or not worker.tells:
         return "-"
     return "1" if worker.kv.known else "0"

@@ -1,7 +1,7 @@
-"""The page at `/ui`: one self-contained answer, and its state; and the page of links at `/`.
-
-The page's Content Security Policy (Level 3, W3C) names its one style sheet and one script by their
-SHA-256, so that names which workers or clients choose stay text.
+"""Serves the page at `/ui` as one self-contained answer, the state that the page shows, and the
+page of links at `/`. The page's Content Security Policy (Level 3, W3C) allows only its own style
+sheet and script, named by their SHA-256. So text that workers or clients choose, such as a model's
+name, can never run as a script.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def page() -> tuple[bytes, dict[str, str]]:
 
 
 def links_page(routes: Mapping[str, Iterable[str]]) -> Response:
-    """Return the answer at `/`, for people: a link to the page, and all paths of the port with
-    their methods.
+    """Return the page at `/` for people: a link to `/ui`, and all paths of the port with their
+    methods.
     """
     style = _text("look.css")
     rows = []
@@ -115,7 +115,9 @@ _HEADERS = {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-o
 
 
 class UiPages:
-    """Handlers of `/ui`: the page, and the state that the page asks for. Lifetime: process."""
+    """Handles requests for the page at `/ui` and for the state that the page shows. Lifetime:
+    process.
+    """
 
     def __init__(self, state: UiState) -> None:
         self._state = state
@@ -123,14 +125,13 @@ class UiPages:
         self._type = self._headers.pop("Content-Type")
 
     async def show(self, request: Request) -> Response:
-        """Return the page."""
+        """Return the page at `/ui`."""
         return Response(200, self._body, dict(self._headers), self._type)
 
     async def state(self, request: Request) -> Response:
-        """Return the state that the page shows, or only what is new since the last answer.
-
-        The query `?boot=B&since=N&names=V` repeats what the last answer said. 204 means that
-        nothing is new.
+        """Return the state that the page shows, or only what is new since the last answer. The page
+        repeats in the query `?boot=B&since=N&names=V` what the last answer contained. Status 204
+        means that nothing is new.
         """
         since, version = _number(request, "since"), _number(request, "names")
         told = self._state.told(request.query.get("boot", ""), since, version)
@@ -140,7 +141,9 @@ class UiPages:
 
 
 def _number(request: Request, name: str) -> int:
-    """Return the number in a query. Raises ClientError (400)."""
+    """Return the number in the query parameter `name`. Raises ClientError (400) if it is not a
+    number.
+    """
     text = request.query.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) <= 15):
         raise ClientError(400, f"`{name}` must be a whole number of at most 15 digits", name)

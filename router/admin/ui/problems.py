@@ -83,7 +83,9 @@ Key = tuple[str, str | int]  # kind; worker id, or what it is about
 
 
 class Problems:
-    """All present problems with their beginnings, found again once a second. Lifetime: process."""
+    """Finds all present problems once a second, and keeps the time at which each began. Lifetime:
+    process.
+    """
 
     def __init__(
         self,
@@ -94,10 +96,8 @@ class Problems:
         sources: Rows = list,
         replicas: Rows = list,
     ) -> None:
-        """Look for problems in these parts of the router.
-
-        `sources`: rows of the parts that name workers. `replicas`: rows of the routers that share
-        state.
+        """Look for problems in these parts of the router. `sources` returns rows of the parts that
+        name workers, and `replicas` returns rows of the routers that share state.
         """
         self.sources = sources
         self.replicas = replicas
@@ -112,15 +112,17 @@ class Problems:
         self._why: dict[Key, str] = {}  # reasons of problems that concern no single worker
 
     def look(self, now_s: float) -> None:
-        """Find the present problems; a problem of the last look keeps its beginning."""
+        """Find the present problems. A problem that the last call found, too, keeps the time at
+        which it began.
+        """
         self._why = dict(self._of_router(now_s))
         found: list[Key] = [*self._why, *self._of_workers()]
         self._since = {key: self._since.get(key, now_s) for key in found}
 
     def shown(self, now_s: float) -> dict[str, Any]:
-        """Return for JSON the kinds of problems, the worst first, each with its first rows.
-
-        Also return, by worker id, why workers do not take requests, or not as they should.
+        """Return for JSON the kinds of problems, the worst first, each with its first rows. Also
+        return, by worker id, the reason why a worker does not take requests or is not used as it
+        should be.
         """
         kinds: dict[str, list[Key]] = {kind: [] for kind in KINDS}
         for key, since_s in self._since.items():
@@ -287,8 +289,8 @@ def _counted(requests: int) -> str:
 
 
 def _state_kind(member: Member, worker: Worker | None) -> str | None:
-    """Return the problem of a worker that takes no requests; None if an operator wants
-    this state.
+    """Return the kind of problem that keeps a worker from taking requests, or None if an operator
+    wants the worker's state.
     """
     if worker is None:
         return "unrecognized" if member.trouble else None
@@ -301,7 +303,9 @@ def _state_kind(member: Member, worker: Worker | None) -> str | None:
 
 
 def _events_kind(worker: Worker, doubted: bool) -> str | None:
-    """Return the problem of the router's knowledge of a worker's cache, or None."""
+    """Return the kind of problem with the router's knowledge of a worker's cache, or None if there
+    is none.
+    """
     kv = worker.kv
     if kv.guessed is not None:
         return "events_useless"

@@ -1,4 +1,4 @@
-"""The last minutes of a router: one row of figures a second."""
+"""Keeps the figures of the router's last minutes, one row for each second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
 
 
 class History:
-    """The latest `KEPT` samples, numbered from 1. Lifetime: process."""
+    """Keeps the latest `KEPT` samples, numbered from 1. Lifetime: process."""
 
     def __init__(self) -> None:
         self._rows = np.full((KEPT, len(COLUMNS)), np.nan)
@@ -85,7 +85,7 @@ class Sampler:
         self._before = self._counts()
 
     def sample(self) -> None:
-        """Add a sample of the time since the last one, which is about a second."""
+        """Add a sample of the time since the last sample, which is about a second."""
         before, now, core = self._before, self._counts(), self._core
         self._before = now
         elapsed_s = max(now.at_s - before.at_s, 1e-3)
@@ -130,10 +130,8 @@ class Sampler:
         )
 
     def _imbalance(self) -> float:
-        """Return the requests of the busiest worker over the mean of all workers that take
-        requests.
-
-        NaN means that no worker has a request.
+        """Return the number of requests of the busiest worker divided by the mean of all workers
+        that take requests. NaN means that no worker has a request.
         """
         core = self._core
         slots = [worker.slot for worker in core.workers if worker.takes_requests]
@@ -143,10 +141,9 @@ class Sampler:
 
 
 def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> float:
-    """Return the value that about `share` of all observations do not exceed.
-
-    It is computed as by `histogram_quantile` of Prometheus: linear within a bucket, and the last
-    bound if the value lies beyond it. NaN means that there are no observations.
+    """Return the value that about `share` of all observations do not exceed. The value is computed
+    as by `histogram_quantile` of Prometheus: linearly within a bucket; if it lies beyond the last
+    bound, the last bound is returned. NaN means that there are no observations.
     """
     total = sum(counts)
     if not total:

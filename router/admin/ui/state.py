@@ -1,4 +1,4 @@
-"""The state that the page shows, made once a second while pages ask for it."""
+"""Makes the state that the page at `/ui` shows, once a second while browsers ask for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OUTCOMES = 300  # decisions whose outcome is sent
 
 
 class UiState:
-    """The state that pages show, made once for all of them. Lifetime: process."""
+    """Makes the state that the page at `/ui` shows, once for all browsers. Lifetime: process."""
 
     def __init__(
         self,
@@ -45,10 +45,8 @@ class UiState:
         sources: Rows = list,
         replicas: Rows = list,
     ) -> None:
-        """Make the state from these parts of the router.
-
-        `sources`: rows of the parts that name workers. `replicas`: rows of the routers that share
-        state.
+        """Make the state from these parts of the router. `sources` returns rows of the parts that
+        name workers, and `replicas` returns rows of the routers that share state.
         """
         core: RouterCore = dispatcher.core
         self.boot = secrets.token_hex(8)  # changes if another router process answers
@@ -80,16 +78,15 @@ class UiState:
                 log.exception("no sample for the page")
 
     def sample(self) -> None:
-        """Take the sample of a second."""
+        """Record the figures of the last second."""
         self._hits.look(SAMPLE_S)
         self.problems.look(self._dispatcher.clock())
         self.sampler.sample()
 
     def told(self, boot: str, since: int, version: int) -> bytes | None:
-        """Return as JSON what is new for a page, or None if nothing is.
-
-        The page has the state of the router process `boot` up to the sample `since`, and the names
-        of `version`; 0 means that it has none.
+        """Return as JSON what is new for a page, or None if nothing is new. The page already has
+        the state of the router process `boot` up to the sample number `since`, and version
+        `version` of the workers' names. 0 means that the page has no samples or names.
         """
         history = self.sampler.history
         if boot != self.boot:
@@ -108,7 +105,7 @@ class UiState:
         return b",".join(parts) + b"}"
 
     def _make(self) -> None:
-        """Make the frame of the latest sample, unless it exists."""
+        """Make the state for the latest sample, unless it was made already."""
         taken = self.sampler.history.taken
         if taken == self._made:
             return
@@ -145,10 +142,10 @@ class UiState:
         self._made = taken
 
     def _latest(self) -> dict[str, Any]:
-        """Return the newest decisions, newest first; the first of them has the number `added`.
-
-        `outcomes` covers more of them, because answers end later: seconds to the first token, and
-        cached tokens and all prompt tokens as reported; null means unknown.
+        """Return the newest decisions, newest first; `added` is the number of the first one.
+        `outcomes` covers more decisions, because answers end later than decisions are made. An
+        outcome has the seconds to the first token, and the cached tokens and all prompt tokens as
+        the worker reported them; null means unknown.
         """
         latest = self._decisions.latest(_OUTCOMES)
         return {

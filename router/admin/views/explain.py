@@ -1,4 +1,6 @@
-"""The admin port's `/explain`: the reasons for a request's worker, or for the one it would get."""
+"""Answers `/explain` of the admin port with the reasons for the worker that a request got or would
+get.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from router.request.service import Service
 
 
 class ExplainPages:
-    """Handlers of `/explain`. Lifetime: process."""
+    """Handles requests for `/explain`. Lifetime: process."""
 
     def __init__(self, service: Service, inference: Inference, decisions: LatestAttempts) -> None:
         self._service = service
@@ -28,8 +30,8 @@ class ExplainPages:
         self._decisions = decisions
 
     async def look(self, request: Request) -> Response:
-        """Return one request's dispatches, or why it waits (`?request=ID`), or the latest
-        (`?last=20`).
+        """Return the dispatches of one request, or the reason why it waits (`?request=ID`). With
+        `?last=20`, return the latest dispatches of all requests.
         """
         if "request" in request.query:
             return json_response(self._of(request.query["request"]))
@@ -38,9 +40,8 @@ class ExplainPages:
         return json_response({"decisions": shown})
 
     async def attempt(self, request: Request) -> Response:
-        """Return the worker that the request in the body would get now, and why.
-
-        Nothing is sent or charged.
+        """Return the worker that the request in the body would get now, with the reasons. The
+        request is not sent to any worker and not charged.
         """
         path = PATHS.get(request.query.get("path", "/v1/completions"))
         if path is None:

@@ -1,4 +1,4 @@
-"""Workers, trunks, the policy and decisions in the form of the admin port's JSON."""
+"""Converts workers, trunks, the policy and decisions to the JSON that the admin port returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
 
 def worker_shown(service: Service, member: Member) -> dict[str, Any]:
-    """Return all that is known of a worker, for JSON; until it is recognized that is little."""
+    """Return all that the router knows about a worker, for JSON. Few fields are known until the
+    worker's engine is recognized.
+    """
     dispatcher, core, spec = service.dispatcher, service.dispatcher.core, member.spec
     worker = core.workers.get(member.worker_id)
     now_s = dispatcher.clock()
@@ -104,14 +106,16 @@ def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
 
 
 def hits_shown(hits: WorkerHits | None, member: Member, worker: Worker) -> dict[str, Any]:
-    """Return a worker's hit mode, its reason and what would lift it, for JSON."""
+    """Return for JSON how the router finds a worker's cache hits (the hit mode), the reason for
+    this mode, and what the operator can do to get a better mode.
+    """
     verdict = None if hits is None else hits.of(member, worker)
     return {"hits": None if verdict is None else verdict.shown()}
 
 
 def _groups_shown(worker: Worker) -> list[dict[str, Any]] | None:
-    """Return the cache groups that limit a hybrid model's hits; None if only full
-    attention counts.
+    """Return the cache groups that limit the hits of a hybrid model; None if only layers with full
+    attention count.
     """
     blocks = worker.kv.blocks
     if not blocks.is_hybrid:
@@ -158,9 +162,8 @@ def _number(value: float) -> float | None:
 
 
 def shown_count(request: Request, name: str) -> int:
-    """Return how many rows a query asks for: 1..1000, 20 if it does not say.
-
-    Raises ClientError (400) for any other value.
+    """Return how many rows a query asks for: 1..1000, or 20 if the query has no number. Raises
+    ClientError (400) for any other value.
     """
     text = request.query.get(name, str(_SHOWN_DEFAULT))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _SHOWN_MAX):
@@ -190,9 +193,8 @@ def policy_shown(guard: PolicyGuard, now_s: float) -> dict[str, Any]:
 
 
 def trunks_shown(core: RouterCore, most: int) -> dict[str, Any]:
-    """Return the prompt beginnings (trunks) with the greatest demand, at most `most`.
-
-    `followed` is false, and there are none, if the policy does not use sessions.
+    """Return the prompt beginnings (trunks) with the greatest demand, at most `most`. If the policy
+    does not use sessions, `followed` is false and there are no trunks.
     """
     sessions = core.session_tracking.sessions
     if sessions is None:
@@ -219,7 +221,9 @@ def trunk_shown(trunk: Trunk, copies: int) -> dict[str, Any]:
 
 
 def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:
-    """Return a dispatch and its outcome; `whole` adds all that the policy saw, if it was kept."""
+    """Return a dispatch and its outcome for JSON. With `whole`, include all data that the policy
+    read, if the router kept it.
+    """
     details = attempt.decision.details if whole else None
     return {
         "now_s": attempt.arrived_s,
