@@ -79,7 +79,8 @@ KINDS = (
 SECTIONS = (
     (
         "The HTTP server",
-        "[Errors](errors.md) lists the reasons; [the server](server.md) explains the relay.",
+        "[errors.md](errors.md) lists the reasons why the server refuses requests; "
+        "[server.md](server.md) explains how answers return to clients.",
         "server_|relayed_",
     ),
     ("Waiting requests", "", "held_|holds|predicted_|queued_|reserved_"),

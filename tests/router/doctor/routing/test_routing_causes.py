@@ -44,8 +44,8 @@ def test_each_cause_has_a_case() -> None:
 def test_the_page_has_each_cause_in_their_order() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.partition("## Why are cache hits zero?\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
-    assert rows == [cause.name for cause in ALL_ROUTING_CAUSES]
+    listed = re.findall(r"^- `([a-z-]+)`: ", section, re.MULTILINE)
+    assert listed == [cause.name for cause in ALL_ROUTING_CAUSES]
 
 
 def test_a_healthy_pool_shows_nothing() -> None:
