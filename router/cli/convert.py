@@ -553,8 +553,10 @@ def _policy(draft: _Draft, given: _Given) -> None:
 def _parameters(
     draft: _Draft, given: _Given, rule: str, exact: str, parameters: list[tuple[str, str]]
 ) -> str:
-    """Return the policy's rule with its parameters, and add it to the file. If the rule was
-    converted to warmset, only report the parameters.
+    """Return the policy `exact` with the parameters that the given flags set, and add it to the
+    file. If the other router's rule was converted to warmset, only add a note about the parameters.
+    If the policy cannot use a parameter, add a note and return `exact` alone. Raises
+    PeerCommandError if a parameter is not a number.
     """
     values = []
     for key, name in parameters:

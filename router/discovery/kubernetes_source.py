@@ -154,7 +154,9 @@ class KubernetesSource:
     def __init__(
         self, spec: KubernetesSpec, connect: Connect | None = None, draw: Draw = random.random
     ) -> None:
-        """`connect`: connects to another API server than the one that the environment names."""
+        """Make a source for the service in `spec`. `connect` connects to another API server than
+        the one that the environment names.
+        """
         self._spec = spec
         self._connect = connect
         self._draw = draw
@@ -191,7 +193,9 @@ def slices_of(spec: KubernetesSpec) -> Resource[Slice]:
 
 
 def workers_of(slices: Mapping[str, Slice], spec: KubernetesSpec) -> Report:
-    """Return a report of the endpoints that are ready, and of those that stop."""
+    """Return a report of the workers at the endpoints that are ready, and at those that are
+    stopping.
+    """
     found = _Found()
     for name, one in sorted(slices.items()):
         place = f"slice {name[:100]!r}"
@@ -221,7 +225,9 @@ def workers_of(slices: Mapping[str, Slice], spec: KubernetesSpec) -> Report:
 
 @dataclass(slots=True)
 class _Found:
-    """Workers by their URL; a URL that several endpoints have gets the best of their states."""
+    """Collects workers by their URL. A URL that several endpoints have gets the best of their
+    states.
+    """
 
     by_url: dict[str, ReportedWorker] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
@@ -236,7 +242,9 @@ class _Found:
 
 
 def _port_of(one: Slice, name: str | None) -> int:
-    """Return the port of a slice that has this name. Raises WatchError."""
+    """Return the number of the TCP port with this name in a slice, or of its only TCP port if
+    `name` is None. Raises WatchError if there is not exactly one such port.
+    """
     if one.address_type not in ("IPv4", "IPv6"):
         raise WatchError(f"addresses of type {one.address_type[:40]!r}; known: IPv4, IPv6")
     ports = [p for p in one.ports or () if p.port is not None and p.protocol in (None, "TCP")]
@@ -272,8 +280,8 @@ class PoolTerms:
 
 
 def terms_of(pool: InferencePool) -> PoolTerms:
-    """Return the terms of a pool. Raises WatchError for a pool that the API should have
-    rejected.
+    """Return the selector and ports of a pool. Raises WatchError for a pool that the API should
+    have rejected.
     """
     labels = pool.spec.selector.match_labels or {}
     fit = all(_KEY.fullmatch(k) and _VALUE.fullmatch(v) for k, v in labels.items())
@@ -299,8 +307,9 @@ class InferencePoolSource:
         draw: Draw = random.random,
         objectives: bool = False,
     ) -> None:
-        """`connect`: connects to another API server than the one that the environment names.
-        `objectives`: whether to read objectives, which needs a permission of its own.
+        """Make a source for the pool in `spec`. `connect` connects to another API server than the
+        one that the environment names. `objectives` says whether to read the pool's objectives, for
+        which the router needs an additional permission.
         """
         self._spec = spec
         self._wants_objectives = objectives
@@ -311,7 +320,9 @@ class InferencePoolSource:
         self._known: dict[str, ReportedWorker] = {}  # by URL, those not ready among them
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield a report whenever the workers, the objectives or the trouble change."""
+        """Yield a report whenever the workers, the objectives or the problems with the
+        API change.
+        """
         followed = FollowedCollections(self._connect, self._draw)
         pools = followed.begin(pools_of(self._spec))
         wanted = self._wants_objectives
@@ -335,7 +346,9 @@ class InferencePoolSource:
             await followed.end()
 
     def _look_at(self, pools: Collection[InferencePool]) -> bool:
-        """Take over the pool's terms; return whether the pods to follow have changed."""
+        """Use the selector and ports of the pool from now on. Return whether the selector has
+        changed, so that other pods have to be followed.
+        """
         if pools.objects is None or not pools.current:
             return False
         before, self._trouble = self._terms, ""
@@ -379,7 +392,7 @@ class InferencePoolSource:
 
 
 def pools_of(spec: InferencePoolSpec) -> Resource[InferencePool]:
-    """Return the resource of the pool itself."""
+    """Return the resource that consists of the pool object itself."""
     return Resource(
         InferencePool,
         f"/apis/{GROUP}/v1/namespaces/{spec.namespace}/inferencepools",
@@ -396,8 +409,8 @@ def pods_of(spec: InferencePoolSpec, terms: PoolTerms) -> Resource[Pod]:
 
 
 def objectives_of(spec: InferencePoolSpec) -> Resource[InferenceObjective]:
-    """Return the resource of all objectives in the pool's namespace; many clusters do not have this
-    kind.
+    """Return the resource of all InferenceObjectives in the pool's namespace. Many clusters do not
+    have this kind of object.
     """
     return Resource(
         InferenceObjective,
@@ -411,7 +424,9 @@ def objectives_of(spec: InferencePoolSpec) -> Resource[InferenceObjective]:
 def with_objectives(
     report: Report, objectives: Collection[InferenceObjective], spec: InferencePoolSpec
 ) -> Report:
-    """Return the report with the latest objectives of the pool, and the trouble with them."""
+    """Return the report with the priorities of the pool's latest objectives, and with a text about
+    objectives that cannot be used.
+    """
     report = replace(report, trouble=report.trouble or objectives.trouble)
     if objectives.objects is None:
         return report
@@ -423,10 +438,9 @@ def with_objectives(
 def priorities_in(
     objectives: Mapping[str, InferenceObjective], spec: InferencePoolSpec
 ) -> tuple[dict[str, int], str]:
-    """Return the priorities of the pool's objectives by name, and a line on those that are left
-    out, with reasons.
-
-    In Kubernetes a higher priority goes first, here a lower one: the sign is reversed.
+    """Return the priorities of the pool's objectives by name, and a line on the objectives that are
+    left out, with reasons. In Kubernetes a higher number goes first, in this router a lower one, so
+    the sign is reversed.
     """
     found: dict[str, int] = {}
     left_out: list[str] = []
@@ -478,9 +492,8 @@ def workers_in(
 
 
 def _with_revision(worker: WorkerSpec, labels: Labels, key: str) -> WorkerSpec:
-    """Return the worker with the revision in the label `key`, unless its source names one.
-
-    Raises WorkerSpecError.
+    """Return the worker with the revision in the pod's label `key`, unless the source names a
+    revision. Raises WorkerSpecError for an invalid revision.
     """
     named = labels.get(key)
     return worker if worker.revision or not named else replace(worker, revision=named)
@@ -517,11 +530,10 @@ _OF_POD = (  # that a pod may say of itself
 
 
 def _worker_of(pod: Pod, address: str, port: int, rank: int, spec: InferencePoolSpec) -> WorkerSpec:
-    """Return the worker at one port of a pod, by the source's options, the label of its role, and
-    its annotation.
-
-    `rank`: the position of the port among the pool's ports; it is added to the ports of KV events,
-    as data-parallel ranks do. Raises WorkerSpecError or WatchError.
+    """Return the worker at one port of a pod. Its options come from the source, the label of its
+    role, and the pod's annotation. `rank` is the position of the port among the pool's ports; it is
+    added to the ports of KV events, as for data-parallel ranks. Raises WorkerSpecError or
+    WatchError for invalid options.
     """
     labels = pod.metadata.labels or {}
     options = (pod.metadata.annotations or Annotations()).worker

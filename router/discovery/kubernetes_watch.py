@@ -1,8 +1,6 @@
-"""Lists objects of a Kubernetes API once, and then watches them.
-
-A broken watch continues at its latest version. The objects are listed again only if the server has
-forgotten that version (410) or sends an invalid answer. While the API is unreachable, its latest
-state stays valid.
+"""Lists objects of a Kubernetes API once, and then watches them. A watch that breaks is continued
+from the latest version. The objects are listed again only if the server has forgotten that version
+(410) or sends an invalid answer. While the API is unreachable, the latest known objects stay valid.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ Labels = dict[str, str | None]
 
 
 class Annotations(msgspec.Struct):
-    """The annotations of a pod that say how to reach it; an older name of `ports` is used if the
-    newer is missing.
+    """The annotations of a pod that say how to reach it. If the annotation for `ports` is missing,
+    its older name is used.
     """
 
     worker: str | None = msgspec.field(default=None, name="warmroute.io/worker")
@@ -82,13 +80,13 @@ class Event(msgspec.Struct):
 
 
 class Marked(msgspec.Struct):
-    """An object of which only the name and version are read."""
+    """An object of which the router reads only the name and version."""
 
     metadata: Meta
 
 
 class Status(msgspec.Struct):
-    """The object of an ERROR event."""
+    """The object in an ERROR event of a watch."""
 
     code: int = 0
     reason: str = ""
@@ -102,7 +100,7 @@ class TooOldError(Exception):
 
 
 class WatchError(ValueError):
-    """Raised for an answer that is not one of a Kubernetes API, or that cannot be used."""
+    """Raised for an answer that does not come from a Kubernetes API, or that cannot be used."""
 
 
 class NotInstalledError(WatchError):
@@ -121,7 +119,7 @@ class Resource(Generic[Kind]):
     optional: bool = False  # an API that does not know the kind is well
 
     def decode_list(self, data: bytes) -> Listed[Kind]:
-        """Decode the answer to a list request. Raises WatchError."""
+        """Decode the answer to a list request. Raises WatchError for an invalid answer."""
         try:
             listed = msgspec.json.decode(data, type=Listed[self.kind])  # type: ignore[name-defined]
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -198,17 +196,16 @@ Draw = Callable[[], float]  # 0..1
 
 
 class Collection(Generic[Kind]):
-    """The objects of a resource, kept up to date with the API. Lifetime: as long as it is followed.
-
-    `objects` is None before the first list. `trouble` says what is wrong, and is empty if nothing
-    is. `current` is True if the API is reachable and the objects are its latest.
+    """Keeps the objects of a resource up to date with the API. `objects` is None before the first
+    list. `trouble` says what is wrong, and is empty if nothing is wrong. `current` is True if the
+    API is reachable and the objects are its latest. Lifetime: as long as the resource is followed.
     """
 
     def __init__(
         self, resource: Resource[Kind], connect: Connect, changed: Callable[[], None], draw: Draw
     ) -> None:
-        """`changed` is called after each change of a public attribute. `draw`: random numbers for
-        pauses.
+        """Make a collection without objects. `changed` is called after each change of a public
+        attribute. `draw` returns random numbers for the lengths of pauses.
         """
         self.objects: Objects[Kind] | None = None
         self.trouble = ""
@@ -271,8 +268,8 @@ class Collection(Generic[Kind]):
         self._pause_s = min(2.0 * self._pause_s, _AGAIN_S[1])
 
     async def _watch(self, client: Any, objects: Objects[Kind]) -> bool:
-        """Watch from the latest version until the watch ends; return whether it delivered anything.
-        Raises TooOldError.
+        """Watch from the latest version until the watch ends, and return whether the watch
+        delivered anything. Raises TooOldError if the API server no longer has that version.
         """
         async with asyncio.timeout(_ANSWER_S):
             reply = await self._ask(
@@ -301,8 +298,8 @@ class Collection(Generic[Kind]):
         return of_use
 
     async def _list(self, client: Any) -> Objects[Kind]:
-        """Return the objects of all pages. Raises WatchError, or TooOldError if a page was
-        requested too late.
+        """Return the objects of all pages of a list. Raises WatchError for an invalid answer, or
+        TooOldError if a page was requested too late.
         """
         items: list[Kind] = []
         page = ""
@@ -356,7 +353,9 @@ class Collection(Generic[Kind]):
 
 
 async def _connect() -> Any:
-    """Return an ApiClient, configured by the pod's service account, or else by kubeconfig."""
+    """Return an ApiClient with the configuration of the pod's service account, or else of
+    kubeconfig.
+    """
     # Half a second of reading modules, which must not stop the event loop.
     client = await asyncio.to_thread(import_module, "kubernetes_asyncio.client")
     config = await asyncio.to_thread(import_module, "kubernetes_asyncio.config")
@@ -368,7 +367,9 @@ async def _connect() -> Any:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield lines without their line ends. Raises WatchError for a line that is too long."""
+    """Yield the lines of an answer without their line ends. Raises WatchError for a line that is
+    too long.
+    """
     rest = bytearray()
     async for part in content.iter_any():
         rest += part
@@ -382,7 +383,9 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _reason(error: Exception) -> str:
-    """Return a short text of an error; the library's errors hold whole answers."""
+    """Return a short text about an error, because the text of the library's errors contains whole
+    answers.
+    """
     status = getattr(error, "status", None)
     return f"it answers {status}" if status else f"{type(error).__name__}: {str(error)[:200]}"
 
@@ -397,7 +400,7 @@ class FollowedCollections:
         self._tasks: dict[Collection[Any], asyncio.Task[NoReturn]] = {}
 
     def begin(self, resource: Resource[Kind]) -> Collection[Kind]:
-        """Follow one more resource."""
+        """Begin to follow one more resource, and return its collection."""
         one = Collection(resource, self._connect, self._news.set, self._draw)
         task = asyncio.create_task(one.follow(), name=f"watch {resource.path}")
         task.add_done_callback(lambda _: self._news.set())
@@ -405,8 +408,8 @@ class FollowedCollections:
         return one
 
     async def changed(self) -> None:
-        """Wait until one of the collections has changed. Raises the error of a defect in one of
-        them.
+        """Wait until one of the collections has changed. If following a collection failed because
+        of a defect, raise its error.
         """
         await self._news.wait()
         self._news.clear()
@@ -415,7 +418,7 @@ class FollowedCollections:
                 task.result()
 
     async def end(self, *ones: Collection[Any]) -> None:
-        """Stop following these collections; all of them if none is given."""
+        """Stop following the given collections, or all collections if none is given."""
         tasks = [self._tasks.pop(one) for one in ones or tuple(self._tasks)]
         for task in tasks:
             task.cancel()

@@ -24,16 +24,17 @@ _Mark = tuple[int, int, int] | str  # what tells one content from another; text:
 
 
 class FileSource:
-    """A file of workers. Lifetime: as long as the configuration names the source.
-
-    A `.json`, `.yaml` or `.yml` file holds a list, or a mapping whose `workers` is a list; any
-    other file has one worker a line, with `#` before comments. If the file cannot be read, its
-    previous workers stay. A changed file is read once it has not changed between two looks, because
-    a half-written file may look whole.
+    """Reads workers from a file. A `.json`, `.yaml` or `.yml` file holds a list, or a mapping whose
+    `workers` is a list; any other file has one worker a line, with `#` before comments. If the file
+    cannot be read, its previous workers stay. A changed file is read only after it stayed the same
+    between two checks, because a half-written file may look complete. Lifetime: as long as the
+    configuration names the source.
     """
 
     def __init__(self, path: Path, look_s: float = LOOK_S, read: ReadFile | None = None) -> None:
-        """`read`: returns the workers in the file; it raises ValueError."""
+        """Make a source for the file `path`, which is checked every `look_s` seconds. `read`
+        returns the workers in the file, and raises ValueError if it cannot.
+        """
         self._path = path
         self._look_s = look_s
         self._read = read or _workers_in
@@ -68,7 +69,9 @@ def _mark(path: Path) -> _Mark:
 
 
 def data_in(path: Path) -> bytes:
-    """Return the contents of a file of at most `MAX_BYTES`. Raises ValueError."""
+    """Return the contents of a file of at most `MAX_BYTES`. Raises ValueError if the file is larger
+    or cannot be read.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -80,7 +83,7 @@ def data_in(path: Path) -> bytes:
 
 
 def _workers_in(path: Path) -> tuple[ReportedWorker, ...]:
-    """Return the workers in a file. Raises ValueError."""
+    """Return the workers in a file. Raises ValueError if the file or a worker in it is invalid."""
     data = data_in(path)
     if not data.strip():
         raise ValueError("it is empty; write [] (or a comment) to name no worker")
@@ -102,7 +105,9 @@ _STRUCTURED = (".json", ".yaml", ".yml")
 
 
 def _items(suffix: str, data: bytes) -> list[tuple[str, Any]]:
-    """Return each worker in a file with its place, which is used in messages. Raises ValueError."""
+    """Return each worker in a file with its place in the file, which error messages name. Raises
+    ValueError if the file is malformed.
+    """
     try:
         if suffix == ".json":
             whole = msgspec.json.decode(data)
@@ -136,7 +141,7 @@ class DnsSource:
         self._asking: asyncio.Task[Report] | None = None
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield a report for each answer."""
+        """Yield a report for each answer of the resolver."""
         while True:
             yield await self._asked()
             await asyncio.sleep(self._spec.every_s)

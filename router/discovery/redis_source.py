@@ -46,8 +46,9 @@ class RedisSource:
         look_s: float = LOOK_S,
         hosts_now: Callable[[], EventHosts] = lambda: NO_OTHERS,
     ) -> None:
-        """`url_now`: returns the URL of Redis, which may change between looks. `hosts_now`: returns
-        the hosts, besides the worker's own, that an entry may name for the worker's events.
+        """Make a source for the workers of the fleet named `fleet`. `url_now` returns the URL of
+        Redis, which may change between readings. `hosts_now` returns the hosts, besides the
+        worker's own, that an entry may name for the worker's KV events.
         """
         self._url_now, self._hosts_now = url_now, hosts_now
         self._url = url_now()
@@ -56,7 +57,7 @@ class RedisSource:
         self._empty_since: dict[bytes, float] = {}
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield a report for each look."""
+        """Yield a report each time that the entries are read."""
         wire: Wire | None = None
         try:
             while True:
@@ -99,15 +100,15 @@ class RedisSource:
         return report
 
     def _reading(self, names: Sequence[bytes]) -> list[tuple[Any, ...]]:
-        """Return the commands that read the entries, each with one byte more than an entry may
-        have, which reveals entries that are too long.
+        """Return the commands that read the entries from Redis. Each reads one byte more than an
+        entry may have, which shows the entries that are too long.
         """
         prefix = entry_key(self._fleet, "").encode()
         return [("GETRANGE", prefix + name, 0, MAX_BYTES) for name in names]
 
     async def _forget(self, wire: Wire, entries: Mapping[bytes, Any]) -> None:
-        """Remove names from the list whose entries expired long ago; a Redis user without that
-        permission skips it.
+        """Remove the names of entries that expired long ago from the list in Redis. Do nothing if
+        the Redis user may not do that.
         """
         now_s = asyncio.get_running_loop().time()
         empty = [name for name, entry in entries.items() if entry == b""]
@@ -118,8 +119,8 @@ class RedisSource:
 
 
 def read(entries: Mapping[bytes, Any], hosts: EventHosts = NO_OTHERS) -> Report:
-    """Return a report of the entries: names with Redis's answers, which are bytes (None: expired)
-    or an error.
+    """Return a report of the workers in the entries. `entries` has for each name the answer of
+    Redis: bytes, None if the entry has expired, or an error.
     """
     seen: list[ReportedWorker] = []
     refused: list[str] = []
@@ -134,7 +135,7 @@ def read(entries: Mapping[bytes, Any], hosts: EventHosts = NO_OTHERS) -> Report:
 
 
 def _seen(name: bytes, entry: Any, hosts: EventHosts) -> ReportedWorker:
-    """Return the worker of an entry. Raises WireError or WorkerSpecError."""
+    """Return the worker of an entry. Raises WireError or WorkerSpecError for an invalid entry."""
     if isinstance(entry, ResponseError):
         raise WireError(f"the entry cannot be read: it {reason_of(entry)}")
     if not isinstance(entry, bytes):
@@ -151,9 +152,8 @@ def _seen(name: bytes, entry: Any, hosts: EventHosts) -> ReportedWorker:
 
 
 def _check_events(spec: WorkerSpec, hosts: EventHosts) -> None:
-    """Raise WorkerSpecError if an entry names another host for its events than it may.
-
-    An entry is written by the worker, so it is trusted no more than the worker's answers.
+    """Raise WorkerSpecError if an entry names a host for its KV events that it may not name.
+    Workers write their own entries, so an entry is trusted no more than a worker's answers.
     """
     own = {urlsplit(spec.url).hostname or ""}
     for name in ("events", "replay"):

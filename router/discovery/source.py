@@ -35,8 +35,8 @@ class Template:
     spec: WorkerSpec
 
     def at(self, host: str, port: int, name: str | None = None) -> WorkerSpec:
-        """Return the worker at an address. `name`: the name in its certificate. Raises
-        WorkerSpecError.
+        """Return the worker at an address. `name` is the name in the worker's certificate. Raises
+        WorkerSpecError for an invalid address.
         """
         scheme = self.spec.url.partition(":")[0]
         shown = f"[{host}]" if ":" in host else host
@@ -45,7 +45,7 @@ class Template:
 
     @property
     def options(self) -> str:
-        """The options as they are written behind a source."""
+        """The options as text, as an operator writes them after a source."""
         url, _, options = str(self.spec).partition(",")
         scheme = [] if url.startswith("http:") else ["scheme=https"]
         return ",".join(["", *scheme, *([options] if options else [])])
@@ -134,8 +134,8 @@ SourceSpec = FileSpec | DnsSpec | RedisSpec | KubernetesSpec | InferencePoolSpec
 
 
 def parse_source(text: str) -> SourceSpec:
-    """Return the source that a text describes; `str` of it gives an equal text. Raises
-    SourceSpecError.
+    """Return the source that a text describes; `str` of the source gives an equal text. Raises
+    SourceSpecError for an invalid text.
     """
     if len(text) > MAX_CHARACTERS:
         raise SourceSpecError(f"longer than {MAX_CHARACTERS} characters")

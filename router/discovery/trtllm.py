@@ -68,8 +68,8 @@ _OF_SERVERS = ("num_instances", "urls", "router")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The address and name under which workers announce themselves. Lifetime: until the file
-    changes.
+    """The address and the cluster name under which workers announce themselves. Lifetime: until the
+    file changes.
     """
 
     name: str
@@ -90,13 +90,15 @@ class DisaggPool:
 
 
 def group_of(spec: TrtllmSpec) -> str:
-    """Return the group of the file's workers: KV is moved only between workers of one file."""
+    """Return the group of the workers in the file. KV is moved only between workers of one group,
+    that is, of one file.
+    """
     return f"trtllm {spec.path}"
 
 
 def read_pool(spec: TrtllmSpec) -> DisaggPool:
-    """Return the contents of the file. Raises ValueError, which says what is wrong and never has
-    the file's key.
+    """Return the contents of the file. Raises ValueError with a text that says what is wrong and
+    never contains the key in the file.
     """
     data = data_in(Path(spec.path))
     try:
@@ -218,14 +220,12 @@ _ROLES: tuple[Role, ...] = ("prefill", "decode")  # their numbers: context 0, ge
 
 
 class StoreFullError(Exception):
-    """Raised if a key, a value or their number exceeds what the store holds."""
+    """Raised if a key or value is too large for the store, or if the store has too many keys."""
 
 
 class ClusterStore:
-    """Keys with values that expire, as TensorRT-LLM's orchestrator keeps them. Lifetime: as long as
-    the configuration names the source.
-
-    It does no I/O and reads no clock.
+    """Stores keys whose values expire, as TensorRT-LLM's orchestrator does. The class does no I/O
+    and reads no clock. Lifetime: as long as the configuration names the source.
     """
 
     def __init__(self) -> None:
@@ -233,8 +233,8 @@ class ClusterStore:
         self._stopping: dict[str, tuple[str, float]] = {}  # deleted, not expired
 
     def set(self, key: str, value: str, ttl_s: float, overwrite: bool, now_s: float) -> bool:
-        """Set a key. Return False if it exists and must not be overwritten. Raises
-        StoreFullError.
+        """Store a value under a key for `ttl_s` seconds. Return False if the key exists and must
+        not be overwritten. Raises StoreFullError if there is no room.
         """
         self.expire_all(now_s)
         if key in self._items and not overwrite:
@@ -248,7 +248,7 @@ class ClusterStore:
         return True
 
     def get(self, key: str, now_s: float) -> str | None:
-        """Return the value of a key; None if there is none."""
+        """Return the value of a key, or None if the store does not have the key."""
         self.expire_all(now_s)
         item = self._items.get(key)
         return None if item is None else item[0]
@@ -263,7 +263,7 @@ class ClusterStore:
         return True
 
     def expire(self, key: str, ttl_s: float, now_s: float) -> bool:
-        """Let a key expire `ttl_s` from now, and return whether it exists."""
+        """Let a key expire `ttl_s` seconds from now, and return whether the key exists."""
         self.expire_all(now_s)
         item = self._items.get(key)
         if item is None:
@@ -283,7 +283,7 @@ class ClusterStore:
         return {key: value for key, (value, _) in gone if key.startswith(prefix)}
 
     def next_s(self) -> float:
-        """Return the time at which the next key expires; infinity if none does."""
+        """Return the time at which the next key expires, or infinity if no key expires."""
         items = (*self._items.values(), *self._stopping.values())
         return min((until_s for _, until_s in items), default=float("inf"))
 
@@ -295,14 +295,14 @@ class ClusterStore:
 
 
 def _until(ttl_s: float, now_s: float) -> float:
-    """Return when a key expires. As in TensorRT-LLM, a time to live of None, or not above 0, means
-    never.
+    """Return the time at which a key expires. As in TensorRT-LLM, a key whose time to live is None,
+    or not above 0, never expires.
     """
     return now_s + min(ttl_s, _TTL_MAX_S) if ttl_s > 0 else float("inf")
 
 
 class _Announced(msgspec.Struct):
-    """The data that a worker writes about itself."""
+    """The data that a worker writes about itself into the store."""
 
     worker_id: str
     host: Annotated[str, Meta(min_length=1, max_length=253)]
@@ -394,7 +394,9 @@ class StorePort:
         }
 
     def faulty(self, status: int) -> None:
-        """Do nothing: refusals of workers are not counted among those of clients."""
+        """Do nothing, because refused requests of workers are not counted as mistakes of
+        clients.
+        """
 
     async def answer(self, request: Request) -> Answer:
         """Return the answer to a request, errors included. Raises OSError if the worker
@@ -465,7 +467,7 @@ class StorePort:
         )
 
     def _result(self, result: Any, changed: bool = False) -> Response:
-        """Return the answer in TensorRT-LLM's form: 400 if there is no result."""
+        """Return an answer in TensorRT-LLM's form, with status 400 if there is no result."""
         if changed:
             self._changed()
         return json_response({"result": result}, 200 if result else 400)
@@ -475,8 +477,8 @@ _AGAIN_S = 1.0  # an address or a token that could not be had
 
 
 class TrtllmSource:
-    """The workers of the YAML file and of its store. Lifetime: as long as the configuration names
-    the source.
+    """Reads workers from the YAML file and from the store at which workers announce themselves.
+    Lifetime: as long as the configuration names the source.
     """
 
     def __init__(self, spec: TrtllmSpec, clock: Callable[[], float] = time.monotonic) -> None:
@@ -530,7 +532,9 @@ class TrtllmSource:
             self._news.set()
 
     def _read(self, path: Path) -> tuple[ReportedWorker, ...]:
-        """Read the file. This runs in a thread; it and `_report` exchange whole values only."""
+        """Read the file and return its workers. The method runs in a thread; it and `_report`
+        exchange data only by replacing whole values.
+        """
         pool = read_pool(self._spec)
         for unused in set(pool.unused) - set(self._pool.unused):
             log.warning("%s: not used by this router: %s", self._spec, unused)
@@ -584,7 +588,7 @@ class TrtllmSource:
 
 
 def _token(path: Path) -> str:
-    """Return the first line of the file. Raises ValueError."""
+    """Return the first line of the file. Raises ValueError if the file cannot be used."""
     lines = data_in(path).decode("ascii", "replace").splitlines()
     if not lines or not lines[0].strip():
         raise ValueError(f"token_file {path} has no token in its first line")

@@ -44,8 +44,8 @@ async def ask(
     method: str = "GET",
     data: bytes | None = None,
 ) -> EngineReply:
-    """Send a request, and return status and body; `data` is sent as JSON. Raises WireError for a
-    body beyond `limit` bytes.
+    """Send a request to an engine, and return the status and body of its answer. `data` is sent as
+    JSON. Raises WireError for a body beyond `limit` bytes.
     """
     headers = None if data is None else {"Content-Type": "application/json"}
     async with http.request(
@@ -60,8 +60,8 @@ async def ask(
 
 
 def decoded(body: bytes | str, kind: type[T], what: str) -> T:
-    """Return `body`, decoded from JSON as `kind`. Raises WireError whose text begins with
-    `what`.
+    """Return `body`, decoded from JSON as `kind`. Raises WireError, whose text begins with `what`,
+    if that fails.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -70,8 +70,8 @@ def decoded(body: bytes | str, kind: type[T], what: str) -> T:
 
 
 async def trouble_with(url: str, error: Exception, timeout_s: float) -> str:
-    """Return a text for people: what failed when a server was asked, and what may be wrong with its
-    URL.
+    """Return a text for people about a failed request to a server: what failed, and what may be
+    wrong with the URL.
     """
     if isinstance(error, TimeoutError):
         return f"{url} does not answer in time; is it overloaded, or another protocol's port?"
@@ -94,8 +94,8 @@ async def trouble_with(url: str, error: Exception, timeout_s: float) -> str:
 
 
 async def speaks_http2(host: str, port: int, timeout_s: float) -> bool:
-    """Return whether a server there answers in plain text as gRPC servers do: to the preface of
-    HTTP/2 with settings (RFC 9113, section 3.4).
+    """Return whether a gRPC server in plain text answers at this address. The function sends the
+    preface of HTTP/2, which a gRPC server answers with its settings (RFC 9113, section 3.4).
     """
     writer = None
     try:
@@ -134,12 +134,14 @@ class Interview:
 
     @property
     def metrics_url(self) -> str:
-        """The URL of the worker's metrics: the operator's, or else `/metrics`."""
+        """The URL of the worker's metrics: the URL that the operator set, or else `/metrics` of the
+        worker.
+        """
         return self.spec.metrics or f"{self.spec.url}/metrics"
 
     async def get(self, path: str) -> EngineReply:
-        """Return the worker's answer to `GET path`. Raises WireError, aiohttp.ClientError,
-        TimeoutError.
+        """Return the worker's answer to `GET path`. Raises WireError, aiohttp.ClientError or
+        TimeoutError if there is no usable answer.
         """
         return await self.get_url(f"{self.spec.url}{path}")
 
@@ -172,7 +174,9 @@ class Interview:
         return body.decode("utf-8", "replace") if status == 200 else ""
 
     async def keys(self, path: str) -> frozenset[str]:
-        """Return the keys of the JSON object at `path`; empty for any other answer."""
+        """Return the keys of the JSON object that the worker returns at `path`. The result is empty
+        if the answer is not a JSON object.
+        """
         try:
             status, body = await self.get(path)
             return frozenset(decoded(body, dict[str, msgspec.Raw], path) if status == 200 else ())
@@ -181,8 +185,8 @@ class Interview:
 
 
 class UnrecognizedError(Exception):
-    """Raised if a worker does not answer like an OpenAI-compatible engine; the text has
-    its answer.
+    """Raised if a worker does not answer like an OpenAI-compatible engine. The text contains the
+    worker's answer.
     """
 
 
@@ -219,8 +223,8 @@ class RankLoad:
 
 
 def total(loads: Collection[RankLoad]) -> RankLoad:
-    """Return the load of several ranks as that of one worker; shares of the cache are averaged. At
-    least one rank.
+    """Return the load of several ranks, at least one, as the load of one worker. Shares of the
+    cache are averaged.
     """
     if len(loads) == 1:
         return next(iter(loads))
@@ -246,9 +250,9 @@ def _union(sets: Collection[frozenset[str]]) -> frozenset[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadReader:
-    """Describes where and how an engine's load is read. Equal readers give the same answer.
-    `loads_in` returns the load of each rank on a page; a missing rank has not changed. It raises
-    WireError.
+    """Describes where and how an engine's load is read. Readers that are equal as values give the
+    same answer. `loads_in` returns the load of each rank on a page; the load of a rank that is
+    missing there has not changed. `loads_in` raises WireError for a malformed page.
     """
 
     url: str
@@ -257,7 +261,9 @@ class LoadReader:
     async def read(
         self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
     ) -> Mapping[int, RankLoad]:
-        """Return the load of each rank. Raises WireError, aiohttp.ClientError or TimeoutError."""
+        """Return the load of each rank. Raises WireError, aiohttp.ClientError or TimeoutError if
+        the load cannot be read.
+        """
         status, body = await ask(http, self.url, timeout, MAX_METRICS_BYTES)
         if status != 200:
             raise WireError(f"GET {self.url} answered {status}")
@@ -293,7 +299,7 @@ def is_paused(body: bytes) -> bool:
 
 
 class EngineVersion(NamedTuple):
-    """The version that an engine reports; empty if it reports none."""
+    """The version that an engine reports. A field is empty if the engine does not report it."""
 
     version: str = ""
     revision: str | None = None  # that it was started as
@@ -305,7 +311,9 @@ NO_VERSION = EngineVersion()
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The properties that an engine reports. None or empty means that it does not report one."""
+    """The properties that an engine reports about itself. A property that the engine does not
+    report is None or empty.
+    """
 
     block_size: int | None = None  # tokens
     usual_block_size: int = 16  # its default, taken where it does not say
@@ -334,11 +342,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """The form in which an engine answers `return_token_ids` in a streamed request.
-
-    `chat`: also in chats. `hidden`: the value of the id fields if nobody asked for ids; empty means
-    that the fields are left out. `chat_tokens`: the most tokens of a chat's answer without a limit
-    of its own; None means as many as fit into the context.
+    """The form in which an engine answers `return_token_ids` in a streamed request. `chat` says
+    whether chats support the field, too. `hidden` is the value that the fields of ids have if
+    nobody asked for ids; it is empty if these fields are left out. `chat_tokens` is the most tokens
+    of an answer to a chat that sets no limit; None means as many as fit into the context.
     """
 
     chat: bool = True
@@ -348,8 +355,8 @@ class StreamForm:
 
 @dataclass(frozen=True, slots=True)
 class ExactnessFlags:
-    """The engine's start flags on which exact cache hits depend. None means that it has no such
-    flag.
+    """The engine's start flags on which exact cache hits depend. A flag is None if the engine does
+    not have it.
     """
 
     caching: str | None = None  # switches its prefix caching on
@@ -363,12 +370,11 @@ NO_FLAGS = ExactnessFlags()
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """How one engine is recognized, and what its servers can do in every version that we know.
-
-    `recognize` returns None if another engine answers; until it is sure, it sends no request that
-    changes an engine. With `named`, the operator has named this engine, and the adapter takes
-    defaults for missing answers. Raises UnrecognizedError, WireError, aiohttp.ClientError or
-    TimeoutError.
+    """Describes how one engine is recognized, and what its servers can do in every version that we
+    know. `recognize` returns None if another engine answers. Until it is sure which engine answers,
+    it sends no request that changes the state of an engine. `named` says that the operator has
+    named this engine; then the adapter uses defaults for missing answers. Raises UnrecognizedError,
+    WireError, aiohttp.ClientError or TimeoutError if the engine cannot be recognized.
     """
 
     kind: str
@@ -419,8 +425,8 @@ class _CardList(msgspec.Struct):
 
 
 async def cards(talk: Interview) -> list[Card]:
-    """Return the models that a worker serves, at least one. Raises UnrecognizedError for any other
-    answer.
+    """Return the models that a worker serves, at least one. Raises UnrecognizedError if the worker
+    does not list any.
     """
     where = f"GET {talk.spec.url}/v1/models"
     status, body = await talk.get("/v1/models")

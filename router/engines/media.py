@@ -1,4 +1,4 @@
-"""The images and other media of a prompt, as engines name and place them."""
+"""Describes the images and other media of a prompt as engines name and place them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_MEDIA = 4_096  # in one prompt
 
 
 class Medium(NamedTuple):
-    """A medium of a prompt, and the tokens that take its place."""
+    """An image or other medium of a prompt, and the tokens that take its place."""
 
     identifier: str  # in vLLM's KV events
     offset: int  # of its first token in the prompt
@@ -25,7 +25,9 @@ class _Placeholder(msgspec.Struct):
 
 
 class Features(msgspec.Struct):
-    """The media of a prompt in the answers of vLLM's render paths: by modality, in order."""
+    """The media of a prompt, as vLLM's render paths return them: by modality, in the order of the
+    prompt.
+    """
 
     mm_hashes: dict[str, list[_Name]] = msgspec.field(default_factory=dict)
     mm_placeholders: dict[str, list[_Placeholder]] = msgspec.field(default_factory=dict)

@@ -20,7 +20,7 @@ Post = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class NotRenderedError(Exception):
-    """A renderer of this kind does not make the prompt of such a request as its engine does."""
+    """Raised if a renderer does not make the prompt of a request as its engine would."""
 
 
 class Rendered(NamedTuple):
@@ -31,24 +31,22 @@ class Rendered(NamedTuple):
 
 
 class RenderWay(Protocol):
-    """The protocol of one kind of renderer.
-
-    Paths are those of OpenAI's API. `flag` is the program and the flag of an engine that renders;
-    None: every server of the kind does.
+    """The protocol of one kind of renderer. Paths are those of OpenAI's API. `flag` is the program
+    and the flag with which an engine of this kind renders prompts; None means that every server of
+    the kind does.
     """
 
     @property
     def flag(self) -> str | None: ...
     @property
     def has_media(self) -> bool:
-        """True if its answers tell the names and places of media in a prompt."""
+        """True if the renderer's answers have the names and places of the media in a prompt."""
 
     def takes(self, path: str) -> bool:
         """Return True if requests to `path` can be rendered."""
 
     async def render(self, post: Post, path: str, body: bytes) -> Sequence[Rendered]:
-        """Return each prompt of a request, at least one.
-
-        Raises NotRenderedError, WireError for an answer that makes no sense, and what `post`
-        raises.
+        """Return each prompt of a request, at least one. Raises NotRenderedError if the renderer
+        cannot make the prompt as its engine would, WireError for an invalid answer, and any error
+        that `post` raises.
         """

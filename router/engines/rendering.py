@@ -43,9 +43,8 @@ _LIST = msgspec.json.Decoder(
 
 @dataclass(frozen=True, slots=True)
 class VllmRender:
-    """vLLM's `/render` routes (0.16 and later; behind a flag since 0.29).
-
-    The client's body is sent unchanged, because another order of keys can give other token ids. The
+    """Renders prompts by vLLM's `/render` routes (0.16 and later; behind a flag since 0.29). The
+    client's body is sent unchanged, because another order of keys can lead to other token ids. The
     field `mm_payload` keeps the pixels of images out of the answer.
     """
 
@@ -57,7 +56,7 @@ class VllmRender:
         return path in (CHATS, COMPLETIONS)
 
     async def render(self, post: Post, path: str, body: bytes) -> Sequence[Rendered]:
-        """Return each prompt of a request."""
+        """Return each prompt of a request as vLLM renders it."""
         url = f"{path}/render"
         reply = await post(url, with_last_field(body, "mm_payload", b'"none"'))
         return await _read(reply, lambda: _all_rendered(reply, path == COMPLETIONS, url))
@@ -82,7 +81,7 @@ def _rendered(answer: _RenderedRequest, where: str) -> Rendered:
 
 
 def _ids(raw: msgspec.Raw, where: str) -> Tokens:
-    """Return the token ids of a JSON array. Raises WireError."""
+    """Return the token ids of a JSON array. Raises WireError if it contains anything else."""
     view = memoryview(raw)
     found = token_ids(view) if bytes(view[:1]) == b"[" else (0, 0)
     if isinstance(found, tuple):
@@ -101,7 +100,9 @@ class _TokensAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SglangRender:
-    """SGLang's `/v1/tokenize` (0.5.23), which accepts chats like its chat path."""
+    """Renders prompts by SGLang's `/v1/tokenize` (0.5.23), which accepts the same chats as SGLang's
+    chat path.
+    """
 
     flag: str | None = None
     has_media: bool = False
@@ -111,9 +112,8 @@ class SglangRender:
         return path in (CHATS, COMPLETIONS)
 
     async def render(self, post: Post, path: str, body: bytes) -> Sequence[Rendered]:
-        """Return each prompt of a request.
-
-        `/v1/tokenize` obeys two fields of chats that chats themselves do not have.
+        """Return each prompt of a request as SGLang renders it. Raises NotRenderedError for a chat
+        with one of two fields that `/v1/tokenize` obeys and SGLang's chat path ignores.
         """
         url = "/v1/tokenize"
         if path == CHATS and any(value is not None for value in values_in(body, _TOKENIZE_ONLY)):
@@ -123,7 +123,9 @@ class SglangRender:
 
 
 def _all_tokens(reply: bytes, where: str) -> list[Rendered]:
-    """Return the prompts of an answer that has one list of token ids, or a list of such lists."""
+    """Return the prompts in an answer that contains one list of token ids, or a list of
+    such lists.
+    """
     raw = decoded(reply, _TokensAnswer, where).tokens
     several = bytes(memoryview(raw)[1:_LOOKED_AT]).lstrip().startswith(b"[")
     lists = decoded(bytes(raw), list[msgspec.Raw], where) if several else [raw]
@@ -136,8 +138,8 @@ class _TemplateAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppRender:
-    """llama.cpp's server: `/apply-template` turns a chat into text, `/tokenize` turns text into
-    token ids.
+    """Renders prompts by llama.cpp's server: `/apply-template` turns a chat into text, and
+    `/tokenize` turns text into token ids.
     """
 
     flag: str | None = "llama-server --jinja"
@@ -163,5 +165,5 @@ class LlamaCppRender:
 
 
 async def _read(reply: bytes, read: Callable[[], Sequence[Rendered]]) -> Sequence[Rendered]:
-    """Return what `read` makes of an answer. A long answer is read in a thread."""
+    """Return the prompts that `read` finds in an answer. A long answer is read in a thread."""
     return await asyncio.to_thread(read) if len(reply) >= _LONG_BYTES else read()

@@ -1,5 +1,5 @@
-"""SGLang 0.4.8 to 0.5.23. `/server_info` has almost all properties; its load has had
-three formats.
+"""The adapter of SGLang 0.4.8 to 0.5.23. SGLang's `/server_info` has almost all properties. SGLang
+has had three formats of its load.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ _OldAnswer: Any = Annotated[list[_OldLoad], Meta(max_length=4_096)] | _OldLoad
 
 
 def v1_loads_in(text: str) -> Mapping[int, RankLoad]:
-    """Return the load of each rank in the answer to `GET /v1/loads`. Raises WireError."""
+    """Return the load of each rank in the answer to `GET /v1/loads`. Raises WireError for a
+    malformed answer.
+    """
     return {
         load.dp_rank or 0: RankLoad(
             running=load.num_running_reqs,
@@ -132,8 +134,8 @@ def v1_loads_in(text: str) -> Mapping[int, RankLoad]:
 
 
 def old_loads_in(text: str) -> Mapping[int, RankLoad]:
-    """Return the load of each rank in the answer to `GET /get_load`: a list, or one object (0.4.8).
-    Raises WireError.
+    """Return the load of each rank in the answer to `GET /get_load`, which is a list, or one object
+    (0.4.8). Raises WireError for a malformed answer.
     """
     answer: list[_OldLoad] | _OldLoad = decoded(text, _OldAnswer, "/get_load")
     loads = answer if isinstance(answer, list) else [answer]
@@ -148,9 +150,9 @@ def old_loads_in(text: str) -> Mapping[int, RankLoad]:
 
 
 def loads_in(text: str) -> dict[int, RankLoad]:
-    """Return the load of each rank in `sglang:...` gauges. Raises WireError if there is none.
-
-    Only the first tensor-parallel rank of each data-parallel rank counts.
+    """Return the load of each rank in the gauges whose names begin with `sglang:`. Of each
+    data-parallel rank, only the gauges of its first tensor-parallel rank count. Raises WireError if
+    there is no such gauge.
     """
     by_rank: dict[int, dict[str, float]] = {}
     for sample in samples(text, _GAUGES):
@@ -206,8 +208,8 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _is_hybrid(talk: Interview) -> bool:
-    """Return whether layers of the model keep a window or a state, which KV events do not
-    report.
+    """Return whether some layers of the model have a sliding window or a state. KV events do not
+    report these.
     """
     model, has_windows = None, None
     for path in _INFO:
@@ -226,8 +228,8 @@ async def _is_hybrid(talk: Interview) -> bool:
 
 
 def _has_windows(info: _InternalStates) -> bool | None:
-    """Return whether layers have a separate pool for their windows; None if the server does not
-    say.
+    """Return whether the server has a separate pool of memory for layers with windows. Return None
+    if the server does not say.
     """
     usages = [state.memory_usage for state in info.internal_states if state.memory_usage]
     told = [u.token_capacity_swa for u in usages if u.token_capacity_swa is not msgspec.UNSET]
@@ -235,8 +237,8 @@ def _has_windows(info: _InternalStates) -> bool | None:
 
 
 def _role(talk: Interview, info: _SglangInfo) -> Role:
-    """Return the role that the server reports, or else the operator's. Raises UnrecognizedError if
-    they differ.
+    """Return the role that the server reports, or else the role that the operator set. Raises
+    UnrecognizedError if both are known and differ.
     """
     given, mode = talk.spec.role, info.disaggregation_mode
     if mode is None or mode == given:
@@ -257,8 +259,8 @@ def _alike(info: _SglangInfo, page_size: int | None) -> str:
 
 
 def _bootstrap(talk: Interview, info: _SglangInfo, ranks: int) -> BootstrapAddress:
-    """Return the address of the bootstrap server. With `auto`, the room's number decides where it
-    prefills.
+    """Return the address of a prefill worker's bootstrap server. With the load-balancing method
+    `auto`, the number of the room decides which rank prefills.
     """
     port = talk.spec.bootstrap_port or info.disaggregation_bootstrap_port or _BOOTSTRAP_PORT
     by_room = info.load_balance_method in (None, "auto", "follow_bootstrap_room")
@@ -266,7 +268,9 @@ def _bootstrap(talk: Interview, info: _SglangInfo, ranks: int) -> BootstrapAddre
 
 
 async def _reader(talk: Interview) -> LoadReader | None:
-    """Return the newest load format that the server offers; None if it has none."""
+    """Return a reader for the newest load format that the server offers, or None if it
+    offers none.
+    """
     base = talk.spec.url
     if talk.spec.metrics is None:
         if "loads" in await talk.keys("/v1/loads"):

@@ -25,10 +25,9 @@ class WorkerSpecError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The options of one worker. For a None the router asks the worker, or sets no limit.
-
-    Raises WorkerSpecError for a value out of range. Policies use the thresholds
-    (`policies.thresholds`); this class only carries them.
+    """The options of one worker. For an option that is None, the router asks the worker, or sets no
+    limit. Policies use the thresholds (`policies.thresholds`); this class only carries them. Raises
+    WorkerSpecError for a value out of range.
     """
 
     url: str  # http(s)://host[:port][/path], without a slash at its end
@@ -134,8 +133,9 @@ class WorkerSpec:
 
     @property
     def seat(self) -> tuple[str, str] | None:
-        """The endpoint that the router binds for the worker's events, and the topic; only one
-        worker may use both.
+        """The endpoint that the router binds for the worker's events, and the topic of the events.
+        Only one worker may have this pair. None means that the router binds no endpoint for the
+        worker.
         """
         if self.events is None or not self.events.startswith(BIND):
             return None
@@ -155,14 +155,16 @@ KEYS = tuple(entry.name for entry in fields(WorkerSpec))
 
 
 def is_revision(text: str) -> bool:
-    """Return True if a text can name a revision: of bounded length, printable, without a comma."""
+    """Return True if a text may be the name of a revision: its length is bounded, and it is
+    printable and has no comma.
+    """
     fits = 0 < len(text) <= MAX_REVISION_CHARACTERS and text == text.strip()
     return fits and text.isprintable() and "," not in text
 
 
 def taken(spec: WorkerSpec) -> str:
-    """Return the end of an error message: another worker receives its events at the endpoint of
-    `spec`.
+    """Return the end of an error message, which says that another worker receives its events at the
+    endpoint in `spec`.
     """
     endpoint, topic = spec.seat or ("", "")
     return (
@@ -172,9 +174,8 @@ def taken(spec: WorkerSpec) -> str:
 
 
 def of_rank(spec: WorkerSpec, rank: int) -> WorkerSpec:
-    """Return the options of data-parallel rank `rank` of an engine that `spec` names as a whole.
-
-    The event endpoints of `spec` are those of rank 0; each further rank has the next port
+    """Return the options of data-parallel rank `rank` of an engine. `spec` has the options of the
+    whole engine and the event endpoints of rank 0; each further rank has the next port
     (`events.source.at_rank`). Raises WorkerSpecError if there is no such port.
     """
     events, replay = spec.events, spec.replay
@@ -219,8 +220,8 @@ def _check_url(name: str, url: str) -> None:
 
 
 def _check_endpoint(name: str, given: str | None, other: str = "") -> None:
-    """Check an endpoint. `other`: the other allowed values; only options that allow `bind:` may be
-    bound.
+    """Raise WorkerSpecError if an endpoint is invalid. `other` names the other values that the
+    option allows. An endpoint with `bind:` is valid only if the option allows it.
     """
     endpoint = given
     if given is not None and other:

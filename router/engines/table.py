@@ -1,4 +1,4 @@
-"""The engines that the router knows, one line each."""
+"""Lists the engines that the router knows, one line for each."""
 
 from __future__ import annotations
 
@@ -40,5 +40,7 @@ TRANSFER_FIELDS: tuple[str, ...] = tuple(
 
 
 def adapter_of(kind: str | None) -> Adapter:
-    """Return the adapter of a kind of engine; the plainest one for a kind that is not known yet."""
+    """Return the adapter of a kind of engine, or the adapter for any OpenAI-compatible server if
+    the kind is not known yet.
+    """
     return ADAPTERS.get(kind or OPENAI.kind, OPENAI)

@@ -1,4 +1,6 @@
-"""Triton with any backend, reached at its own port (KServe v2) or at its OpenAI frontend."""
+"""The adapter of Triton with any backend, reached at Triton's own port (KServe v2) or at its OpenAI
+frontend.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,16 @@ Figures = dict[tuple[str, str], float]  # (series, type) -> value
 
 
 def loads_in(text: str) -> Mapping[int, RankLoad]:
-    """Return the load in `nv_trt_llm_...` gauges, summed over the server's models. Raises
-    WireError.
+    """Return the load in the gauges whose names begin with `nv_trt_llm_`, summed over the server's
+    models. Raises WireError if there is none.
     """
     return {0: total([_load_of(figures) for figures in figures_in(text)])}
 
 
 def figures_in(text: str) -> list[Figures]:
-    """Return the figures of each model that has a batch. Raises WireError if there is none."""
+    """Return the gauges of each model that has a batch. Raises WireError if there is no
+    such model.
+    """
     models: dict[tuple[str | None, str | None], Figures] = {}
     for sample in samples(text, _TYPES):
         model = sample.labels.get("model"), sample.labels.get("version")
@@ -101,10 +105,9 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _grpc(talk: Interview) -> tuple[str | None, str]:
-    """Return the address of the gRPC port, and a note for the operator.
-
-    It is the operator's address, or else the port after the server's own if gRPC answers there. For
-    https URLs the operator has to name it.
+    """Return the address of the gRPC port, and a note for the operator. The address is the one that
+    the operator set. If there is none, it is the port after the server's own, if gRPC answers
+    there. For https URLs the operator has to set the address.
     """
     given, parts = talk.spec.grpc, urlsplit(talk.spec.url)
     if given == "none" or (given is None and parts.scheme == "https"):
@@ -126,15 +129,15 @@ class _Entry(msgspec.Struct):
 
 
 async def _own(talk: Interview) -> list[str]:
-    """Return the models at the server's own port; none if this is its OpenAI frontend, which lists
-    models otherwise.
+    """Return the models at Triton's own port. Return none if the URL is that of Triton's OpenAI
+    frontend, which lists its models in another way.
     """
     return [] if (await talk.get("/v1/models")).status == 200 else await models(talk)
 
 
 async def models(talk: Interview) -> list[str]:
-    """Return the ready models if this is Triton's own port; none if it is not, or no model is
-    ready.
+    """Return the ready models if the URL is that of Triton's own port. Return none if it is another
+    port, or if no model is ready.
     """
     if "extensions" not in await talk.keys("/v2"):
         return []
@@ -159,7 +162,9 @@ async def _metrics(talk: Interview, url: str) -> str:
 
 
 def _beside(url: str) -> str:
-    """Return the usual URL of the metrics: port 8002 for a server at port 8000."""
+    """Return the usual URL of the metrics, which have the second port after the server's own: port
+    8002 for a server at port 8000.
+    """
     parts = urlsplit(url)
     port = (parts.port or (443 if parts.scheme == "https" else 80)) + 2
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -167,7 +172,9 @@ def _beside(url: str) -> str:
 
 
 async def _configs(talk: Interview, names: Iterable[str]) -> dict[str, ModelConfig]:
-    """Return the readable configurations of models at the server's own port."""
+    """Return the configurations of models at Triton's own port, without those that cannot
+    be read.
+    """
     found: dict[str, ModelConfig] = {}
     for name in islice(names, _CONFIGS):
         status, body = await talk.get(f"/v2/models/{quote(name, safe='')}/config")
@@ -178,13 +185,15 @@ async def _configs(talk: Interview, names: Iterable[str]) -> dict[str, ModelConf
 
 
 async def roles(talk: Interview, names: list[str]) -> dict[str, Roles]:
-    """Return the roles of these models' inputs, as far as their configurations can be read."""
+    """Return the roles of the inputs of these models, as far as the models' configurations can be
+    read.
+    """
     configs = await _configs(talk, names)
     return {name: roles_of(config, configs) for name, config in configs.items()}
 
 
 async def _entry(talk: Interview, names: list[str]) -> str | None:
-    """Return the only model that requests can be for; None if there are several."""
+    """Return the model that all requests are for, or None if requests can be for several models."""
     if talk.spec.model is not None or len(names) == 1:
         return talk.spec.model or names[0]
     configs = await _configs(talk, names)
@@ -236,7 +245,7 @@ def error_in(body: bytes) -> str:
 
 def is_triton_queue_full(status: int, body: bytes) -> bool:
     """Return True if Triton refused a request because its queue was full, or because the request
-    waited too long in it: another worker may be quicker.
+    waited too long in the queue. Another worker may then be quicker.
     """
     if status not in (400, 503) or len(body) > 4_096:
         return False
@@ -252,7 +261,7 @@ _PARSER = (
 
 
 def is_unreadable_request(kind: str | None, status: int, body: bytes) -> bool:
-    """Return True if a worker could not read a request's body, although the status of its answer
-    blames the worker.
+    """Return True if a worker could not read the body of a request, although the status of the
+    worker's answer means an error of the worker.
     """
     return kind == ADAPTER.kind and status == 500 and error_in(body).startswith(_PARSER)

@@ -1,8 +1,6 @@
-"""Finds out which inputs of a Triton model are its prompt, output limit and so on, by its
-configuration.
-
-Names of inputs are those of Triton's TensorRT-LLM backend (`inflight_batcher_llm`, `llmapi`) and of
-its vLLM backend.
+"""Finds out from the configuration of a Triton model which of its inputs is the prompt, the output
+limit and so on. The names of inputs are those of Triton's TensorRT-LLM backend
+(`inflight_batcher_llm`, `llmapi`) and of its vLLM backend.
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ class _Tensor(msgspec.Struct):
 
 
 class _Step(msgspec.Struct):
-    """One model of an ensemble. Both maps go from the model's own tensor names to those of the
-    ensemble.
+    """One model of an ensemble. Both maps of the step map the model's own tensor names to tensor
+    names of the ensemble.
     """
 
     model_name: str
@@ -65,15 +63,17 @@ class _Policy(msgspec.Struct):
 
 
 class _Batching(msgspec.Struct):
-    """The priority levels of a model's batcher; protobuf's JSON may have such numbers as texts."""
+    """The priority levels of a model's batcher. The JSON of protobuf may contain these numbers as
+    texts.
+    """
 
     priority_levels: Any = 0
     default_priority_level: Any = 0
 
 
 class ModelConfig(msgspec.Struct):
-    """The part of a model's configuration that determines the roles of its inputs. Lifetime:
-    recognition.
+    """The part of a model's configuration that determines the roles of the model's inputs.
+    Lifetime: while a worker is recognized.
     """
 
     name: str = ""
@@ -93,8 +93,8 @@ class ModelConfig(msgspec.Struct):
 
     @property
     def levels(self) -> tuple[int, int]:
-        """The number of priority levels, and the level of requests without a priority; 0, 0 if
-        there are no levels.
+        """The number of priority levels, and the level of requests without a priority. Both are 0
+        if the model has no priority levels.
         """
         batching = self.dynamic_batching
         if batching is None or not (levels := count_of(batching.priority_levels)):
@@ -123,7 +123,7 @@ def config_of(body: bytes) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The names of a model's inputs by role; None if no input has the role. Lifetime: of its
+    """The names of a model's inputs by role; a name is None if no input has the role. Lifetime:
     worker.
     """
 
@@ -161,23 +161,24 @@ USUAL = Roles(images=_IMAGES, why="usual names", **_USUAL)
 
 
 def usual_roles(model: str) -> Roles:
-    """Return the roles of a model whose configuration is unknown."""
+    """Return the usual roles of inputs, for a model whose configuration is unknown."""
     return USUAL
 
 
 def roles_of(
     config: ModelConfig, others: Mapping[str, ModelConfig] = MappingProxyType({})
 ) -> Roles:
-    """Return the roles of a model's inputs. `others`: models of the same server, by name."""
+    """Return the roles of a model's inputs. `others` has the configurations of other models of the
+    same server, by name.
+    """
     roles = _ensemble(config, others) if config.steps else None
     return replace(roles or _named(config), runs_on=_runs_on(config, others))
 
 
 def _runs_on(config: ModelConfig, others: Mapping[str, ModelConfig]) -> bool:
-    """Return whether a cancelled request keeps running.
-
-    Triton passes a cancel to the requested model, but not to the running step of an ensemble, nor
-    to models that a Python model calls (BLS).
+    """Return whether a request of the model keeps running after it was cancelled. Triton cancels
+    the requested model, but not the running step of an ensemble, nor models that a Python model
+    calls (BLS).
     """
     if config.steps:
         return True
@@ -187,8 +188,8 @@ def _runs_on(config: ModelConfig, others: Mapping[str, ModelConfig]) -> bool:
 
 
 def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
-    """Return the roles with those that the operator set. An empty name means that no input has the
-    role.
+    """Return the roles, with those that the operator set in place of others. An empty name means
+    that no input has the role.
     """
     if not given:
         return roles
@@ -216,8 +217,8 @@ def given_roles(lines: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def _named(config: ModelConfig) -> Roles:
-    """Return the roles by the names of the inputs; without a known name, the first text input is
-    the prompt.
+    """Return the roles that follow from the names of the inputs. If no name is known, the first
+    text input is the prompt.
     """
     there = {one.name: one.data_type for one in config.input}
     found = {
@@ -323,7 +324,9 @@ def _origin(
 
 
 def count_of(value: Any) -> int | None:
-    """Return a number of tokens; it may be a text, as old clients of vLLM's backend send it."""
+    """Return a number of tokens, or None if `value` is not one. The number may be given as a text,
+    as old clients of vLLM's backend send it.
+    """
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     whole = isinstance(value, int) and not isinstance(value, bool)

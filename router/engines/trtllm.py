@@ -1,4 +1,4 @@
-"""TensorRT-LLM's `trtllm-serve`, 1.0 and later."""
+"""The adapter of TensorRT-LLM's `trtllm-serve`, 1.0 and later."""
 
 from __future__ import annotations
 
@@ -63,9 +63,8 @@ _Iterations = Annotated[list[_Iteration], Meta(max_length=1 << 16)]
 
 
 def newest_in(text: str) -> Mapping[int, RankLoad]:
-    """Return the newest load of each rank among the iterations since `GET /metrics` was last read.
-
-    The result is empty if there were none. Raises WireError.
+    """Return the newest load of each rank among the iterations since the last `GET /metrics`. The
+    result is empty if there were no iterations. Raises WireError for a malformed answer.
     """
     iterations: list[_Iteration] = decoded(text, _Iterations, "/metrics")
     newest = {i.attention_dp_rank or 0: _load_of(i) for i in iterations}
@@ -84,7 +83,9 @@ def _load_of(iteration: _Iteration) -> RankLoad:
 
 
 def loads_in(text: str) -> Mapping[int, RankLoad]:
-    """Return the load in the gauges at `/prometheus/metrics` (with `return_perf_metrics`)."""
+    """Return the load in the gauges at `/prometheus/metrics`, which the engine has if it runs with
+    `return_perf_metrics`.
+    """
     return {0: load_in(_gauges(text))}
 
 
@@ -126,8 +127,8 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _reader(talk: Interview) -> tuple[LoadReader | None, Mapping[str, float]]:
-    """Return how to read the load, and the gauges if the server has them; reading gauges loses no
-    data.
+    """Return how to read the engine's load, and the engine's gauges if it has any. Gauges are
+    preferred, because no data are lost when they are read.
     """
     url = talk.spec.metrics or f"{talk.spec.url}/prometheus/metrics"
     try:
@@ -142,8 +143,8 @@ async def _reader(talk: Interview) -> tuple[LoadReader | None, Mapping[str, floa
 
 
 async def _source(talk: Interview) -> PollSource | None:
-    """Ask for events once if the operator did not say whether there are any. The events in that
-    answer are lost.
+    """Return the source of the engine's KV events, or None if it has none. If the operator did not
+    say whether there are events, request them once; the events in that answer are lost.
     """
     if talk.spec.events is not None:
         return None

@@ -20,10 +20,9 @@ class _ToldRevision(_ToldVersion):
 
 
 def version_in(body: bytes, path: str) -> EngineVersion:
-    """Return the version in the answer to GET `path`; empty if it has none.
-
-    Only the answer to GET /version has a revision: the key of that name in SGLang's `/server_info`
-    is the model's revision at its hub.
+    """Return the version in the answer to GET `path`. The version is empty if the answer has none.
+    Only the answer to GET /version has a revision: in SGLang's `/server_info`, the key of that name
+    is the revision of the model at its hub.
     """
     told = _ToldRevision if path == VERSION_PATH else _ToldVersion
     try:
@@ -38,8 +37,8 @@ def version_in(body: bytes, path: str) -> EngineVersion:
 
 
 async def version_of(talk: Interview, path: str = VERSION_PATH) -> EngineVersion:
-    """Ask an engine for its version; empty if it reports none. Raises WireError,
-    aiohttp.ClientError or TimeoutError.
+    """Return the version of an engine, which is empty if the engine reports none. Raises WireError,
+    aiohttp.ClientError or TimeoutError if the engine cannot be asked.
     """
     status, body = await talk.get(path)
     return version_in(body, path) if status == 200 else NO_VERSION

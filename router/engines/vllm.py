@@ -1,7 +1,6 @@
-"""vLLM 0.9 to 0.33, and our own engine, which has the same API.
-
-vLLM has Prometheus metrics at `/metrics`, whose label `engine` is the rank, and `/kv_event_sources`
-(0.31). Our engine adds a snapshot of its cache at `/kv_snapshot`.
+"""The adapter of vLLM 0.9 to 0.33, and of our own engine, which has the same API. vLLM has
+Prometheus metrics at `/metrics`, whose label `engine` is the rank, and `/kv_event_sources` (0.31).
+Our engine adds a snapshot of its cache at `/kv_snapshot`.
 """
 
 from __future__ import annotations
@@ -69,7 +68,9 @@ class _ServerInfo(msgspec.Struct):
 
 
 def loads_in(text: str) -> Mapping[int, RankLoad]:
-    """Return the load of each rank in `vllm:...` gauges. Raises WireError."""
+    """Return the load of each rank in the gauges whose names begin with `vllm:`. Raises WireError
+    if there is none.
+    """
     return {rank: _load_of(load) for rank, load in parse_loads(text).items()}
 
 
@@ -92,9 +93,8 @@ def _load_of(load: EngineLoad) -> RankLoad:
 
 async def is_renderer(status_of: Callable[[str], Awaitable[int]]) -> bool:
     """Return whether a server renders requests but completes none, as `vllm launch render` does.
-
-    `status_of` sends a GET. The paths in question accept only POST: 405 means that a path exists,
-    404 that it does not.
+    `status_of` returns the status of a GET to a path. The paths that are tried accept only POST:
+    405 means that a path exists, 404 that it does not.
     """
     if await status_of(_RENDERS) != 405:
         return False
@@ -115,7 +115,9 @@ async def _refuse_renderer(talk: Interview, named: bool) -> None:
 
 
 async def profile_of(talk: Interview, named: bool) -> Profile | None:
-    """Return the profile that a vLLM, or an engine with its API, reports. See `Adapter`."""
+    """Return the profile that vLLM, or an engine with vLLM's API, reports; see
+    `Adapter.recognize`.
+    """
     loads: dict[int, EngineLoad] = {}
     try:
         loads = parse_loads(await talk.metrics())
@@ -158,10 +160,9 @@ async def _check_model(talk: Interview) -> None:
 
 
 async def _pause_url(talk: Interview) -> str | None:
-    """Return the URL at which the server says whether it is paused; vLLM has one with
-    VLLM_SERVER_DEV_MODE.
-
-    An engine in a long step answers late. Raises UnrecognizedError if the server is paused.
+    """Return the URL at which the server says whether it is paused, or None if there is none. vLLM
+    has such a URL if it runs with VLLM_SERVER_DEV_MODE. An engine in a long step answers late.
+    Raises UnrecognizedError if the server is paused.
     """
     try:
         status, body = await talk.get(_IS_PAUSED)
@@ -175,11 +176,10 @@ async def _pause_url(talk: Interview) -> str | None:
 
 
 async def _bootstrap(talk: Interview) -> BootstrapAddress | None:
-    """Return the bootstrap address of a worker that prefills with MooncakeConnector; the bootstrap
-    server knows the names of its engines.
-
-    The names are drawn at each start of the engine, so they are requested at each recognition.
-    Raises UnrecognizedError, aiohttp.ClientError or TimeoutError.
+    """Return the bootstrap address of a worker that prefills with MooncakeConnector. The bootstrap
+    server knows the names of its engines; each start of an engine draws a new name, so the router
+    asks for the names at each recognition. Raises UnrecognizedError, aiohttp.ClientError or
+    TimeoutError if the names cannot be read.
     """
     spec = talk.spec
     gives = spec.role == "prefill" or (spec.role == "both" and spec.group is not None)
@@ -243,8 +243,8 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _server_info(talk: Interview) -> tuple[str, Role]:
-    """Return the KV group that our engine reports, whose workers store the same model's KV alike,
-    and its role.
+    """Return the role of a worker with our engine, and its KV group. All workers of a KV group
+    store the KV of the same model in the same form.
     """
     status, body = await talk.get("/server_info")
     if status != 200:

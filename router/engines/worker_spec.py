@@ -1,5 +1,5 @@
-"""Parses a worker in the operator's configuration: `URL,key=value,...` or a mapping of the same
-keys.
+"""Parses the text or mapping that describes a worker in the configuration: `URL,key=value,...`, or
+a mapping of the same keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _NUMBERS = ("kv_tokens", "max_requests", "max_queued_tokens", "max_kv_fraction",
 
 
 def parse_worker_spec(text: str) -> WorkerSpec:
-    """Parse `URL`, then `,key=value`... Raises WorkerSpecError."""
+    """Return the worker in a text that consists of a URL and any number of `,key=value`. Raises
+    WorkerSpecError for an invalid text.
+    """
     if len(text) > MAX_SPEC_CHARACTERS:
         raise WorkerSpecError(f"longer than {MAX_SPEC_CHARACTERS} characters")
     url, *options = (part.strip() for part in text.split(","))
@@ -37,8 +39,8 @@ def parse_worker_spec(text: str) -> WorkerSpec:
 
 
 def worker_spec_of(value: object) -> WorkerSpec:
-    """Return the specification in a text, or in a mapping with `url` and the same keys (YAML,
-    JSON).
+    """Return the worker in a text, or in a mapping (from YAML or JSON) with `url` and the same
+    keys.
     """
     if isinstance(value, str):
         return parse_worker_spec(value)
@@ -62,17 +64,16 @@ def _spec_of(values: dict[str, Any]) -> WorkerSpec:
 
 
 def worker_url(text: str) -> str:
-    """Return a worker's URL from the forms that people paste: `HOST:PORT`, or with `/v1...` at the
-    end.
-
-    A text without scheme and port is returned unchanged, and `WorkerSpec` rejects it.
+    """Return a worker's URL from a form that people paste, such as `HOST:PORT` or a URL with
+    `/v1...` at the end. A text without scheme and port is returned unchanged, and `WorkerSpec`
+    rejects it.
     """
     url = _API_PATH.sub("", text.strip()).rstrip("/")
     return f"http://{url}" if _HOST_AND_PORT.match(url) else url
 
 
 def url_note(given: object, url: str) -> str:
-    """Return a note on the URL that the router uses, if it is not the given one; else ''."""
+    """Return a note on the URL that the router uses, or "" if this is the URL that was given."""
     written = given.get("url") if isinstance(given, dict) else str(given).partition(",")[0]
     text = str(written).strip()
     return "" if text.rstrip("/") == url else f"the worker {text} is read as {url}"
