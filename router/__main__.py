@@ -6,7 +6,9 @@ import sys
 
 
 def main() -> int:
-    """Run the program; without a native build it refuses to start."""
+    """Run the router's command line; without the compiled modules, print an error and refuse to
+    start.
+    """
     # numpy's linear algebra, which nothing here uses, starts threads that spin, one a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # imports make no garbage, and a collection would take a tenth of the start

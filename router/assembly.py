@@ -310,7 +310,7 @@ class Router:
         register(lambda: render_metrics(self.tokenizing.renderers, self.tokenizing.rendered))
 
     def _movers(self, config: Config) -> Migrations | None:
-        """Return the extra that moves streams to another worker; None while
+        """Return the part that moves running streams to another worker; None while
         `migration.moves` is 0.
         """
         if not config.migration.moves:
@@ -323,8 +323,8 @@ class Router:
         return self._migrations
 
     def _name_models(self, config: Config) -> None:
-        """Let clients use the model names of the configuration; without any, requests are not
-        looked up by name.
+        """Give the core the model names that the configuration defines; without any, clients' model
+        names are not looked up.
         """
         if not (config.names.aliases or config.names.targets):
             self.service.names = None
@@ -374,12 +374,14 @@ class Router:
         )
 
     async def relay_turn(self) -> None:
-        """Return once the relay's thread has had a turn."""
+        """Wait until the relay's thread has run once since this call."""
         if self._context.relay is not None:
             await self._context.relay.turn()
 
     async def tick(self) -> None:
-        """Tell the core the time, for ever."""
+        """Send the core the current time at each tick, until cancelled, and run what is due at a
+        tick: the waiting queue, workers that leave, and changes of roles.
+        """
         core = self.dispatcher.core
         while True:
             await self._until_tick()
@@ -427,7 +429,7 @@ class Router:
         return lines
 
     def _settle_terms(self) -> None:
-        """Give each part the values that it needs of the configuration in force."""
+        """Give each part of the router its values from the current configuration."""
         config = self.config
         self._context.renew(fleet_terms(config))
         if self.admin is not None:
@@ -441,8 +443,8 @@ class Router:
             self.service.tracer.renew(below_of(config.tracing.sample))
 
     def reload_keys(self) -> None:
-        """Read the files of keys again. A file that cannot be used is logged, and its old keys
-        stay.
+        """Read the files of clients' keys again. If a file cannot be used, log that and keep its
+        old keys.
         """
         for name, ring in self._rings.items():
             try:
@@ -451,31 +453,35 @@ class Router:
                 log.error("%s not read anew, the old keys stay: %s", name, error)
 
     def reopen_files(self) -> None:
-        """Open new log files where the present ones were moved away."""
+        """Open the log files again by their names, for a log rotation that moved the present files
+        away.
+        """
         if self._request_log is not None:
             self._request_log.reopen()
         if self.access is not None:
             self.access.reopen()
 
     async def save(self) -> None:
-        """Save what the router knows of the workers' caches, for a router that follows."""
+        """Save what the router knows of the workers' caches, so that the next router can start with
+        it.
+        """
         if self._keeper is not None:
             await self._keeper.save()
 
     def teller(self, line: socket.socket) -> Teller:
-        """Return the object that tells a following router of this router's requests, over the
-        connection `line`.
+        """Return the object that reports this router's running requests to the router that replaces
+        it, over the connection `line`.
         """
         from router.replicas.former import Teller
 
         return Teller(line, self.dispatcher.core, time.monotonic)
 
     def retire(self, why: str) -> None:
-        """Make `/ready` answer no from now on; `why` is the reason that it gives."""
+        """Make `/ready` answer that the router is not ready from now on, with the reason `why`."""
         self.service.retire(why)
 
     def hand_over(self) -> None:
-        """Retire, and save no more caches, because another router has taken over."""
+        """Make `/ready` answer no and stop saving caches, because another router has taken over."""
         self.retire("another router has taken over")
         if self._keeper is not None:
             self._keeper.retire()
@@ -540,8 +546,8 @@ def _access_log(config: Config) -> AccessLog | None:
 
 
 def _shares(config: Config) -> str:
-    """Return a text that names the fleet and Redis with which this router shares state, to compare
-    routers; "" if it shares none.
+    """Return a text that names the fleet and the Redis through which this router shares state; two
+    routers share state if their texts are equal. It is "" if this router shares none.
     """
     return "" if config.state is None else f"{config.replicas.fleet} {redacted(config.state)}"
 
@@ -565,8 +571,8 @@ def _kserve(
 
 
 def _reading_threads() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
-    """Return the threads that tokenize, and those that read long bodies, so that short prompts need
-    not wait for long bodies.
+    """Return two thread pools: one that tokenizes prompts, and one that reads long bodies, so that
+    short prompts need not wait for long bodies.
     """
     one, other = (
         ThreadPoolExecutor(_READING_THREADS, thread_name_prefix=name)

@@ -1,4 +1,6 @@
-"""The common context of all members of the fleet: connections, clock, times, shared answers."""
+"""What all workers of the fleet have in common: connections, the clock, time limits, and answers
+that several ranks of one engine share.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ T = TypeVar("T")
 
 
 class SharedAnswer(Generic[T]):
-    """One question to an engine and its latest answer. Lifetime: as long as a worker asks it."""
+    """The latest answer of an engine to one question, shared by all ranks that ask it. Lifetime: as
+    long as a worker asks the question.
+    """
 
     def __init__(self) -> None:
         self._asking = asyncio.Lock()
@@ -38,11 +42,11 @@ class SharedAnswer(Generic[T]):
     async def get(
         self, ask: Callable[[], Awaitable[T]], clock: Callable[[], float], fresh_s: float
     ) -> T:
-        """Return the answer, asked for again if it is older than `fresh_s`. Raises the error of
-        `ask`.
+        """Return the answer; call `ask` for a new one if it is older than `fresh_s` seconds. Raises
+        the error that `ask` raised.
 
-        A caller that comes while another one asks waits for that answer. If the other is cancelled,
-        the next caller asks.
+        While one caller asks, further callers wait for the same answer. If the first caller is
+        cancelled, the next one asks.
         """
         async with self._asking:
             if self._at_s is None or clock() - self._at_s > fresh_s:
@@ -58,13 +62,15 @@ class SharedAnswer(Generic[T]):
 
 
 class SharedAnswers:
-    """The shared answers by question. Lifetime: process."""
+    """The latest answers of engines, by question. Lifetime: process."""
 
     def __init__(self) -> None:
         self._shared: WeakValueDictionary[Hashable, SharedAnswer[Any]] = WeakValueDictionary()
 
     def to(self, question: Hashable) -> SharedAnswer[Any]:
-        """Return the shared answer to `question`; each caller keeps a reference to it."""
+        """Return the shared answer for `question`. It is kept only while a caller holds a reference
+        to it.
+        """
         shared = self._shared.get(question)
         if shared is None:
             shared = self._shared[question] = SharedAnswer()
@@ -91,7 +97,9 @@ End = Literal["down", "asleep", "paused", "anew", "broken", "more"]
 
 
 class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Decides what failed health probes do to a worker. Lifetime: until the next reload."""
+    """The settings that decide what failed health probes mean for a worker. Lifetime: until the
+    next reload.
+    """
 
     probes: Annotated[
         int,
@@ -149,7 +157,9 @@ class FleetTerms:
 
 @dataclass(slots=True)
 class FleetContext:
-    """The common context of all members. Lifetime: process."""
+    """The connections, the clock and the limits that all workers of the fleet share. Lifetime:
+    process.
+    """
 
     http: aiohttp.ClientSession
     zmq: zmq.asyncio.Context
@@ -180,7 +190,7 @@ class FleetContext:
         self.pauses = Pauses(self.clock)
 
     def renew(self, terms: FleetTerms) -> None:
-        """Watch workers by these times and limits from now on."""
+        """Use the times and limits in `terms` for all workers from now on."""
         self.terms = terms
 
     @property
@@ -189,10 +199,10 @@ class FleetContext:
         return max(self.terms.load_report_s, self.worker_count() / _SCRAPES_PER_S_MAX)
 
     async def until_scrape(self, is_busy: bool) -> None:
-        """Wait until a worker is to be scraped again. `is_busy` says whether its latest figures
-        show requests.
+        """Wait until the metrics of a worker should be scraped again. `is_busy` says whether its
+        latest metrics show requests.
 
-        A longer wait, while all workers are idle, is cut short when a request arrives.
+        The wait is longer while all workers are idle; a request that arrives cuts it short.
         """
         interval_s = self.scrape_interval_s
         quiet_s = max(min(interval_s * _QUIET_SCRAPES, _QUIET_SCRAPE_S), interval_s)
@@ -208,8 +218,8 @@ class FleetContext:
 
 
 def refused(error: Exception) -> bool:
-    """Return whether the worker's port refuses connections: the engine is gone, and there is no
-    need to retry.
+    """Return whether the error means that the worker's port refuses connections: its engine is
+    gone, and a retry is useless.
     """
     return isinstance(error, aiohttp.ClientConnectorError) and isinstance(
         error.os_error, ConnectionRefusedError

@@ -1,8 +1,8 @@
 """Asks an engine for its version, once for all callers that need it at the same time.
 
-A process behind a URL can be replaced between two probes. A caller that must know that it was not
-asks at the last moment. Only an answer to a question that began after that counts, so callers that
-come while a question is in flight share the next one.
+The engine behind a URL can be replaced between two health probes, so a caller that must be sure
+asks at the last moment. Only an answer to a question that began after the call counts. Callers that
+arrive while a question is in flight therefore share the next question.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class EngineQuestion:
         self._next: asyncio.Task[EngineVersion | None] | None = None
 
     async def put(self, ask: Ask, known: EngineVersion) -> Told:
-        """Find out by `ask` whether the engine still reports the version `known`. An engine without
-        a version is not asked.
+        """Call `ask` for the engine's version, and return "same" if it is still `known`, "other" if
+        it is not, or "unknown" without an answer. An engine that has no version is not asked and
+        counts as "same".
         """
         if not known.path:
             return "same"
@@ -76,8 +77,8 @@ class EngineQuestion:
     async def _after(
         self, before: asyncio.Task[EngineVersion | None] | None, ask: Ask, path: str
     ) -> EngineVersion | None:
-        """Wait for the end of the previous question, then ask. Return None if no answer came in
-        time.
+        """Wait until the previous question has ended, then ask for the version. Return None if no
+        answer came in time.
         """
         if before is not None:
             await asyncio.wait((before,))

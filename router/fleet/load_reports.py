@@ -1,4 +1,6 @@
-"""A worker's load from its engine's metrics, and what else they show: a restart, or trouble."""
+"""Reads a worker's load from its engine's metrics, which also show restarts and failures of the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class SeenFigures:
     """
 
     def __init__(self, worker_id: int, name: str) -> None:
-        """Start without reports. `name` is the worker's name for the log."""
+        """Start without reports. `name` is the worker's name in log lines."""
         self.ranks: set[int] = set()  # those in the latest answer
         self.trouble = ""  # the reason why there are no figures now, for people
         self.missed = 0  # failed reports in a row
@@ -37,7 +39,9 @@ class SeenFigures:
         self._several = False  # processes answer there: no start time is the engine's
 
     def failed(self, error: Exception, where: str, within_s: float) -> None:
-        """Note that a report failed. This is logged once, until a report arrives."""
+        """Note that a load report could not be read. Only the first of several failures in a row is
+        logged.
+        """
         self.missed += 1
         silent = isinstance(error, TimeoutError | aiohttp.ClientConnectionError)
         if self.trouble or (silent and self.missed < _MISSED_MAX):
@@ -53,14 +57,16 @@ class SeenFigures:
         log.warning("worker %d (%s): %s", *self._who, self.trouble)
 
     def came(self) -> None:
-        """Note that a report arrived."""
+        """Note that a load report could be read, which ends earlier trouble."""
         self.missed = 0
         if self.trouble:
             log.info("worker %d (%s): its load figures can be read again", *self._who)
             self.trouble = ""
 
     def start_of(self, load: RankLoad) -> float:
-        """Return when the engine's process began, by this report; NaN if it is unknown."""
+        """Return when the engine's process started according to this load report; NaN if it is
+        unknown or several processes answer in turn.
+        """
         if load.started_s < self._started_s - _SAME_START_S and not self._several:
             self._several = True
             log.warning(
@@ -81,12 +87,13 @@ async def report_loads(
     context: FleetContext,
     note: Callable[[RankLoad], None],
 ) -> tuple[End, str]:
-    """Report a worker's load until the metrics show that its engine restarted, sleeps or is gone.
-    Return which, and why.
+    """Report a worker's load to the core until its metrics show that its engine restarted, sleeps
+    or is gone. Return which of these happened, and the reason for people.
 
-    Ranks of one engine share its answers; `rank` None means all ranks together. `seen` is kept
+    All ranks of one engine share its answers; `rank` None means all ranks together. `seen` is kept
     between two calls for the same worker, so that an engine whose metrics always have other ranks
-    than it announces is recognized again only once. `note` gets each report of the worker's rank.
+    than it announces is recognized again only once. `note` is called with each report of the
+    worker's rank.
     """
     assert worker.loads is not None
     shared = context.answers.to(worker.loads)
@@ -127,7 +134,9 @@ async def report_loads(
 
 
 def _own(loads: Mapping[int, RankLoad], rank: int | None) -> RankLoad | None:
-    """Return the load of the rank, or of all ranks together; None if the answer has nothing new."""
+    """Return the load of `rank`, or of all ranks together if `rank` is None; None if the answer
+    does not contain it.
+    """
     if rank is not None:
         return loads.get(rank)
     return total(list(loads.values())) if loads else None

@@ -1,4 +1,6 @@
-"""The fleet: workers join, drain and leave, by hand or as configuration and discovery say."""
+"""Manages the fleet: workers join, drain and leave, as an operator, the configuration or discovery
+demands.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,18 @@ _RANKS = "its engine's ranks"
 
 
 class RoleRefusedError(Exception):
-    """Raised when a worker may not take another role; the text says why."""
+    """Raised when a worker cannot change to another role; the text has the reason."""
 
 
 class DuplicateWorkerError(Exception):
-    """Raised when the URL, this rank of it, or its place at a bound endpoint is in the fleet
-    already.
+    """Raised when a worker is added whose URL, rank, or place at a bound endpoint another worker in
+    the fleet already has.
     """
 
 
 class FleetManager:
-    """All workers that this router follows. Ids count up and are never reused. Lifetime:
-    process.
+    """All workers that this router follows. Worker ids are ascending numbers and never reused.
+    Lifetime: process.
     """
 
     def __init__(self, context: FleetContext, max_workers: int) -> None:
@@ -71,7 +73,7 @@ class FleetManager:
 
     @property
     def now_s(self) -> float:
-        """The router's clock, in seconds."""
+        """The present time on the router's clock, in seconds."""
         return self._context.clock()
 
     @property
@@ -80,14 +82,12 @@ class FleetManager:
         return self._context.pauses
 
     def add(self, spec: WorkerSpec, by: str = CONFIGURATION, by_hand: bool = False) -> Member:
-        """Begin to follow a worker; `by` says in the log who asked for it.
+        """Begin to follow a worker; `by` is the name, in log lines, of who asked for it.
 
-        A worker that is still leaving is taken back instead: it keeps its running requests and gets
-        `spec` from now on. So are ranks of its engine that were removed by hand. `by_hand` says
-        that it stays until it is removed by hand, and that it gets requests although it was
-        drained.
-
-        Raises DuplicateWorkerError, TableFullError or WorkerSpecError.
+        A worker that is still leaving is kept instead: its running requests continue, and it has
+        the options `spec` from now on. Ranks of its engine that an operator removed return, too.
+        `by_hand` True means that the worker stays until an operator removes it, and gets requests
+        although it was drained. Raises DuplicateWorkerError, TableFullError or WorkerSpecError.
         """
         leaving: list[Member] = []
         for member in self.at_url(spec.url):
@@ -106,7 +106,7 @@ class FleetManager:
         return leaving[0] if leaving else self._add(spec, named, by)
 
     def _add_ranks(self, spec: WorkerSpec, staying: Member, by: str) -> Member:
-        """Add ranks again that were removed by hand while other ranks of the engine stayed."""
+        """Add the ranks again that an operator removed while other ranks of the engine stayed."""
         named = staying.named
         wanted = {spec.rank} if spec.rank is not None else set(named.without)
         removed = {rank for rank in wanted if rank in named.without}
@@ -123,7 +123,9 @@ class FleetManager:
         return next((m for m in new if not m.leaving), staying)
 
     def _rename(self, leaving: Sequence[Member], named: NamedWorker, by: str) -> None:
-        """Take back workers that are listed again, perhaps with other options."""
+        """Keep workers that were leaving, because they are listed again, perhaps with other
+        options.
+        """
         specs = [spec_of(named, member.spec.rank) for member in leaving]
         for member, spec in zip(leaving, specs, strict=True):
             member.named = named
@@ -134,8 +136,8 @@ class FleetManager:
             self.take_back(member, by, undrain=named.by_hand)
 
     def _follow_anew(self, member: Member, spec: WorkerSpec) -> None:
-        """Recognize the worker again with other options. Its running requests continue and stay
-        charged to it.
+        """Recognize the worker again with the options in `spec`. Its running requests continue and
+        still count as its load.
         """
         before = self._tasks[member.worker_id]
         before.cancel()
@@ -166,7 +168,9 @@ class FleetManager:
         return member
 
     def _served_by_others(self, worker_id: int, models: Iterable[str]) -> bool:
-        """Return whether other workers, ready and not silent, serve all of these models."""
+        """Return whether workers other than `worker_id`, which are ready and answer probes, serve
+        all of `models`.
+        """
         others = (m for m in self.members.values() if m.worker_id != worker_id and m.ready)
         others = (m for m in others if m.state != "silent")
         served = {name for m in others if m.recognized for name in m.recognized.facts.models}
@@ -195,16 +199,17 @@ class FleetManager:
         return sum(one.refused_models for one in known if one is not None)
 
     def leave(self, member: Member, by: str) -> None:
-        """Drain a worker, and remove it once idle (`sweep`); `by` says in the log who asked for it.
+        """Drain a worker at an operator's request, and remove it once it is idle (`sweep`); `by`
+        names in log lines who asked for it.
 
-        The rank does not come back by itself, even if its engine restarts.
+        The rank does not return by itself, even if its engine restarts.
         """
         self._dismiss(member)
         self.drop(member, by)
 
     def drop(self, member: Member, by: str, may_return: bool = False) -> None:
-        """Drain a worker and remove it once idle, as `leave` does, but not by hand: if
-        `may_return`, it comes back when it is listed again.
+        """Drain a worker and remove it once it is idle, without noting it as removed by an
+        operator. If `may_return`, it returns when it is listed again.
         """
         leave, turning = member.leave, member.turning
         if leave is None:
@@ -215,9 +220,9 @@ class FleetManager:
         member.drain(f"{by}, to be removed when idle")
 
     def take_back(self, member: Member, by: str, undrain: bool = False) -> None:
-        """Keep a worker that was leaving and is listed again; it gets requests as before.
+        """Keep a worker that was leaving, because it is listed again; it gets requests as before.
 
-        `undrain` lets it have requests although it was drained before it began to leave.
+        With `undrain`, it gets requests even if it was already drained when it began to leave.
         """
         leave, member.leave = member.leave, None
         if leave is None:
@@ -228,8 +233,8 @@ class FleetManager:
             member.turning.drained = leave.drained
 
     def _dismiss(self, member: Member) -> None:
-        """Note that a worker was removed by hand: neither its rank nor, after its last rank, its
-        engine comes back.
+        """Note that an operator removed a worker: its rank does not return by itself, and after its
+        last rank neither does its engine.
         """
         named = member.named
         if named.spec.rank is None and member.spec.rank is not None:
@@ -239,10 +244,10 @@ class FleetManager:
             self.dismissed.add(key_of(named.spec))
 
     def _fits(self, member: Member, ranks: tuple[int, ...]) -> bool:
-        """Return whether the member still matches its engine, which now has these `ranks`.
+        """Return whether `member` still belongs to its engine, which now has these `ranks`.
 
-        Adds a member for each rank that has none. A member whose rank is gone takes over a free
-        rank, else it leaves.
+        A member is added for each rank that has none. A member whose rank no longer exists takes a
+        rank without a member, or leaves if there is none.
         """
         named = member.named
         if named.spec.rank is not None or member.leaving:
@@ -272,10 +277,10 @@ class FleetManager:
         return fits
 
     def _add_rank(self, named: NamedWorker, rank: int | None) -> None:
-        """Follow a new rank of an engine; if its former worker has not gone yet, take that one
-        back.
+        """Follow a new rank of an engine. If a worker for this rank is still leaving, keep that
+        worker instead.
 
-        Raises what `_add` raises, and WorkerSpecError.
+        Raises DuplicateWorkerError, TableFullError or WorkerSpecError.
         """
         for member in self.at_url(named.spec.url):
             if member.named is named and member.spec.rank == rank and not member.parting:
@@ -284,10 +289,10 @@ class FleetManager:
         self._add(spec_of(named, rank), named, _RANKS)
 
     async def remove(self, member: Member, how: str) -> None:
-        """Remove a worker now. Its running requests are cut off and retried elsewhere where
-        possible.
+        """Remove a worker at once. Its running requests are cut off, and retried at other workers
+        where possible.
 
-        `how` is for the log. Cancelling this call stops only the waiting; the removal continues.
+        `how` is the reason for the log. If the caller is cancelled, the removal still continues.
         """
         if member.worker_id in self._tasks:
             self._dismiss(member)
@@ -314,7 +319,9 @@ class FleetManager:
         await asyncio.shield(closing)
 
     def probe(self, worker_id: int, within_s: float | None) -> None:
-        """Probe a worker's health and tell the core (`Probed`); one probe of a worker at a time."""
+        """Probe a worker's health and report the result to the core (`Probed`). At most one probe
+        of a worker runs at a time.
+        """
         member = self.members.get(worker_id)
         if member is None or worker_id in self._asking:
             return
@@ -328,15 +335,17 @@ class FleetManager:
         _shout(task)
 
     def given_up(self, worker_id: int) -> None:
-        """Note that the core counts a silent worker as down, and send its unanswered requests to
-        other workers.
+        """Note that the core counts a worker without answers as down, and send its unanswered
+        requests to other workers.
         """
         if (member := self.members.get(worker_id)) is not None:
             member.log_down()
             member.abandon_silent()
 
     def stalled(self, worker_id: int) -> None:
-        """Send the requests of a stalled worker elsewhere if their clients have seen no byte."""
+        """Send the requests of a stalled worker to other workers, except those whose clients have
+        received a part of the answer.
+        """
         if (member := self.members.get(worker_id)) is not None:
             member.abandon_silent()
 
@@ -357,8 +366,8 @@ class FleetManager:
                 member.amend(replace(known, facts=facts))
 
     def denied(self, worker_id: int, model: str) -> None:
-        """Note that a worker answered that it does not have a model: other workers are preferred,
-        and its models are checked.
+        """Note that a worker answered that it does not have `model`: requests prefer other workers,
+        and the worker's list of models is read again.
         """
         if (asked := self.members.get(worker_id)) is not None:
             for member in self.at_url(asked.spec.url):
@@ -366,15 +375,17 @@ class FleetManager:
                 self.denials.add(member.worker_id)
 
     def has_model(self, worker_id: int, model: str) -> None:
-        """Note that a worker answered for a model, which ends an earlier denial."""
+        """Note that a worker answered a request for `model`, so that an earlier answer that it
+        lacks the model no longer counts.
+        """
         if worker_id in self.denials and (member := self.members.get(worker_id)) is not None:
             member.believe(model)
             if not member.denials:
                 self.denials.discard(worker_id)
 
     def sweep(self, requests_of: Callable[[int], int]) -> None:
-        """Remove leaving workers that are idle or out of time, and complete changes of role
-        likewise. Called on every tick.
+        """Remove leaving workers that are idle or have used up `drain_s`, and complete changes of
+        roles in the same way. It is called at every tick.
         """
         drain_s = self._context.terms.drain_s
         until_s = self.now_s - drain_s if drain_s else -math.inf
@@ -389,10 +400,10 @@ class FleetManager:
                 self._go(member, f"cut short: it drained for {drain_s:g} s (drain_s)")
 
     def change_role(self, members: Sequence[Member], role: Role, by: str) -> None:
-        """Drain workers, and give them another role once idle (`sweep`), all or none of them.
+        """Drain workers, and give all or none of them another role once they are idle (`sweep`).
 
-        If no other worker can serve meanwhile and the engine need not be told, the change is made
-        at once. Raises RoleRefusedError if it is not possible.
+        If no other worker can serve in the meantime and the engine need not be told of its role,
+        the role changes at once. Raises RoleRefusedError if the change is not possible.
         """
         now = [m for m in members if m.turning is None and m.role == role]
         members = [m for m in members if m not in now]
@@ -434,9 +445,10 @@ class FleetManager:
                 raise RoleRefusedError(f"{missing} if {name} has the role {role}")
 
     def _left_without(self, members: Sequence[Member], facts: Sequence[WorkerFacts] = ()) -> str:
-        """Return which model only `members` can serve, and why; "" if there is none.
+        """Return a text with the model that no other worker could serve without `members`; "" if
+        there is none.
 
-        `facts` are those of further workers that count as well.
+        `facts` describe further workers that count as other workers.
         """
         models = {name for m in members if m.recognized for name in m.recognized.facts.models}
         others = [m for m in self.members.values() if m.ready and m not in members]
@@ -452,10 +464,10 @@ class FleetManager:
     def _turn_idle(
         self, member: Member, turning: Turning, requests_of: Callable[[int], int], late: bool
     ) -> None:
-        """Complete a change of role once the worker's requests have ended; `late` says that
+        """Complete a change of role once the worker's requests have ended; `late` True means that
         `drain_s` is over.
 
-        Ranks change together if their engine must be told.
+        All ranks of an engine change together if the engine must be told of the role.
         """
         path = adapter_of(member.kind).role_switch
         if path is None:  # what still runs there may: nothing is taken from it
@@ -497,8 +509,8 @@ class FleetManager:
                 self._turned(rank, None, "drain_s is over" if refusal else "its engine switched")
 
     def _turned(self, member: Member, role: Role | None, by: str) -> None:
-        """End a change of role: the worker has the new role, or (None) keeps its own. It gets
-        requests as before.
+        """End a change of role: the worker takes `role`, or keeps its own if `role` is None. It
+        gets requests as before the change.
         """
         turning, member.turning = member.turning, None
         if role is not None:
@@ -519,8 +531,8 @@ class FleetManager:
         removal.add_done_callback(self._closing.discard)
 
     def forgive(self) -> None:
-        """Let workers that were removed by hand come back, because the configuration was changed by
-        hand, too.
+        """Let workers that an operator removed return, because an operator changed the
+        configuration since.
         """
         self.dismissed.clear()
 
@@ -541,8 +553,8 @@ async def _close(member: Member, task: asyncio.Task[None]) -> None:
 
 
 def _shout(task: asyncio.Task[None]) -> None:
-    """Log the error of a member's task. It should end only by being cancelled; anything else is a
-    defect.
+    """Log the error with which a member's task ended. The task should end only by being cancelled;
+    any error is a defect of the router.
     """
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("%s died", task.get_name(), exc_info=error)
@@ -552,11 +564,13 @@ _RELOAD = "configuration reload"
 
 
 def reconcile(fleet: FleetManager, wanted: Iterable[WantedWorker]) -> list[str]:
-    """Add new workers and drain those no longer listed, except workers that were added by hand.
+    """Bring the fleet in line with the workers in `wanted`: add new workers, and drain those no
+    longer listed, except workers that an operator added. Return a line for each thing that could
+    not be done.
 
-    Other thresholds or another weight change a worker in place; a leaving worker that is listed
-    again is taken back. A worker that was removed by hand stays out for as long as it is listed
-    without a break. Returns what could not be done, and why.
+    Other thresholds or another weight change a worker in place. A leaving worker that is listed
+    again is kept. A worker that an operator removed stays out for as long as it is listed without a
+    break.
     """
     missing = {one.key: one for one in wanted}
     fleet.dismissed &= missing.keys()
@@ -600,7 +614,7 @@ def _keep_or_drop(
 
 
 def _rename(named: NamedWorker, one: WantedWorker, members: Iterable[Member]) -> None:
-    """Take `one` as the worker's new listing."""
+    """Replace the options under which a worker was listed by those in `one`."""
     if not named.by_hand:
         named.by = one.by
     if one.spec != named.spec:
@@ -610,7 +624,7 @@ def _rename(named: NamedWorker, one: WantedWorker, members: Iterable[Member]) ->
 
 
 def _who(by: str) -> str:
-    """Return who listed a worker, as the log names it once the router runs."""
+    """Return the name, in log lines of a running router, of who listed a worker."""
     return _RELOAD if by == CONFIGURATION else by
 
 
@@ -618,7 +632,9 @@ _FOLLOW_S = 1.0  # between two looks at the work of roles
 
 
 class RoleKeeper:
-    """Changes workers' roles as the mix of requests demands. Lifetime: process."""
+    """Changes the roles of prefill and decode workers as the mix of requests demands. Lifetime:
+    process.
+    """
 
     def __init__(self, fleet: FleetManager, core: RouterCore, terms: RoleSettings) -> None:
         self.groups: dict[str, tuple[RoleController, WorkMeter]] = {}
@@ -629,7 +645,9 @@ class RoleKeeper:
         self._kept_roles = 0  # of the fleet, as last seen
 
     def look(self) -> None:
-        """Change a role if that pays. Called on every tick."""
+        """Change a worker's role if the present mix of requests makes that worthwhile. It is called
+        at every tick and does nothing more than once a second.
+        """
         now_s = self._fleet.now_s
         if now_s - self._looked_s < _FOLLOW_S:
             return

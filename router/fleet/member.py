@@ -1,4 +1,4 @@
-"""One worker's life as the router sees it: recognize it, read its events, probe it, report its
+"""Follows one worker: recognizes its engine, reads its KV events, probes its health and reports its
 load.
 """
 
@@ -68,15 +68,17 @@ _SILENT_S = 1.0  # before an address that did not answer is tried again; the pau
 
 @dataclass(slots=True)
 class Denial:
-    """A model that an engine answered not to have. Lifetime: until it answers for it, or no longer
-    lists it.
+    """The record that an engine answered not to have a model. Lifetime: until the engine answers
+    for the model, or no longer lists it.
     """
 
     at_s: float
     times: int = 0  # in a row
 
     def outlasts(self, now_s: float) -> bool:
-        """Return whether the denial still counts for more than a list that has the model."""
+        """Return whether the engine's denial is still believed more than its list of models that
+        has the model.
+        """
         return now_s < self.at_s + min(_LOOK_S * 2.0 ** (self.times - 1), _DENIED_MAX_S)
 
 
@@ -84,7 +86,9 @@ Fits = Callable[["Member", tuple[int, ...]], bool]
 
 
 class Member:
-    """One worker, which the task `run` follows until it is cancelled. Lifetime: worker."""
+    """One worker of the fleet; its task `run` follows the engine until it is cancelled. Lifetime:
+    worker.
+    """
 
     def __init__(
         self,
@@ -95,8 +99,11 @@ class Member:
         fits: Fits,
         served_by_others: Callable[[int, Iterable[str]], bool],
     ) -> None:
-        """`fits` decides whether `spec` is right for an engine of these ranks; it may change it, or
-        let the member leave. `served_by_others` says whether other workers serve these models.
+        """Make a worker that is not recognized yet.
+
+        `fits` decides whether `spec` suits an engine with these ranks; it may change `spec`, or let
+        the member leave. `served_by_others` returns whether workers other than this one serve all
+        of the models.
         """
         self.worker_id = worker_id
         self.spec = spec
@@ -174,7 +181,9 @@ class Member:
         return "" if self.recognized is None else self.recognized.transfer
 
     async def run(self) -> None:
-        """Recognize the worker, follow it until it is down, and begin again."""
+        """Recognize the worker, follow it until it is down, and then recognize it again, until
+        cancelled.
+        """
         while True:
             recognized = with_thresholds(await self._recognized(), self.spec)
             recognized = with_revision(recognized, self.spec)
@@ -195,17 +204,18 @@ class Member:
                 self.abandon_silent()
 
     def abandon_silent(self) -> None:
-        """Close requests whose clients have seen no byte, if another worker can serve them."""
+        """Abandon those requests at the worker whose clients have received nothing, if another
+        worker can serve them.
+        """
         if self.recognized is not None and self._replaceable(self.recognized):
             self.abandoned += 1
             for one in self._connections():
                 one.abandon_silent()
 
     async def answer_probe(self, within_s: float | None) -> None:
-        """Probe the worker's health at once, and tell the core.
+        """Probe the worker's health at once, and report the result to the core.
 
-        No earlier answer and no other rank's answer counts, and no caller waits behind a probe that
-        hangs already.
+        Only a new answer for this rank counts, and a probe that hangs does not delay it.
         """
         if self.recognized is None:
             return
@@ -223,14 +233,17 @@ class Member:
         context.tell(Probed(context.clock(), self.worker_id, well))
 
     def _replaceable(self, recognized: Recognized) -> bool:
-        """Return whether other workers serve its models; else it is better to wait for it."""
+        """Return whether other workers serve all models of this worker; if not, its requests should
+        wait for it.
+        """
         return self._served_by_others(self.worker_id, recognized.facts.models)
 
     async def _follow(self, recognized: Recognized) -> End:
-        """Read events, probe and scrape until one of these ends. Return how it ended.
+        """Read the worker's KV events, probe it and scrape its metrics until one of these tasks
+        ends. Return how that task ended.
 
-        A defect in one of them must not end the worker's life here: it is logged, and all begin
-        again.
+        A defect in one task does not end the following of the worker: it is logged, and all tasks
+        start again.
         """
         tasks: list[asyncio.Task[End]] = [asyncio.create_task(self._until_down(recognized))]
         if recognized.loads is not None:
@@ -262,17 +275,17 @@ class Member:
         return ended[0].result()  # the result of the probes counts first: they know best
 
     def respec(self, spec: WorkerSpec) -> None:
-        """Take over other thresholds, another weight or another revision; all else in `spec` is
-        unchanged.
+        """Use the thresholds, the weight and the revision of `spec` from now on; its other options
+        are unchanged.
         """
         spec = self.spec = self.as_turned(spec)
         if self.recognized is not None:
             self.amend(with_revision(with_thresholds(self.recognized, spec), spec))
 
     def begin_anew(self, spec: WorkerSpec) -> None:
-        """Take over options by which the worker must be recognized again; `run` begins again.
+        """Use the options in `spec`, which require that `run` recognizes the worker again.
 
-        It gets no new requests until then. Its running requests continue.
+        The worker gets no new requests until then. Its running requests continue.
         """
         before, self.spec = self.spec, spec
         self.turning = self.turned = None
@@ -295,15 +308,17 @@ class Member:
 
     @property
     def role(self) -> Role:
-        """The role that the worker has, by its options or its own report."""
+        """The present role of the worker, by its options or its engine's own report."""
         return self.spec.role if self.recognized is None else self.recognized.facts.role
 
     def as_turned(self, spec: WorkerSpec) -> WorkerSpec:
-        """Return the options with the role that the worker took since it was listed."""
+        """Return the options `spec` with the role to which the worker has changed since it was
+        listed.
+        """
         return spec if self.turned is None else replace(spec, role=self.turned)
 
     def turn(self, role: Role, by: str) -> None:
-        """Give the worker another role from now on, which its engine has, too."""
+        """Give the worker another role from now on; its engine needs no message about it."""
         log.info("worker %d (%s): role %s, by %s", self.worker_id, self.spec.name, role, by)
         self.turned = role
         self.spec = replace(self.spec, role=role)
@@ -311,8 +326,8 @@ class Member:
             self.amend(with_role(replace(self.recognized, own_role=role), self.spec))
 
     async def turned_engine(self, role: Role, by: str) -> None:
-        """Give the worker the role that its engine has taken, and ask the engine about itself
-        again.
+        """Give the worker the role to which its engine has switched, and ask the engine for its
+        facts again.
         """
         terms, spec = self._context.terms, replace(self.spec, role=role)
         with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
@@ -323,9 +338,8 @@ class Member:
         self.turn(role, by)
 
     async def look_again(self) -> bool:
-        """Ask the engine which models it has now. Return whether it answered.
-
-        If it did not, the worker is followed with the models known before.
+        """Ask the engine for its present list of models. Return whether it answered; if not, the
+        models known before stay valid.
         """
         known, terms = self.recognized, self._context.terms
         if known is None:
@@ -345,7 +359,7 @@ class Member:
         return False
 
     def _note_models_trouble(self, trouble: str) -> None:
-        """Note that the engine's list of models is unusable, so that the worker keeps its former
+        """Note why the engine's list of models cannot be used, so that the worker keeps its earlier
         models.
         """
         if trouble != self._models_trouble:
@@ -354,11 +368,11 @@ class Member:
         self._models_trouble = trouble
 
     async def confirm(self) -> bool:
-        """Return whether the engine still has the version by which it was recognized.
+        """Ask the engine for its version, and return whether it is the version that was recognized.
 
-        If it has not, the worker is recognized again, for which this waits as long as a probe may
-        take. An engine that does not answer in time counts as unchanged: a request to it fails by
-        itself.
+        If it is another version, this recognizes the worker again, which may take as long as a
+        probe. An engine that does not answer in time counts as unchanged: a request to it will fail
+        anyway.
         """
         known = self.recognized
         if known is None:
@@ -374,7 +388,9 @@ class Member:
         return False
 
     async def _told(self, known: Recognized) -> Told:
-        """Ask the engine for its version, over a connection that no request uses."""
+        """Ask the engine for its version over a connection that no request uses; return "same",
+        "other" or "unknown".
+        """
         if self._closed:  # it was removed, and is not followed any more
             return "unknown"
         if self._asker is None:
@@ -395,8 +411,8 @@ class Member:
         return "anew"
 
     async def switch_engine(self, path: str, role: Role) -> str:
-        """Tell the engine its new role (SGLang's `/pd_role_switch`). Return why it refused, or
-        "".
+        """Tell the engine its new role (SGLang's `/pd_role_switch`). Return the reason if it
+        refused, or "".
         """
         timeout = aiohttp.ClientTimeout(total=_SWITCH_S)
         url = f"{self.spec.url}{path}"
@@ -410,7 +426,9 @@ class Member:
             return f"POST {path}: {str(error) or type(error).__name__}"
 
     def amend(self, recognized: Recognized) -> None:
-        """Take over better knowledge of the worker, and tell the core."""
+        """Replace the known facts of the worker by those in `recognized`, and report them to the
+        core.
+        """
         self._know(recognized)
         self._tell_state(recognized)
 
@@ -496,10 +514,8 @@ class Member:
                 self._move("its options change")
 
     def _as_it_says(self, recognized: Recognized) -> Recognized:
-        """Return the worker with the role that it took since it was listed.
-
-        If its engine was restarted with the role of its command line, the worker has that role
-        again.
+        """Return `recognized` with the role to which the worker has changed since it was listed. If
+        its engine was restarted with the role of its command line, that role counts again.
         """
         if self.turned is None or recognized.own_role in ("both", self.turned):
             return recognized
@@ -586,7 +602,9 @@ class Member:
                     await self._look_at_version()
 
     async def _look_at_version(self) -> None:
-        """Ask for the version of a worker that hands KV over to others or gets it from them."""
+        """Ask the engine for its version, and have the worker recognized again if it changed. Only
+        workers that transfer KV to or from other workers are asked.
+        """
         known = self.recognized
         if known is not None and await self._told(known) == "other":
             self._outdated.set()
@@ -610,7 +628,7 @@ class Member:
         return now_s - self.silent_since_s >= terms.silent_s
 
     def _heard(self) -> None:
-        """Note that the worker answers: if it was silent, it no longer is."""
+        """Note that the worker answered a probe, which ends a silence."""
         if self.silent_since_s is not None:
             now_s, since_s = self._context.clock(), self.silent_since_s
             self.silent_since_s = None
@@ -637,9 +655,9 @@ class Member:
         return end
 
     async def _look_for_adapters(self) -> NoReturn:
-        """Look for LoRA adapters that are loaded and unloaded while the worker serves.
+        """Find LoRA adapters that the engine loaded or unloaded since it was recognized.
 
-        Load reports name the adapters in use; the list of all adapters is requested now and then.
+        Load reports name the adapters in use; the list of all adapters is read from time to time.
         """
         while True:
             with suppress(TimeoutError):
@@ -653,8 +671,8 @@ class Member:
                 self._unknown_adapter.clear()
 
     def deny(self, model: str) -> None:
-        """Note that the engine answered not to have the model: other workers are preferred until a
-        check shows it.
+        """Note that the engine answered that it does not have `model`: requests prefer other
+        workers until its list of models was checked.
         """
         known = self.recognized
         if known is None or model not in known.facts.models:
@@ -669,7 +687,7 @@ class Member:
         self._denied.set()
 
     def believe(self, model: str) -> None:
-        """Note that the engine answered for the model."""
+        """Note that the engine answered a request for `model`, so it has the model."""
         self.denials.pop(model, None)
         if self.recognized is not None and model in self.recognized.facts.denied:
             self._set_denied(self.recognized.facts.denied - {model})
@@ -680,10 +698,10 @@ class Member:
         self.amend(replace(self.recognized, facts=facts))
 
     async def _look_after_denials(self) -> NoReturn:
-        """Check the engine's models at once when it denied one, and then once a second until none
-        is in doubt.
+        """Read the engine's list of models at once when it answered not to have one, and then once
+        a second until no model is in doubt.
 
-        A list that has a model which answers deny is believed later each time.
+        The list is believed later each time that an answer contradicts it.
         """
         while True:
             await self._denied.wait()
@@ -702,8 +720,8 @@ class Member:
             await asyncio.sleep(_LOOK_S)
 
     async def _until_more_answers(self, silent: frozenset[str]) -> End:
-        """Ask again at the addresses besides the engine's own port that did not answer: the engine
-        was slow or still starting.
+        """Ask again at those further addresses of the engine that did not answer at first, because
+        the engine may have been slow or still starting. Return "more" when one answers.
         """
         terms, wait_s = self._context.terms, _SILENT_S
         line, where = "worker %d (%s) does not answer at %s", ", ".join(sorted(silent))
@@ -721,8 +739,8 @@ class Member:
                     return "more"
 
     def _note(self, load: RankLoad) -> None:
-        """Keep the report's figures of KV transfers and its adapters; a late read is reported to
-        the core at once.
+        """Keep the KV transfer counts of a load report, log KV that was read too late, and note
+        adapters that are not known yet.
         """
         self._adapts = load.adapters is not None
         known = self.recognized
@@ -740,8 +758,8 @@ class Member:
             )
 
     async def _until_paused(self, url: str) -> End:
-        """Ask whether the engine is paused, separately from the load reports, because it answers
-        between two steps.
+        """Ask the engine regularly whether it is paused, and return "paused" when it is. This is
+        separate from load reports because the engine answers it only between two steps.
         """
         context = self._context
         while True:

@@ -1,6 +1,7 @@
-"""Records the times when the router itself was stopped: its process paused or starved, or its
-machine suspended. Timeouts during a pause say nothing about the workers: their answers had arrived,
-but the router did not read them.
+"""Records pauses of the router itself: its process was stopped or got no CPU time, or its machine
+was suspended.
+
+A timeout during a pause says nothing about a worker, whose answer had arrived but was not read.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _HARMFUL = 0.25  # of a probe's time: with so much less it may have been in time
 
 
 class Pauses:
-    """The router's own pauses, found by sleeps that end late. Every loop in the event loop waits by
-    `sleep`. Lifetime: process.
+    """The pauses of the router's own process, found by sleeps that end late. All loops of the event
+    loop wait by `sleep`. Lifetime: process.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -27,7 +28,7 @@ class Pauses:
         self._latest: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (end, seconds)
 
     async def sleep(self, wait_s: float) -> None:
-        """Sleep, and note by how much the sleep was too long."""
+        """Sleep for `wait_s` seconds, and record a pause if the sleep ended too late."""
         self._due_s = self._clock() + wait_s
         try:
             await asyncio.sleep(wait_s)
@@ -36,7 +37,7 @@ class Pauses:
             self._due_s = math.inf
 
     def note(self) -> None:
-        """Note the end of a sleep."""
+        """Record a pause if the present sleep ended too late."""
         now_s = self._clock()
         late_s = now_s - self._due_s
         if late_s >= _LEAST_S:
@@ -44,8 +45,8 @@ class Pauses:
             self._latest.append((now_s, late_s))
 
     def spoiled(self, began_s: float, limit_s: float) -> bool:
-        """Return whether a pause took a good part of a probe of `limit_s` that began at
-        `began_s`.
+        """Return whether the router was paused for at least a quarter of the time limit `limit_s`
+        of a probe that began at `began_s`.
         """
         longest_s = self._clock() - self._due_s  # its end may be told later in this turn
         for end_s, pause_s in self._latest:

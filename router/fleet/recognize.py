@@ -1,5 +1,5 @@
-"""Recognition of the engine behind a worker's URL: kind, models, block size, capacity, event
-endpoints.
+"""Recognizes the engine behind a worker's URL: its kind, models, block size, cache capacity and KV
+event endpoints.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 100  # in a line of the log
 
 
 class NoSuchRankError(UnrecognizedError):
-    """Raised when the worker has other `ranks` than the requested one."""
+    """Raised when the engine does not have the requested rank; it carries the `ranks` that the
+    engine has.
+    """
 
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
         known = ", ".join(map(str, ranks[:16]))
@@ -112,12 +114,12 @@ async def recognize(
     event_hosts: EventHosts = NO_OTHERS,
     most_models: int = MAX_MODELS,
 ) -> Recognized:
-    """Ask the worker what it is. Without a rank in `spec`, all its ranks count as one worker.
+    """Ask the engine at a worker's URL for its facts. Without a rank in `spec`, all ranks of the
+    engine count as one worker.
 
-    At most `most_models` of its models are served. Events at another host than the worker's own, or
-    one of `event_hosts`, are not read.
-
-    Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
+    At most `most_models` of its models are served. KV events are read only from the worker's own
+    host or from `event_hosts`. Raises UnrecognizedError, WireError, aiohttp.ClientError or
+    TimeoutError.
     """
     talk = Interview(http, spec, timeout_s)
     listed, own = await _models(talk)
@@ -168,10 +170,8 @@ async def recognize(
 
 
 async def _models(talk: Interview) -> tuple[list[Card], str | None]:
-    """Return the models that the worker serves, from OpenAI's list, or from Triton's and then with
-    its kind.
-
-    Raises UnrecognizedError if it has neither.
+    """Return the models that the worker serves, from OpenAI's list with None, or from Triton's list
+    with the engine's kind. Raises UnrecognizedError if it has neither list.
     """
     try:
         return await cards(talk), None
@@ -182,11 +182,11 @@ async def _models(talk: Interview) -> tuple[list[Card], str | None]:
 
 
 def _served(listed: Sequence[Card], most: int) -> Sequence[Card]:
-    """Return as many of a worker's models as may be served, in the order in which it lists them,
-    adapters last.
+    """Return at most `most` of a worker's models in the order in which it lists them, adapters
+    last, so that an adapter loaded later displaces no other model.
 
-    So an adapter that is loaded later displaces no other model. Raises UnrecognizedError if there
-    are too many models besides adapters: that is not an engine.
+    Raises UnrecognizedError if there are more than `most` models that are no adapters, because no
+    engine has so many.
     """
     if sum(card.parent is None for card in listed) > most:
         raise UnrecognizedError(f"it lists more than {most} models (limits.models), not adapters")
@@ -200,7 +200,7 @@ async def with_models(
     timeout_s: float,
     most_models: int = MAX_MODELS,
 ) -> Recognized:
-    """Return the same engine with the models that it has now: a Triton's models, or LoRA adapters.
+    """Return the same engine with its present models: those of a Triton server, or LoRA adapters.
 
     Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
     """
@@ -223,7 +223,7 @@ async def with_models(
 
 
 def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
-    """Return the same worker with the thresholds and the weight of `spec`."""
+    """Return `recognized` with the thresholds and the weight of `spec`."""
     facts = replace(
         recognized.facts,
         max_requests=_or_nan(spec.max_requests),
@@ -235,7 +235,9 @@ def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
 
 
 def with_role(recognized: Recognized, spec: WorkerSpec) -> Recognized:
-    """Return the same worker with the role of `spec`, and the group from which it then takes KV."""
+    """Return `recognized` with the role of `spec`, and the group of workers from which it can then
+    take KV.
+    """
     role = recognized.own_role if spec.role == "both" else spec.role
     transfer = TRANSFERS.get(recognized.transfer)
     facts = replace(
@@ -249,7 +251,7 @@ def with_role(recognized: Recognized, spec: WorkerSpec) -> Recognized:
 
 
 def with_revision(recognized: Recognized, spec: WorkerSpec) -> Recognized:
-    """Return the same worker with the revision that `spec` or else its engine names.
+    """Return `recognized` with the model revision that `spec` names, or else the engine.
 
     Only workers of one revision take KV from each other, so the revision is a part of the group's
     name. A default group has the engine's version in its name already.
@@ -264,8 +266,8 @@ def with_revision(recognized: Recognized, spec: WorkerSpec) -> Recognized:
 
 
 def _own_group(kind: str, spec: WorkerSpec, profile: Profile) -> str | None:
-    """Return the group of engines from which it could take KV: those of its own kind and version.
-    None if it cannot.
+    """Return the name of the group of engines from which a worker can take KV by default, those of
+    its kind and version; None if it can take none.
     """
     if not (profile.transfers and profile.version):
         return None
@@ -292,8 +294,8 @@ def _own_block_size(spec: WorkerSpec, profile: Profile) -> int:
 
 
 async def _profile(talk: Interview, named: str | None) -> tuple[str, Profile]:
-    """Return the engine's kind, as its operator or the engine gives it, and the engine's report of
-    itself.
+    """Return the engine's kind, from the operator or the engine, and the facts that the engine
+    reports.
     """
     for kind in ADAPTERS if named is None else (named,):
         profile = await ADAPTERS[kind].recognize(talk, named is not None)
@@ -303,10 +305,9 @@ async def _profile(talk: Interview, named: str | None) -> tuple[str, Profile]:
 
 
 def _address(spec: WorkerSpec, profile: Profile) -> int | None:
-    """Return the rank's position among those behind this URL, by which requests address it.
-
-    vLLM `v1/engine/input_processor.py`, 0.14 to 0.33. Raises NoSuchRankError if the engine does not
-    have it.
+    """Return the number by which a request to this URL addresses the rank, as in vLLM's
+    `v1/engine/input_processor.py` (0.14 to 0.33); None if requests need no number. Raises
+    NoSuchRankError if the engine does not have the rank.
     """
     if spec.rank is None:
         return None
@@ -318,8 +319,8 @@ def _address(spec: WorkerSpec, profile: Profile) -> int | None:
 
 
 def _capacity(spec: WorkerSpec, profile: Profile) -> float:
-    """Return the tokens of the worker's KV cache, NaN if unknown. Raises UnrecognizedError if there
-    are too many.
+    """Return the capacity of the worker's KV cache in tokens; NaN if it is unknown. Raises
+    UnrecognizedError if the number is impossibly large.
     """
     told = profile.kv_tokens
     for tokens in told.values():
@@ -356,7 +357,8 @@ def _source(spec: WorkerSpec, profile: Profile) -> EventSource | None:
 
 
 async def _refused(talk: Interview, source: EventSource | None, allowed: EventHosts) -> str:
-    """Return why the event endpoints that the worker itself names are not read; "" if they are.
+    """Return why KV events are not read from the endpoints that the worker itself names; "" if they
+    are read.
 
     Endpoints in the operator's options are always allowed.
     """
@@ -377,7 +379,7 @@ async def _refused(talk: Interview, source: EventSource | None, allowed: EventHo
 
 
 async def _addresses(host: str) -> set[str]:
-    """Return the current addresses of a host name; empty if there are none."""
+    """Return the IP addresses of a host name now; an empty set if it has none."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

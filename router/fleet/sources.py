@@ -1,5 +1,5 @@
-"""Discovery: it keeps the fleet in line with the configuration and all sources of workers, as far
-as each source is trusted.
+"""Keeps the fleet in line with the configuration and with all discovery sources, as far as each
+source is trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Answers = Callable[[WorkerSpec], bool]
 
 @dataclass(frozen=True, slots=True)
 class ReportedWorker:
-    """One worker in a source's report."""
+    """One worker in a discovery source's report."""
 
     spec: WorkerSpec
     stopping: bool = False  # it said that it ends: it gets no new requests
@@ -34,7 +34,7 @@ class ReportedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The complete list of workers that a source knows now."""
+    """All workers that a discovery source lists at one time."""
 
     workers: (
         tuple[ReportedWorker, ...] | None
@@ -46,10 +46,10 @@ class Report:
 
 
 class Source(Protocol):
-    """A place that lists workers, such as a file or Kubernetes."""
+    """A discovery source of workers, such as a file or Kubernetes."""
 
     def reports(self) -> AsyncIterator[Report]:
-        """Yield a complete report whenever there is news; never ends by itself.
+        """Yield a complete list of workers whenever it changes; never end.
 
         Faults outside the router are part of a report; an exception is a defect of the router.
         """
@@ -57,7 +57,9 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class _Past:
-    """The times when a worker last appeared and vanished, and how often it did."""
+    """The times when a worker last appeared in a source's reports and vanished from them, and how
+    often it did both.
+    """
 
     came_s: float
     lost_s: float = 0.0
@@ -65,7 +67,9 @@ class _Past:
 
 
 class SourceTrust:
-    """The router's trust in one source's reports. Lifetime: as long as the source is configured."""
+    """The workers that the router believes a discovery source to have, which may differ from its
+    latest report. Lifetime: as long as the source is configured.
+    """
 
     def __init__(self) -> None:
         self.heard = False  # it has said something, if only that it cannot be asked
@@ -80,12 +84,12 @@ class SourceTrust:
 
     @property
     def moves(self) -> bool:
-        """True if time alone, without a new report, can change which workers count as present."""
+        """True if the believed workers can change as time passes, without a new report."""
         return self._silent_s is not None or bool(self._lingering)
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how many seconds the source has listed no worker although it did before; 0 if
-        it lists some.
+        """Return for how many seconds the source has listed no worker after it had listed some; 0
+        if it lists some now.
         """
         return 0.0 if self._silent_s is None else now_s - self._silent_s
 
@@ -118,15 +122,16 @@ class SourceTrust:
         self._seen = seen
 
     def remember(self, seen: tuple[ReportedWorker, ...], now_s: float) -> None:
-        """Take over what the previous router believed of this source, until the source itself
-        reports.
+        """Start with the workers that the previous router believed this source to have, until the
+        source reports.
         """
         self.update(Report(seen), now_s)
         self.heard = False
 
     def workers(self, now_s: float, grace_s: float, answers: Answers) -> list[ReportedWorker]:
-        """Return the workers of this source that are believed to exist. `answers` says whether a
-        worker answers probes.
+        """Return the workers of this source that are believed to exist now. `answers` returns
+        whether a worker answers probes; a worker that does is kept although its source lists
+        nothing for longer than `grace_s`.
         """
         if self._silent_s is not None and now_s - self._silent_s >= grace_s:
             for key in [k for k, one in self._seen.items() if not answers(one.spec)]:
@@ -141,7 +146,9 @@ class SourceTrust:
 
     @property
     def lingering(self) -> list[str]:
-        """Return the names of workers that vanished and are kept for a while."""
+        """Return the names of workers that the source no longer lists but that are kept for a
+        while.
+        """
         return [one.spec.name for one, _ in self._lingering.values()]
 
     def _fall_silent(self, now_s: float) -> None:
@@ -182,11 +189,12 @@ class SourceTrust:
 def union(
     configured: Iterable[WorkerSpec], sources: Sequence[tuple[str, Iterable[ReportedWorker]]]
 ) -> tuple[list[WantedWorker], list[str]]:
-    """Return each listed worker once, and which listings were dropped in favour of others.
+    """Return each listed worker once, and a line for each listing that was dropped in favour of
+    another.
 
     The configuration comes first, then the sources in their order: the first that lists a worker
-    determines its options, and whether it stops. An engine as a whole and one of its ranks exclude
-    each other.
+    determines its options, and whether it is stopping. An engine as a whole and one of its ranks
+    exclude each other.
     """
     wanted: dict[str, dict[int | None, WantedWorker]] = {}
     stopping: set[tuple[str, int | None]] = set()
@@ -227,8 +235,8 @@ Open = Callable[[str], Source]  # by the text that names it
 
 @dataclass(slots=True)
 class _Followed:
-    """A source, the router's trust in it, and the task that reads it. Lifetime: as long as it is
-    configured.
+    """One discovery source with the task that reads it and the workers it is believed to have.
+    Lifetime: as long as it is configured.
     """
 
     name: str
@@ -237,13 +245,15 @@ class _Followed:
 
 
 class Discovery:
-    """Keeps the fleet in line with the configuration and all sources. Lifetime: process."""
+    """Adds and removes workers of the fleet as the configuration and all discovery sources list
+    them. Lifetime: process.
+    """
 
     def __init__(
         self, fleet: FleetManager, open_source: Open, grace_s: Callable[[], float]
     ) -> None:
-        """`grace_s` returns for how many seconds a source that suddenly lists no worker is not
-        believed.
+        """Follow no source yet. `grace_s` returns for how many seconds the earlier workers of a
+        source are kept when it suddenly lists none.
         """
         self._fleet = fleet
         self._open = open_source
@@ -266,10 +276,10 @@ class Discovery:
         sources: Iterable[str],
         found: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Begin to follow the sources; the fleet has the configured workers already.
+        """Begin to follow the sources; the fleet already has the configured workers.
 
-        `found` is what the previous router believed, each worker with its source. A source that is
-        unreadable now counts as having reported that.
+        `found` lists each worker that the previous router believed to exist, with the name of its
+        source. A source that cannot be read now counts as having reported these workers.
         """
         self._configured = tuple(configured)
         self._follow(sources)
@@ -284,7 +294,7 @@ class Discovery:
         self._looking = asyncio.create_task(self._look(), name="discovery")
 
     async def heard(self, within_s: float) -> None:
-        """Return once each source has reported, or after `within_s` seconds."""
+        """Wait until each source has reported, at most `within_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not self._all_heard():
@@ -293,7 +303,9 @@ class Discovery:
         self._bring_in_line()
 
     def apply(self, configured: Iterable[WorkerSpec], sources: Iterable[str]) -> list[str]:
-        """Take over another configuration. Return which workers could not be added, and why."""
+        """Follow another configuration's workers and sources. Return a line with the reason for
+        each worker that could not be added.
+        """
         self._configured = tuple(configured)
         self._follow(sources)
         self._fleet.forgive()
@@ -309,7 +321,9 @@ class Discovery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def found(self) -> tuple[tuple[str, str], ...]:
-        """Return the believed workers of each source, for the router that takes over."""
+        """Return the workers that each source is believed to have, for the router that takes over
+        this fleet.
+        """
         now_s = self._fleet.now_s
         return tuple(
             (name, str(seen.spec))
@@ -320,16 +334,18 @@ class Discovery:
 
     @property
     def sources(self) -> Mapping[str, SourceTrust]:
-        """The sources by name, each with the router's trust in it."""
+        """What the router believes of each source, by the source's name."""
         return {name: one.believed for name, one in self._followed.items()}
 
     def priority_of(self, objective: str) -> int | None:
-        """Return the priority of an objective from the first source that has it, or None."""
+        """Return the priority of the objective with this name in the first source that has it; None
+        if no source has it.
+        """
         known = (one.believed.objectives.get(objective) for one in self._followed.values())
         return next((priority for priority in known if priority is not None), None)
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return the sources for the admin port."""
+        """Return a description of each source, as the admin port shows it."""
         now_s = self._fleet.now_s
         return [
             {
@@ -344,7 +360,7 @@ class Discovery:
         ]
 
     def count(self, believed: SourceTrust) -> int:
-        """Return the number of workers that a source is believed to have."""
+        """Return the number of workers that the source is believed to have now."""
         return len(self._believed(believed, self._fleet.now_s))
 
     def _follow(self, sources: Iterable[str]) -> None:
@@ -362,7 +378,9 @@ class Discovery:
         self._news.set()
 
     async def _listen(self, one: _Followed) -> None:
-        """Process the reports of one source for ever. A defect in it costs one round."""
+        """Process each report of one source until cancelled. After a defect of the router, start
+        again.
+        """
         while True:
             try:
                 async for report in self._open(one.name).reports():
@@ -387,7 +405,9 @@ class Discovery:
         self._said.set()
 
     async def _look(self) -> None:
-        """Bring the fleet in line on news, and again when time alone may change it."""
+        """Bring the fleet in line whenever a source has news, and whenever passing time may change
+        the believed workers.
+        """
         while True:
             moves = bool(self._refused or self._retired)
             moves = moves or any(one.believed.moves for one in self._followed.values())
@@ -424,7 +444,7 @@ class Discovery:
         return believed.workers(now_s, self._grace_s(), self._answers)
 
     def _answers(self, spec: WorkerSpec) -> bool:
-        """Return whether any worker of this spec answers probes."""
+        """Return whether a worker of the fleet with the URL and rank of `spec` answers probes."""
         at_url = self._fleet.at_url(spec.url)
         return any(m.answers for m in at_url if spec.rank in (None, m.spec.rank))
 

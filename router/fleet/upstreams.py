@@ -1,4 +1,4 @@
-"""The connections to one worker, by its spec, and which certificates are trusted for them."""
+"""Opens the connections to one worker, and decides which certificates they trust."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from router.upstream.native import NativeRelay, NativeUpstream
 
 
 class WorkerTrust:
-    """TLS towards workers, for the relay and for all other requests to them. Lifetime: process."""
+    """The certificates that are trusted in connections to workers, by the relay and by all other
+    requests. Lifetime: process.
+    """
 
     def __init__(self, files: WorkerTls | None = None) -> None:
-        """Read the configured certificates. Raises `router.http.tls.TlsError` if one is
-        unusable.
+        """Read the configured certificate files. Raises `router.http.tls.TlsError` if one cannot be
+        used.
         """
         self._files = files or WorkerTls()
         self._options: dict[tuple[str, int], tuple[ssl.SSLContext, str | None]] = {}
@@ -30,8 +32,8 @@ class WorkerTrust:
 
     @cached_property
     def verifying(self) -> ssl.SSLContext:
-        """A TLS context that trusts certificates of the pool's authorities, for the requested
-        host.
+        """The TLS context that accepts a certificate of the configured authorities if it names the
+        requested host.
         """
         return worker_tls(self._files)
 
@@ -40,8 +42,8 @@ class WorkerTrust:
         return worker_tls(self._files, insecure=True)
 
     def of(self, spec: WorkerSpec) -> tuple[ssl.SSLContext | None, str | None]:
-        """Return the TLS context of connections to a worker, None for plain http, and the name in
-        its certificate.
+        """Return the TLS context for connections to a worker (None for plain http), and the host
+        name to expect in its certificate.
         """
         parts = urlsplit(spec.url)
         if parts.scheme != "https":
@@ -58,8 +60,8 @@ class WorkerTrust:
     async def _apply(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Give a request the TLS options of its worker; it uses internals of aiohttp 3.14, pinned
-        by a test.
+        """Set the worker's TLS options on an aiohttp request. This uses internals of aiohttp 3.14,
+        which a test pins.
         """
         options = self._options.get((request.url.host or "", request.url.port or 443))
         if options is not None and request.is_ssl():
@@ -77,8 +79,8 @@ def upstream_at(
     relay: NativeRelay | None,
     limits: RelayLimits,
 ) -> Upstream:
-    """Return the connections to the worker of `spec`; they use the thread `relay` if it can serve
-    them.
+    """Return the connections to the worker of `spec`, served by the thread of `relay` if it can
+    serve them.
     """
     parts = urlsplit(spec.url)
     host, base_path = parts.hostname or "", parts.path.rstrip("/")

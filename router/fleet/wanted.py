@@ -1,4 +1,6 @@
-"""The workers that should be in the fleet, and the state of a worker that is leaving it."""
+"""Defines the workers that the fleet should have, and the states of a worker that leaves or changes
+its role.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ CONFIGURATION = "configuration"
 
 @dataclass(frozen=True, slots=True)
 class WantedWorker:
-    """A worker that someone lists; `by` says who, for people."""
+    """A worker that the configuration, a source or an operator lists; `by` names which of them, for
+    people.
+    """
 
     spec: WorkerSpec
     by: str = CONFIGURATION
@@ -26,7 +30,7 @@ class WantedWorker:
 
 @dataclass(slots=True)
 class NamedWorker:
-    """A worker as it was listed: one member, or one for each rank of its engine."""
+    """A listed worker, which has one member of the fleet, or one for each rank of its engine."""
 
     spec: WorkerSpec
     by: str = CONFIGURATION  # the source that lists it
@@ -47,8 +51,8 @@ class Leaving:
 
 @dataclass(slots=True)
 class Turning:
-    """The state of a worker that drains to take another role. Lifetime: until it has it, or keeps
-    its own.
+    """The state of a worker that drains in order to take another role. Lifetime: until it has the
+    role, or keeps its own.
     """
 
     role: Role
@@ -63,8 +67,8 @@ def key_of(spec: WorkerSpec) -> Key:
 
 
 def spec_of(named: NamedWorker, rank: int | None) -> WorkerSpec:
-    """Return the options of one member of `named`. Raises WorkerSpecError if the rank does not fit
-    them.
+    """Return the options of the member for `rank` of a listed worker. Raises WorkerSpecError if the
+    rank does not fit them.
     """
     if rank is None or named.spec.rank is not None:
         return named.spec

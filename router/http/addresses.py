@@ -1,5 +1,5 @@
-"""Addresses of peers: trusted networks, and the name under which a client's connections are
-counted.
+"""Reads peers' IP addresses: whether a trusted network has them, and under which name a client's
+connections are counted.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ Network = IPv4Network | IPv6Network
 
 
 def address_of(host: str) -> IPv4Address | IPv6Address | None:
-    """Return a peer's IP address; None if it has none, as at a Unix socket.
+    """Return a peer's IP address; None if it has none, for example at a Unix socket.
 
-    A socket that listens on "::" shows IPv4 peers as IPv6; they are returned as IPv4.
+    A socket that listens on "::" reports IPv4 peers as IPv6; their addresses are returned as IPv4.
     """
     try:
         address = ip_address(host.partition("%")[0])

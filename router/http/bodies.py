@@ -19,7 +19,7 @@ _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\x00-\x08\x0a-\x1f\x7f]*
 
 
 class Body(Protocol):
-    """Follows a body to its end."""
+    """Reads a reply's body piece by piece, and knows when the body has ended."""
 
     taken: int  # bytes of the last `feed` that belong to this body
     done: bool
@@ -33,7 +33,7 @@ class Body(Protocol):
 
 
 class LengthBody:
-    """A body of a given length."""
+    """A body whose number of bytes is known from its `Content-Length`."""
 
     def __init__(self, length: int) -> None:
         self.taken = 0
@@ -57,7 +57,7 @@ class LengthBody:
 
 
 class CloseBody:
-    """A body that ends with its connection."""
+    """A body that lasts until the worker closes the connection."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -74,10 +74,11 @@ class CloseBody:
 
 
 class ChunkedBody:
-    """A chunked body (RFC 9112, section 7.1): sizes are read, extensions and trailers are skipped.
+    """A chunked body (RFC 9112, section 7.1); chunk extensions and trailers are skipped.
 
-    It is strict where two readers could disagree: a size line or trailer ends in CRLF, a chunk's
-    data is followed by CRLF, and both lines and the trailer section are bounded.
+    The parser is strict where two readers could disagree: a size line or a trailer must end in
+    CRLF, CRLF must follow a chunk's data, and the lengths of size lines, trailers and the trailer
+    section are limited.
     """
 
     def __init__(self, line_bytes: int, trailer_bytes: int) -> None:
@@ -107,7 +108,9 @@ class ChunkedBody:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _skip_chunk(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        """Take the bytes of the current chunk from `data`; return the position after them."""
+        """Append the bytes of the current chunk in `data` to `pieces`; return the position after
+        them.
+        """
         stop = min(len(data), at + self._left)
         payload_stop = min(stop, at + self._left - 2)
         if payload_stop > at:
@@ -120,7 +123,9 @@ class ChunkedBody:
         return stop
 
     def _read_line(self, data: bytes, at: int) -> int:
-        """Read a size line or a trailer, or a part of it; return the position after it."""
+        """Read a chunk's size line or a trailer, or the part of it that has arrived; return the
+        position after it.
+        """
         newline = data.find(b"\n", at)
         stop = len(data) if newline < 0 else newline + 1
         line = self._line + data[at:stop] if self._line else data[at:stop]
@@ -160,7 +165,7 @@ class ChunkedBody:
 
 
 def follow(head: ReplyHead, limits: RelayLimits) -> Body:
-    """Return the follower of the body that `head` announces."""
+    """Return the object that reads the body of a reply with this `head`."""
     if head.framing is Framing.CHUNKED:
         return ChunkedBody(limits.chunk_line_bytes, limits.header_bytes)
     if head.framing is Framing.CLOSE:

@@ -1,8 +1,9 @@
-"""Errors by blame: those of the client, those of a worker, and the bodies that report them.
+"""Defines the errors that are a client's fault and those that are a worker's, and the bodies that
+report them.
 
-A `ClientError` becomes a 4xx reply and never counts against a worker. A `WorkerError` lets the
-request go to another worker as long as the client has received nothing of the reply. Any other
-exception is this router's own fault and must stay loud.
+A `ClientError` becomes a 4xx reply and never counts against a worker. After a `WorkerError`, the
+request may go to another worker, as long as the client has received nothing of the reply. Any other
+exception is a defect of the router and must not be hidden.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class ClientError(Exception):
         code: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """`param` is the path of the faulty field, as in `messages[3].role`."""
+        """Make an error with this HTTP status. `param` is the path of the faulty field, for example
+        `messages[3].role`.
+        """
         if not 400 <= status <= 499:
             raise ValueError(f"a client error has a status of 400..499, got {status}")
         super().__init__(message)
@@ -71,7 +74,7 @@ class WorkerError(Exception):
     """A fault of a worker: another worker may be tried while the client has received nothing."""
 
     def __init__(self, kind: WorkerErrorKind, message: str, busy_s: float | None = None) -> None:
-        """`busy_s`: see `policies.facts.Failure`."""
+        """Make an error of a worker. `busy_s` is explained at `policies.facts.Failure`."""
         super().__init__(message)
         self.kind = kind
         self.message = message
@@ -79,7 +82,7 @@ class WorkerError(Exception):
 
 
 def out_of_files(error: BaseException | None) -> bool:
-    """Return whether the error means that this process, or the system, may open no more files."""
+    """Return whether the error means that this process or the system has too many open files."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 

@@ -65,36 +65,38 @@ class Request:
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The query of the target; the first value of a name that occurs twice."""
+        """The parameters in the query of the request's target; if a name occurs twice, its first
+        value counts.
+        """
         pairs = parse_qsl(self.target.partition("?")[2], keep_blank_values=True)
         return dict(reversed(pairs))
 
     @property
     def http_1_0(self) -> bool:
-        """True if the client speaks HTTP/1.0, which has no chunks."""
+        """True if the client uses HTTP/1.0, which does not know chunked bodies."""
         return self.head.http_1_0
 
     @property
     def remote(self) -> str | None:
-        """The address of the client."""
+        """The client's address, or None if it is unknown."""
         return self.connection.host or None
 
     @property
     def peer(self) -> str | None:
-        """The address of the peer that vouches for the request: the client, or a data plane such as
-        Envoy.
+        """The address of the peer that vouches for the request: the client itself, or a proxy such
+        as Envoy. It is None if it is unknown.
         """
         return self.remote
 
     @property
     def keep_alive(self) -> bool:
-        """True if the connection stays open after the answer."""
+        """True if the client's connection stays open after the answer."""
         return self.connection.goes_on
 
 
 @dataclass(slots=True)
 class Response:
-    """A whole answer that the router makes itself. Lifetime: request."""
+    """A complete answer that the router writes itself. Lifetime: request."""
 
     status: int
     body: bytes = b""
@@ -104,14 +106,14 @@ class Response:
 
     @property
     def body_length(self) -> int:
-        """Bytes of the body, for the access log."""
+        """The number of bytes in the body, for the access log."""
         return len(self.body)
 
     def text(
         self, date: str, *, goes_on: bool, http_1_0: bool = False, head: bool = False
     ) -> bytes:
-        """Return the answer as HTTP. `goes_on`: the connection stays open. `head`: leave out the
-        body.
+        """Return the answer as the bytes of an HTTP message. `goes_on` True means that the
+        connection stays open; `head` True leaves the body out.
         """
         lines = [f"HTTP/1.1 {self.status} {_REASONS.get(self.status, '')}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
@@ -128,7 +130,7 @@ class Response:
 
 
 class Relayed(Protocol):
-    """The outcome of a worker's answer that the relay has written."""
+    """What is known of a worker's answer after the relay has written it to the client."""
 
     @property
     def status(self) -> int: ...
@@ -153,13 +155,13 @@ def error_response(status: int, message: str, code: str | None = None) -> Respon
 
 
 def refused(error: ClientError) -> Response:
-    """Return the response to a fault of the client."""
+    """Return the error response for a `ClientError`."""
     return Response(error.status, error.body(), dict(error.headers))
 
 
 def _decoded(path: str) -> str:
-    """Return the path of a target without scheme, host and escapes; an escaped slash is no
-    separator.
+    """Return the decoded path of a request target, without scheme and host. An escaped slash does
+    not become a separator.
     """
     if not path.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
         path = "/" + path.partition("://")[2].partition("/")[2]
@@ -168,15 +170,17 @@ def _decoded(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason for which a request or a connection is refused. Lifetime: process."""
+    """A reason to refuse a request or a connection, with the status and text of its response.
+    Lifetime: process.
+    """
 
     reason: str  # as the metric and the error's `code` name it
     status: int
     message: str  # never repeats the client's own words
 
     def response(self, body_bytes: int) -> Response:
-        """Return the response of this refusal. `body_bytes`: the limit of bodies, which the text
-        may mention.
+        """Return the response for this refusal. `body_bytes` is the largest allowed body, which the
+        text may mention.
         """
         message = self.message
         if self.reason == "body_too_large":

@@ -1,9 +1,10 @@
-"""Parses HTTP/1.1 requests from a connection's bytes, in one way only, without I/O.
+"""Parses HTTP/1.1 requests from a connection's bytes without I/O, so that each byte sequence has
+only one reading.
 
-The grammar is that of RFC 9112 without what it tolerates for old senders: no bare LF, no folded
-lines, no blank before a colon, no control characters, one length or one coding. Usual heads are
-parsed natively (`kvkernels.plain_head`); this module decides which these are, and parses all
-others.
+The grammar is RFC 9112 without its tolerance for old senders: it allows no bare LF, no folded
+lines, no blank before a colon, no control characters, and only one length or one coding. Usual
+heads are parsed natively (`kvkernels.plain_head`); this module decides which heads are usual, and
+parses all others.
 """
 
 from __future__ import annotations
@@ -91,12 +92,12 @@ class Fields:
     __slots__ = ("_fields",)
 
     def __init__(self, text: bytes) -> None:
-        """`text`: a head that follows the grammar."""
+        """Parse the header lines in `text`, a head that is known to follow the grammar."""
         lines = (line.partition(b":") for line in text[:-4].split(b"\r\n")[1:])
         self._fields = tuple((name, value.strip(b" \t")) for name, _, value in lines)
 
     def get(self, name: str) -> str | None:
-        """Return the first value of a header; the name's case does not matter."""
+        """Return the first value of a header, or None; `name` may have any letter case."""
         wanted = name.lower().encode()
         for known, value in self._fields:
             if known.lower() == wanted:
@@ -108,9 +109,8 @@ class Fields:
         return self._fields
 
     def among(self, names: frozenset[str]) -> dict[str, str] | None:
-        """Return the headers whose names in small letters are in `names`, by these names.
-
-        Of a name that occurs twice it is the first value. Return None if there is none.
+        """Return the values of those headers whose lower-case names are in `names`, by lower-case
+        name; None if there are none. If a header occurs twice, its first value counts.
         """
         found: dict[str, str] = {}
         for known, value in self._fields:
@@ -119,13 +119,15 @@ class Fields:
         return found or None
 
     def lines(self, skip: frozenset[bytes]) -> bytes:
-        """Return the headers for a worker as lines, each with CRLF, without the names in `skip`."""
+        """Return the headers to send to a worker as lines that end with CRLF, without those whose
+        lower-case names are in `skip`.
+        """
         return lines_of(self._fields, skip)
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Head:
-    """A parsed request head; nothing changes it. Lifetime: request."""
+    """The parsed head of a request; it is immutable. Lifetime: request."""
 
     text: bytes  # without headers that are not for the router, with its empty line
     length: int  # of the body, bytes; CHUNKED: not given
@@ -138,7 +140,7 @@ class Head:
 
 
 def head_of(text: bytes, trusted: bool) -> Head:
-    """Parse a head as `read_head` does, natively if possible."""
+    """Parse a request's head in native code if possible, otherwise with `read_head`."""
     found = plain_head(text)
     if found is None:
         return read_head(text, trusted)
@@ -147,10 +149,8 @@ def head_of(text: bytes, trusted: bool) -> Head:
 
 
 def read_head(text: bytes, trusted: bool) -> Head:
-    """Parse a head with its empty line. `trusted`: the sender may set headers that only routers
-    send to engines.
-
-    Raises RefusedError.
+    """Parse a request's head, which includes its empty line. `trusted` True means that the sender
+    may set headers that only routers send to engines. Raises RefusedError.
     """
     line = _HEAD.fullmatch(text)
     if line is None:
@@ -192,8 +192,8 @@ def _repeated(names: list[bytes]) -> str:
 def _closely(
     text: bytes, length: int, lower: bytes, version: bytes, trusted: bool
 ) -> tuple[bytes, int, bool]:
-    """Parse a head with headers that the router reads or removes; return the remaining text, the
-    length of the body, and whether the client waits for 100 Continue.
+    """Parse a head that has headers which the router reads or removes. Return the remaining text,
+    the body's length in bytes, and whether the client waits for 100 Continue.
     """
     names = _NAME.findall(lower)
     first, *lines = text[:-4].split(b"\r\n")
@@ -225,8 +225,8 @@ def _check_coding(value: bytes, names: list[bytes], version: bytes) -> None:
 
 
 def _connection(value: bytes) -> bytes:
-    """Return the names in a Connection header, without a switch to another protocol, which the
-    router never makes.
+    """Return the value of a Connection header without `upgrade`, because the router never switches
+    to another protocol.
     """
     if not _CONNECTION.fullmatch(value):
         raise RefusedError("bad_connection")
@@ -241,13 +241,13 @@ def _private(folded: bytes, value: bytes) -> bool:
 
 
 def with_length(head: Head, length: int) -> Head:
-    """Return the head of a chunked request with a length instead."""
+    """Return a copy of a chunked request's head that has a `Content-Length` instead."""
     text = head.text[:-2] + b"Content-Length: %d\r\n\r\n" % length
     return replace(head, text=text, length=length, headers=Fields(text))
 
 
 def why_not(text: bytes) -> str:
-    """Return the reason for which a head, or the beginning of one, is refused."""
+    """Return the reason why a head, or the beginning of a head, is refused."""
     if _BARE.search(text):
         return "bad_line_end"
     first, _, rest = text.partition(b"\r\n")
@@ -265,10 +265,10 @@ def why_not(text: bytes) -> str:
 
 
 def hopeless(begun: bytes, seen: int = 0) -> str | None:
-    """Return why the beginning of a head can no longer become a valid head; None while it can.
+    """Return why bytes that begin a head can never become a valid head; None if they still can.
 
-    This ends the wait for bytes that are no HTTP: another protocol, or lines without CR. `seen`:
-    this many bytes were checked before.
+    This ends the wait for bytes of another protocol, or for lines without CR. The first `seen`
+    bytes were checked before.
     """
     newline = begun.find(b"\n", max(seen - 1, 0))
     if newline < 0 and not _FIRST_BYTES.match(begun):
@@ -291,22 +291,22 @@ class RequestLimits:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Whole:
-    """A complete request; nothing changes it. Lifetime: request."""
+    """A complete request, head and body; it is immutable. Lifetime: request."""
 
     head: Head
     pieces: tuple[bytes, ...]  # of the body; more than one where to join them takes milliseconds
 
     @property
     def body(self) -> bytes:
-        """The body, joined from its pieces."""
+        """The body as one bytes object, joined from its pieces."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 class RequestReader:
-    """Cuts the bytes of a client into complete requests. Lifetime: connection.
+    """Splits the bytes that a client sends into complete requests. Lifetime: connection.
 
-    `feed` returns only requests with unambiguous framing: heads that follow the grammar, bodies
-    with their length. After the first violation, `refused` has the reason, and all further bytes
+    `feed` returns only requests whose end is unambiguous: heads that follow the grammar, and bodies
+    of a known length. After the first violation, `refused` has the reason, and all further bytes
     are ignored.
     """
 
@@ -333,12 +333,12 @@ class RequestReader:
 
     @property
     def in_head(self) -> bool:
-        """True if a head has begun and not ended."""
+        """True if a part of a request's head has arrived, and its end has not."""
         return bool(self._begun)
 
     @property
     def in_body(self) -> bool:
-        """True if a head is complete and its body is not."""
+        """True if a request's head has arrived, and the end of its body has not."""
         return self._head is not None
 
     @property
@@ -348,7 +348,7 @@ class RequestReader:
         return head is not None and head.expects and not self._raw_bytes
 
     def feed(self, data: bytes) -> list[Whole]:
-        """Return the requests that `data` completes."""
+        """Read the client's next bytes, `data`, and return the requests that they complete."""
         whole: list[Whole] = []
         if self.refused is not None or self.ended:
             return whole
@@ -369,12 +369,14 @@ class RequestReader:
         return whole
 
     def stop(self, reason: str) -> None:
-        """Ignore all further bytes."""
+        """Ignore all further bytes from the client, for this `reason`."""
         self.refused = reason
         self._forget()
 
     def _go_on(self, data: bytes, whole: list[Whole]) -> tuple[int, bytes]:
-        """Continue a head that has begun, without checking the same bytes again."""
+        """Continue a head that has begun with more bytes, without searching the earlier bytes
+        again.
+        """
         seen = len(self._begun)
         data = self._begun + data
         self._begun = b""
@@ -382,9 +384,10 @@ class RequestReader:
         return self._take_head(data, 0, seen, whole), data
 
     def _take_head(self, data: bytes, at: int, seen: int, whole: list[Whole]) -> int:
-        """Take a head, and its body as far as it has arrived; return the position after them.
+        """Parse a head in `data`, and take its body as far as it has arrived; return the position
+        after them.
 
-        `seen`: no end of a head was found before this position.
+        No head ends before the position `seen`.
         """
         while data.startswith(b"\r\n", at):  # RFC 9112, 2.2: empty lines before a request
             at += 2
@@ -454,7 +457,7 @@ class RequestReader:
         return at + chunks.taken
 
     def _keep(self, piece: bytes) -> None:
-        """Keep bytes of the body; those of a body that is too large are only counted."""
+        """Store bytes of the body. If the body is larger than allowed, only count them."""
         if self._swallowed_bytes < 0 and self.held_bytes + len(piece) > self._limits.body_bytes:
             self._swallowed_bytes = self.held_bytes
             self._forget_body()
@@ -468,7 +471,9 @@ class RequestReader:
             self._body.clear()
 
     def _end(self, head: Head, whole: list[Whole]) -> None:
-        """Add the complete request to `whole`, or note that it is refused."""
+        """Append the completed request to `whole`, or raise the refusal of a body that is too
+        large.
+        """
         if self._swallowed_bytes >= 0:
             raise RefusedError("body_too_large")
         self.ended = head.last

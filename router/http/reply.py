@@ -1,4 +1,6 @@
-"""The types of the relay: the request to a worker, the sink of its reply, and the outcome."""
+"""Defines the relay's types: the request to a worker, the receiver of its reply, and its outcome in
+the end.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,11 @@ class Framing(Enum):
 
 @dataclass(slots=True, unsafe_hash=True)
 class UpstreamRequest:
-    """A client's request in the form that a worker gets. Lifetime: request.
+    """A client's request in the form in which the router sends it to a worker. Lifetime: request.
 
     `headers` are the client's; hop-by-hop headers, `Host`, `Content-Length` and
-    `x-warmroute-internal-*` are replaced or dropped when the head is written. `target` is the path
-    and query, ASCII, beginning with "/".
+    `x-warmroute-internal-*` are replaced or left out when the head is written. `target` is the path
+    with the query, in ASCII, and begins with "/".
     """
 
     method: str
@@ -70,7 +72,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """The limits of one `Upstream`. Lifetime: process."""
+    """The limits for the exchanges with one worker. Lifetime: process."""
 
     max_connections: int = 4096  # open to one worker at once, idle ones included
     idle_s: float = 30.0  # an idle connection older than this is closed, not used
@@ -94,7 +96,9 @@ class RelayLimits:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Terms:
-    """The limits of one exchange, and the functions that it calls. Lifetime: request."""
+    """The limits of one exchange with a worker, and the functions that are called during it.
+    Lifetime: request.
+    """
 
     limits: RelayLimits
     timeouts: Timeouts
@@ -109,7 +113,7 @@ class Terms:
 
 @dataclass(slots=True, unsafe_hash=True)
 class ReplyHead:
-    """The head of a worker's reply. `headers` are complete, with hop-by-hop headers."""
+    """The status and headers of a worker's reply; `headers` include the hop-by-hop headers."""
 
     status: int
     reason: bytes
@@ -122,15 +126,16 @@ class ReplyHead:
 
     @property
     def answers(self) -> bool:
-        """True if the reply is the answer of a model and no refusal."""
+        """True if the reply is a model's answer, and False if it is a refusal."""
         return 200 <= self.status < 300
 
     @property
     def kind(self) -> WorkerErrorKind:
-        """The kind of error that a retryable status means.
+        """The kind of worker error that the reply's status means, for a status after which another
+        worker is tried.
 
-        It is "busy" if the worker has more requests than it can take now, as the status says (RFC
-        6585, section 4), or a 503 that says when to come back (RFC 9110, sections 10.2.3 and
+        It is "busy" if the worker has more requests than it can take now: the status says so (RFC
+        6585, section 4), or it is 503 with the time of a retry (RFC 9110, sections 10.2.3 and
         15.6.4).
         """
         busy = self.status in _BUSY_STATUSES or (
@@ -140,7 +145,7 @@ class ReplyHead:
 
     @property
     def error(self) -> WorkerError:
-        """The error that a retryable status means, with the pause that the worker asks for."""
+        """The worker error that the reply's status means, with the requested pause."""
         kind = self.kind
         said = f"the worker answered with status {self.status}"
         return WorkerError(kind, said, retry_after_s(self.headers) if kind == "busy" else None)
@@ -150,10 +155,10 @@ _TIMES = frozenset({b"retry-after", b"retry-after-ms"})
 
 
 def retry_after_s(headers: tuple[Header, ...]) -> float:
-    """Return the seconds for which a worker asks for no requests; 0 if it names none.
+    """Return for how many seconds a worker asks to get no requests; 0 if its reply names no time.
 
-    It says so by `Retry-After` as a number or a date (RFC 9110, section 10.2.3), or by
-    `retry-after-ms` as in OpenAI's API.
+    The time is in `Retry-After`, as a number or a date (RFC 9110, section 10.2.3), or in
+    `retry-after-ms`, as in OpenAI's API.
     """
     told = {name.lower(): value.strip().decode("latin-1") for name, value in headers}
     for name, unit_s in ((b"retry-after-ms", 1e-3), (b"retry-after", 1.0)):
@@ -169,7 +174,7 @@ def retry_after_s(headers: tuple[Header, ...]) -> float:
 
 
 def _unix_s(date: str) -> float | None:
-    """Return the Unix time of an HTTP date; None if it is invalid."""
+    """Return an HTTP date as Unix time in seconds; None if the date is invalid."""
     try:
         return parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):
@@ -177,55 +182,59 @@ def _unix_s(date: str) -> float | None:
 
 
 class ReplySink(Protocol):
-    """The receiver of a reply: `head`, then `data` any number of times, then `finish` or `abort`,
-    once.
+    """The receiver of a worker's reply: it gets `head`, then `data` any number of times, then once
+    `finish` or `abort`.
 
-    Nothing is called if the worker failed before the first byte of its body.
+    None of these is called if the worker fails before the first byte of its body.
     """
 
     @property
     def dechunk(self) -> bool:
-        """True if the client cannot read chunks (HTTP/1.0): `data` gets bytes without chunk
-        framing.
+        """True if the client cannot read chunked bodies (HTTP/1.0), so that `data` must get bytes
+        without chunk framing.
         """
 
     @property
     def movable(self) -> bool:
-        """True if another worker can continue the reply although the client has received a part."""
+        """True if another worker can continue the reply even after the client has received a part
+        of it.
+        """
 
     @property
     def congested(self) -> bool:
-        """True if the client reads more slowly than the worker writes: call `drain` first."""
+        """True if the client reads more slowly than the worker writes; the relay must await `drain`
+        before more `data`.
+        """
 
     def head(self, head: ReplyHead) -> None:
-        """Begin the reply. `data` or `finish` follows in the same turn of the event loop."""
+        """Begin the reply with its status and headers. `data` or `finish` follows in the same turn
+        of the event loop.
+        """
 
     def data(self, data: bytes) -> None:
-        """Take bytes of the body, with chunk framing unless `dechunk`."""
+        """Take bytes of the body, which include chunk framing unless `dechunk` is True."""
 
     async def drain(self) -> None:
-        """Wait until the client has taken what was written."""
+        """Wait until the client has read the bytes that were written."""
 
     def finish(self) -> None:
-        """End the reply, which is complete."""
+        """End the reply, all of which has been written."""
 
     def abort(self, late: bool = False) -> None:
-        """Break the reply off: close the client's connection, so that the reply cannot look
-        complete.
-
-        `late`: the reason is the request's deadline, and not a fault of the worker.
+        """Break the reply off by closing the client's connection, so that it cannot look complete.
+        `late` True means that the request's deadline passed; otherwise the worker is at fault.
         """
 
 
 class PassingSink(ABC):
-    """A `ReplySink` that passes on all calls to another sink, except those that a subclass
-    overrides.
+    """A `ReplySink` that calls the same method of another sink, except where a subclass overrides
+    it.
     """
 
     @property
     @abstractmethod
     def _reply(self) -> ReplySink:
-        """Return the other sink; it may change from call to call."""
+        """Return the sink that gets the calls; it may be another one at each call."""
 
     @property
     def dechunk(self) -> bool:
@@ -263,18 +272,20 @@ class PingedSink(Protocol):
     """A `ReplySink` that can send the client a comment before the reply begins."""
 
     def ping(self) -> None:
-        """Write a comment. From then on `dechunk` may be True."""
+        """Write a comment to the client. `dechunk` may become True by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldReply:
-    """A worker's refusal or failure that is held back in case another worker succeeds."""
+    """A worker's refusal or failure that is kept and not sent yet, because another worker may still
+    answer.
+    """
 
     head: ReplyHead
     body: bytes
 
     def deliver(self, sink: ReplySink) -> None:
-        """Send the held answer to the client, with its body framed by length."""
+        """Send the kept answer to the client, with the length of its body."""
         headers = tuple(
             (name, value)
             for name, value in self.head.headers
@@ -292,7 +303,9 @@ class HeldReply:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """The token counts that the worker reported; None for those that it did not."""
+    """The token counts of a request as the worker reported them; a count that it did not report is
+    None.
+    """
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -301,11 +314,11 @@ class Usage:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Outcome:
-    """The outcome of one request at one worker. Times are seconds on the injected clock.
+    """What became of one request at one worker. Times are seconds on the router's clock.
 
-    The class of `error` says whose fault it was; None means that the whole reply, also a 4xx,
-    reached the client's buffer, or is `held`. `events` counts the `data:` lines of an event stream
-    with the closing `[DONE]`, or the request's `mark`s; it is 0 for other replies.
+    The class of `error` says whose fault it was; None means that the whole reply, even a 4xx,
+    reached the client's buffer or is `held`. `events` counts the `data:` lines of an event stream
+    including the closing `[DONE]`, or the request's `mark`s; it is 0 for other replies.
     """
 
     started_s: float
@@ -332,13 +345,15 @@ class Outcome:
 
     @property
     def answers(self) -> bool:
-        """True if the reply is a model's answer, or the beginning of one; False for a refusal."""
+        """True if the reply is a model's answer or the beginning of one, and False if it is a
+        refusal.
+        """
         return self.status is not None and 200 <= self.status < 300 and not self.refused
 
     @property
     def retryable(self) -> bool:
         """True if another worker may be tried: this worker is at fault, and the client has received
-        nothing, or a part that another worker can continue.
+        nothing, or only a part that another worker can continue.
         """
         seen = self.bytes_to_client > 0 and not self.resumable
         return isinstance(self.error, WorkerError) and not seen and not self.final
@@ -355,10 +370,12 @@ class Sends(Protocol):
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """See `router.upstream.fallback.Upstream`."""
+        """Send a request to the worker and relay its reply, as `router.upstream.fallback.Upstream`
+        does.
+        """
 
     def abandon_silent(self) -> None:
         """Abandon every exchange whose client has received nothing yet."""
 
     async def aclose(self) -> None:
-        """End all exchanges."""
+        """End all exchanges with the worker."""

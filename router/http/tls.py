@@ -1,4 +1,6 @@
-"""TLS of the ports and towards workers, from files that may change while the router runs."""
+"""Makes the TLS contexts of the ports and of connections to workers, from files that may change
+while the router runs.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from msgspec import Meta
 
 
 class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The files of one port's TLS; they are read again on reload. Lifetime: until the
-    next reload.
+    """The certificate files of one port; they are read again on reload. Lifetime: until the next
+    reload.
     """
 
     cert: Annotated[
@@ -39,7 +41,7 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The files by which https workers are verified. Lifetime: until the next reload."""
+    """The certificate files for https connections to workers. Lifetime: until the next reload."""
 
     ca: Annotated[
         str | None,
@@ -67,12 +69,12 @@ class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class TlsError(ValueError):
-    """Raised for a file that cannot be used; the text says which, and why."""
+    """Raised for a TLS file that cannot be used; the text names the file and the reason."""
 
 
 def server_tls(files: Tls) -> ssl.SSLContext | None:
-    """Return the TLS context of a port, TLS 1.2 and later; None without a certificate. Raises
-    TlsError.
+    """Return the TLS context of a port, for TLS 1.2 and later; None if no certificate is
+    configured. Raises TlsError.
     """
     if files.cert is None:
         if files.key is not None or files.client_ca is not None:
@@ -89,8 +91,8 @@ def server_tls(files: Tls) -> ssl.SSLContext | None:
 
 
 def worker_tls(files: WorkerTls, insecure: bool = False) -> ssl.SSLContext:
-    """Return the TLS context for connections to workers. `insecure`: accept any certificate. Raises
-    TlsError.
+    """Return the TLS context for connections to workers. With `insecure`, any certificate is
+    accepted. Raises TlsError.
     """
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -109,9 +111,10 @@ def worker_tls(files: WorkerTls, insecure: bool = False) -> ssl.SSLContext:
 
 
 def renew(context: ssl.SSLContext, files: Tls) -> None:
-    """Read a port's files again, for new connections. Raises TlsError, and then changes nothing.
+    """Read a port's certificate files again, for new connections. If that fails, raise TlsError and
+    change nothing.
 
-    New authorities are added; only a restart removes one.
+    New authorities are added; an authority is removed only by a restart.
     """
     server_tls(files)
     assert files.cert is not None
@@ -121,7 +124,7 @@ def renew(context: ssl.SSLContext, files: Tls) -> None:
 
 
 def load_own(context: ssl.SSLContext, cert: str, key: str | None) -> None:
-    """Load the certificate to show, with its key. Raises TlsError."""
+    """Load the router's own certificate and its private key into a TLS context. Raises TlsError."""
     try:
         # A key with a password would ask for it on the terminal.
         context.load_cert_chain(cert, key, password=lambda: "")
@@ -137,7 +140,7 @@ def load_own(context: ssl.SSLContext, cert: str, key: str | None) -> None:
 
 
 def load_authorities(context: ssl.SSLContext, path: str) -> None:
-    """Load the authorities to trust. Raises TlsError."""
+    """Load the certificates of trusted authorities into a TLS context. Raises TlsError."""
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
@@ -147,7 +150,7 @@ def load_authorities(context: ssl.SSLContext, path: str) -> None:
 
 
 def pem(path: str) -> bytes:
-    """Return the contents of a file, as gRPC takes them. Raises TlsError."""
+    """Return the contents of a PEM file, in the form in which gRPC takes them. Raises TlsError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

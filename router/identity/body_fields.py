@@ -1,10 +1,10 @@
 """Reads the ids and hints in bodies of agents' clients.
 
-Each field is as its client or router defines it, as of 2026: OpenAI's `prompt_cache_key`, `user`,
+Each field is used as its client or router defined it in 2026: OpenAI's `prompt_cache_key`, `user`,
 `safety_identifier`, `conversation` and `service_tier`; Anthropic's `metadata.user_id` as Claude
 Code fills it in; LiteLLM's `litellm_session_id` and `metadata.session_id`; vllm-router's
-`agentic_context` and `agent_hint`; Codex's `client_metadata`; Dynamo's `nvext.agent_hints`.
-A field of another type or form than expected is not read: the worker judges it.
+`agentic_context` and `agent_hint`; Codex's `client_metadata`; Dynamo's `nvext.agent_hints`. A field
+of an unexpected type or form is ignored, and the worker decides whether it is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Fields = Mapping[str, str | bytes]  # texts, or JSON values
 
 
 def values_in(fields: Fields) -> dict[str, Any]:
-    """Return the values of the fields; those that are too long or no JSON are left out."""
+    """Return the parsed JSON values of the fields, without those that are too long or invalid."""
     values: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, str):
@@ -42,7 +42,7 @@ def values_in(fields: Fields) -> dict[str, Any]:
 
 
 def read_body(values: Mapping[str, Any], ids: Ids) -> None:
-    """Add to `ids` what the body's fields say and the headers did not."""
+    """Add to `ids` the ids that the body's fields have and that the headers did not give."""
     ids.cache_group = id_in(values.get("prompt_cache_key"))
     for name in ("user", "safety_identifier"):
         ids.user = ids.user or id_in(values.get(name))
@@ -62,7 +62,7 @@ def read_body(values: Mapping[str, Any], ids: Ids) -> None:
 
 
 def context_in(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return vllm-router's description of an agent, from the place in the body where it is."""
+    """Return the description of an agent that vllm-router's clients put into the body, or None."""
     inner = _dict(values.get("vllm_xargs")) or {}
     for name in ("agentic_context", "agent_hint"):
         for place in (inner, values):
@@ -93,7 +93,7 @@ def _from_codex(metadata: Mapping[str, Any], ids: Ids) -> None:
 
 
 def id_in_json(value: Any) -> Any:
-    """Return a text, or the object that it spells as JSON."""
+    """Return the object that a text spells as JSON, or the value itself if it spells none."""
     if isinstance(value, str) and value[:1] == "{" and len(value) <= MAX_FIELD_BYTES:
         try:
             return _JSON.decode(value)
@@ -103,7 +103,9 @@ def id_in_json(value: Any) -> Any:
 
 
 def _from_user_id(user_id: Any, ids: Ids) -> None:
-    """Read `metadata.user_id`: Claude Code's forms have a session in it, others a person."""
+    """Add the ids in Anthropic's `metadata.user_id` to `ids`: Claude Code puts a session into it,
+    other clients a person.
+    """
     if (parts := _dict(user_id)) is not None:
         session, group = id_in(parts.get("session_id")), id_in(parts.get("parent_session_id"))
         ids.add(session, group or session, group)

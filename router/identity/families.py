@@ -1,8 +1,8 @@
-"""The headers by which clients of agents name sessions, one table row for each client.
+"""Defines the headers by which clients of agents name sessions, one table row for each client.
 
-The rows come from the clients' own code and documents: Claude Code (LLM gateway protocol), Codex
-(`codex-rs/core`), OpenCode and Kilo, pi, and from routers that read ids of their own (Dynamo, smg,
-LiteLLM), all as of 2026. `docs/reference/identity.md` has the same table.
+The rows come from the code and documents of clients in 2026: Claude Code (LLM gateway protocol),
+Codex (`codex-rs/core`), OpenCode and Kilo, and pi; and from routers that read ids of their own:
+Dynamo, smg and LiteLLM. `docs/reference/identity.md` has the same table.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from router.identity.ids import id_in, within
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The headers of one kind of client, names in small letters; of several the first counts.
-
-    Lifetime: process.
+    """The headers, by lower-case name, with which one kind of client identifies its requests; where
+    several are listed, the first present one counts. Lifetime: process.
     """
 
     name: str
@@ -36,9 +35,8 @@ class Family:
 
 @dataclass(slots=True)
 class Ids:
-    """The ids of one request that are known so far.
-
-    Lifetime: request.
+    """The ids found so far of the session, group and parent agent of one request. Lifetime:
+    request.
     """
 
     session: str | None = None
@@ -49,13 +47,15 @@ class Ids:
     final: bool = False
 
     def add(self, session: str | None, group: str | None, parent: str | None) -> None:
-        """Fill in the ids that are still missing."""
+        """Set those of the session, group and parent ids that are still None."""
         self.session = session if self.session is None else self.session
         self.group = group if self.group is None else self.group
         self.parent = parent if self.parent is None else self.parent
 
     def complete(self) -> bool:
-        """Return True if no further source can add to session, group and parent."""
+        """Return True if session, group and parent are all known, so that no further source need be
+        read.
+        """
         return None not in (self.session, self.group, self.parent)
 
 
@@ -142,10 +142,10 @@ _PART = re.compile(r"(session|group|parent|final)=([a-z0-9_-]{1,100})")
 
 
 def families_of(lines: Iterable[str]) -> tuple[Family, ...]:
-    """Return the families that an operator adds, each as NAME:session=HEADER,group=HEADER,...
+    """Return the families that an operator configures, each as NAME:session=HEADER,group=HEADER,...
 
-    The parts are `session`, `group`, `parent` and `final`; `session` or `group` must be there.
-    Raises ValueError.
+    The parts are `session`, `group`, `parent` and `final`; `session` or `group` must be present.
+    Raises ValueError for another form.
     """
     found: dict[str, Family] = {}
     for line in lines:

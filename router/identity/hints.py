@@ -1,9 +1,10 @@
-"""Reads hints of priority and of the answer's length, in the forms of other routers.
+"""Reads a client's hints of priority and answer length, in the forms that other routers defined.
 
-Dynamo: headers `x-dynamo-request-priority` and `-strict-priority`, body `nvext.agent_hints` with
-`priority`, `strict_priority` and `osl`; vllm-router: `agentic_context` and `agent_hint` with
-`priority` and `expected_output_length`. There a larger priority is served sooner; here, as in vLLM,
-a lower one is. OpenAI's `service_tier`: "priority" is one class before others, "flex" one after.
+Dynamo has the headers `x-dynamo-request-priority` and `-strict-priority`, and in the body
+`nvext.agent_hints` with `priority`, `strict_priority` and `osl`. vllm-router has `agentic_context`
+and `agent_hint` with `priority` and `expected_output_length`. In both, a larger priority is served
+sooner; here, as in vLLM, a lower one is. OpenAI's `service_tier` "priority" is one class before
+others, and "flex" one class after.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ NO_HINTS = Hints()
 
 
 def hints_in(headers: Mapping[str, str], values: Mapping[str, Any]) -> Hints:
-    """Return the hints of a request. Values of other types are no hints; large ones are cut."""
+    """Return the hints of a request. Values of a wrong type are ignored, and large numbers are
+    limited.
+    """
     nvext = values.get("nvext")
     dynamo = nvext.get("agent_hints") if isinstance(nvext, dict) else None
     dynamo = dynamo if isinstance(dynamo, dict) else {}
@@ -52,14 +55,14 @@ def hints_in(headers: Mapping[str, str], values: Mapping[str, Any]) -> Hints:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number, cut to 32 bits; None for anything else."""
+    """Return `value` limited to 32 bits if it is a whole number; None for anything else."""
     if type(value) is float and (value.is_integer() or math.isinf(value)):
         return int(min(max(value, -_MOST), _MOST))
     return min(max(value, -_MOST), _MOST) if type(value) is int else None
 
 
 def _number_of(text: str | None) -> int | None:
-    """Return the number that a header's value spells."""
+    """Return the number that a header's value spells; None if it spells none."""
     if text is None or _NUMBER.fullmatch(text) is None:
         return None
     return _whole(int(text))

@@ -1,4 +1,4 @@
-"""Combines what headers and body of a request say about the agent that sends it."""
+"""Finds out which agent sent a request, from the request's headers and body."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from router.identity.ids import id_in
 
 
 class Headers(Protocol):
-    """The headers of a request."""
+    """Gives access to the headers of a request."""
 
     def get(self, name: str) -> str | None:
         """Return the first value of a header, or None. The name's case does not matter."""
 
     def among(self, names: frozenset[str]) -> dict[str, str] | None:
-        """Return the first value of each header whose name in small letters is in `names`."""
+        """Return the first value of each header whose lower-case name is in `names`, by lower-case
+        name, or None.
+        """
 
 
 class Said(NamedTuple):
@@ -33,7 +35,7 @@ class Said(NamedTuple):
 
     @property
     def whose(self) -> str | None:
-        """The id that all requests of one person have in common, as far as the client says."""
+        """The id that all requests of one person have in common, or None if there is none."""
         return whose(self.session, self.identity)
 
 
@@ -41,13 +43,14 @@ NOTHING_SAID = Said(None)
 
 
 class IdentityReader:
-    """Reads who sends a request. Pure. Lifetime: process, replaced on reload.
+    """Finds the session, agent and person of a request, without keeping state. Lifetime: process,
+    replaced on reload.
 
-    The sources count in this order, and a later one fills in only what is missing: the operator's
+    The sources count in this order, and a later one adds only what is missing: the operator's
     session header, ids of other routers, the headers of one client family, fields of the body.
-    `prompt_cache_key` is a cache group, and `user` and `safety_identifier` a person: neither names
-    a session, because a main agent shares its key with all its sub-agents, and a chat page its
-    user with everybody.
+    `prompt_cache_key` is read as a cache group, and `user` and `safety_identifier` as a person.
+    They do not name a session, because a main agent shares its key with all its sub-agents, and a
+    chat page sends the same user for everybody.
     """
 
     def __init__(
@@ -83,11 +86,11 @@ class IdentityReader:
             self._names |= {*PRIORITY_HEADERS, *_FAIRNESS_HEADERS}
 
     def read(self, headers: Headers, session_id: str | None, fields: Fields | None) -> Said:
-        """Return the session, the rest of the identity and the hints of a request.
+        """Return the session, the identity and the hints of a request.
 
-        session_id: of the body. fields: what the body has of `body_fields`, or None. The operator's
-        session header and `session_id` are ids of any form.
-        Raises ClientError(400) for a session header of more than 1,024 characters.
+        `session_id` is the body's field of this name; `fields` are the fields of the body that
+        `body_fields` reads, or None. The operator's session header and `session_id` may have any
+        form. Raises ClientError(400) if the session header has more than 1,024 characters.
         """
         said = self._read(headers, session_id, fields)
         if self._key is None or said is NOTHING_SAID:
@@ -136,7 +139,9 @@ class IdentityReader:
         return Said(ids.session, _identity(ids), hints)
 
     def _add_headers(self, found: Mapping[str, str], ids: Ids) -> None:
-        """Add what the headers of other routers say, and those of one client."""
+        """Add to `ids` the ids in headers of other routers, and then those in the headers of one
+        client family.
+        """
         places = {place for name in found for place in self._places.get(name, ())}
         for place in sorted(places):
             read = read_headers(self._families[place], found)

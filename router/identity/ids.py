@@ -1,4 +1,4 @@
-"""Checks the ids that clients send."""
+"""Checks the form of ids that clients send."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MAX_ID_CHARS = 256
 
 
 def id_in(value: Any) -> str | None:
-    """Return an id as a client sent it, or None if it is none.
+    """Return `value` if it is a valid id, otherwise None.
 
-    An id is a text of 1 to 256 characters without control characters and lone surrogates, as at
-    other routers (Dynamo and CLIProxyAPI take at most 256 bytes, 2026).
+    An id is a text of 1 to 256 characters without control characters and lone surrogates. Other
+    routers have about the same limit (Dynamo and CLIProxyAPI take at most 256 bytes, 2026).
     """
     if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS:
         return None

@@ -1,4 +1,4 @@
-"""The keys of the section `identity`."""
+"""Defines the keys of the configuration section `identity`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from msgspec import Meta
 
 
 class IdentitySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of how the router finds out which agent and which person sent a request.
-
+    """The settings by which the router finds out which agent and which person sent a request.
     Lifetime: until the next reload.
     """
 

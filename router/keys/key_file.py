@@ -22,7 +22,9 @@ NO_KEY = "-"  # in a key's place: the terms of a tenant that trusted peers name
 
 @dataclass(frozen=True, slots=True)
 class KeyTerms:
-    """The limits of a key; None means no limit. Lifetime: until the file is read again."""
+    """What an API key allows its client; None means no limit. Lifetime: until the file is read
+    again.
+    """
 
     tenant: str | None = None
     name: str = ""  # for people
@@ -42,16 +44,16 @@ class KeyTerms:
 
     @property
     def unlimited(self) -> bool:
-        """True if nothing of this key has to be counted."""
+        """True if the key has no limit, so that its requests need not be counted."""
         return self.requests_per_s is None and self.tokens_per_s is None and self.inflight is None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLine:
-    """One line of the file. Lifetime: one reading of the file.
+    """One parsed line of the key file. Lifetime: one reading of the file.
 
-    `hashed` is the SHA-256 of the key; None if the line has no key, because trusted peers name the
-    tenant.
+    `hashed` is the SHA-256 of the key; it is None for a line without a key, whose tenant trusted
+    peers name.
     """
 
     hashed: bytes | None
@@ -60,17 +62,17 @@ class KeyLine:
 
 
 def hash_of(key: str) -> bytes:
-    """Return the hash of a key, which is all that the router keeps of it.
+    """Return the SHA-256 of a key, which is all that the router keeps of it.
 
-    One round is enough for a random key, and ours are random.
+    A single round of hashing is enough, because the router's keys are random.
     """
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def key_line(words: list[str]) -> KeyLine:
-    """Return the line whose words are `KEY TENANT [option=value ...]`.
+    """Parse one line of the key file, whose words are `KEY TENANT [option=value ...]`.
 
-    Raises ValueError whose text never repeats a word that may be a key or a salt.
+    Raises ValueError; its text never repeats a word that may be a key or a salt.
     """
     if len(words) < 2:
         raise ValueError("expected a key and a tenant")
@@ -103,8 +105,8 @@ def key_line(words: list[str]) -> KeyLine:
 
 
 def _checked(tenant: str, options: dict[str, Any]) -> KeyTerms:
-    """Return the terms of a line. A burst that is not given is the rate of one second, at least one
-    request.
+    """Return the terms that the options of a line give. A missing burst is set to the requests of
+    one second, at least one.
     """
     for kind, least in (("requests", 1.0), ("tokens", 1.0)):
         rate = options.get(f"{kind}_per_s")

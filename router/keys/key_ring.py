@@ -1,4 +1,4 @@
-"""Looks up the keys of clients, and reads the key file again when it changes."""
+"""Looks up the API keys of clients, and reads the key file again when it changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _WATCH_S = 2.0
 
 
 class Key:
-    """A key or a named tenant: its terms and its usage. Lifetime: as long as the file has it."""
+    """An API key, or a tenant that trusted peers name, with its terms and its usage. Lifetime: as
+    long as the file has it.
+    """
 
     __slots__ = ("allowance", "terms")
 
@@ -31,14 +33,14 @@ class Key:
 
 
 class KeyRing:
-    """All keys of the key file. Lifetime: process.
+    """All API keys of the key file. Lifetime: process.
 
-    Keys are kept and looked up as keyed digests of their hashes, so neither memory nor the time of
-    a look-up reveals them.
+    Keys are stored and looked up as keyed digests of their hashes, so that neither the memory nor
+    the time of a look-up reveals them.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        """Read the file. Raises KeyFileError."""
+        """Read the keys in the file `path`. Raises KeyFileError."""
         self._path = path
         self._clock = clock
         self._secret = secrets.token_bytes(32)
@@ -63,7 +65,7 @@ class KeyRing:
         return self._tenants.get(tenant)
 
     def reload(self) -> None:
-        """Read the file again. Raises KeyFileError, and keeps the old keys then."""
+        """Read the key file again. If it is unusable, raise KeyFileError and keep the old keys."""
         stamp = self._stamped()
         self._take(read_keys(self._path))
         self._stamp = stamp
@@ -112,7 +114,9 @@ class KeyRing:
             )
 
     def _stamped(self) -> tuple[int, int, int] | None:
-        """Return the file's stamp; if it differs from the last one, the file may have changed."""
+        """Return numbers that change whenever the key file is changed; None if the file cannot be
+        read.
+        """
         try:
             found = os.stat(self._path)
         except OSError:
@@ -123,8 +127,8 @@ class KeyRing:
         return hmac.digest(self._secret, hashed, "sha256")
 
     def _key(self, old: Key | None, terms: KeyTerms, now_s: float) -> Key:
-        """Return a key with new terms that keeps the usage and the requests in flight of the `old`
-        one.
+        """Return a key with new terms that keeps the usage and the running requests of `old`, if
+        there was one.
         """
         if terms.unlimited:
             return Key(terms, None)
@@ -136,7 +140,9 @@ class KeyRing:
 
 
 def _shared_name(line: KeyLine) -> str:
-    """Return the name that all replicas give this key; nobody can compute the key from it."""
+    """Return the name under which all replicas share the usage of this key; the key cannot be
+    computed from it.
+    """
     whose = (line.terms.tenant or "").encode() if line.hashed is None else line.hashed
     kind = b"tenant" if line.hashed is None else b"key"
     return blake2b(whose, digest_size=16, person=kind).hexdigest()

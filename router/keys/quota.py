@@ -1,8 +1,8 @@
-"""The quota that each API key has left, at this router and at all replicas together.
+"""Counts what each API key has left of its quota, at this router and at all replicas together.
 
 Header names and the form of durations are those of OpenAI's API ("Rate limits", Headers, 2024),
-which its clients know. Replicas exchange totals and not differences, so a lost or repeated message
-does no harm: the next one corrects it.
+which its clients know. Replicas exchange totals and not differences, so that a lost or repeated
+message is corrected by the next one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _ROUNDING = 1e-9  # share of the burst that sums of floats may lack
 
 
 class Bucket:
-    """A token bucket. Lifetime: process. Each call passes the time, which never runs backwards.
+    """A token bucket. Lifetime: process.
 
-    The bucket may be overdrawn by a cost that exceeds the whole burst, which could never pass
-    otherwise, and by a cost that is known only afterwards. The next caller waits until the debt is
-    paid off.
+    Each call passes the time in seconds, which never decreases. The bucket may go below zero by a
+    cost that exceeds the whole burst, which could never pass otherwise, or by a cost that is known
+    only afterwards. The next caller waits until it is above zero again.
     """
 
     def __init__(self, rate_per_s: float, burst: float, now_s: float) -> None:
@@ -31,8 +31,8 @@ class Bucket:
         self._at_s = now_s
 
     def wait_s(self, now_s: float, cost: float) -> float:
-        """Return the seconds until something of `cost` may pass if nothing else does before; 0
-        means now.
+        """Return for how many seconds a request of `cost` must wait if no other is admitted before
+        it; 0 means that it may pass now.
         """
         self._fill(now_s)
         missing = min(cost, self.burst) - self._level
@@ -44,7 +44,7 @@ class Bucket:
         self._level = min(self._level - cost, self.burst)
 
     def left(self, now_s: float) -> float:
-        """Return the cost that may pass at once; 0 while the bucket is overdrawn."""
+        """Return the largest cost that may pass now; 0 while the bucket is below zero."""
         self._fill(now_s)
         return max(self._level, 0.0)
 
@@ -54,7 +54,7 @@ class Bucket:
         return (self.burst - self._level) / self._rate_per_s
 
     def change(self, now_s: float, rate_per_s: float, burst: float) -> None:
-        """Set another rate and burst; what was taken stays taken."""
+        """Set another rate and burst; what was taken before stays taken."""
         self._fill(now_s)
         self._level += burst - self.burst
         self._rate_per_s, self.burst = rate_per_s, burst
@@ -72,14 +72,16 @@ _SMOOTHING = 0.2  # weight of the latest request's time
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """The reason why a request may not pass, and the time until one may. Lifetime: request."""
+    """The reason why a request is over its key's quota, and when the next one may pass. Lifetime:
+    request.
+    """
 
     what: str  # for the client
     retry_after_s: float
 
 
 class Allowance:
-    """The buckets and counts of one key. Lifetime: as long as the file has the key."""
+    """What one API key has used, and what is left. Lifetime: as long as the file has the key."""
 
     def __init__(self, terms: KeyTerms, now_s: float) -> None:
         self._terms = terms
@@ -93,19 +95,19 @@ class Allowance:
 
     @property
     def inflight(self) -> int:
-        """Number of requests that have begun and not ended."""
+        """The number of this router's requests with the key that have begun and not ended."""
         return self._inflight
 
     def change(self, terms: KeyTerms, now_s: float) -> None:
-        """Set other terms; the usage so far still counts."""
+        """Set other terms of the key; its usage so far still counts."""
         self._terms = terms
         requests, tokens = terms.requests_per_s, terms.tokens_per_s
         self._requests = _bucket(self._requests, requests, terms.requests_burst, now_s)
         self._tokens = _bucket(self._tokens, tokens, terms.tokens_burst, now_s)
 
     def begin(self, now_s: float) -> Exhausted | None:
-        """Admit a request of unknown size, or return why not. After an admission, `end` must be
-        called once.
+        """Admit a request before its size is known, or return why it is not admitted. After an
+        admission, `end` must be called once.
         """
         most = self._terms.inflight
         inflight = self._inflight + self._inflight_elsewhere
@@ -128,7 +130,9 @@ class Allowance:
         return None
 
     def spend(self, now_s: float, tokens: int) -> Exhausted | None:
-        """Take the tokens of a request's prompt, or return why they may not be taken."""
+        """Take the tokens of a request's prompt from the quota, or return why they may not be
+        taken.
+        """
         if self._tokens is None:
             return None
         if wait_s := self._tokens.wait_s(now_s, tokens):
@@ -139,8 +143,8 @@ class Allowance:
         return None
 
     def settle(self, now_s: float, tokens: int) -> None:
-        """Take tokens that a request used beyond those taken before; a negative number gives tokens
-        back.
+        """Take the tokens that a request used beyond those taken before; a negative number gives
+        tokens back.
         """
         if self._tokens is not None:
             self._tokens.take(now_s, tokens)
@@ -148,8 +152,8 @@ class Allowance:
             self.on_use()
 
     def taken_elsewhere(self, now_s: float, requests: int, tokens: int, inflight: int) -> None:
-        """Take what another replica admitted: requests, tokens, and the change of its requests in
-        flight.
+        """Take what another replica admitted since its last message: requests, tokens, and the
+        change in its number of running requests.
         """
         if self._requests is not None:
             self._requests.take(now_s, requests)
@@ -158,15 +162,15 @@ class Allowance:
         self._inflight_elsewhere = max(self._inflight_elsewhere + inflight, 0)
 
     def end(self, took_s: float) -> None:
-        """End a request that `begin` admitted, whatever its outcome."""
+        """End a request that `begin` admitted, whatever its outcome was."""
         assert self._inflight > 0, "a request of this key ended twice"
         self._inflight -= 1
         self.on_use()
         self._request_s += _SMOOTHING * (max(took_s, 0.0) - self._request_s)
 
     def headers(self, now_s: float) -> tuple[tuple[str, str], ...]:
-        """Return the headers `x-ratelimit-...`: the limits, what is left, and when each is full
-        again.
+        """Return the headers `x-ratelimit-...`: the limits, what is left of them, and when they are
+        full again.
         """
         shown: list[tuple[str, str]] = []
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
@@ -205,9 +209,10 @@ def _bucket(old: Bucket | None, rate: float | None, burst: float, now_s: float) 
 
 
 class Grant:
-    """The use of a key's allowance by one request. Lifetime: request; call `end` in any case.
+    """What one request takes of its key's quota. Lifetime: request; `end` must be called in any
+    case.
 
-    Times are seconds on the allowance's clock.
+    Times are seconds on the clock of the allowance.
     """
 
     def __init__(self, allowance: Allowance) -> None:
@@ -216,38 +221,42 @@ class Grant:
         self._taken_tokens = 0  # for its prompt
 
     def begin(self, now_s: float) -> Exhausted | None:
-        """Admit the request, whose size is not known yet; None means that it may pass."""
+        """Admit the request before its size is known. Return None if it may pass, otherwise why
+        not.
+        """
         exhausted = self._allowance.begin(now_s)
         if exhausted is None:
             self._began_s = now_s
         return exhausted
 
     def spend(self, now_s: float, prompt_tokens: int) -> Exhausted | None:
-        """Take the tokens of the request's prompt; None means that they were taken."""
+        """Take the tokens of the request's prompt. Return None if they were taken, otherwise why
+        not.
+        """
         exhausted = self._allowance.spend(now_s, prompt_tokens)
         if exhausted is None:
             self._taken_tokens = prompt_tokens
         return exhausted
 
     def used(self, now_s: float, prompt_tokens: int, answer_tokens: int) -> None:
-        """Settle the tokens that the answered request used in fact."""
+        """Correct the tokens that were taken to those that the answered request really used."""
         self._allowance.settle(now_s, prompt_tokens + answer_tokens - self._taken_tokens)
         self._taken_tokens = prompt_tokens
 
     def end(self, now_s: float) -> None:
-        """End the request. Idempotent."""
+        """End the request. Further calls do nothing."""
         if self._began_s is not None:
             self._allowance.end(now_s - self._began_s)
             self._began_s = None
 
     def headers(self, now_s: float) -> tuple[tuple[str, str], ...]:
-        """Return the headers that tell the client what is left."""
+        """Return the headers that tell the client what its key has left."""
         return self._allowance.headers(now_s)
 
 
 class KeyUsage(NamedTuple):
-    """The usage of one key since its replica started: the key's digest, totals, and requests in
-    flight.
+    """The usage of one key at one replica since that replica started: the key's digest, totals, and
+    running requests.
     """
 
     key: str
@@ -260,7 +269,7 @@ _KEYS = 100_000  # of one peer, remembered
 
 
 class SharedUse:
-    """Exchanges the usage of keys with replicas. Lifetime: process.
+    """Exchanges the usage of API keys with other replicas. Lifetime: process.
 
     `allowances` returns the current allowances by the digests of their keys.
     """
@@ -271,7 +280,7 @@ class SharedUse:
         self._told: dict[str, dict[str, KeyUsage]] = {}  # by peer and key, the latest
 
     def touched(self, key: str) -> None:
-        """Note that a request of this router used a key."""
+        """Note that a request of this router used the key with this digest."""
         self._touched.add(key)
 
     def changed(self) -> list[KeyUsage]:
@@ -281,16 +290,16 @@ class SharedUse:
         return [_use(key, known[key]) for key in sorted(touched) if key in known]
 
     def all(self) -> list[KeyUsage]:
-        """Return this router's usage of each key that was used at all."""
+        """Return this router's usage of each key that has been used."""
         self._touched.clear()
         uses = [_use(key, allowance) for key, allowance in self._allowances().items()]
         return [use for use in uses if use.requests or use.inflight]
 
     def heard(self, peer: str, uses: list[KeyUsage], again: bool, now_s: float) -> None:
-        """Take the usage that a peer router reported.
+        """Take the usage that a peer router reported from the keys' allowances.
 
-        `again`: the peer repeated all its totals, for a router that knows nothing of it; usage from
-        before this router knew the peer is not taken from the allowance.
+        `again` True means that the peer repeated all its totals for a router that knew nothing of
+        it; then usage from before this router knew the peer is not taken.
         """
         told = self._told.setdefault(peer, {})
         allowances = self._allowances()
@@ -307,7 +316,7 @@ class SharedUse:
                 allowance.taken_elsewhere(now_s, requests, tokens, use.inflight - before.inflight)
 
     def gone(self, peer: str, now_s: float) -> None:
-        """Drop the requests in flight of a peer router that is gone."""
+        """Stop counting the running requests of a peer router that is gone."""
         allowances = self._allowances()
         for use in self._told.pop(peer, {}).values():
             allowance = allowances.get(use.key)

@@ -1,7 +1,7 @@
-"""Counts requests and tokens by tenant: the busiest tenants by name, all others together.
+"""Counts requests and tokens by tenant: the busiest tenants by name, and all others together.
 
-Counts only grow, as Prometheus requires. When a tenant loses its place, its counts are added to
-those of the others, and it starts at zero if it returns.
+The counts only grow, as Prometheus requires of counters. When a tenant is no longer among the
+busiest, its counts are added to those of the others; it starts at zero if it returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LEAD = 2  # times as many requests as the idlest that has a place take that pla
 
 @dataclass(slots=True)
 class TenantRow:
-    """The counts of one tenant. Lifetime: as long as the tenant has a place."""
+    """The counts of one tenant. Lifetime: as long as the tenant is among the busiest."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -26,7 +26,7 @@ class TenantRow:
     refused: Counter[str] = field(default_factory=Counter)  # by code
 
     def add(self, other: TenantRow) -> None:
-        """Add the counts of another row."""
+        """Add the counts of another row to this one."""
         self.requests += other.requests
         self.prompt_tokens += other.prompt_tokens
         self.answer_tokens += other.answer_tokens
@@ -45,12 +45,12 @@ class TenantCounts:
         self._candidates: Counter[str] = Counter()
 
     def arrived(self, tenant: str | None) -> None:
-        """Count a request of `tenant`; None means no tenant, and nothing is counted."""
+        """Count a request of `tenant`; None means that it has no tenant and is not counted."""
         if tenant is not None:
             self._place(tenant).requests += 1
 
     def refused(self, tenant: str | None, code: str) -> None:
-        """Count a request that was refused with this code."""
+        """Count a request of `tenant` that was refused with the error code `code`."""
         if tenant is not None:
             refused = self.rows.get(tenant, self.others).refused
             known = code in refused or len(refused) < _CODES

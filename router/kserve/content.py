@@ -1,8 +1,9 @@
-"""Reads the inputs of a KServe v2 request that matter for routing: prompt, session, limits.
+"""Reads the inputs of a KServe v2 request that matter for routing: the prompt, the session and
+limits.
 
-HTTP and gRPC decode messages themselves and pass their tensors to this module. It never refuses a
-request: the worker judges what the router cannot read, and the request is routed by load alone
-(`Content.unread` says why).
+The code for HTTP and for gRPC decodes messages and passes their tensors to this module. The module
+never refuses a request: what it cannot read is left to the worker, and the request is routed by
+load alone (`Content.unread` says why).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SHARED_MEMORY = "shared_memory_region"  # a tensor's parameter: its bytes are no
 class Content:
     """The inputs of one request that matter for routing. Lifetime: request.
 
-    If a request has several prompts, one a row, the first one decides.
+    If a request has several prompts, one in each row, its first prompt decides.
     """
 
     texts: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class KserveTarget(ABC):
-    """The model and the call that a request names. Lifetime: request."""
+    """The model and the kind of call that a KServe request names. Lifetime: request."""
 
     model: str
     version: str | None
@@ -72,11 +73,13 @@ class KserveTarget(ABC):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """Return the function that reads bodies, see `router.request.dialect.Target`."""
+        """Return the function that reads a body for routing, as described at
+        `router.request.dialect.Target`.
+        """
 
     def scanned(self, content: Content, limits: ScanLimits, apart: str | None) -> Scanned:
-        """Return the content in the form of any other request. Whatever separates caches is part of
-        the salt.
+        """Return the content in the form that requests of all APIs have. Everything that separates
+        caches becomes a part of the salt.
         """
         salts = {
             "model": apart,
@@ -111,8 +114,8 @@ _SAID: Mapping[str | int | None, str] = MappingProxyType(
 
 
 def said_by_triton(code: str | int | None, message: str) -> str:
-    """Return the text of a refusal; Triton's clients recognize a full queue, and a timeout in it,
-    by the beginning of the text.
+    """Return the text of a refusal in Triton's words. Triton's clients recognize a full queue, and
+    a timeout in the queue, by the beginning of the text.
     """
     words = _SAID.get(code)
     return message if words is None else f"{words}: {message}"
@@ -126,11 +129,11 @@ USAGE_OUTPUTS = frozenset((_PROMPT, _ANSWER, _MISSED, *_REUSED))
 
 
 def usage_of(outputs: Mapping[str, Tensor], block_size: int | None) -> Usage | None:
-    """Return the token counts in an answer's outputs; None if there are none. Never raises.
+    """Return the token counts in an answer's outputs; None if there are none. It never raises.
 
-    `outputs`: at least those of USAGE_OUTPUTS that the answer has. `block_size`: the worker's
-    tokens of a block. If the answer has the number of blocks that were not reused but no number of
-    prompt tokens, the prompt is counted in blocks.
+    `outputs` has at least those of USAGE_OUTPUTS that the answer has. `block_size` is the number of
+    tokens in one of the worker's blocks. If the answer has the number of blocks that were not
+    reused but no number of prompt tokens, the prompt is counted in blocks.
     """
     prompt, answer = _sum(outputs, _PROMPT), _sum(outputs, _ANSWER)
     reused = next((n for name in _REUSED if (n := _sum(outputs, name)) is not None), None)
@@ -147,7 +150,9 @@ def usage_of(outputs: Mapping[str, Tensor], block_size: int | None) -> Usage | N
 
 
 def _sum(outputs: Mapping[str, Tensor], name: str) -> int | None:
-    """Return the sum of an output's numbers, which may be texts; None if the output is missing."""
+    """Return the sum of the numbers in an output, which may be given as texts; None if the output
+    is missing.
+    """
     one = outputs.get(name)
     if one is None:
         return None
@@ -160,10 +165,11 @@ def _sum(outputs: Mapping[str, Tensor], name: str) -> int | None:
 
 
 def content_of(roles: Roles, inputs: Mapping[str, Tensor], parameters: Parameters) -> Content:
-    """Return the content of a request by the roles of its inputs. Never raises, whatever was sent.
+    """Return the content of a request, given the roles of its inputs. It never raises, whatever a
+    client sends.
 
-    `inputs`: at least those of `roles.inputs` that the request has. `parameters`: those of the
-    request.
+    `inputs` has at least those of `roles.inputs` that the request has. `parameters` are the
+    request's parameters.
     """
     reader = _Reader(inputs, parameters)
     texts, ids = reader.texts(roles.text), reader.ids(roles.ids, roles.lengths)
@@ -191,8 +197,8 @@ def content_of(roles: Roles, inputs: Mapping[str, Tensor], parameters: Parameter
 
 
 def sequence_in(parameters: Parameters) -> Sequenced | None:
-    """Return a request's place in a sequence, whose id is a number other than 0, or a text; None if
-    it has none.
+    """Return a request's place in a Triton sequence, or None if it belongs to none. A sequence's id
+    is a number other than 0, or a text.
     """
     given = _key(parameters.get("sequence_id"))
     if given in (None, "0"):
@@ -205,8 +211,8 @@ _DEFAULT_LEVEL = 2  # where a model's config has none: 1 goes before what names 
 
 
 def _priority(value: Any, levels: int, default: int) -> int:
-    """Return our priority for one of Triton, where 1 is highest, and 0 or a level that does not
-    exist is the default.
+    """Return the router's priority for a priority of Triton, where 1 is the highest; 0 or a level
+    that does not exist means the default.
     """
     level = count_of(value) or 0
     if not level or (levels and level > levels):
@@ -215,13 +221,13 @@ def _priority(value: Any, levels: int, default: int) -> int:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return the seconds of a queue timeout in microseconds; None for 0, which means no limit."""
+    """Return a queue timeout in microseconds as seconds; None for 0, which means no limit."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value / 1e6 if whole and 0 < value < 2**63 else None
 
 
 def _key(value: Any) -> str | None:
-    """Return a name or a number as text; None for anything else."""
+    """Return a name or a number as text; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     if isinstance(value, int):
@@ -233,7 +239,9 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Reader:
-    """Reads the inputs of one request, and notes those that it cannot read. Lifetime: request."""
+    """Reads the inputs of one request by name, and notes those that it cannot read. Lifetime:
+    request.
+    """
 
     def __init__(self, inputs: Mapping[str, Tensor], parameters: Parameters) -> None:
         self._inputs = inputs
@@ -241,12 +249,14 @@ class _Reader:
         self.unread: list[str] = []
 
     def texts(self, name: str | None) -> tuple[str, ...]:
-        """Return each prompt, cut to the length that the router reads."""
+        """Return the prompts in a text input, each cut to the length that the router reads."""
         found = self._read(name, lambda one: tuple(_texts(one, MAX_ROWS, MAX_TEXT_BYTES)), ())
         return tuple(text for text in found if text)
 
     def ids(self, name: str | None, lengths: str | None) -> tuple[Tokens, ...]:
-        """Return the token ids of each prompt."""
+        """Return the token ids of each prompt in an input; the input `lengths` has the number of
+        tokens of each.
+        """
         rows = self._read(name, _rows, None)
         if rows is None:
             return ()
@@ -257,22 +267,24 @@ class _Reader:
         return tuple(row for row in cut if len(row))
 
     def number(self, name: str | None) -> int | None:
-        """Return a number of tokens."""
+        """Return the number of tokens in an input; None if it is missing."""
         return count_of(self._scalar(name))
 
     def flag(self, name: str | None) -> bool:
-        """Return whether a flag is set."""
+        """Return whether an input or parameter that is a flag is set."""
         value = self._scalar(name)
         return isinstance(value, int) and value != 0
 
     def key(self, name: str | None) -> str | None:
-        """Return a name or number that requests of one kind share."""
+        """Return the input that identifies a session or an adapter as text; None if it is missing
+        or 0.
+        """
         value = _key(self._scalar(name))
         return None if value == "0" else value
 
     def sampling(self, name: str | None) -> Mapping[str, Any]:
-        """Return the sampling parameters, which are JSON in a text input, or the request's own
-        parameters.
+        """Return the sampling parameters, from a text input that has them as JSON, or else from the
+        request's own parameters.
         """
         text = self._scalar(name)
         if not isinstance(text, str):
@@ -284,7 +296,7 @@ class _Reader:
             return self._parameters
 
     def digest(self, names: Iterable[str]) -> str | None:
-        """Return a digest of the request's images; None if it has none."""
+        """Return a digest of the images in the inputs `names`; None if there are no images."""
         state, any_found = xxhash.xxh3_64(), False
         for name in names:
             one = self._inputs.get(name)
@@ -294,7 +306,9 @@ class _Reader:
         return state.hexdigest() if any_found else None
 
     def _scalar(self, name: str | None) -> Any:
-        """Return the first element of an input, or else the request's parameter of this name."""
+        """Return the first element of an input; if the input is missing, the request's parameter of
+        this name.
+        """
         if name is None:
             return None
         return self._read(name, _first_of, self._parameters.get(name))
@@ -327,10 +341,9 @@ def _first_of(one: Tensor) -> Any:
 
 
 def _texts(one: Tensor, most: int, most_bytes: int) -> Iterator[str]:
-    """Yield the first `most` elements of a tensor of texts, each cut to `most_bytes`. Raises
-    WireError.
+    """Yield the first `most` elements of a text tensor, each cut to `most_bytes`. Raises WireError.
 
-    Halves of surrogate pairs are replaced, because they cannot be hashed as UTF-8.
+    Halves of surrogate pairs are replaced, because they cannot be encoded as UTF-8 and hashed.
     """
     for value in texts(one, most):
         data = value[:most_bytes]
@@ -340,7 +353,9 @@ def _texts(one: Tensor, most: int, most_bytes: int) -> Iterator[str]:
 
 
 def _integers(one: Tensor, most: int = MAX_VALUES) -> npt.NDArray[Any]:
-    """Return the first elements of a tensor of integers or booleans, flat. Raises WireError."""
+    """Return the first elements of a tensor of integers or booleans as a flat array. Raises
+    WireError.
+    """
     found = numbers(one, most)
     if found.dtype.kind == "f":
         raise WireError(f"is {one.datatype}, no integer")
@@ -348,7 +363,7 @@ def _integers(one: Tensor, most: int = MAX_VALUES) -> npt.NDArray[Any]:
 
 
 def _rows(one: Tensor) -> Tokens:
-    """Return token ids with one prompt a row. Raises WireError."""
+    """Return the token ids in a tensor that has one prompt in each row. Raises WireError."""
     if one.datatype not in _IDS:
         raise WireError(f"is {one.datatype[:16]}, not INT32 or INT64")
     if not 1 <= len(one.shape) <= MAX_RANK or min(one.shape) < 1:

@@ -63,7 +63,7 @@ _LATE_S = 0.01  # left of a call's time when its deadline has passed to whoever 
 
 
 class Caller:
-    """The client of a gRPC call, and the call's metadata. Lifetime: call."""
+    """The client that made a gRPC call, with the call's metadata. Lifetime: call."""
 
     def __init__(self, context: Any, deadline_header: str) -> None:
         pairs = context.invocation_metadata() or ()
@@ -79,20 +79,22 @@ class Caller:
         self.peer = GrpcPeer(context.peer())
 
     def request(self, path: str, body: bytes, method: str = "POST") -> Request:
-        """Return a request of this call."""
+        """Return a request to `path` with this body, as if the client had sent it by HTTP."""
         head = Head(b"", len(body), method, path, self.fields, False)
         return Request(self.peer, head, body)  # type: ignore[arg-type]
 
 
 class StreamReply(GrpcReply):
-    """A worker's answer to one request of a stream, passed on message by message. Lifetime:
-    dispatch.
+    """A worker's answer to one request of a client's stream, passed on message by message.
+    Lifetime: one dispatch of the request.
     """
 
     def __init__(
         self, http: Request, headers: tuple[Header, ...], stream: ClientStream, in_order: bool
     ) -> None:
-        """`in_order`: keep the messages until `release` says that earlier answers are complete."""
+        """Make the answer for the request `http`. With `in_order`, its messages are kept until
+        `release` is called.
+        """
         super().__init__(http, headers)
         self._stream = stream
         self._in_order = in_order
@@ -117,14 +119,14 @@ class StreamReply(GrpcReply):
         await self._stream.drained()
 
     def release(self) -> None:
-        """Pass on the kept messages; earlier answers are complete."""
+        """Pass on the kept messages, because all earlier answers of the stream are complete."""
         if self._in_order and self.error is None:
             for message in self._parts:
                 self._stream.put(message)
 
 
 class GrpcPort(GrpcListener):
-    """Answers all calls of the service. Lifetime: process."""
+    """Answers all calls of KServe's gRPC service. Lifetime: process."""
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class GrpcPort(GrpcListener):
         super().__init__(self._method, self._serves, settings)
 
     def _method(self, method: str) -> Any:
-        """Return the handler of a method; None if there is none."""
+        """Return the handler for a gRPC method; None for an unknown method."""
         service, _, rpc = method.removeprefix("/").partition("/")
         if method == STREAM:
             return grpc.stream_stream_rpc_method_handler(self._stream)
@@ -154,7 +156,7 @@ class GrpcPort(GrpcListener):
     # --- inference ----------------------------------------------------------------------------
 
     def caller(self, context: Any) -> Caller:
-        """Return the client of a call."""
+        """Return the client that made a gRPC call."""
         return Caller(context, self._inference.reader.terms.deadlines.deadline_header)
 
     async def _infer(self, message: bytes, context: Any) -> bytes:
@@ -182,8 +184,8 @@ class GrpcPort(GrpcListener):
         make_reply: Callable[[Request, tuple[Header, ...]], GrpcReply],
         known: list[GrpcTarget],
     ) -> Answer:
-        """Return the answer to one request, errors included; the request's target is appended to
-        `known`.
+        """Return the answer to one inference request, which may be an error. The request's target
+        is appended to `known` as soon as it was read.
         """
 
         async def handle(http: Request) -> Answer:
@@ -200,13 +202,15 @@ class GrpcPort(GrpcListener):
         await ClientStream(self, context, self._inference.attempts.terms.client_buffer_bytes).run()
 
     def decoupled(self, model: str) -> bool:
-        """Return whether a model is decoupled: its answers are sent as they are made."""
+        """Return whether a model is decoupled: it sends its answers when they are ready, in any
+        order.
+        """
         return self.roles_of(model).decoupled
 
     # --- all else -----------------------------------------------------------------------------
 
     async def _ask(self, rpc: str, message: bytes, context: Any) -> bytes:
-        """Answer one of the service's other calls."""
+        """Answer a call of the service that is not inference."""
         caller = self.caller(context)
 
         async def handle(http: Request) -> Answer:
@@ -233,7 +237,9 @@ class GrpcPort(GrpcListener):
         return b""
 
     async def _passed_on(self, rpc: str, http: Request) -> Answer:
-        """Return the unchanged answer of any server that has the model. Raises ClientError."""
+        """Send a call to any server that has the model, and return its unchanged answer. Raises
+        ClientError.
+        """
         last: Response | None = None
         for member in self._kserve.servers_of(model_of(rpc, http.body)[0], http):
             if member.grpc is None:
@@ -248,17 +254,19 @@ class GrpcPort(GrpcListener):
         return last or Response(503, b'{"error":"no server answered"}')
 
     def _serves(self, service: str) -> bool | None:
-        """Return whether a gRPC service serves; None if there is no service of this name."""
+        """Return whether a gRPC service is ready; None if there is no service of this name."""
         return serves(self._service) if service in ("", SERVICE) else None
 
 
 class ClientStream:
-    """One client's stream: each request is routed by itself, and all answers go into one stream.
-    Lifetime: call.
+    """A client's stream of requests: each request is routed by itself, and the answers of all are
+    written into the stream. Lifetime: call.
     """
 
     def __init__(self, port: GrpcPort, context: Any, buffer_bytes: int) -> None:
-        """`buffer_bytes`: the bytes unread by the client beyond which workers are paused."""
+        """Make the stream of one call. If more than `buffer_bytes` wait for the client to read,
+        workers are paused.
+        """
         self._port = port
         self._context = context
         self._caller = port.caller(context)
@@ -276,7 +284,7 @@ class ClientStream:
 
     @property
     def congested(self) -> bool:
-        """True if more than `buffer_bytes` wait for the client."""
+        """True if more than `buffer_bytes` of answers wait for the client to read them."""
         return not self._room.is_set()
 
     def put(self, message: bytes) -> None:
@@ -288,11 +296,13 @@ class ClientStream:
         self._changed.set()
 
     async def drained(self) -> None:
-        """Wait until the client has taken what was written."""
+        """Wait until the client has read enough of the written bytes that workers need not be
+        paused.
+        """
         await self._room.wait()
 
     async def run(self) -> None:
-        """Answer all requests of the stream, then send its status. Cancelled if the
+        """Answer all requests of the stream, then send the call's status. It is cancelled if the
         client leaves.
         """
         stopping = _Beside(self._port.stopping.wait())
@@ -322,7 +332,9 @@ class ClientStream:
         return reading.result() is aio.EOF
 
     async def _message(self, stops: asyncio.Task[Any]) -> Any:
-        """Return the client's next message; EOF at its end, or when the router stops."""
+        """Return the client's next message, or EOF when the client ends the stream or the router
+        stops.
+        """
         reading = self._reading = asyncio.ensure_future(self._context.read())
         await asyncio.wait((reading, stops), return_when=asyncio.FIRST_COMPLETED)
         return await reading if reading.done() else aio.EOF
@@ -353,8 +365,8 @@ class ClientStream:
         before: asyncio.Event | None,
         after: asyncio.Event | None,
     ) -> None:
-        """Answer one request. The answer waits for `before`, and sets `after` when it is
-        complete.
+        """Answer one request. Its answer is written after `before` is set, and sets `after` when it
+        is complete.
         """
         try:
             async with self._in_sequence(known[0] if known else None):
@@ -372,8 +384,8 @@ class ClientStream:
                 after.set()
 
     def _end(self, answer: Answer, target: GrpcTarget | None) -> None:
-        """Write the end of an answer, or its error. Raises _EndedError if the error ends the
-        stream.
+        """Write the end of an answer, or the error it ended with. Raises _EndedError if the error
+        ends the whole stream.
         """
         if isinstance(answer, StreamReply):
             answer.release()
@@ -387,7 +399,7 @@ class ClientStream:
         self.put(stream_error(why, "" if target is None else target.id))
 
     def _in_sequence(self, target: GrpcTarget | None) -> _Turn:
-        """Return the turn of a request in its sequence, whose requests run one after another."""
+        """Return the turn of a request in its sequence. Its requests run one after another."""
         if target is None or target.sequence is None:
             return _Turn(None, None, lambda: None)
         key, mine = (target.model, target.sequence.id), asyncio.Event()
@@ -414,11 +426,13 @@ class ClientStream:
 
 
 class _EndedError(Exception):
-    """Raised if an error ends the stream; it has the gRPC code and message."""
+    """Raised if an error ends a client's stream, with the gRPC code and the message."""
 
 
 class _Turn:
-    """Waits for the previous request, and lets the next one go on. Lifetime: request."""
+    """A request's turn in its sequence: it waits for the previous request, and lets the next one
+    run when it ends. Lifetime: request.
+    """
 
     def __init__(
         self, before: asyncio.Event | None, mine: asyncio.Event | None, forget: Callable[[], None]
@@ -448,7 +462,9 @@ class _Turn:
 
 
 class _Beside:
-    """Runs a task while a block runs, and stops it afterwards. Lifetime: call."""
+    """A context manager that runs a task during its block, and cancels it at the end. Lifetime:
+    call.
+    """
 
     def __init__(self, what: Any) -> None:
         self._task: asyncio.Task[Any] = asyncio.ensure_future(what)
@@ -467,7 +483,7 @@ async def _stopped(task: asyncio.Task[Any] | None) -> None:
 
 
 def _refusal(answer: Answer, model: str | None) -> tuple[grpc.StatusCode, str]:
-    """Return the gRPC code and message of an answer that is an error."""
+    """Return the gRPC code and the message for an answer that is an error."""
     if isinstance(answer, GrpcReply) and answer.error is not None:
         number, why = answer.error
         return _CODES.get(number, grpc.StatusCode.UNKNOWN), why[:_MESSAGE_CHARS]
@@ -488,4 +504,4 @@ def _metadata(headers: tuple[Header, ...]) -> aio.Metadata:
 
 
 def _nobody(status: int) -> None:
-    """Do nothing: the request is not one for inference."""
+    """Ignore the status of an answer, because the request was no inference."""

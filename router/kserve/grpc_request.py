@@ -1,5 +1,5 @@
-"""A request that came by gRPC: it goes to its worker's gRPC port, and the answer is collected for
-the client.
+"""Handles a request that arrived by gRPC: sends it to its worker's gRPC port, and collects the
+answer for the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Named = tuple[str, str | None, str]  # a request: model, tenant, its client's id
 
 
 class GrpcReply:
-    """A worker's answer to a unary call; a `ReplySink`. Lifetime: dispatch."""
+    """Collects a worker's answer to a unary gRPC call; it is a `ReplySink`. Lifetime: one dispatch
+    of the request.
+    """
 
     movable = False
     dechunk = True
@@ -40,12 +42,12 @@ class GrpcReply:
 
     @property
     def begun(self) -> bool:
-        """False: the client gets nothing before the answer is complete."""
+        """Always False, because the client receives nothing before the answer is complete."""
         return False
 
     @property
     def body(self) -> bytes:
-        """The answer's message, or the JSON of a refusal."""
+        """The answer's gRPC message, or the JSON body of a refusal."""
         return b"".join(self._parts)
 
     def head(self, head: ReplyHead) -> None:
@@ -68,7 +70,7 @@ class GrpcReply:
 
 
 class GrpcCarrier(Carrier):
-    """Carries a request that came by gRPC to a worker's gRPC port. Lifetime: request."""
+    """Sends a request that arrived by gRPC to a worker's gRPC port. Lifetime: request."""
 
     __slots__ = ("_make_reply", "_named", "_running", "_stops", "_target")
 
@@ -79,12 +81,11 @@ class GrpcCarrier(Carrier):
         make_reply: Callable[[Request, tuple[Header, ...]], GrpcReply],
         running: dict[Named, int],
     ) -> None:
-        """Carry the gRPC call `target`.
+        """Make the carrier of the gRPC call `target`.
 
-        make_reply: makes the object that collects the worker's answer.
-        running: the worker's id for each running request that its client has named. It is shared by
-        all carriers. A call that stops a running request (`stop` of TensorRT-LLM's models) goes to
-        that worker.
+        `make_reply` makes the object that collects the worker's answer. `running` has the worker's
+        id for each running request that its client has named, and all carriers share it. A call
+        that stops a running request (`stop` of TensorRT-LLM's models) goes to that worker.
         """
         super().__init__(http)
         self._target = target

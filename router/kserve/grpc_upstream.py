@@ -1,10 +1,10 @@
-"""KServe's gRPC connection to one worker, behind the same interface as the HTTP relay.
+"""Sends requests by KServe's gRPC to one worker, with the same interface as the HTTP relay.
 
-A request's target is the full name of a method, and its body is one message. The reply's body is
-the answer's message; for a stream, each message is one `data`. A worker's refusal becomes a reply
-with the HTTP status that Triton gives the same error, with `grpc-status` and `grpc-message` as
-headers and Triton's `{"error": ...}` as its body. Each request of a client's stream has a stream of
-its own to the worker, so it can be cancelled alone.
+A request's target is the full name of a gRPC method, and its body is one message. The reply's body
+is the answer's message; in a stream, each message is one call of `data`. A worker's refusal becomes
+a reply with the HTTP status that Triton gives the same error, with `grpc-status` and `grpc-message`
+as headers and Triton's `{"error": ...}` as its body. Each request of a client's stream has its own
+stream to the worker, so that it can be cancelled alone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OPTIONS = (
 
 
 class GrpcUpstream:
-    """The connection to one worker. Lifetime: worker."""
+    """The gRPC connection to one worker. Lifetime: worker."""
 
     def __init__(
         self,
@@ -71,8 +71,10 @@ class GrpcUpstream:
         server_name: str | None = None,
         limits: RelayLimits | None = None,
     ) -> None:
-        """`address`: host and port. `credentials`: None for plain text. `server_name`: the name in
-        the worker's certificate, if it is not the host.
+        """Make a connection to `address`, which is a host and port.
+
+        `credentials` None means plain text. `server_name` is the name in the worker's certificate,
+        if it is not the host.
         """
         self._address = address
         self._clock = clock
@@ -94,7 +96,9 @@ class GrpcUpstream:
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """See `router.upstream.fallback.Upstream`; `request.mark` is not used."""
+        """Send a request and relay its reply, as `router.upstream.fallback.Upstream` does;
+        `request.mark` is ignored.
+        """
         told = (on_first_byte, on_progress, None, request.keeps_ends)
         terms = Terms(self._limits, timeouts, self._clock, *told)
         exchange = _Exchange(sink, terms)
@@ -113,13 +117,15 @@ class GrpcUpstream:
         return exchange.outcome(None)
 
     def abandon_silent(self) -> None:
-        """See `router.upstream.fallback.Upstream`."""
+        """Abandon the exchanges whose clients have received nothing, as
+        `router.upstream.fallback.Upstream` does.
+        """
         for exchange in tuple(self._exchanges):
             if exchange.silent:
                 exchange.abandon("the worker was given up before it answered")
 
     async def aclose(self) -> None:
-        """End every call, and accept no more."""
+        """End all running calls, and start no further ones."""
         self._closed = True
         for exchange in tuple(self._exchanges):
             exchange.abandon("the worker was removed")
@@ -135,7 +141,9 @@ class GrpcUpstream:
         return known
 
     async def _connected(self, connect_s: float) -> None:
-        """Wait until there is a connection. Raises WorkerError."""
+        """Wait at most `connect_s` seconds until the worker is connected. Raises WorkerError if it
+        is not.
+        """
         if self._closed:
             raise WorkerError("connect", "the worker was removed")
         if self._channel is None:
@@ -161,7 +169,9 @@ class GrpcUpstream:
 
 
 def credentials_of(files: WorkerTls) -> grpc.ChannelCredentials:
-    """Return the TLS credentials for workers. Raises TlsError for a file that cannot be read."""
+    """Return the TLS credentials for gRPC connections to workers. Raises TlsError if a file cannot
+    be read.
+    """
     ca, key, cert = (None if p is None else pem(p) for p in (files.ca, files.key, files.cert))
     return grpc.ssl_channel_credentials(ca, key, cert)
 
@@ -169,9 +179,10 @@ def credentials_of(files: WorkerTls) -> grpc.ChannelCredentials:
 def grpc_opener(
     clock: Callable[[], float], files: WorkerTls | None, limits: Callable[[], RelayLimits]
 ) -> GrpcOpener:
-    """Return a function that opens gRPC to a worker's address.
+    """Return a function that opens a gRPC connection to a worker's address. `files` are the TLS
+    files for https workers.
 
-    `files`: TLS for https workers. Raises `router.http.tls.TlsError`.
+    Raises `router.http.tls.TlsError` if a file cannot be used.
     """
     trusted = credentials_of(files or WorkerTls())
 
@@ -183,7 +194,7 @@ def grpc_opener(
 
 
 class _Exchange:
-    """One request to a worker over gRPC and its answer. Lifetime: one dispatch."""
+    """One request to a worker over gRPC, and its answer. Lifetime: one dispatch of the request."""
 
     def __init__(self, sink: ReplySink, terms: Terms) -> None:
         self._sink = sink
@@ -206,13 +217,15 @@ class _Exchange:
         return self._bytes == 0
 
     def abandon(self, why: str) -> None:
-        """End the exchange because of its worker."""
+        """End the exchange as a failure of the worker, for the reason `why`."""
         self._abandoned = why
         if self._call is not None:
             self._call.cancel()
 
     def outcome(self, error: WorkerError | ClientError | None) -> Outcome:
-        """Return the outcome of the exchange."""
+        """Return the outcome of the exchange, which failed with `error`, or succeeded if that is
+        None.
+        """
         return Outcome(
             started_s=self._started_s,
             status=self._status,
@@ -227,8 +240,8 @@ class _Exchange:
         )
 
     async def run(self, method: Any, request: UpstreamRequest, *, streams: bool) -> None:
-        """Run the exchange. Raises WorkerError or ClientError; cancelling it ends the call at the
-        worker.
+        """Send the request and relay the answer. Raises WorkerError or ClientError. Cancelling it
+        ends the call at the worker.
         """
         if self._abandoned:
             raise WorkerError("early_close", self._abandoned)
@@ -290,7 +303,7 @@ class _Exchange:
             raise ClientError(408, "the client reads too slowly") from error
 
     def _relay_piece(self, message: bytes) -> None:
-        """Pass on one message of a stream."""
+        """Pass one message of a streamed answer on to the client."""
         if self.silent and (failure := stream_failure(message)):
             said = _error(failure)
             if is_triton_queue_full(503, said):
@@ -326,8 +339,8 @@ class _Exchange:
         self._sink.head(ReplyHead(200, b"OK", (), Framing.CLOSE))
 
     def _refused(self, error: aio.AioRpcError) -> None:
-        """Handle a call that the worker, or the connection, ended. Raises WorkerError if another
-        worker may succeed.
+        """Handle a call that the worker or the connection ended with an error. Raises WorkerError
+        if another worker may succeed.
         """
         code, details = error.code(), error.details() or ""
         if not self.silent:
@@ -350,14 +363,16 @@ class _Exchange:
         self._sink.finish()
 
     def _broken(self, error: WorkerError) -> None:
-        """Raise `error`; an answer that has begun is cut off, so that it cannot look complete."""
+        """Raise `error`, after closing an answer that has begun so that it cannot look complete."""
         if not self.silent:
             self._sink.abort()
         raise error
 
 
 def metadata_of(request: UpstreamRequest) -> aio.Metadata:
-    """Return a request's headers as gRPC metadata, without those of a single connection."""
+    """Return a request's headers as gRPC metadata, without headers that belong to one connection
+    only.
+    """
     pairs = []
     for name, value in (*request.headers, *request.internal_headers):
         name = name.lower()
@@ -369,7 +384,7 @@ def metadata_of(request: UpstreamRequest) -> aio.Metadata:
 
 
 def grpc_error(headers: tuple[Header, ...]) -> tuple[int, str] | None:
-    """Return the gRPC code and message of a refusal; None if it did not come by gRPC."""
+    """Return the gRPC code and message of a refusal; None if the refusal was not sent by gRPC."""
     found = dict(headers)
     if CODE_HEADER not in found:
         return None
@@ -382,5 +397,5 @@ def _head(status: int, code: bytes, details: str) -> ReplyHead:
 
 
 def _error(details: str) -> bytes:
-    """Return the body that Triton sends over HTTP for this error."""
+    """Return the body with which Triton reports this error over HTTP."""
     return msgspec.json.encode({"error": details})

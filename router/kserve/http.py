@@ -1,9 +1,9 @@
-"""KServe v2 over HTTP: the paths that ask for inference, and the reading of their bodies for
+"""Handles KServe v2 over HTTP: recognizes the paths of inference, and reads their bodies for
 routing.
 
 The behaviour follows triton-inference-server/server, `docs/protocol` (extensions binary data,
-generate, sequence). Bodies go to the worker unchanged; the worker judges what the router cannot
-read.
+generate, sequence). A body goes to the worker unchanged, and the worker decides about what the
+router cannot read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class HttpTarget(KserveTarget):
-    """The model and the call that an HTTP path names. Lifetime: request."""
+    """The model and the kind of inference call that an HTTP path names. Lifetime: request."""
 
     __slots__ = ()
 
@@ -89,7 +89,9 @@ class HttpTarget(KserveTarget):
 
 
 def target_of(path: str, roles: RolesOf = usual_roles) -> HttpTarget | None:
-    """Return the inference that a decoded path asks for; None for other paths."""
+    """Return the model and call that a decoded path names; None if the path does not ask for
+    inference.
+    """
     found = _PATH.fullmatch(path) if path.startswith("/v2/models/") else None
     if found is None or found["verb"] not in _PATHS:
         return None
@@ -98,8 +100,8 @@ def target_of(path: str, roles: RolesOf = usual_roles) -> HttpTarget | None:
 
 
 def is_kserve(path: str) -> bool:
-    """Return whether an error on this path has Triton's form; other APIs have paths below
-    /v2, too.
+    """Return whether errors on this path have Triton's form. Not every path below /v2 does, because
+    other APIs have such paths, too.
     """
     return path == PREFIX or path.startswith(_PREFIXES)
 
@@ -114,7 +116,7 @@ class _OpenAiBody(msgspec.Struct):
 
 
 def code_in(body: bytes) -> str | int | None:
-    """Return the code of one of the router's own errors; None if there is none."""
+    """Return the error code in the body of one of the router's own errors; None if it has none."""
     try:
         return msgspec.json.decode(body, type=_OpenAiBody).error.code
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -122,8 +124,8 @@ def code_in(body: bytes) -> str | int | None:
 
 
 def tritons_error(body: bytes, model: str | None) -> bytes:
-    """Return one of the router's own errors in the form that KServe's clients read. `model`: the
-    requested one.
+    """Return the body of one of the router's own errors in the form that KServe's clients read.
+    `model` is the requested model.
     """
     try:
         error = msgspec.json.decode(body, type=_OpenAiBody).error
@@ -136,15 +138,15 @@ def tritons_error(body: bytes, model: str | None) -> bytes:
 
 
 def last_event(late: bool) -> bytes:
-    """Return an error event in a model's form, and the end of the chunked body. `late`: the
-    deadline passed; else the worker failed.
+    """Return an error event in the form of a model's stream, and the end of the chunked body.
+    `late` True means that the deadline passed; otherwise the worker failed.
     """
     words = b'data: {"error":"%b"}\n\n' % (LATE if late else BROKEN).encode()
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words)
 
 
 def unknown_model(name: str) -> str:
-    """Return Triton's text for a model that it does not have; some clients look for this text."""
+    """Return Triton's text for an unknown model; some clients look for exactly this text."""
     return f"Request for unknown model: '{name[:200]}' is not found"
 
 
@@ -157,10 +159,10 @@ NO_SUCH_MEMORY = (
 
 
 def _unpacked(body: bytes, coding: str | None) -> bytes | None:
-    """Return the decompressed body; None if it cannot be decompressed. Raises ClientError if it is
-    too large.
+    """Return the decompressed body; None if it cannot be decompressed. Raises ClientError if the
+    result is too large.
 
-    Triton accepts one coding, gzip or deflate, for `infer` only.
+    Triton accepts a single coding, gzip or deflate, and only for `infer`.
     """
     coding = (coding or "").strip().lower()
     if coding in ("", "identity"):
@@ -179,7 +181,9 @@ def _unpacked(body: bytes, coding: str | None) -> bytes | None:
 
 
 def infer_content(body: bytes, length: str | None, roles: Roles) -> Content:
-    """Return the content of an `infer` request. Raises ClientError for tensors in shared memory."""
+    """Return what matters for routing in the body of an `infer` request. Raises ClientError for
+    tensors in shared memory.
+    """
     try:
         end = json_bytes(length, len(body))
         if end == 0 and length is not None:
@@ -210,7 +214,9 @@ def _inputs(
 def _tensors(
     described: list[Described], rest: memoryview, names: frozenset[str], unread: list[str]
 ) -> dict[str, Tensor]:
-    """Return the tensors of these names; the data of some are in `rest`, which follows the JSON."""
+    """Return the tensors with these names; the data of some tensors is in `rest`, the bytes after
+    the JSON.
+    """
     found = {}
     for one in described:
         try:
@@ -235,7 +241,7 @@ def _listed(data: msgspec.Raw) -> list[Any]:
 
 
 def _raw(body: bytes, roles: Roles) -> Content:
-    """Return the content of a body that is one raw input and nothing else."""
+    """Return the content of a body that is a single raw input without JSON."""
     if roles.text is None:
         return Content()
     text: Buffer = memoryview(body)[:MAX_TEXT_BYTES]
@@ -243,7 +249,9 @@ def _raw(body: bytes, roles: Roles) -> Content:
 
 
 def generate_content(body: bytes, roles: Roles) -> Content:
-    """Return the content of a `generate` request, whose inputs are the fields of a JSON object."""
+    """Return what matters for routing in a `generate` request, whose inputs are the fields of a
+    JSON object.
+    """
     try:
         fields = _GENERATE.decode(body)
     except _BAD as error:
@@ -264,7 +272,7 @@ def _parameters(data: msgspec.Raw | None) -> Mapping[str, Any]:
 
 
 def _typed(values: list[Any]) -> Tensor:
-    """Return a JSON field as the tensor that Triton makes of it."""
+    """Return the values of a JSON field as the tensor that Triton makes of them."""
     first: Any = values
     while isinstance(first, list) and first:
         first = first[0]
@@ -281,11 +289,11 @@ _JSON = json.JSONDecoder()
 
 
 def answer_usage(kept: bytes, events: int, block_size: int | None) -> Usage | None:
-    """Return the token counts in the `kept` part of an answer's body; None if there are none. Never
-    raises.
+    """Return the token counts in the `kept` part of an answer's body; None if there are none. It
+    never raises.
 
-    In a stream of `events`, the last event that has counts decides; each event is at least one
-    token, because some models send the count of each event.
+    In a stream of `events` events, the last event that has counts decides. Each event counts as at
+    least one token, because some models report only the tokens of the event itself.
     """
     if kept[:1] in (b"\x1f", b"\x78"):  # compressed, and whole, or it cannot be read
         kept = _inflated(kept)
@@ -308,7 +316,9 @@ def _inflated(body: bytes) -> bytes:
 
 
 def _told(kept: bytes) -> dict[str, Tensor]:
-    """Return the token counts by name; of a name that comes twice, the later one counts."""
+    """Return the outputs with token counts by name; of a name that occurs twice, the
+    later value.
+    """
     text = kept.decode("latin-1")  # a byte is a character; the searched words are ASCII
     first, stop = _decoded(text, 0)
     if isinstance(first, dict) and text[stop:].strip():
@@ -327,8 +337,8 @@ def _told(kept: bytes) -> dict[str, Tensor]:
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at a position, and where it ends; None if it cannot be
-    read.
+    """Return the JSON value that begins at the position `at`, and its end; the value is None if it
+    cannot be read.
     """
     try:
         return _JSON.raw_decode(text, at)
@@ -337,7 +347,7 @@ def _decoded(text: str, at: int) -> tuple[Any, int]:
 
 
 def _in_bytes(body: bytes, end: int) -> dict[str, Tensor]:
-    """Return the outputs whose data follow the JSON, which ends at `end`."""
+    """Return the outputs whose data follows the JSON, which ends at the position `end`."""
     view = memoryview(body)
     told = msgspec.json.decode(view[:end], type=InferResponse)
     return _tensors(told.outputs, view[end:], USAGE_OUTPUTS, [])

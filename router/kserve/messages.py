@@ -1,10 +1,11 @@
-"""KServe v2 over gRPC: reads messages for routing, and converts other calls to those over HTTP.
+"""Reads KServe v2 messages of gRPC for routing, and converts other gRPC calls into the same calls
+over HTTP.
 
 The messages follow triton-inference-server/common, `protobuf/grpc_service.proto`, and grpc/grpc,
 `doc/health-checking.md`. The module needs the extra `grpc`, so only code that serves or calls gRPC
-imports it. Messages of inference go to the worker unchanged; the worker judges what the router
-cannot read. Protobuf builds up to 40 bytes of one received byte, so only a bounded part of a long
-message is built, and bytes of tensors are never copied.
+imports it. Messages of inference go to the worker unchanged, and the worker decides about what the
+router cannot read. Protobuf can build 40 bytes of one received byte, so only a limited part of a
+long message is parsed, and the bytes of tensors are never copied.
 """
 
 from __future__ import annotations
@@ -143,12 +144,12 @@ _CONTENTS: Mapping[str, str] = MappingProxyType(
 
 
 class _BrokenError(ValueError):
-    """Raised for bytes that are not the expected message; the text says why."""
+    """Raised for bytes that are not the expected protobuf message; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcTarget(KserveTarget):
-    """The model that a ModelInferRequest names. Lifetime: request."""
+    """The model that a gRPC inference request names. Lifetime: request."""
 
     id: str = ""
     sequence: Sequenced | None = None
@@ -170,10 +171,8 @@ class GrpcTarget(KserveTarget):
 
 
 def target_of(message: bytes, streamed: bool = False, roles: RolesOf = usual_roles) -> GrpcTarget:
-    """Return the model that a serialized ModelInferRequest names. `streamed`: it came by
-    ModelStreamInfer.
-
-    Raises ClientError.
+    """Return the model that a serialized ModelInferRequest names. `streamed` True means that it
+    arrived by ModelStreamInfer. Raises ClientError.
     """
     try:
         head, _ = _cut(message, frozenset({_INPUTS, _OUTPUTS, _RAW}))
@@ -206,10 +205,11 @@ def _check_length(name: str, value: str, most: int) -> None:
 
 
 def infer_content(message: bytes, roles: Roles) -> Content:
-    """Return the content of a ModelInferRequest. Raises ClientError for tensors in shared memory
-    and invalid messages.
+    """Return what matters for routing in a ModelInferRequest. Raises ClientError for tensors in
+    shared memory and for invalid messages.
 
-    No worker could read an invalid message either, and some would not even answer on a stream.
+    No worker could read an invalid message either, and on a stream some workers would not even
+    answer it.
     """
     try:
         head, cut = _cut(message, frozenset({_RAW}))
@@ -253,13 +253,13 @@ def _inputs(
 
 
 def _values(parameters: Any) -> dict[str, Any]:
-    """Return a map of InferParameters as plain values."""
+    """Return the values in a map of InferParameters, by name."""
     chosen = {name: (one, one.WhichOneof("parameter_choice")) for name, one in parameters.items()}
     return {name: getattr(one, kind) for name, (one, kind) in chosen.items() if kind}
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
-    """Return the message parsed as this kind. Raises _BrokenError."""
+    """Parse `message` as this kind of protobuf message. Raises _BrokenError."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
@@ -290,8 +290,8 @@ _FIXED: Mapping[int, int] = MappingProxyType({1: 8, 5: 4})  # wire type -> bytes
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each field's tag, and the positions of its start, value and end. Raises
-    _BrokenError.
+    """Yield each field of a protobuf message as its tag and the positions of its start, value and
+    end. Raises _BrokenError.
     """
     at = 0
     while at < len(view):
@@ -314,7 +314,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Return the number at a position, and where it ends."""
+    """Return the varint at the position `at`, and the position after it."""
     number = 0
     for shift, byte in enumerate(view[at : at + 10]):
         number |= (byte & 127) << (7 * shift)
@@ -327,7 +327,7 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def stream_error(message: str, id: str = "") -> bytes:
-    """Return a stream message with the error of the request of this id."""
+    """Return a message of a gRPC stream that has the error of the request `id`."""
     answer = _Response(error_message=_sound(message))
     if id:
         answer.infer_response.id = _sound(id)
@@ -336,12 +336,12 @@ def stream_error(message: str, id: str = "") -> bytes:
 
 
 def _sound(text: str) -> str:
-    """Return the text without halves of surrogate pairs, which UTF-8 does not allow."""
+    """Return the text without halves of surrogate pairs, which cannot be encoded as UTF-8."""
     return text.encode("utf-8", "replace").decode()
 
 
 def stream_failure(message: bytes) -> str:
-    """Return the error text of a stream message; empty if there is none. Raises WorkerError for an
+    """Return the error text in a message of a stream; "" if it has none. Raises WorkerError for an
     invalid message.
     """
     failure: str = _answer(message).error_message
@@ -349,7 +349,7 @@ def stream_failure(message: bytes) -> str:
 
 
 def has_outputs(message: bytes) -> bool:
-    """Return whether an answer has any tensor. Raises WorkerError for an invalid message."""
+    """Return whether an answer has any tensors. Raises WorkerError for an invalid message."""
     answer = _answer(message).infer_response
     return bool(answer.outputs or answer.raw_output_contents)
 
@@ -365,7 +365,9 @@ def _answer(message: bytes) -> Any:
 def answer_usage(
     message: bytes, streamed: bool, events: int, block_size: int | None
 ) -> Usage | None:
-    """Return the token counts in an answer's last message, as `http.answer_usage` does."""
+    """Return the token counts in an answer's last message, by the same rules as
+    `http.answer_usage`.
+    """
     if b"num_" not in message and b"kv_cache_" not in message:
         return None
     try:
@@ -441,7 +443,9 @@ _READY: Mapping[str, str] = MappingProxyType(
 
 
 def model_of(rpc: str, message: bytes) -> tuple[str, str | None]:
-    """Return the name and version of the model that a call is about. Raises ClientError."""
+    """Return the name and the version (or None) of the model that a gRPC call names. Raises
+    ClientError.
+    """
     request = _asked(rpc, message)
     _check_length("name", request.name, MAX_KEY_CHARS)
     version: str = request.version
@@ -460,8 +464,8 @@ def _asked(rpc: str, message: bytes) -> Any:
 
 
 def asked(rpc: str, message: bytes) -> tuple[str, str, bytes]:
-    """Return the method, decoded path and body of the HTTP request that asks the same. Raises
-    ClientError.
+    """Return the method, decoded path and body of the HTTP request that is equivalent to a gRPC
+    call. Raises ClientError.
     """
     if rpc in _FIXED_PATHS:
         return *_FIXED_PATHS[rpc], b""
@@ -512,7 +516,7 @@ _BAD = (
 
 
 def _reason(status: int, body: bytes) -> str:
-    """Return the error text of an answer, in Triton's form or the router's own."""
+    """Return the error text in the body of an answer, in Triton's form or the router's own."""
     try:
         error = msgspec.json.decode(body)["error"]
         error = error["message"] if isinstance(error, dict) else error

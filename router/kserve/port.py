@@ -1,9 +1,9 @@
-"""Answers the KServe v2 requests that are not inference, for all servers as one.
+"""Answers the KServe v2 requests that are not inference, as if all servers were one.
 
 The behaviour follows triton-inference-server/server, `docs/protocol` (statistics, model
-repository). Any server of the model answers what is the same at all of them; numbers are summed.
-Requests that would change or read one host are refused. Loading and unloading of models is allowed
-if the operator enables it, and then applies to all servers.
+repository). What is the same at all servers of a model is answered by any of them; statistics are
+summed. Requests that would change or read a single host are refused. Loading and unloading of
+models is allowed if the operator enables it, and is then done at all servers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class KservePort:
-    """Serves KServe's paths; a `router.request.dialect.Dialect`. Lifetime: process."""
+    """Answers requests to KServe's paths; a `router.request.dialect.Dialect`. Lifetime: process."""
 
     def __init__(self, service: Service, tenants: Tenants, http: aiohttp.ClientSession) -> None:
         self._service = service
@@ -68,7 +68,7 @@ class KservePort:
         self._changes: set[asyncio.Task[Response]] = set()
 
     def renew(self, inputs: Mapping[str, Mapping[str, str]], loads: bool) -> None:
-        """Set the names of models' inputs, and whether keys may load models."""
+        """Set which inputs of each model have which role, and whether clients may load models."""
         self._inputs, self._loads = inputs, loads
 
     def has(self, path: str) -> bool:
@@ -82,8 +82,8 @@ class KservePort:
         return tritons_error(body, None if target is None else target.model)
 
     def roles_of(self, model: str) -> Roles:
-        """Return the roles of a model's inputs: by its servers' configurations and the operator's,
-        or else by their names.
+        """Return the roles of a model's inputs, by its servers' configurations and the operator's
+        settings, or else by the inputs' names.
         """
         known = (member.recognized for member in self._service.fleet.members.values())
         told = (one.roles[model] for one in known if one is not None and model in one.roles)
@@ -124,8 +124,8 @@ class KservePort:
         return await self._any(members, asked)
 
     def servers_of(self, model: str, request: Request) -> list[Member]:
-        """Return a model's servers that the client's key allows. Raises ClientError if there are
-        none.
+        """Return the servers of a model, if the client's key allows the model. Raises ClientError
+        if there are none.
         """
         check_model(self._tenants.key_of(request).terms, model)
         if not (members := self._members(model)):
@@ -133,7 +133,9 @@ class KservePort:
         return members
 
     def _members(self, model: str | None) -> list[Member]:
-        """Return the known servers that speak KServe; those that take requests come first."""
+        """Return the recognized servers that support KServe, for one model or all; those that
+        accept requests come first.
+        """
         found = [
             member
             for member in self._service.fleet.members.values()
@@ -145,7 +147,9 @@ class KservePort:
         return found
 
     async def _any(self, members: Sequence[Member], path: str) -> Response:
-        """Return the first good answer of a server, or else the last answer."""
+        """Ask the servers one after another, and return the first good answer, or else the last
+        answer.
+        """
         last: EngineReply | None = None
         for member in members:
             try:
@@ -174,7 +178,7 @@ class KservePort:
     async def _each(
         self, members: Iterable[Member], path: str, method: str = "GET", data: bytes | None = None
     ) -> list[Any]:
-        """Return the good answers of all servers as JSON."""
+        """Ask all servers, and return their good answers as parsed JSON."""
         few = asyncio.Semaphore(_AT_ONCE)
 
         async def one(member: Member) -> Any:
@@ -189,8 +193,8 @@ class KservePort:
         return [answer for answer in answers if isinstance(answer, dict | list)]
 
     async def _change(self, request: Request, model: str, verb: str) -> Response:
-        """Load or unload a model at all Tritons. Raises ClientError. It is completed even if its
-        client leaves.
+        """Load or unload a model at all Triton servers. Raises ClientError. The change is completed
+        even if the client leaves.
         """
         if request.method != "POST":
             raise ClientError(405, f"{request.path} takes POST, not {request.method}")
@@ -216,7 +220,7 @@ class KservePort:
     async def _changed(
         self, members: Sequence[Member], path: str, body: bytes, model: str
     ) -> Response:
-        """Return the result of a change: 200 if all servers have made it."""
+        """Return the response to a change of models: 200 if all servers have made it."""
         few = asyncio.Semaphore(_AT_ONCE)
 
         async def one(member: Member) -> tuple[int, str]:
@@ -245,7 +249,7 @@ class KservePort:
         return json_response({"error": f"{why}{more}"}, 400 if clients else 500)
 
     async def _server(self) -> dict[str, Any]:
-        """Return the server metadata that all servers have in common."""
+        """Return the server metadata, limited to what all servers have in common."""
         told = _objects(await self._each(self._members(None), PREFIX))
         lists = [one["extensions"] for one in told if isinstance(one.get("extensions"), list)]
         common = [name for name in lists[0] if all(name in one for one in lists)] if lists else []
@@ -265,8 +269,8 @@ class KservePort:
         return json_response({"model_stats": shown})
 
     async def _index(self, request: Request, terms: KeyTerms) -> Response:
-        """Return each model of any server once, if the key allows it; it is ready if it is ready at
-        one server.
+        """Return each model of all servers that the key allows, once; it is ready if one server has
+        it ready.
         """
         told = await self._each(self._members(None), request.path, "POST", request.body or b"{}")
         found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -281,7 +285,7 @@ class KservePort:
 
 
 def _reason(reply: EngineReply) -> str:
-    """Return a server's text on a call that it refused."""
+    """Return a server's error text for a call that it refused."""
     try:
         return msgspec.json.decode(reply.body, type=_TritonErrorBody).error
     except _BAD:
@@ -293,7 +297,7 @@ class _TritonErrorBody(msgspec.Struct):
 
 
 def _absent(model: str, what: str | None) -> ClientError:
-    """Return Triton's error for a model that it does not have."""
+    """Return Triton's error for an unknown model."""
     if what == "/ready":
         return ClientError(400, "Model version not ready")
     if what == "/stats":
@@ -302,7 +306,7 @@ def _absent(model: str, what: str | None) -> ClientError:
 
 
 def _is_for(terms: KeyTerms, row: Mapping[str, Any]) -> bool:
-    """Return whether a row is about a model that the key allows."""
+    """Return whether a row of statistics or of the index is about a model that the key allows."""
     name = row.get("name")
     return isinstance(name, str) and (not terms.models or terms.allows_model(name))
 
@@ -320,7 +324,7 @@ def _has(name: str, words: Iterable[str]) -> bool:
 
 
 def merged(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the statistics of several servers, summed by model and version."""
+    """Return the statistics of several servers, summed for each model and version."""
     found: dict[tuple[Any, Any], Any] = {}
     for rows in lists:
         for row in rows:
@@ -331,8 +335,8 @@ def merged(lists: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _sum(one: Any, other: Any, name: str = "", depth: int = 0) -> Any:
-    """Return the sum of two servers' values: numbers are added, and batches of one size become one
-    entry.
+    """Return the sum of two servers' statistics: numbers are added, and entries for one batch size
+    are merged.
     """
     if depth > 8:
         return one
@@ -368,5 +372,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _may_have_repository(kind: str | None) -> bool:
-    """Return whether a server may be a Triton; one that is not recognized yet may be."""
+    """Return whether a server may be a Triton, which has a model repository; a server that is not
+    recognized yet may be one.
+    """
     return kind is None or adapter_of(kind).has_repository

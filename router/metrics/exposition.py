@@ -1,4 +1,4 @@
-"""The text that Prometheus scrapes, made in a thread."""
+"""Makes the text that Prometheus scrapes, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Rows = Mapping[Any, float]  # a label's value, or a tuple of labels' values -> n
 
 
 class Families(Collector):
-    """A collector whose metric families a function makes for each scrape. Lifetime: process, or
-    scrape.
+    """A Prometheus collector that calls a function for its metric families at each scrape.
+    Lifetime: process, or scrape.
     """
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
@@ -28,25 +28,25 @@ class Families(Collector):
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """Return a counter without labels."""
+    """Return a counter family with one value and no labels; `text` is its help text."""
     return CounterMetricFamily(name, text, value=value)
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """Return a gauge without labels."""
+    """Return a gauge family with one value and no labels; `text` is its help text."""
     return GaugeMetricFamily(name, text, value=value)
 
 
 def counters(name: str, text: str, labels: str, rows: Rows) -> Metric:
-    """Return a counter with one series for each row; `labels` has the labels' names, with blanks
-    between.
+    """Return a counter family with one series for each row; `labels` has the names of the labels,
+    separated by blanks.
     """
     return _filled(CounterMetricFamily(name, text, labels=labels.split()), rows)
 
 
 def gauges(name: str, text: str, labels: str, rows: Rows) -> Metric:
-    """Return a gauge with one series for each row; `labels` has the labels' names, with blanks
-    between.
+    """Return a gauge family with one series for each row; `labels` has the names of the labels,
+    separated by blanks.
     """
     return _filled(GaugeMetricFamily(name, text, labels=labels.split()), rows)
 

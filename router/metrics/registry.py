@@ -12,7 +12,9 @@ from router.metrics.requests import RequestMetrics
 
 
 class RouterMetrics:
-    """Metrics recorded as things happen, and the collectors read at a scrape. Lifetime: process."""
+    """The router's metrics: those recorded when events happen, and those read at each scrape.
+    Lifetime: process.
+    """
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
@@ -20,7 +22,7 @@ class RouterMetrics:
         self._registry = registry
 
     def register(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """Add the metrics that another part's function returns at each scrape."""
+        """Add a function of another part that returns its metrics at each scrape."""
         self._registry.register(Families(read))
 
     def exposition(self) -> bytes:

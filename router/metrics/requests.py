@@ -43,13 +43,13 @@ class PlainHistogram(Collector):
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value into the first bucket whose bound is not below it."""
+        """Count a value in the first bucket whose upper bound is at least the value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self._sum += value
 
     def totals(self) -> tuple[tuple[int, ...], float]:
-        """Return the number of values in each bucket alone, the last without a bound; and their
-        sum.
+        """Return the number of values in each bucket, not cumulative, the unbounded bucket last;
+        and the sum of all values.
         """
         return tuple(self._counts), self._sum
 
@@ -64,9 +64,8 @@ class PlainHistogram(Collector):
 
 
 class RequestMetrics(Collector):
-    """Counts the outcomes of requests and of their attempts.
-
-    Lifetime: process; a worker's counts leave with it.
+    """Counts the outcomes of requests and of their attempts at workers. Lifetime: process; a
+    worker's counts are dropped when it leaves.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -102,7 +101,7 @@ class RequestMetrics(Collector):
         registry.register(self)
 
     def faulty(self, status: int) -> None:
-        """Count an error by the status of its answer: 500 is the router's fault, all else the
+        """Count an answered error by its status: 500 is the router's fault, all others the
         client's.
         """
         if status == _OURS:
@@ -111,7 +110,7 @@ class RequestMetrics(Collector):
             self.client_errors[str(status)] += 1
 
     def prefilled(self, worker_id: int, outcome: Outcome, now_s: float) -> None:
-        """Count a prefill leg that ended well; the client has not received anything yet."""
+        """Count a prefill step at a worker that ended well; the client has received nothing yet."""
         self._prefill.observe(max(now_s - outcome.started_s, 0.0))
         if (replies := self.replies.get(worker_id)) is None:
             replies = self.replies[worker_id] = Counted()
