@@ -1,10 +1,12 @@
-"""`python -m engine`, the same as `warmroute-engine`."""
+"""Runs `warmroute-engine` as `python -m engine`."""
 
 import sys
 
 
 def main() -> int:
-    """Run the program; without a native build it refuses to start."""
+    """Run the program and return its exit code; if the native library was not built, refuse to
+    start.
+    """
     try:
         import kvkernels  # noqa: F401
     except ImportError as error:

@@ -28,7 +28,9 @@ MAX_DURATION_MS = 2_592_000_000  # thirty days
 
 
 class Worth(NamedTuple):
-    """The worth of one block; if two requests share it, the larger tuple counts."""
+    """How long a cached block should be kept: its priority, and for how long that priority counts.
+    If two requests share the block, the larger tuple counts.
+    """
 
     priority: int  # 0..100; the lowest goes first
     duration_s: float = inf  # of lying idle, after which it is worth as much as others
@@ -42,7 +44,9 @@ class InvalidRetention(ValueError):  # noqa: N818 - an answer to a client
 
 
 def _worth(priority: int, duration_ms: float | None, where: str) -> Worth:
-    """Return the worth of a priority and a duration. Raises InvalidRetention."""
+    """Return the worth of a block with this priority for this duration. `where` names the field in
+    the text of an error. Raises InvalidRetention if a value is out of range.
+    """
     if not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRetention(f"{where} must be 0..{MAX_PRIORITY}, got {priority}")
     if duration_ms is None:
@@ -57,8 +61,8 @@ def _worth(priority: int, duration_ms: float | None, where: str) -> Worth:
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """Prompt tokens from `start` on, before `end` (None: to the prompt's end). Lifetime:
-    request.
+    """A range of a prompt's tokens, from `start` on and before `end` (None: to the prompt's end),
+    whose blocks get a worth. Lifetime: request.
     """
 
     start: int
@@ -69,7 +73,9 @@ class TokenRange:
     def of(
         cls, start: int, end: int | None, priority: int, duration_ms: float | None
     ) -> TokenRange:
-        """Return a checked range. Raises InvalidRetention."""
+        """Return a range of tokens after checking its values. Raises InvalidRetention if a value is
+        invalid.
+        """
         if start < 0 or (end is not None and end <= start):
             raise InvalidRetention(
                 f"token_start must be 0 or more and below token_end, got {start} and {end}"
@@ -79,10 +85,8 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The worth that a request gives all its blocks; `decode`: that of the blocks of its answer.
-    Lifetime: request.
-
-    `ranges` are in order, without overlap.
+    """The worths that a request gives to its blocks: those of its prompt by `ranges`, and those of
+    its answer by `decode`. `ranges` are in order, without overlap. Lifetime: request.
     """
 
     ranges: tuple[TokenRange, ...] = ()
@@ -95,8 +99,8 @@ class Retention:
         decode_priority: int = DEFAULT_PRIORITY,
         decode_duration_ms: float | None = None,
     ) -> Retention:
-        """Return a checked retention. Raises InvalidRetention for ranges that overlap, too many
-        ranges, or a priority out of range.
+        """Return a retention after checking its values. Raises InvalidRetention for ranges that
+        overlap, too many ranges, or a priority out of range.
         """
         if len(ranges) > MAX_RANGES:
             raise InvalidRetention(f"{len(ranges)} token ranges; at most {MAX_RANGES}")
@@ -111,7 +115,7 @@ class Retention:
         return cls(tuple(ordered), decode)
 
     def worths(self, start: int, stop: int, block_size: int, prompt_tokens: int) -> list[Worth]:
-        """Return the worth of the blocks `start`..`stop` of a request."""
+        """Return the worth of each block of a request from number `start` on and before `stop`."""
         return [self._of_token(at * block_size, prompt_tokens) for at in range(start, stop)]
 
     def _of_token(self, token: int, prompt_tokens: int) -> Worth:
@@ -131,10 +135,10 @@ PoolTier = Literal["gpu", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Consecutive blocks became visible. `tokens` is int32[len(block_hashes) * block_size].
-
-    Blocks that are stored in the host while the GPU still has them come without tokens, and not in
-    a row. `group`: 0 is full attention, the others are counted from 1; None if there is only one.
+    """Event: consecutive blocks became visible to requests. `tokens` is int32[len(block_hashes) *
+    block_size]. Blocks that are stored in host memory while the GPU still has them come without
+    tokens, and need not be consecutive. `group` is 0 for full attention and counts up from 1 for
+    the model's other cache groups; None if the model has only one group.
     """
 
     block_hashes: list[int]
@@ -146,7 +150,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks were evicted from a tier, in this order (children before parents)."""
+    """Event: blocks were evicted from a tier, in this order (children before parents)."""
 
     block_hashes: list[int]
     tier: PoolTier = "gpu"
@@ -155,7 +159,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """No block that was computed so far is visible any more."""
+    """Event: the cache was cleared, and no block that was computed so far is visible any more."""
 
 
 PoolEvent = Stored | Removed | Cleared
@@ -218,13 +222,13 @@ class IdleBlocks:
         yield from self._kept
 
     def stamp(self) -> int:
-        """Return a stamp for a use that is later than all before."""
+        """Return the stamp of a use that is later than all uses before it."""
         self._stamp += 1
         return self._stamp
 
     def goes_before(self, stamp: int) -> bool:
-        """Return whether an idle block would be evicted before a block of that stamp and default
-        worth.
+        """Return whether some idle block would be evicted before a block with that stamp and the
+        default worth.
         """
         leaf = self._first_leaf() if self._kept else None
         firsts = [leaf] if leaf is not None else []
@@ -234,7 +238,7 @@ class IdleBlocks:
 
     @property
     def has_worths(self) -> bool:
-        """True if a visible block has another worth than the default."""
+        """True if some visible block has another worth than the default."""
         return bool(self._worth)
 
     def worth(self, block: int) -> Worth:
@@ -248,9 +252,8 @@ class IdleBlocks:
             self._children[parent] += 1
 
     def rate(self, block: int, worth: Worth, is_fresh: bool) -> None:
-        """Set the worth that a holder gives a visible `block`.
-
-        A fresh block gets that worth; a block that others used, too, keeps the larger worth.
+        """Set the worth that a request gives to a visible `block`. A fresh block gets this worth; a
+        block that other requests used, too, keeps the larger worth.
         """
         best = worth if is_fresh else max(worth, self.worth(block))
         if best == STANDARD:
@@ -293,7 +296,7 @@ class IdleBlocks:
         return block
 
     def forget(self, block: int) -> None:
-        """Forget a block that is not visible any more and has no children."""
+        """Forget a block that is no longer visible and has no children."""
         self._worth.pop(block, None)
         self._marked.discard(block)
         parent = self._parent[block]
@@ -356,12 +359,11 @@ class HostBlock(NamedTuple):
 
 
 class HostTier:
-    """Blocks that the GPU evicted, kept in host memory; lifetime: worker.
-
-    There are at most `blocks`; beyond that, the block that was stored or loaded longest ago is
-    dropped. Children come before their parents and are loaded with them, so the parent of each
-    block is here or on the GPU. Blocks that are being loaded are pinned. Each block has an id,
-    0..blocks-1, which is its place in host memory.
+    """The blocks that the GPU evicted and that are kept in host memory; lifetime: worker. There are
+    at most `blocks` of them; beyond that, the block that was stored or loaded longest ago is
+    dropped. Children are stored before their parents and are loaded with them, so the parent of
+    each block is in host memory or on the GPU. Blocks that are being loaded are pinned. Each block
+    has an id, 0..blocks-1, which is its place in host memory.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -381,10 +383,9 @@ class HostTier:
         return block_hash in self._held
 
     def hit(self, chain: Sequence[int], start: int, limit: int) -> int:
-        """Return how many blocks of `chain`, from `start` on and before `limit`, are here. O(log
-        n).
-
-        The GPU has the blocks before `start`, and not the one at `start`.
+        """Return how many consecutive blocks of `chain`, from `start` on and before `limit`, are in
+        host memory. O(log n). The caller knows that the GPU has the blocks before `start`, and not
+        the one at `start`.
         """
         stop = min(len(chain), limit)
         if start >= stop or not self._held:
@@ -393,17 +394,23 @@ class HostTier:
         return bisect_left(depths, True, key=lambda depth: chain[depth] not in held)
 
     def ids(self, hashes: Sequence[int]) -> list[int]:
-        """Return the ids of these blocks. Raises KeyError for one that is not here."""
+        """Return the ids of these blocks in host memory. Raises KeyError for a block that is not
+        there.
+        """
         return [self._ids[block_hash] for block_hash in hashes]
 
     def pin(self, hashes: Sequence[int]) -> None:
-        """Pin consecutive blocks that are being loaded; they are also the last to be dropped."""
+        """Pin consecutive blocks that are being loaded, and mark them as used last, so that they
+        are dropped last.
+        """
         for block_hash in reversed(hashes):
             self._held.move_to_end(block_hash)
             self._pins[block_hash] = self._pins.get(block_hash, 0) + 1
 
     def unpin(self, hashes: Sequence[int]) -> None:
-        """Unpin the blocks of a load that has ended; no `clear` came since it began."""
+        """Unpin the blocks of a load that has ended. Do not call it if `clear` was called since the
+        load began.
+        """
         for block_hash in hashes:
             left = self._pins[block_hash] - 1
             if left:
@@ -412,8 +419,8 @@ class HostTier:
                 del self._pins[block_hash]
 
     def keep(self, evicted: Sequence[tuple[int, HostBlock]]) -> tuple[list[int], list[int]]:
-        """Store blocks that leave the GPU, children before parents; return hashes that are new
-        here, and those dropped for them.
+        """Store blocks that the GPU evicts, children before parents. Return the hashes that host
+        memory did not have before, and the hashes of the blocks that were dropped to make room.
         """
         held = self._held
         fresh: dict[int, None] = {}
@@ -436,12 +443,14 @@ class HostTier:
         return left, lost
 
     def clear(self) -> None:
-        """Forget everything, with all pins."""
+        """Forget all blocks in host memory and all pins."""
         for part in (self._held, self._ids, self._free, self._pins):
             part.clear()
 
     def snapshot(self) -> list[Stored]:
-        """Return the contents as events, parents before children if both are here."""
+        """Return the blocks in host memory as events, with parents before children if both are in
+        host memory.
+        """
         return [
             Stored([block_hash], block.parent_hash, block.tokens, "host")
             for block_hash, block in reversed(self._held.items())
@@ -537,10 +546,8 @@ class BlockPool:
         return hit if self.groups is None else self.groups.longest(chain, hit)
 
     def keep_end(self, chain: Sequence[int], end: int, tokens: Tokens) -> None:
-        """Keep the windows and states after the first `end` blocks of `chain`, all visible, if
-        there is room.
-
-        `tokens`: those of these blocks, from the first on.
+        """Store the windows and states after the first `end` blocks of `chain`, all of which are
+        visible, if there is room. `tokens` are the tokens of these blocks, from the first block on.
         """
         if self.groups is None:
             return
@@ -571,8 +578,8 @@ class BlockPool:
             self._note(stored, stop - start)
 
     def touch_end(self, chain: Sequence[int], end: int) -> list[tuple[int, int]]:
-        """Mark the windows and states after the first `end` blocks of `chain` as used now; return
-        the missing ones as (group, position in the chain).
+        """Mark the windows and states after the first `end` blocks of `chain` as used now. Return
+        the ones that are not cached as pairs of a group and a position in the chain.
         """
         return [] if self.groups is None else self.groups.touch(chain, end, self._idle.stamp())
 
@@ -638,14 +645,13 @@ class BlockPool:
         tokens: Tokens,
         worths: Sequence[Worth] | None = None,
     ) -> list[int]:
-        """Make computed private blocks visible; returns the ids to hold from now on.
-
-        `ids` are consecutive blocks of one chain whose earlier blocks the caller holds,
-        `hashes` their chain hashes, `tokens` int32[len(ids) * block_size]. Where another block
-        is already visible under the same hash, the caller's own is freed and it holds the
-        visible one instead: the memory is shared, and the prefix stays held without a gap.
-        `worths` are those of `acquire`.
-        Raises ValueError when the parent is not visible or a block is not private.
+        """Make computed private blocks visible to other requests, and return the ids to hold from
+        now on. `ids` are consecutive blocks of one chain whose earlier blocks the caller holds,
+        `hashes` are their chain hashes, and `tokens` is int32[len(ids) * block_size]. If another
+        block is already visible under the same hash, the caller's own block is freed and the caller
+        holds the visible one instead: the memory is shared, and the prefix stays held without a
+        gap. `worths` has the worth of each block as in `acquire`. Raises ValueError if the parent
+        is not visible or a block is not private.
         """
         if parent_hash is not None and parent_hash not in self._by_hash:
             raise ValueError(f"parent {parent_hash:#018x} of the published blocks is not visible")
@@ -675,7 +681,7 @@ class BlockPool:
         return held
 
     def release(self, ids: Sequence[int]) -> None:
-        """Release one chain's blocks, given with the first block first."""
+        """Release the blocks of one chain, which are listed from the first block to the last."""
         references = self._references
         for block in reversed(ids):
             left = references[block] - 1
@@ -689,7 +695,9 @@ class BlockPool:
                     self._idle.add(block)
 
     def clear(self) -> None:
-        """Forget every visible block. Held ones become private and never visible again."""
+        """Make every visible block invisible. Blocks that a request holds become private and never
+        become visible again.
+        """
         for block in self._by_hash.values():
             self._hash[block] = self._parent[block] = None
         self._by_hash.clear()
@@ -707,8 +715,8 @@ class BlockPool:
         self._idle.advance(now_s)
 
     def chain_to(self, block_hash: int) -> list[int]:
-        """Return the chain hashes from a prompt's first block to this visible one. Raises
-        KeyError.
+        """Return the chain hashes from a prompt's first block to the visible block `block_hash`.
+        Raises KeyError if that block is not visible.
         """
         block = self._by_hash[block_hash]
         chain = [block_hash]
@@ -722,9 +730,9 @@ class BlockPool:
         return self._changes.drain()
 
     def take_saves(self) -> tuple[list[int], list[int]]:
-        """Return the blocks that the host has got since the last call, and their ids there.
-
-        A runner with real contents copies them before anything writes the blocks again.
+        """Return the blocks that were stored in host memory since the last call, and their ids in
+        host memory. A runner with real contents copies them before anything writes to the blocks
+        again.
         """
         saves, self._saves = self._saves, {}
         return list(saves.values()), list(saves)
@@ -744,7 +752,7 @@ class BlockPool:
         return [self._stored(run) for run in runs] + self._kept() + self.host.snapshot()
 
     def _kept(self) -> list[Stored]:
-        """Return the windows and states as events."""
+        """Return the cached windows and states as events."""
         return self._empty_groups() + [
             Stored([block_hash], kept.parent_hash, self._tokens[kept.block_ids[0]], group=number)
             for (number, block_hash), kept in self.groups or ()

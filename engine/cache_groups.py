@@ -23,8 +23,8 @@ _FORM = re.compile(r"(?:window:(?P<window>\d{1,9})|state)(?:\*(?P<cost>\d{1,6}))
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that need only a part of a prompt. One block of theirs takes `cost` blocks of the
-    pool.
+    """Layers of one kind that need only a part of a prompt to continue after it. One block of such
+    layers takes `cost` blocks of the pool.
     """
 
     kind: Literal["window", "state"]
@@ -38,7 +38,9 @@ class CacheGroup:
             raise ValueError(f"a group's block must take 1..{MAX_COST} blocks, got {self.cost}")
 
     def needed(self, end: int, block_size: int) -> int:
-        """Return how many of its last blocks a prefix of `end` blocks needs in this group."""
+        """Return how many blocks at the end of a prefix of `end` blocks this group needs to
+        continue after it.
+        """
         if self.kind == "state":
             return min(1, end)
         return min(end, -(-(self.window - 1) // block_size))
@@ -146,7 +148,7 @@ class GroupBlocks:
         return missing
 
     def cost(self, missing: Sequence[tuple[int, int]]) -> int:
-        """Return how many blocks of the pool these take."""
+        """Return how many blocks of the pool the missing windows and states take."""
         return sum(self.groups[number - 1].cost for number, _ in missing)
 
     def _tail(self, end: int) -> Iterator[tuple[int, int]]:
@@ -157,7 +159,7 @@ class GroupBlocks:
                 yield number, at
 
     def keep(self, place: Place, kept: Kept) -> None:
-        """Add a block that was missing."""
+        """Record a block of a window, or a state, that was not cached before."""
         self._kept[place] = kept
         self.blocks += len(kept.block_ids)
 
@@ -173,7 +175,7 @@ class GroupBlocks:
         return place, kept
 
     def clear(self) -> list[int]:
-        """Forget all, and return the blocks of the pool that they took."""
+        """Forget all windows and states, and return the ids of the pool's blocks that they took."""
         ids = [block for kept in self._kept.values() for block in kept.block_ids]
         self._kept.clear()
         self.blocks = 0

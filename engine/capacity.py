@@ -1,7 +1,6 @@
-"""Computes how many KV blocks fit beside a model, for one worker or for several on one device.
-
-Names of settings are those of TensorRT-LLM's backend for Triton: `kv_cache_free_gpu_mem_fraction`
-is the share of the memory that weights and activations leave.
+"""Computes how many KV blocks fit beside a model, for one worker or for several on one device. The
+settings have the names of TensorRT-LLM's backend for Triton: `kv_cache_free_gpu_mem_fraction` is
+the share of the memory that weights and activations leave.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ MAX_BLOCKS = 1 << 31
 
 
 class CapacityError(Exception):
-    """Raised if not one request fits; the message has what is there, what is needed, and which
-    setting helps.
+    """Raised if not even one request fits; the message says how much memory there is, how much is
+    needed, and which setting helps.
     """
 
 
@@ -35,12 +34,12 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits that the operator sets. Lifetime: process. Raises ValueError with the setting.
-
-    `host_kv_tokens`: evicted KV that is kept in host memory, cut to full blocks.
-    `expected_input_tokens`, `expected_output_tokens`: the request that the report counts in.
-    `max_model_tokens`: longest prompt and output together; `must_fit`: the operator asked for it,
-    so a cache that cannot hold one such request is an error.
+    """The limits that the operator sets. Lifetime: process. Raises ValueError, which names the
+    setting, for a wrong value. `host_kv_tokens` is the number of tokens whose evicted KV is kept in
+    host memory, rounded down to full blocks. The report counts in requests of
+    `expected_input_tokens` and `expected_output_tokens`. `max_model_tokens` is the greatest length
+    of prompt and output together; if `must_fit` is set, the operator asked for that length, so a
+    cache that cannot hold one such request is an error.
     """
 
     block_size: int = 16
@@ -123,7 +122,7 @@ class Capacity:
         )
 
     def report(self) -> str:
-        """Return what fits, for people: one line, and a table of the memory."""
+        """Return a report of what fits, for people: one line, and a table of the memory."""
         rows = self.parts() | {"all": self.memory_bytes}
         table = "\n".join(f"  {name:<12}{readable(count):>12}" for name, count in rows.items())
         return f"{self.summary()}\n{table}"
@@ -140,7 +139,7 @@ class Capacity:
         return {name: count for name, count in rows.items() if count or name != "evicted KV"}
 
     def summary(self) -> str:
-        """Return what fits, in one line."""
+        """Return one line that says what fits."""
         return (
             f"{self.blocks:,} blocks = {self.tokens:,} tokens = {self.requests:,} requests at "
             f"({self.input_tokens}, {self.output_tokens}); limited by {self.limited_by}"
@@ -148,10 +147,9 @@ class Capacity:
 
 
 def fit(memory_bytes: int, footprint: Footprint, limits: Limits) -> Capacity:
-    """Return what fits into `memory_bytes`, the memory that this instance may use, with its
-    weights.
-
-    Raises CapacityError if not one request of the expected shape fits.
+    """Return how many KV blocks and requests fit into `memory_bytes`, the memory that this instance
+    may use for weights and KV together. Raises CapacityError if not one request of the expected
+    shape fits.
     """
     activation_bytes = (
         footprint.activation_bytes_per_token * limits.max_num_tokens
@@ -192,8 +190,8 @@ def fit(memory_bytes: int, footprint: Footprint, limits: Limits) -> Capacity:
 
 
 def _shape(limits: Limits) -> tuple[int, int]:
-    """Return the tokens of the request to count in; one that exceeds the model's limit is cut, and
-    its output is kept first.
+    """Return the input and output tokens of the request that the report counts in. If it exceeds
+    the model's limit, it is shortened, and its output is kept rather than its input.
     """
     longest = limits.max_model_tokens
     output_tokens = min(limits.expected_output_tokens, longest - 1)
@@ -259,7 +257,9 @@ CONTEXT_BYTES = 512 << 20
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The output of `serve --measure`. Lifetime: start of a process."""
+    """The memory of a device and the needs of one instance, as `serve --measure` prints them.
+    Lifetime: start of a process.
+    """
 
     memory_bytes: int  # that may be taken on the device
     footprint: Footprint
@@ -269,7 +269,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Equal shares of one device. Lifetime: process."""
+    """The equal shares of one device that several instances get. Lifetime: process."""
 
     instances: int
     device: str
@@ -279,7 +279,9 @@ class Shares:
     most: int  # instances that would fit, MAX_INSTANCES at most
 
     def report(self) -> str:
-        """Return what fits, for people: a table of the memory, and what each instance can do."""
+        """Return a report of the shares for people: a table of the memory, and what each instance
+        can do.
+        """
         one = self.capacity
         rows = one.parts() | {"share": self.each_bytes}
         table = "\n".join(
@@ -295,9 +297,9 @@ class Shares:
 
 
 def share_out(measured: Measured, instances: int, memory_bytes: int | None = None) -> Shares:
-    """Return equal shares for so many instances, of `memory_bytes` or of all measured memory.
-
-    Raises CapacityError if a share is too small for one request; it says how many would fit.
+    """Return equal shares of `memory_bytes`, or of all measured memory, for this many instances.
+    Raises CapacityError if a share is too small for one request; the message says how many
+    instances would fit.
     """
     if memory_bytes is None:
         memory_bytes = measured.memory_bytes
@@ -332,8 +334,8 @@ def _share_bytes(measured: Measured, instances: int, memory_bytes: int) -> int:
 
 
 def _most(measured: Measured, memory_bytes: int, limit: int) -> int:
-    """Return the most instances that fit, at most `limit`. With more instances, none has more
-    memory.
+    """Return the greatest number of instances that fit, at most `limit`. More instances never leave
+    more memory for one of them.
     """
     for instances in range(1, limit + 1):
         try:

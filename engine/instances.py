@@ -27,7 +27,7 @@ MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The ports of one instance; 0: the system chooses. Lifetime: until the first
+    """The ports of one instance; the system chooses a port that is 0. Lifetime: until the first
     instance serves.
     """
 
@@ -42,10 +42,9 @@ class Addresses:
         return [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
 
     def settled(self, ready: str) -> Addresses:
-        """Return the ports that the system chose, by the ready line, so that a restarted instance
-        has the same.
-
-        Raises ValueError for a line without them.
+        """Return the ports that the system chose, as the instance's ready line `ready` names them,
+        so that a restarted instance gets the same ports. Raises ValueError for a line without
+        ports.
         """
         found = re.match(
             r"ready https?://\S+:(\d+) .*\bevents=tcp://\S+:(\d+) replay=tcp://\S+:(\d+)\b", ready
@@ -78,9 +77,8 @@ LINE_BYTES = 1 << 16  # of an instance's output; a longer line is cut
 
 
 class Instance:
-    """A process that serves. Lifetime: that process.
-
-    It ends when this process does: each holds one end of a pipe.
+    """The process of one `serve` command. Lifetime: that process. The process ends when the
+    supervisor ends, because each of them holds one end of a pipe.
     """
 
     def __init__(self) -> None:
@@ -88,7 +86,9 @@ class Instance:
         self._lifeline = -1
 
     async def start(self, arguments: Sequence[str]) -> None:
-        """Start `serve` with these arguments. Raises OSError."""
+        """Start the process `serve` with these arguments. Raises OSError if it cannot be
+        started.
+        """
         its, self._lifeline = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -109,12 +109,14 @@ class Instance:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The id of the process."""
         assert self._process is not None
         return self._process.pid
 
     async def ready_line(self) -> str | None:
-        """Return the line that it prints once it serves; None if it ended before."""
+        """Return the line that the process prints once it serves, or None if the process ends
+        before.
+        """
         assert self._process is not None
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
@@ -123,7 +125,9 @@ class Instance:
         return None
 
     async def wait(self) -> int:
-        """Wait until it has ended, and return its exit status; -N for signal N."""
+        """Wait until the process has ended, and return its exit status, which is -N after
+        signal N.
+        """
         assert self._process is not None
         try:
             return await self._process.wait()
@@ -133,19 +137,23 @@ class Instance:
                 self._lifeline = -1
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; do nothing if it has ended."""
+        """Send the process a signal; do nothing if it has ended."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """Return the command of `serve`, which imports no modules from the current folder."""
+    """Return the command line of `serve`, in a form in which Python imports no modules from the
+    current folder.
+    """
     return [sys.executable, "-P", "-m", "engine", "serve", *arguments]
 
 
 def end_with(lifeline: int) -> None:
-    """In an instance: stop as by SIGTERM when the supervisor is gone, whatever ended it."""
+    """Stop this instance, as SIGTERM would, when the supervisor is gone for whatever reason.
+    `lifeline` is the instance's end of the pipe.
+    """
 
     def watch() -> None:
         with suppress(OSError):
@@ -169,11 +177,10 @@ def supervise(
     memory_bytes: int | None,
     grace_s: float,
 ) -> int:
-    """Run until SIGTERM or SIGINT; return the exit code: 0, or that of an instance that cannot
-    start.
-
-    `arguments` are those of one `serve`; `memory_bytes` is for all, None: all that there is. Raises
-    CapacityError if a share is too small for one request, OSError if no process starts.
+    """Run instances until SIGTERM or SIGINT; return the exit code: 0, or that of an instance that
+    cannot start. `arguments` are the arguments of one `serve`; `memory_bytes` is the memory for all
+    instances together, and None means all memory of the device. Raises CapacityError if a share is
+    too small for one request, OSError if no process starts.
     """
     return asyncio.run(Supervisor(arguments, addresses, memory_bytes, grace_s).run())
 
@@ -197,7 +204,7 @@ class Supervisor:
         self._failed = 0  # exit code of an instance that never served
 
     async def run(self) -> int:
-        """Run until a signal; return the exit code."""
+        """Run the instances until a signal comes; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -223,7 +230,7 @@ class Supervisor:
         return self._failed
 
     async def _measured(self, stopping: asyncio.Task[bool]) -> Measured | int:
-        """Return what an instance needs, or an exit code if the measuring process could
+        """Return the measured needs of an instance, or an exit code if the measuring process could
         not start.
         """
         process = await asyncio.create_subprocess_exec(
@@ -243,7 +250,7 @@ class Supervisor:
         return msgspec.json.decode(output, type=Measured)
 
     async def _keep(self, number: int) -> None:
-        """Keep an instance running at its addresses; return if it cannot start at all."""
+        """Keep one instance running at its ports; return if it cannot start at all."""
         back_off = BackOff(asyncio.get_running_loop().time)
         served = False
         while not self._stop.is_set():
@@ -294,7 +301,9 @@ class Supervisor:
 
 
 class BackOff:
-    """The pause before an ended instance is started again. Lifetime: addresses."""
+    """The pause before an ended instance is started again. Lifetime: as long as the instance's
+    ports are used.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -302,7 +311,9 @@ class BackOff:
         self._since_s = clock()
 
     def next_s(self) -> float:
-        """Return the pause: 0 after long service; else twice the last pause."""
+        """Return the pause in seconds: 0 if the instance had served for long, else twice the last
+        pause.
+        """
         if self._clock() - self._since_s > PROVEN_S:
             self._wait_s = 0.0
         wait_s, self._wait_s = self._wait_s, min(max(2 * self._wait_s, BACK_OFF_S), BACK_OFF_MAX_S)

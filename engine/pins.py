@@ -1,13 +1,10 @@
-"""Holders of blocks besides the requests: pins and exports.
-
-A prefix that an operator pins stays in the cache until its time is over. A pin names the prefix by
-its chain; blocks that are not in the cache yet are held as soon as a request has computed them. The
-limit counts all pinned blocks, cached or not, so a pinned block never has to give way.
-
-An export is KV that another worker may read: the prompt of an ended request, held under a lease. It
-ends when its reader says so or when its lease is over, whichever is first; its blocks then stay in
-the prefix cache. A read is valid if the same generation was still held when the reading ended:
-`Exports.is_held`.
+"""Holders of blocks besides the requests: pins and exports. A prefix that an operator pins stays in
+the cache until its time is over. A pin names the prefix by its chain; blocks that are not in the
+cache yet are held as soon as a request has computed them. The limit counts all pinned blocks,
+cached or not, so a pinned block never has to be evicted. An export is KV that another worker may
+read: the prompt of an ended request, held under a lease. The export ends when its reader says so or
+when its lease is over, whichever comes first; its blocks then stay in the prefix cache. A read is
+valid if the same generation of the export was still held when the reading ended: `Exports.is_held`.
 """
 
 from __future__ import annotations
@@ -64,7 +61,9 @@ class Pins:
 
     @property
     def spared_tokens(self) -> int:
-        """The KV tokens that are left for requests, whatever is pinned."""
+        """The number of KV tokens that remain for requests even if as many blocks are pinned as
+        allowed.
+        """
         return (self._pool.blocks - self.max_blocks) * self._pool.block_size
 
     @property
@@ -78,7 +77,9 @@ class Pins:
         return len({block for pin in self._pins.values() for block in pin.block_ids})
 
     def chain_to(self, block_hash: int) -> list[int]:
-        """Return the chain that ends with a pinned or cached block. Raises PinRefused."""
+        """Return the chain that ends with this pinned or cached block. Raises PinRefused for any
+        other block.
+        """
         pin = self._pins.get(block_hash)
         if pin is not None:
             return list(pin.chain)
@@ -89,8 +90,9 @@ class Pins:
             raise PinRefused("not_cached", message) from None
 
     def pin(self, chain: Sequence[int], until_s: float) -> Pin:
-        """Keep the blocks of `chain`, which begins with a prompt's first block, until `until_s`. If
-        the prefix is pinned already, its end is set to `until_s`. Raises PinRefused.
+        """Keep the blocks of `chain`, which begins with a prompt's first block, in the cache until
+        `until_s`. If the prefix is pinned already, its end is set to `until_s`. Raises PinRefused
+        if the prefix cannot be pinned.
         """
         if not self.max_blocks:
             message = "this worker pins nothing: start it with --pinned-share above 0"
@@ -117,9 +119,9 @@ class Pins:
         return True
 
     def advance(self, now_s: float) -> None:
-        """Advance the time to `now_s`: pins whose time is over end, and so do worths of blocks in
-        the pool. Pinned blocks that became visible since the last call are held, so call this
-        before anything can be evicted.
+        """Advance the time to `now_s`: end the pins whose time is over, and the worths of blocks in
+        the pool whose time is over. Pinned blocks that became visible since the last call are held,
+        so call this before anything can be evicted.
         """
         self._pool.advance(now_s)
         for pin in self.all:
@@ -172,9 +174,7 @@ class Export:
 
 
 class Exports:
-    """Holds blocks of `pool` for other workers, those of at most `most` prompts.
-    Lifetime: worker.
-    """
+    """Holds the blocks of at most `most` prompts in `pool` for other workers. Lifetime: worker."""
 
     def __init__(self, pool: BlockPool, lease_s: float, most: int) -> None:
         self.lease_s = lease_s
@@ -222,9 +222,7 @@ class Exports:
         return export
 
     def keep(self, export: Export, block_ids: Sequence[int], now_s: float) -> None:
-        """Hold the blocks of the export's whole computed prompt, in addition to the request, which
-        ends.
-        """
+        """Hold the blocks of the export's whole computed prompt beyond the end of its request."""
         if not self.is_held(export):
             return
         self._pool.hold(block_ids)
@@ -242,17 +240,17 @@ class Exports:
         return next((one for one in self._held.values() if one.name == name), None)
 
     def is_held(self, export: Export) -> bool:
-        """Return whether the export has held its blocks all the time until now."""
+        """Return whether the export has held its blocks without a break until now."""
         return self._held.get(export.generation) is export
 
     def extend(self, export: Export, now_s: float) -> None:
-        """Extend the lease of an export whose reader is alive, to at least EXTENSION of a lease
-        from now.
+        """Extend the lease of an export whose reader is alive, so that it ends EXTENSION of a lease
+        from now or later.
         """
         export.until_s = max(export.until_s, now_s + self.lease_s * EXTENSION)  # or infinity
 
     def release(self, export: Export) -> bool:
-        """Give the export's blocks back. Return False if that was done before."""
+        """Release the export's blocks. Return False if they were released before."""
         if not self.is_held(export):
             return False
         del self._held[export.generation]
@@ -261,7 +259,7 @@ class Exports:
         return True
 
     def advance(self, now_s: float) -> None:
-        """Advance the time to `now_s`: exports whose leases are over end."""
+        """Advance the time to `now_s`, and end the exports whose leases are over."""
         for export in [one for one in self._held.values() if one.until_s <= now_s]:
             self.release(export)
             self.expired_total += 1

@@ -38,7 +38,7 @@ class Profile:
 
 def gpus_of(name: str) -> int:
     """Return the number of GPUs of one worker: N if the profile's name has a part `tpN` or `epN`,
-    as in qwen3-32b-h100-tp2; else 1.
+    as qwen3-32b-h100-tp2 has, else 1.
     """
     parts = re.split(r"[-_.]", PurePath(name).name.lower())
     degrees = [int(part[2:]) for part in parts if re.fullmatch(r"[te]p[1-9]\d{0,3}", part)]
@@ -46,8 +46,8 @@ def gpus_of(name: str) -> int:
 
 
 def read_profile(path: Path) -> Profile:
-    """Return the profile in the file `path` (JSON, as `write_profile` writes it). Raises
-    ValueError, which names the field, for a file that cannot be read or holds something else.
+    """Return the profile in the JSON file `path`, which has the form that `write_profile` writes.
+    Raises ValueError, which names the field, for a file that cannot be read or is invalid.
     """
     try:
         with path.open("rb") as file:
@@ -66,12 +66,14 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
-    """Write `profiles` to `path`, in the format of the built-in ones. Raises OSError."""
+    """Write `profiles` to `path` in the format of the built-in profiles. Raises OSError if that
+    fails.
+    """
     path.write_bytes(msgspec.json.format(msgspec.json.encode(profiles), indent=1) + b"\n")
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write `profile` to `path`. Raises OSError."""
+    """Write `profile` to `path`. Raises OSError if that fails."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
 
 

@@ -1,5 +1,5 @@
-"""Commands that write files: `make-tiny DIR`, a checkpoint to try the engine with, without a
-download, and `calibrate-kernels DIR`, what kernel plans cost on this device.
+"""The commands that write files: `make-tiny DIR` writes a small checkpoint to try the engine with,
+without a download, and `calibrate-kernels DIR` measures what kernel plans cost on this device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ by predictions, and all steps by our kernels.
 
 
 def calibrate_kernels(arguments: Sequence[str]) -> int:
-    """Run the program, and return its exit code: 0 written, 1 not written, 2 bad flags."""
+    """Run `calibrate-kernels`, and return its exit code: 0 if the file was written, 1 if not, 2 for
+    bad flags.
+    """
     parser = argparse.ArgumentParser("warmroute-engine calibrate-kernels", description=DESCRIPTION)
     parser.add_argument("model", type=Path, metavar="DIR", help="folder with the model")
     parser.add_argument(
@@ -42,7 +44,9 @@ def calibrate_kernels(arguments: Sequence[str]) -> int:
 
 
 def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
-    """Measure and write the file. Raises what reading the model, the device and writing raise."""
+    """Measure the kernels and write the costs to `out`. Raises the errors of reading the model, of
+    using the device and of writing the file.
+    """
     import torch
 
     from engine.model.backends import KVKERNELS

@@ -1,4 +1,6 @@
-"""`warmroute-engine`: commands, and the timed worker."""
+"""The program `warmroute-engine`: its commands, and the worker that imitates an engine by modelled
+step times.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ profiles:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program, and return its exit code: 0 stopped by a signal, 1 could not start, 2 bad
-    flags.
+    """Run the program, and return its exit code: 0 if it was stopped by a signal, 1 if it could not
+    start, 2 for bad flags.
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
@@ -78,7 +80,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def serve_timed(arguments: Sequence[str]) -> int:
-    """Run a worker that waits as long as its profile says; return the exit code."""
+    """Run a worker that waits in each step as long as its profile says; return the exit code."""
     flags = parser().parse_args(arguments)
     start_logging(flags)
     try:

@@ -225,12 +225,16 @@ def start_logging(flags: argparse.Namespace) -> None:
 
 
 def announce_of(flags: argparse.Namespace) -> Announce | None:
-    """Return where to announce the worker. Raises ValueError."""
+    """Return the registry in which to announce the worker, or None if the flags name none. Raises
+    ValueError for an invalid flag.
+    """
     return parse_announce(flags.announce, flags.host) if flags.announce else None
 
 
 def scheduler_settings(flags: argparse.Namespace, **others: Any) -> SchedulerSettings:
-    """Return the scheduler settings in the flags and in `others`. Raises ValueError."""
+    """Return the scheduler settings that the flags and `others` give. Raises ValueError for an
+    invalid setting.
+    """
     given: dict[str, Any] = {name: getattr(flags, name) for name in _SCHEDULER_FLAGS}
     return SchedulerSettings(**given, **others)
 
@@ -238,7 +242,9 @@ def scheduler_settings(flags: argparse.Namespace, **others: Any) -> SchedulerSet
 def worker_settings(
     flags: argparse.Namespace, scheduler: SchedulerSettings, **others: Any
 ) -> WorkerSettings:
-    """Return the worker settings in the flags and in `others`. Raises ValueError."""
+    """Return the worker settings that the flags and `others` give. Raises ValueError for an invalid
+    setting.
+    """
     given: dict[str, Any] = {name: getattr(flags, name) for name in _WORKER_FLAGS}
     return WorkerSettings(**given, **others, scheduler=scheduler)
 
@@ -250,7 +256,9 @@ def run_worker(
     served: ServedModel | None = None,
     announce: Announce | None = None,
 ) -> None:
-    """Serve until a signal. Raises CommandFailed if the worker cannot listen."""
+    """Serve the worker until a signal stops it. Raises CommandFailed if the worker cannot listen on
+    its ports.
+    """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, tokenizer, on_ready, served, announce))

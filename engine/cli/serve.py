@@ -120,7 +120,9 @@ def _serve_several(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _measure(flags: argparse.Namespace, limits: Limits) -> int:
-    """Print what one instance needs, and the memory that there is. Raises what loading raises."""
+    """Print the memory that one instance needs, and the memory that the device has. Raises the
+    errors of loading the model.
+    """
     # With torch, so not before it is known to be there.
     from engine.model.config import read_config
     from engine.runner.needs import needs_of
@@ -136,7 +138,9 @@ def _addresses(flags: argparse.Namespace) -> list[Addresses]:
 
 
 def _load_settings(flags: argparse.Namespace, limits: Limits) -> LoadSettings:
-    """Return the load settings in the flags. Raises ImportError without torch."""
+    """Return the settings for loading the model that the flags give. Raises ImportError if torch is
+    not installed.
+    """
     from engine.runner.needs import LoadSettings, StepSettings
 
     return LoadSettings(
@@ -157,7 +161,7 @@ def _load_settings(flags: argparse.Namespace, limits: Limits) -> LoadSettings:
 
 
 def _load(flags: argparse.Namespace, limits: Limits, scheduler: SchedulerSettings) -> Loaded:
-    """Load the model. Raises what `load` raises, and ImportError without torch."""
+    """Load the model. Raises the errors of `load`, and ImportError if torch is not installed."""
     from engine.runner.load import load
 
     # One of several instances: the supervisor has printed the capacity.
@@ -183,7 +187,7 @@ def _serve(settings: WorkerSettings, loaded: Loaded, announce: Announce | None) 
 
 
 def _print_capacity(capacity: Capacity, needs: Needs) -> None:
-    """Print what fits, on stderr for people; standard output is for programs."""
+    """Print what fits on standard error, which is for people; standard output is for programs."""
     print(f"{capacity.report()}\nattention: {needs.attention}", file=sys.stderr)
     if needs.host_bytes:
         tokens = capacity.host_blocks * capacity.block_size

@@ -27,7 +27,9 @@ MAX_GATHERED = 1 << 24  # elements of K that are gathered at once
 
 
 def write(k: torch.Tensor, v: torch.Tensor, layer: LayerKv, slots: torch.Tensor) -> None:
-    """Write `k` and `v` [T, kv heads, head_dim] into `slots`; -1 goes to the scratch block."""
+    """Write `k` and `v` [T, kv heads, head_dim] into these slots of the cache; a slot of -1 means
+    the scratch block.
+    """
     block_size = layer.k.shape[1]
     # Floor division takes -1 to block -1, the last.
     blocks, offsets = slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)
@@ -42,10 +44,9 @@ def write(k: torch.Tensor, v: torch.Tensor, layer: LayerKv, slots: torch.Tensor)
 
 def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
     """Return causal attention of `q` [T, heads, head_dim] over each request's own tokens, in the
-    same shape.
-
-    The batch's K and V must have been written. Rows of padding have no meaning: zeros beyond the
-    spans, and the result of the first token of block 0 in a fixed batch.
+    same shape. The batch's K and V must have been written before. Rows of padding have no meaning:
+    they are zeros after the last request's rows, and in a fixed batch they are the result of the
+    first token of block 0.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = layer.k.shape[2]
@@ -89,7 +90,9 @@ def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
 
 
 def attend_fused(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
-    """Compute attention as `attend` does, by torch's scaled_dot_product_attention, in q's dtype."""
+    """Return the same attention as `attend`, computed by torch's scaled_dot_product_attention in
+    q's dtype.
+    """
     if batch.is_fixed:
         kv_heads, block_size = layer.k.shape[2], layer.k.shape[1]
         keys = batch.page_table.shape[1] * block_size
@@ -112,8 +115,8 @@ def attend_part(
     out: torch.Tensor,
     which: range,
 ) -> None:
-    """Write the rows of `out` for these requests of a batch that is not fixed, as `attend_fused`
-    does.
+    """Write the rows of `out` that belong to the requests `which`, as `attend_fused` computes them.
+    The batch must not be a fixed one.
     """
     heads, kv_heads = q.shape[1], layer.k.shape[2]
     _singles(q, layer, batch, out, [row for row in which if batch.spans[row][1] == 1])
@@ -135,8 +138,8 @@ def attend_part(
 
 
 def _lower_right(tokens: int, stop: int) -> torch.Tensor:
-    """Return which of `stop` keys the last `tokens` tokens see, bool[tokens, stop]: those up to
-    themselves.
+    """Return a mask bool[tokens, stop] of the keys that each of the last `tokens` tokens sees: all
+    keys up to the token itself.
     """
     if BUILT_FOR_GPUS:
         return causal_lower_right(tokens, stop)
@@ -150,7 +153,9 @@ def _singles(
     out: torch.Tensor,
     singles: list[int],
 ) -> None:
-    """Write the rows of `out` for these requests of one row each, several at a time."""
+    """Write the rows of `out` for the requests `singles`, which have one row each, several requests
+    at a time.
+    """
     for rows in _bounded(singles, batch, layer.k.shape[2] * q.shape[2]):
         at = placed([batch.spans[row][0] for row in rows], torch.int64, q.device)
         table = batch.page_table[placed(rows, torch.int64, q.device)]
@@ -163,8 +168,7 @@ def _one_row_each(
     q: torch.Tensor, layer: LayerKv, table: torch.Tensor, stops: torch.Tensor, longest: int
 ) -> torch.Tensor:
     """Return attention of `q` [R, heads, head_dim] over the first `stops` tokens of each request.
-
-    The heads of a group are the rows, so that K and V are read once for all of them.
+    The heads of a group are the rows of one product, so that K and V are read once for all of them.
     """
     k, v = _gather(layer, table, stops, longest, q.dtype)
     seen = torch.arange(k.shape[2], device=q.device) < stops.clamp_min(1)[:, None]
@@ -175,8 +179,8 @@ def _one_row_each(
 
 
 def _bounded(rows: list[int], batch: FlatBatch, per_token: int) -> list[list[int]]:
-    """Return `rows` ordered by context, in groups whose padded K has at most MAX_GATHERED
-    elements.
+    """Return `rows` ordered by the length of their contexts, in groups whose padded K has at most
+    MAX_GATHERED elements.
     """
     groups: list[list[int]] = []
     for row in sorted(rows, key=lambda row: batch.spans[row][2]):
@@ -191,8 +195,9 @@ def _bounded(rows: list[int], batch: FlatBatch, per_token: int) -> list[list[int
 def _fixed(
     q: torch.Tensor, layer: LayerKv, batch: FlatBatch, widths: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return attention of one row `q` [R, kv heads, group, head_dim] for each request, using only
-    data on the device: every context counts as long as the page table is wide.
+    """Return attention of one row of `q` [R, kv heads, group, head_dim] for each request. It reads
+    lengths only on the device, so it gathers as many keys for each request as the page table has
+    room for.
     """
     pages, block_size = batch.page_table.shape[1], layer.k.shape[1]
     kv_heads, group, head_dim = q.shape[1:]
@@ -240,8 +245,8 @@ def _gather(
 def _pages(
     kept: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, wide: torch.dtype
 ) -> torch.Tensor:
-    """Return these blocks [requests, pages, token, head, head_dim], dequantized if they were
-    quantized.
+    """Return the blocks that `pages` names, [requests, pages, token, head, head_dim], dequantized
+    if they were quantized.
     """
     if scales is None:
         return kept[pages]
@@ -302,20 +307,22 @@ class StepAttention(Protocol):
 
 
 class Attention(Protocol):
-    """A way to compute attention. Lifetime: model."""
+    """A way to compute attention on the model's device. Lifetime: model."""
 
     @property
     def fell_back(self) -> str:
         """The reason why torch now computes in place of this backend; "" if it does not."""
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
-        """Return the attention for `batch`, which is on the model's device. It does not wait for
-        the device.
+        """Return the attention of the step that computes `batch`, which is on the model's device.
+        The method does not wait for the device.
         """
 
 
 class TorchAttention:
-    """Attention in plain torch: on CPUs, exact in float32 and float64; fused on GPUs."""
+    """Attention in plain torch: exact in float32 and float64 on CPUs, and torch's fused attention
+    on GPUs.
+    """
 
     fell_back = ""
 

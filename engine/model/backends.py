@@ -41,10 +41,10 @@ MOST_ROWS = 64  # of a step, that the INT8 kernel takes: all that it has
 
 
 def device_lost(device: str | torch.device) -> str:
-    """Return why nothing more will compute on `device` in this process; "" if something may.
-
-    Some of CUDA's errors break the context (an illegal address, an ECC error): each later call
-    repeats them, and only a new process gets a new context. The function waits for launched work.
+    """Return the reason why nothing more can be computed on `device` in this process; "" if the
+    device still works. Some of CUDA's errors break the context (an illegal address, an ECC error):
+    each later call repeats them, and only a new process gets a new context. The function waits for
+    launched work.
     """
     import torch
 
@@ -59,8 +59,9 @@ def device_lost(device: str | torch.device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """A backend, and the reason if it is not the kernels; for the kernels, the `ways` of attention
-    by shape. Lifetime: worker.
+    """The backend that computes a part of the model, and the reason if it is not the kernels. For
+    the kernels, `ways` has the way in which attention is computed by shape of step. Lifetime:
+    worker.
     """
 
     backend: str = TORCH
@@ -74,9 +75,10 @@ class KernelChoice:
 
 
 class Int8Choice(KernelChoice):
-    """Names the backend of products with INT8 weights. The kernel moves one byte a weight; torch
-    widens the weights first and moves five or more. Torch computes steps of more than MOST_ROWS
-    rows. Lifetime: worker."""
+    """The backend of products with INT8 weights. The kernel moves one byte a weight; torch widens
+    the weights first and moves five or more. Torch computes steps of more than MOST_ROWS rows.
+    Lifetime: worker.
+    """
 
     __slots__ = ()
 
@@ -86,5 +88,5 @@ class Int8Choice(KernelChoice):
         return KernelChoice.__str__(self)
 
     def of_step(self, rows: int) -> str:
-        """Return the backend for a step of `rows`, padding included."""
+        """Return the backend that computes a step of `rows` rows, padding included."""
         return self.backend if rows <= MOST_ROWS else TORCH

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 
 def is_cuda(device: str | torch.device) -> bool:
-    """Return whether work that is launched on this device computes later."""
+    """Return whether `device` is a CUDA device, on which launched work is computed later."""
     return torch.device(device).type == "cuda"
 
 
 def host_bytes(count: int, device: str | torch.device) -> torch.Tensor:
-    """Return uint8[count] zeros on the host, from which a copy to `device` needs no wait."""
+    """Return a tensor uint8[count] of zeros on the host, in memory from which a copy to `device`
+    needs no wait.
+    """
     return torch.zeros(count, dtype=torch.uint8, pin_memory=is_cuda(device))
 
 
@@ -31,8 +33,8 @@ def placed(
 
 
 def fetched(tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` on the host; it is complete when an event recorded after this call has
-    passed.
+    """Return a copy of `tensor` on the host; it is complete when an event that is recorded after
+    this call has passed.
     """
     if tensor.device.type == "cpu":
         return tensor
@@ -46,11 +48,10 @@ KNOWN = -1  # in place of a row of the token pool: the token is in the batch
 
 
 class Piece(NamedTuple):
-    """The part of one request that a step computes. Lifetime: step.
-
-    The KV of `start` tokens before `token_ids` is in `block_ids`, which also cover the new tokens,
-    and which are read while the batch is laid out. `pool_row`: the row in which the device keeps
-    the one token that the host does not know yet.
+    """The part of one request that a step computes. Lifetime: step. `block_ids` names the blocks
+    with the KV of the `start` tokens before `token_ids` and the blocks for the new tokens; it is
+    read while the batch is laid out. `pool_row` is the row in which the device keeps the one token
+    that the host does not know yet.
     """
 
     token_ids: Sequence[int]
@@ -62,9 +63,8 @@ class Piece(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of a batch: tokens, requests, pages of a request's row, rows with logits.
-
-    The further fields describe the plan that kernels read, and are 0 without one: its length in
+    """The sizes of a batch: tokens, requests, pages in a request's row, and rows with logits. The
+    further fields describe the plan that kernels read, and are 0 without a plan: its length in
     int32, the number of first requests that decode, and the room for the items and slots of decode
     and prefill.
     """
@@ -92,8 +92,8 @@ Span = tuple[int, int, int]  # first row, rows, context tokens
 
 
 class Saving(NamedTuple):
-    """Runs of tokens that several requests of a step read once, and the KV that need not be read
-    again.
+    """What a plan saves: the number of runs of tokens that several requests of a step read once,
+    and the bytes of KV that need not be read again.
     """
 
     shared_prefix_groups: int = 0
@@ -104,7 +104,9 @@ NOTHING_SAVED = Saving()
 
 
 class Plan(NamedTuple):
-    """The kernels' work in a step, and the sizes that are needed to read it. Lifetime: step."""
+    """The plan of the kernels' work in a step, and the sizes that are needed to read it. Lifetime:
+    step.
+    """
 
     words: torch.Tensor  # int32 on the host, a multiple of 4
     decodes: int = 0
@@ -157,7 +159,7 @@ class FlatBatch:
 
     @classmethod
     def over(cls, data: torch.Tensor, sizes: Sizes, spans: tuple[Span, ...]) -> FlatBatch:
-        """Return the batch whose tensors are in `data`, uint8[sizes.nbytes]."""
+        """Return a batch whose tensors are views of `data`, uint8[sizes.nbytes]."""
         tokens, requests, pages, sampled, plan_words = sizes[:5]
         plan, wide_bytes, narrow_bytes = torch.split(
             data,
@@ -238,7 +240,7 @@ def fixed_batch(
 
 
 def pages_of(piece: Piece, block_size: int) -> int:
-    """Return the number of blocks up to the piece's last token."""
+    """Return the number of blocks up to the last token of `piece`."""
     return -(-(piece.start + len(piece.token_ids)) // block_size)
 
 
@@ -303,8 +305,8 @@ def _integers(values: Iterable[int]) -> Ints64:
 def _table(
     pieces: Sequence[Piece], stops: Ints64, rows: int, pages: int, block_size: int
 ) -> Ints32:
-    """Return each piece's blocks up to its last token; the other entries are block 0, and are not
-    read.
+    """Return the page table: for each piece its blocks up to its last token. The other entries are
+    block 0, and are not read.
     """
     cells, last = np.zeros((rows, pages), dtype=np.int32), -(-stops // block_size)
     for row, (piece, count) in enumerate(zip(pieces, last.tolist(), strict=True)):

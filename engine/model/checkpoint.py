@@ -1,7 +1,7 @@
-"""Reads weights from safetensors shards: checked, by name, and cut to the parts of one shard.
-
-Format: huggingface/safetensors 0.8 (8 bytes of header length, little-endian, a JSON header, raw
-data); shards are named by `model.safetensors.index.json`.
+"""Reads weights from safetensors shards: it checks them, finds them by name, and cuts them to the
+parts of one shard of the model. The format is that of huggingface/safetensors 0.8 (8 bytes of
+header length, little-endian, a JSON header, raw data); `model.safetensors.index.json` names the
+files.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Checkpoint:
         return name in self._where
 
     def names(self) -> Iterable[str]:
-        """Return the names of all tensors."""
+        """Return the names of all tensors of the model."""
         return self._where.keys()
 
     def info(self, name: str) -> TensorInfo:
@@ -128,8 +128,8 @@ class Checkpoint:
     def tensor(
         self, name: str, rows: slice | None = None, columns: slice | None = None
     ) -> torch.Tensor:
-        """Return the tensor `name`, or these rows and columns of it, in its own dtype on
-        the CPU.
+        """Return the tensor `name`, or only `rows` and `columns` of it, in its own dtype on the
+        CPU.
         """
         info = self.info(name)
         reader = self._readers.get(info.path)
@@ -150,7 +150,9 @@ class Checkpoint:
 
 
 def _index(directory: Path) -> dict[str, Path]:
-    """Return the shard of each tensor by name; empty if the model is one file."""
+    """Return the file that holds each tensor, by the tensor's name; an empty dictionary if the
+    model is one file.
+    """
     path = directory / INDEX
     if not path.exists():
         if not (directory / SINGLE).exists():
@@ -214,7 +216,7 @@ Matrix = torch.Tensor | Int8Weight
 
 
 def expected(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and whole shape of every tensor that the shard reads a part of."""
+    """Yield the name and the whole shape of every tensor of which the shard reads a part."""
     if shard.is_first or (shard.is_last and config.is_tied):
         yield EMBEDDING, (config.vocab, config.hidden_size)
     if shard.is_last:
@@ -249,12 +251,12 @@ def _of_layer(config: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int,
 
 
 def rows_of(matrix: Matrix, which: torch.Tensor) -> torch.Tensor:
-    """Return these rows of a matrix as numbers: the embedding of token ids."""
+    """Return the rows `which` of a matrix as numbers. For an embedding, `which` has token ids."""
     return matrix.rows(which) if isinstance(matrix, Int8Weight) else matrix[which]
 
 
 def part_of(matrix: Matrix, rows: slice) -> Matrix:
-    """Return these rows of a matrix; they share its memory."""
+    """Return these rows of a matrix as a view, which shares the matrix's memory."""
     return matrix.part(rows) if isinstance(matrix, Int8Weight) else matrix[rows]
 
 
@@ -299,7 +301,9 @@ class Weights:
         return self.joined(names)
 
     def joined(self, names: list[tuple[str, slice]]) -> torch.Tensor:
-        """Return rows of several tensors, one below the other, written in place."""
+        """Return rows of several tensors, one below the other, each of them read directly into its
+        place.
+        """
         parts = [self._checkpoint.tensor(name, rows) for name, rows in names]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         whole = torch.empty(shape, device=self._device, dtype=self._dtype)

@@ -32,8 +32,8 @@ AGAIN = "fetch the model again, or point to another folder"
 
 
 def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in `path`. Raises ModelError if there is none of at most
-    `max_bytes`.
+    """Return the JSON object in the file `path`. Raises ModelError if the file cannot be read,
+    exceeds `max_bytes`, or has no JSON object.
     """
     try:
         with path.open("rb") as file:
@@ -50,10 +50,8 @@ def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object of a file, whose fields are read with type and range checked; null counts as
-    absent.
-
-    Every reader raises ModelError with file and field.
+    """A JSON object in a file, whose fields are read with type and range checked; null counts as
+    absent. Every method that reads a field raises ModelError, which names file and field.
     """
 
     path: Path
@@ -61,7 +59,7 @@ class Fields:
     prefix: str = ""  # of the names in errors, for objects within objects
 
     def refuse(self, name: str, what: str, remedy: str) -> ModelError:
-        """Return the error about the field `name`."""
+        """Return an error that says what is wrong with the field `name`, and how to remedy it."""
         return ModelError(self.path, f"{self.prefix}{name} {what}", remedy)
 
     def has(self, name: str) -> bool:
@@ -69,8 +67,8 @@ class Fields:
         return self.values.get(name) is not None
 
     def _value(self, name: str, default: T | None, fits: Callable[[Any], bool], what: str) -> T:
-        """Return the checked field, or `default` if it is absent; without a default it
-        must exist.
+        """Return the field after checking it, or `default` if the field is absent. A field without
+        a default must exist.
         """
         value = self.values.get(name)
         if value is None:
@@ -83,13 +81,17 @@ class Fields:
         return checked
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """Return an int in low..high; without a default it must exist."""
+        """Return the field as an int in low..high, or `default` if it is absent. A field without a
+        default must exist.
+        """
         return self._value(
             name, default, lambda value: _is_int(value, low, high), f"an int in {low}..{high}"
         )
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
-        """Return a float in low..high; without a default it must exist."""
+        """Return the field as a float in low..high, or `default` if it is absent. A field without a
+        default must exist.
+        """
 
         def fits(value: Any) -> bool:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -98,11 +100,11 @@ class Fields:
         return float(self._value(name, default, fits, f"a number in {low:g}..{high:g}"))
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a bool."""
+        """Return the field as a bool, or `default` if it is absent."""
         return self._value(name, default, lambda value: isinstance(value, bool), "true or false")
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a string."""
+        """Return the field as a string, or `default` if it is absent."""
         return self._value(name, default, lambda value: isinstance(value, str), "a string")
 
     def within(self, name: str) -> Fields:
@@ -112,7 +114,9 @@ class Fields:
         return Fields(self.path, value, f"{self.prefix}{name}.")
 
     def ids(self, name: str, vocab: int) -> tuple[int, ...]:
-        """Return token ids, which are written as one int or a list of at most 256."""
+        """Return the token ids in the field, which holds one id or a list of at most 256; an absent
+        field has none.
+        """
         value = self.values.get(name)
         listed = value if isinstance(value, list) else [] if value is None else [value]
         if not all(_is_int(item, 0, vocab - 1) for item in listed):
@@ -133,7 +137,9 @@ OTHER = "serve a model without it, or another engine"
 
 
 def _refuse_unsupported(fields: Fields, arch: str) -> None:
-    """Raise ModelError for quantized weights, experts, sliding windows, other activations."""
+    """Raise ModelError for features that are not implemented: quantized weights, experts, sliding
+    windows, other activations.
+    """
     if fields.has("quantization_config"):
         method = fields.within("quantization_config").text("quant_method", "unknown")
         raise fields.refuse(
@@ -149,8 +155,8 @@ def _refuse_unsupported(fields: Fields, arch: str) -> None:
 
 
 def _refuse_sliding(fields: Fields, arch: str) -> None:
-    """Raise ModelError for sliding layers, found as in transformers 5.23: by name, or else after
-    `max_window_layers`.
+    """Raise ModelError if the model has layers with sliding windows. They are found as in
+    transformers 5.23: by name, or else after `max_window_layers`.
     """
     listed = fields.values.get("layer_types")
     if listed is not None:
@@ -177,8 +183,8 @@ MAX_FACTOR = 1e6
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary settings; names as in transformers. Fields that a kind does not use have their
-    defaults.
+    """The settings of rotary embeddings, with the names of transformers. Fields that a kind of
+    embedding does not use have their defaults.
     """
 
     kind: str  # one of KINDS
@@ -196,8 +202,8 @@ class RopeConfig:
 
 
 def read_rope(fields: Fields, max_positions: int, head_dim: int) -> RopeConfig:
-    """Return the settings in either schema. Raises ModelError for kinds that are not
-    implemented.
+    """Return the rotary settings, which may be in either schema. Raises ModelError for kinds that
+    are not implemented.
     """
     if fields.has("rope_parameters"):
         rope = fields.within("rope_parameters")
@@ -255,10 +261,10 @@ SCALE_BYTES = 4  # float32, of weights and of KV
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The parts to quantize when a model loads. Lifetime: worker.
-
-    `weights` int8: the matrices of the layers; int8-all: the embedding and the last layer, too.
-    `kv` auto: the model's own dtype. Raises ValueError with the setting.
+    """The parts of a model that are quantized when it loads. Lifetime: worker. With `weights` int8
+    these are the matrices of the layers; with int8-all the embedding and the last layer, too. With
+    `kv` auto, K and V keep the model's own dtype. Raises ValueError, which names the setting, for
+    an unknown value.
     """
 
     weights: str = "none"
@@ -299,9 +305,8 @@ PLAIN = Quantization()
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `tp_rank` of `tp_size` in every layer, and stage `pp_rank` of `pp_size` of the layers.
-
-    Raises ValueError for ranks outside their sizes.
+    """The part of a model that one process has: rank `tp_rank` of `tp_size` in every layer, and
+    stage `pp_rank` of `pp_size` of the layers. Raises ValueError for ranks outside their sizes.
     """
 
     tp_rank: int = 0
@@ -339,12 +344,12 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """True if its stage embeds the tokens."""
+        """True if the stage of this shard embeds the tokens."""
         return self.pp_rank == 0
 
     @property
     def is_last(self) -> bool:
-        """True if its stage computes the logits."""
+        """True if the stage of this shard computes the logits."""
         return self.pp_rank == self.pp_size - 1
 
 
@@ -361,7 +366,9 @@ ARCHITECTURES = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """The sampling parameters in `generation_config.json`; None for those that it does not have."""
+    """The sampling parameters in `generation_config.json`; a parameter that the file does not have
+    is None.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -372,7 +379,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer like Llama. Sizes are in elements."""
+    """The shape of a decoder-only transformer like Llama; sizes are in elements."""
 
     path: Path  # of config.json
     arch: str  # llama, qwen2 or qwen3
@@ -434,8 +441,8 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Return the model in a Hugging Face folder. Raises ModelError with the file, the field, and
-    what to do.
+    """Return the configuration of the model in a Hugging Face folder. Raises ModelError with the
+    file, the field, and what to do.
     """
     if not directory.is_dir():
         raise ModelError(directory, "is no folder", "give the folder that has config.json")
@@ -512,8 +519,8 @@ def _dtype(fields: Fields) -> str:
 def _generation(
     directory: Path, fields: Fields, vocab: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], SamplingDefaults]:
-    """Return first ids, last ids and sampling defaults; `generation_config.json` takes precedence
-    if it exists.
+    """Return the ids that begin a prompt, the ids that end an answer, and the sampling defaults;
+    `generation_config.json` takes precedence if it exists.
     """
     bos_ids, eos_ids = fields.ids("bos_token_id", vocab), fields.ids("eos_token_id", vocab)
     path = directory / GENERATION_FILE

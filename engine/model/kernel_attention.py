@@ -64,10 +64,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KernelPlanner:
-    """Plans steps over `blocks` blocks of `block_size` tokens. Lifetime: worker.
-
-    `shape`: that of each rank, with the model's layers; `ranks`: the number of ranks that each
-    compute a part of every layer.
+    """Plans the steps of a worker whose cache has `blocks` blocks of `block_size` tokens. Lifetime:
+    worker. `shape` is the attention shape of each rank, with the model's layers; `ranks` is the
+    number of ranks that each compute a part of every layer.
     """
 
     shape: AttentionShape
@@ -85,8 +84,8 @@ class KernelPlanner:
     def __call__(
         self, spans: Sequence[Span], page_table: torch.Tensor, room_tokens: int | None
     ) -> Plan:
-        """Return the plan of a step. Raises ValueError for a table with blocks that do not exist,
-        or for too little room.
+        """Return the plan of a step. Raises ValueError for a page table with blocks that do not
+        exist, or if the plan does not fit into the given room.
         """
         requests, is_fixed = len(page_table), room_tokens is not None
         decodes = requests if is_fixed else len(list(takewhile(lambda one: one[1] == 1, spans)))
@@ -124,19 +123,21 @@ class KernelPlanner:
 
 
 def decode_shape(spans: Sequence[Span]) -> str:
-    """Return the shape of these decodes, which share no pages."""
+    """Return the shape by which the way of computing these decodes is chosen: decode_long if a
+    context is long, else decode_short. The decodes share no pages.
+    """
     is_long = max((stop for _, _, stop in spans), default=0) > LONG_TOKENS
     return "decode_long" if is_long else "decode_short"
 
 
 def prefill_shape(spans: Sequence[Span]) -> str:
-    """Return the shape of these chunks."""
+    """Return the shape by which the way of computing these prefill chunks is chosen."""
     is_fresh = all(tokens == stop for _, tokens, stop in spans)
     return "prefill_fresh" if is_fresh else "prefill_hit"
 
 
 def shared_part(batch: FlatBatch) -> SharedPlan:
-    """Return the plan of the first `batch.sizes.decodes` requests."""
+    """Return the plan of the decodes, which are the first `batch.sizes.decodes` requests."""
     sizes = batch.sizes
     counts = sizes.decodes, sizes.decode_items, sizes.decode_slots
     return shared_plan.views(batch.plan[: _decode_words(sizes)], *counts)
@@ -184,8 +185,8 @@ class FlashInfer:
         self._sent: dict[str, torch.cuda.Event] = {}  # by kind: its last plan
 
     def part(self, kind: str, batch: FlatBatch, requests: range) -> Attend:
-        """Return the function that attends for `requests`, which are adjacent; `kind`: decode or
-        prefill.
+        """Return a function that computes attention for `requests`, which are adjacent in the
+        batch; `kind` is decode or prefill.
         """
         spans = batch.spans[requests.start : requests.stop]
         rows = slice(spans[0][0], spans[-1][0] + spans[-1][1])
@@ -234,14 +235,16 @@ class FlashInfer:
 
 
 def _starts(counts: Ints64) -> torch.Tensor:
-    """Return the start of each run, int32 on the host, and the end of the last."""
+    """Return the position at which each run of `counts` rows starts, and the end of the last run,
+    as int32 on the host.
+    """
     return torch.from_numpy(np.append(0, counts.cumsum())).int()
 
 
 class KernelAttention:
-    """Attention by the operators, except for shapes for which `ways` name something else.
-
-    Batches must have a plan of `KernelPlanner` with the same ways. Raises what the operators raise.
+    """Attention by the kernels' operators, except for shapes for which `ways` names something else.
+    Batches must have a plan of a `KernelPlanner` with the same ways. Raises the errors of the
+    operators.
     """
 
     fell_back = ""
@@ -251,8 +254,8 @@ class KernelAttention:
         self._flashinfer = FlashInfer() if FLASHINFER in ways.values() else None
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
-        """Return the attention of a batch. Raises ValueError for a batch without the plan that it
-        needs.
+        """Return the attention of a batch. Raises ValueError if the batch needs a plan and has
+        none.
         """
         parts = [part for part in (self._decode_part(batch), self._prefill_part(batch)) if part]
 
@@ -276,8 +279,8 @@ class KernelAttention:
         return attention
 
     def _decode_part(self, batch: FlatBatch) -> Attend | None:
-        """Return the function that attends for the first requests; None if all requests have
-        chunks.
+        """Return a function that computes attention for the decodes, which come first; None if all
+        requests have chunks.
         """
         sizes = batch.sizes
         if sizes.decode_items:
@@ -293,7 +296,9 @@ class KernelAttention:
         return self._planless("decode", batch, range(sizes.decodes), way)
 
     def _prefill_part(self, batch: FlatBatch) -> Attend | None:
-        """Return the function that attends for the other requests; None if there are none."""
+        """Return a function that computes attention for the requests after the decodes; None if
+        there are none.
+        """
         others = range(batch.sizes.decodes, len(batch.spans))
         if batch.is_fixed or not others:
             return None
@@ -303,7 +308,9 @@ class KernelAttention:
         return self._planless("prefill", batch, others, way)
 
     def _planless(self, kind: str, batch: FlatBatch, rows: range, way: str) -> Attend:
-        """Return the function that attends without a plan of our own."""
+        """Return a function that computes attention for `rows` by FlashInfer or torch, which need
+        no plan of the kernels. Raises ValueError if `way` needs such a plan.
+        """
         if way in (KVKERNELS, MMA):
             raise ValueError(PLANLESS)
         if way == FLASHINFER:
@@ -318,7 +325,9 @@ class KernelAttention:
 
 
 def _decode_of(batch: FlatBatch) -> Attend:
-    """Return the function that attends for the first requests; its workspace serves all layers."""
+    """Return a function that computes attention for the decodes, which come first; its workspace is
+    used for all layers.
+    """
     table = batch.page_table[: batch.sizes.decodes]
     plan = shared_part(batch)
     workspace = cache(partial(workspace_of, plan))
@@ -333,7 +342,9 @@ def _decode_of(batch: FlatBatch) -> Attend:
 
 
 def _prefill_of(batch: FlatBatch, is_mma: bool) -> Attend:
-    """Return the function that attends for the other requests; its workspace serves all layers."""
+    """Return a function that computes attention for the requests after the decodes; its workspace
+    is used for all layers.
+    """
     plan = prefill_part(batch)
     workspace = cache(partial(workspace_of, plan))
 
@@ -347,11 +358,10 @@ def _prefill_of(batch: FlatBatch, is_mma: bool) -> Attend:
 
 
 class FallingBack:
-    """Uses `first` until it fails, then torch. Lifetime: model.
-
-    A failed launch has computed nothing, and K and V can be written twice: so the failed layer is
-    computed again, and no request is lost. An error that breaks the device is not survived, because
-    every later call would fail, too.
+    """Attention that uses the backend `first` until that fails, and then torch. Lifetime: model. A
+    failed launch has computed nothing, and K and V can be written twice, so the failed layer is
+    computed again, and no request is lost. An error that breaks the device is raised, because every
+    later call would fail, too.
     """
 
     def __init__(self, first: Attention) -> None:
@@ -397,9 +407,9 @@ class FallingBack:
 
 
 def attention_of(backend: str, ways: Ways = ALL_KERNELS) -> Attention:
-    """Return the backend of that name, one of `kernel_choice`; `ways`: those of the kernels.
-
-    Raises ImportError if one is FlashInfer's and that is not installed.
+    """Return the attention backend called `backend`, one of the names in `kernel_choice`; `ways`
+    says how the kernels compute each shape. Raises ImportError if a way needs FlashInfer and that
+    is not installed.
     """
     if backend == KVKERNELS:
         return FallingBack(KernelAttention(ways))

@@ -36,11 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def device_lacks(device: str, kernels: Sequence[str]) -> str:
-    """Return what the machine lacks for `kernels`; "" if it lacks nothing, and then the library is
-    loaded.
-
-    It may build the library, which takes minutes. CPUs lack nothing: there operators are plain
-    torch.
+    """Return the property that the machine lacks for `kernels`; "" if it lacks nothing, and then
+    the library of kernels is loaded. The function may build the library, which takes minutes. A CPU
+    lacks nothing, because its operators are plain torch.
     """
     if device == "cpu":
         return ""
@@ -120,15 +118,15 @@ def choose_attention(
 
 
 def _flashinfer_why_not(device: str, made: AttentionTrial) -> str:
-    """Return why FlashInfer fails for this model's shape. It may compile for minutes, so it is not
-    called within a request's step.
+    """Return the reason why FlashInfer cannot compute this model's shape; "" if it can. FlashInfer
+    may compile for minutes, so this function is not called within a request's step.
     """
     return flashinfer_lacks(device, made.is_quantized) or made.flashinfer_why_not(device)
 
 
 def flashinfer_lacks(device: str, is_quantized: bool) -> str:
-    """Return why FlashInfer can compute no part of a step; "" if it can. `is_quantized`: the cache
-    is quantized.
+    """Return the reason why FlashInfer can compute no part of a step; "" if it can. `is_quantized`
+    says whether the cache is quantized.
     """
     if not device.startswith("cuda"):
         return "a CPU"
@@ -150,8 +148,8 @@ def choose_int8(
     quantization: Quantization,
 ) -> Int8Choice | None:
     """Choose the backend of products with INT8 weights; return None if the model has no such
-    weights. `backend` is the requested one of BACKENDS; `shards` are all of the model's. The rules
-    and errors are those of `choose_attention`.
+    weights. `backend` is the requested one of BACKENDS, and `shards` has all shards of the model.
+    The rules and errors are those of `choose_attention`.
     """
     _check_backend("int8_backend", backend)
     if quantization.weights == "none":
@@ -186,8 +184,8 @@ def _why_torch(
     shape_lacks: Callable[[], str],
     trial: Callable[[], str],
 ) -> str | None:
-    """Return why torch computes `part`, "" if the kernels were not asked for; None if the kernels
-    compute it.
+    """Return the reason why torch computes `part`, or "" if nobody asked for the kernels. Return
+    None if the kernels compute it.
     """
     if backend == TORCH or (backend == "auto" and device == "cpu"):
         return ""
@@ -219,7 +217,9 @@ def _attention_lacks(
     quantization: Quantization,
     block_size: int,
 ) -> str:
-    """Return the property of the model that the kernels do not support; "" if they support all."""
+    """Return the property of the model that the attention kernels do not support; "" if they
+    support the model.
+    """
     import torch
 
     from engine.model.kv_cache import kv_storage
@@ -238,7 +238,9 @@ def _attention_lacks(
 
 
 def _int8_lacks(config: ModelConfig, shards: Sequence[Shard], dtype: str) -> str:
-    """Return the property of the model that the kernel does not support; "" if it supports all."""
+    """Return the property of the model that the INT8 kernel does not support; "" if it supports the
+    model.
+    """
     import torch
 
     from kvkernels.ops.w8a16 import unsupported

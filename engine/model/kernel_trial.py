@@ -1,8 +1,6 @@
-"""Runs each kernel once on a small case when a worker starts, and compares it with the operator on
-the CPU.
-
-So a device or driver that cannot run a kernel, or computes wrong numbers, is reported before the
-first request.
+"""Runs each kernel once on a small case when a worker starts, and compares the result with that of
+the operator on the CPU. So a device or driver that cannot run a kernel, or computes wrong numbers,
+is reported before the first request.
 """
 
 from __future__ import annotations
@@ -47,25 +45,29 @@ Operator = Callable[..., None]  # its name, then its arguments
 
 
 def on_device(name: str, *arguments: object) -> None:
-    """Call the operator, which uses the kernels if its tensors are on a GPU."""
+    """Call the operator called `name`, which uses the kernels if its tensors are on a GPU."""
     getattr(torch.ops.warmroute, name)(*arguments)
 
 
 def _by_torch(name: str, *arguments: Any) -> None:
-    """Call `append` without the kernels, and without norms and rotation."""
+    """Do what the operator `append` does without norms and rotation, in plain torch."""
     _, k, v, _, _, _, slots, *_ = arguments
     write(k, v, LayerKv(*arguments[-4:]), slots)
 
 
 def row_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the error of the worst row [rows, ...]; NaN if a row has one."""
+    """Return the largest error of any row of `got` [rows, ...] against `wanted`; NaN if a row has a
+    NaN.
+    """
     got, wanted = got.cpu().flatten(1).double(), wanted.flatten(1).double()
     return float(((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTrial:
-    """A trial of attention with these heads over pages of `stored`. Lifetime: call."""
+    """A trial of the attention kernels with these heads, over a cache that stores K and V as
+    `stored`. Lifetime: call.
+    """
 
     heads: int
     kv_heads: int
@@ -80,10 +82,8 @@ class AttentionTrial:
         return self.stored != self.dtype
 
     def why_not(self, run: Operator, device: str) -> str:
-        """Return the first kernel that fails, and how; "" if all are right.
-
-        If the prefill for Hopper fails, it is turned off by name, and the one for other GPUs is
-        tried.
+        """Return the first kernel that fails, and how; "" if all kernels are right. If the prefill
+        kernel for Hopper fails, it is turned off by name, and the kernel for other GPUs is tried.
         """
         try:
             return self._tried(run, device)
@@ -91,8 +91,8 @@ class AttentionTrial:
             return f"a trial: {error!s:.300}"
 
     def flashinfer_why_not(self, device: str) -> str:
-        """Return why FlashInfer cannot be used for decodes and chunks; "" if its numbers
-        are right.
+        """Return the reason why FlashInfer cannot be used for decodes and prefill chunks; "" if its
+        numbers are right.
         """
         blocks = self._table().tolist()
         pieces = [Piece([0], LONG - 1, blocks), Piece([0], 4, blocks)]
@@ -137,7 +137,7 @@ class AttentionTrial:
         return torch.randn(shape, generator=draw).to(self.dtype)
 
     def _tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q, k and v of LONG tokens, as projected."""
+        """Return q, k and v of LONG tokens as a model projects them, before norms and rotation."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         q, k, v = (self._random(LONG + n, count, self.head_dim) for n, count in enumerate(heads))
         return q[:LONG], k[:LONG], v[:LONG]
@@ -147,8 +147,8 @@ class AttentionTrial:
         return -(-LONG // self.page_tokens)
 
     def _pages(self, run: Operator, device: str) -> tuple[torch.Tensor, torch.Tensor, Scales]:
-        """Return pages with LONG tokens, written by append without rotation, in pages from the last
-        one on; the others are NaN.
+        """Return K, V and the scales of a cache to which `append` has written LONG tokens without
+        rotation, from the last page on backwards; the other pages are NaN.
         """
         shape = (self._page_count + 1, self.kv_heads, 2, self.page_tokens, self.head_dim)
         scales: Scales = (None, None)
@@ -188,7 +188,7 @@ class AttentionTrial:
         return worst
 
     def _prefill_error(self, run: Operator, device: str, kept: Kept) -> float:
-        """Return the error of a chunk whose keys are split, and of one without context."""
+        """Return the error of a prefill chunk whose keys are split, and of one without context."""
         k, v, scales = kept
         group, first = self.heads // self.kv_heads, 40
         spans = torch.tensor([[0, first, LONG], [first, 90, 90]])
@@ -210,8 +210,8 @@ class AttentionTrial:
         return row_error(out, wanted)
 
     def _decode_error(self, run: Operator, device: str, kept: Kept) -> float:
-        """Return the error of requests that share nothing, and of so many that the kernel for many
-        rows is used.
+        """Return the error of decodes that share nothing, and of decodes so many that the kernel
+        for many rows is used.
         """
         k, v, scales = kept
         requests = 17 // (self.heads // self.kv_heads) + 2
@@ -252,8 +252,8 @@ def _on_cpu(kept: Kept) -> tuple[tuple[torch.Tensor, torch.Tensor], Scales]:
 
 
 def int8_why_not(dtype: torch.dtype, most_rows: int, run: Operator, device: str) -> str:
-    """Return why the kernel cannot be used for INT8 weights; "" if it is right for one row and for
-    many.
+    """Return the reason why the kernel for INT8 weights cannot be used; "" if it is right for one
+    row and for many.
     """
     draw = torch.Generator().manual_seed(1)
     q = torch.randint(-127, 128, (96, 256), generator=draw, dtype=torch.int8)

@@ -39,10 +39,9 @@ FP8 = torch.float8_e4m3fn
 
 
 def kv_storage(config: ModelConfig, kv: str, device: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the pool for the setting `kv` in a model of `dtype`.
-
-    Raises ModelError for a head_dim whose rows are not aligned, and for fp8 if torch cannot convert
-    to it on `device`.
+    """Return the dtype in which a model of `dtype` stores K and V with the setting `kv`. Raises
+    ModelError for a head_dim whose rows are not aligned, and for fp8 if torch cannot convert to it
+    on `device`.
     """
     if kv == "auto":
         return dtype
@@ -69,7 +68,9 @@ def kv_storage(config: ModelConfig, kv: str, device: str, dtype: torch.dtype) ->
 
 
 def largest(storage: torch.dtype) -> float:
-    """Return the value that a row's absolute maximum becomes: 127 or 448."""
+    """Return the number that quantization maps a row's absolute maximum to: 127 for INT8, 448 for
+    FP8.
+    """
     return 127.0 if storage == torch.int8 else float(torch.finfo(storage).max)
 
 
@@ -131,7 +132,7 @@ def mapped(file: str, size: int, *, writable: bool) -> torch.Tensor:
 
 
 class LayerKv(NamedTuple):
-    """One layer's K and V, views [block, token, head, dim]; the last block is scratch."""
+    """The K and V of one layer, as views [block, token, head, dim]; the last block is scratch."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -140,12 +141,12 @@ class LayerKv(NamedTuple):
 
 
 class KvCache:
-    """The KV of `blocks` blocks of `block_size` tokens, for one shard. Lifetime: worker.
-
-    One additional block takes the writes of padding, so that slot -1 needs no branch. `kv` auto
-    stores K and V in `dtype`, int8 and fp8 in one byte an element with a scale per token and head.
-    `shared`: other processes of this host can map it, by the names in `files` (CPUs on Linux).
-    Raises ValueError for no blocks, ModelError if `kv` is not supported here.
+    """The KV of `blocks` blocks of `block_size` tokens, for one shard. Lifetime: worker. One
+    additional block takes the writes of padding, so that slot -1 needs no branch. With `kv` auto, K
+    and V are stored in `dtype`; int8 and fp8 store one byte an element with a scale per token and
+    head. With `shared`, other processes of this host can map the memory, by the names in `files`
+    (CPUs on Linux). Raises ValueError if there are no blocks, ModelError if `kv` is not supported
+    here.
     """
 
     def __init__(
@@ -188,7 +189,9 @@ class KvCache:
         return self.pool.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def layer(self, number: int) -> LayerKv:
-        """Return K and V of the shard's layer `number`, counted from the shard's first."""
+        """Return the K and V of the shard's layer `number`, counted from the shard's
+        first layer.
+        """
         if not self._layers:
             self._layers = [self._views(one) for one in range(self.pool.shape[2])]
         return self._layers[number]
@@ -203,9 +206,8 @@ class KvCache:
 
 
 class Moves(NamedTuple):
-    """Full blocks that are copied from a cache `to_host` memory, or back. Lifetime: one copy.
-
-    `block_ids` of the cache and `host_ids` correspond one to one.
+    """Full blocks to copy from a cache into host memory (`to_host`), or back. `block_ids` of the
+    cache and `host_ids` correspond one to one. Lifetime: one copy.
     """
 
     to_host: bool
@@ -214,10 +216,9 @@ class Moves(NamedTuple):
 
 
 class HostKv:
-    """Blocks of `kv` in host memory, at most `blocks`. Lifetime: worker.
-
-    A block is one run of bytes, so it is moved by one copy, and its scales by another. On a GPU
-    each direction has a stream of its own beside the one that computes. Raises RuntimeError if CUDA
+    """Host memory for at most `blocks` blocks of the cache `kv`. Lifetime: worker. A block is one
+    run of bytes, so it is moved by one copy, and its scales by another. On a GPU each direction of
+    copies has a stream of its own, beside the stream that computes. Raises RuntimeError if CUDA
     cannot pin the memory.
     """
 
@@ -239,9 +240,8 @@ class HostKv:
         return sum(host.nbytes for _, host in self._pairs)
 
     def move(self, moves: Moves) -> None:
-        """Copy blocks, and wait until that is done. No unfinished step may write these blocks.
-
-        One thread at a time may move in each direction, if the other one moves other blocks.
+        """Copy these blocks, and wait until that is done. No unfinished step may write to them. One
+        thread may copy in each direction at a time, if the two threads copy different blocks.
         """
         stream = self._streams[moves.to_host] if self._streams else None
         with nullcontext() if stream is None else torch.cuda.stream(stream):
@@ -320,16 +320,17 @@ def _of_scales(layout: PoolLayout) -> PoolLayout:
 
 
 class KvMemory:
-    """A worker's KV for code that reads and writes it beside the model. Lifetime: worker.
-
-    `plan` and `moves` check their arguments: a block that no pool has raises ValueError.
+    """Gives code outside the model access to a worker's KV, for reading and writing. Lifetime:
+    worker. `plan` and `moves` check their arguments: a block that no pool has raises ValueError.
     `before_write` waits, in the writing thread, until the blocks' evicted contents are saved.
     """
 
     copies = True
 
     def __init__(self, form: Form, ranks: Sequence[RankMemory], shows_files: bool = False) -> None:
-        """`shows_files`: other workers of this host may map the memory."""
+        """Give access to the memory of these ranks. If `shows_files` is True, other workers of this
+        host may map the memory.
+        """
         self.form = form
         self.block_tokens = ranks[0].layout.block_tokens
         self._ranks = ranks
@@ -371,7 +372,9 @@ class KvMemory:
             _copy([(layout, part)], own, source_ids, place.block_ids, range(*place[1:]))
 
     def copy(self, welcome: Welcome, place: Place) -> int:
-        """Copy blocks directly from another worker's memory; return the bytes copied."""
+        """Copy blocks directly from the mapped memory of another worker; return the number of bytes
+        copied.
+        """
         theirs = [self._theirs(pool, welcome.block_tokens) for pool in welcome.pools]
         tokens = range(place.start, place.stop)
         self.before_write()
@@ -389,13 +392,15 @@ class KvMemory:
         return RankMemory.at(layout, (pool.file, pool.scales_file), writable=False)
 
     def _sent(self, blocks: int, block_tokens: int) -> list[PoolLayout]:
-        """Return the sent bytes as pools of the whole model."""
+        """Return the layouts of the bytes that another worker sends, as if they were pools of the
+        whole model.
+        """
         layers, heads = range(self.form.layers), range(self.form.heads)
         return [PoolLayout(layers, heads, blocks, block_tokens, row) for row in self._sent_rows]
 
 
 def _no_wait() -> None:
-    """Do nothing: nothing is ever saved."""
+    """Do nothing, in a worker that saves no evicted blocks."""
 
 
 _Parts = Sequence[tuple[PoolLayout, torch.Tensor]]
@@ -408,7 +413,7 @@ def _copy(
     target_ids: Sequence[int],
     tokens: range,
 ) -> None:
-    """Copy every target's share of `tokens` from the sources that have it."""
+    """Copy `tokens` to every target pool, each part from the source pools that have it."""
     layouts = tuple(layout for layout, _ in sources)
     for rank, (layout, memory) in enumerate(targets):
         for source, made in _plans(layouts, layout, rank):

@@ -30,7 +30,9 @@ class HeadNorms(NamedTuple):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm (Zhang and Sennrich 2019) over the last dimension, in float32 at least."""
+    """Return RMSNorm (Zhang and Sennrich 2019) of x over the last dimension, computed in float32 or
+    float64.
+    """
     wide = x if x.dtype == torch.float64 else x.float()
     # Not rsqrt: on CPUs its bits depend on a number's position in the tensor.
     scale = (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt()
@@ -43,8 +45,8 @@ ROW_BY_ROW = (1,)
 
 @cache
 def linear_widths(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Return the row counts of WIDTHS for which x[rows, inputs] @ W[outputs, inputs].T gives equal
-    rows.
+    """Return the numbers of rows in WIDTHS for which the product x[rows, inputs] @ W[outputs,
+    inputs].T gives each row the same bits.
     """
     weight = _random((outputs, inputs), dtype)
     return agreeing(lambda rows: functional.linear(rows, weight), inputs, dtype)
@@ -52,8 +54,8 @@ def linear_widths(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, .
 
 @cache
 def attention_widths(head_dim: int, keys: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Return the row counts for which both products of attention over a tile of `keys` give equal
-    rows.
+    """Return the numbers of rows for which both products of attention over a tile of `keys` keys
+    give each row the same bits.
     """
     k, v = _random((1, head_dim, keys), dtype), _random((1, keys, head_dim), dtype)
     scores = agreeing(lambda rows: torch.bmm(rows[None], k)[0], head_dim, dtype)
@@ -64,8 +66,8 @@ def attention_widths(head_dim: int, keys: int, dtype: torch.dtype) -> tuple[int,
 def agreeing(
     multiply: Callable[[torch.Tensor], torch.Tensor], inputs: int, dtype: torch.dtype
 ) -> tuple[int, ...]:
-    """Return the widths whose rows equal those of the narrowest width at any position; else
-    ROW_BY_ROW.
+    """Return the widths whose rows equal those of the narrowest width at any position, or
+    ROW_BY_ROW if there are none.
     """
     rows = _random((WIDTHS[-1], inputs), dtype)
 
@@ -102,8 +104,8 @@ MAX_READ = 1 << 24  # elements that are quantized at once
 
 
 class Int8Kernel:
-    """Computes products of few rows by the operator `w8a16`, and by torch once that failed.
-    Lifetime: model.
+    """Computes products of few rows by the operator `w8a16`, and by torch after that has failed
+    once. Lifetime: model.
     """
 
     def __init__(self) -> None:
@@ -133,12 +135,12 @@ class Int8Weight(NamedTuple):
     kernel: Int8Kernel | None = None  # multiplies few rows
 
     def rows(self, which: torch.Tensor) -> torch.Tensor:
-        """Return these rows as numbers: the embedding of token ids."""
+        """Return these rows of the matrix as numbers. For an embedding, `which` has token ids."""
         wide = self.scales.dtype
         return (self.q[which].to(wide) * self.scales[which].unsqueeze(-1)).to(self.dtype)
 
     def part(self, rows: slice) -> Int8Weight:
-        """Return these rows with their scales; they share memory."""
+        """Return these rows with their scales, as views that share the matrix's memory."""
         return self._replace(q=self.q[rows], scales=self.scales[rows])
 
 
@@ -190,7 +192,7 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """A group of one rank."""
+    """A tensor-parallel group that has only one rank."""
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -200,17 +202,16 @@ class Alone:
 
 
 def is_exact(tensor: torch.Tensor) -> bool:
-    """Return whether results of this tensor must not depend on the batch: float32 and float64 on
-    the CPU.
+    """Return whether results from this tensor must not depend on the rest of the batch, which holds
+    for float32 and float64 on the CPU.
     """
     return tensor.device.type == "cpu" and tensor.dtype in EXACT
 
 
 class Linear:
-    """A linear layer: x [T, inputs] to [T, outputs], with `weight` [outputs, inputs]. Lifetime:
-    model.
-
-    On the CPU in float32 and float64, a row's result does not depend on the other rows.
+    """A linear layer, which maps x [T, inputs] to [T, outputs] with `weight` [outputs, inputs].
+    Lifetime: model. On the CPU in float32 and float64, a row's result does not depend on the other
+    rows.
     """
 
     def __init__(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> None:

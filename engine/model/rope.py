@@ -1,8 +1,7 @@
-"""Rotary position embeddings: inverse frequencies by kind, a table of cosines, the rotation.
-
-Formulas: RoFormer (Su et al. 2021); linear (kaiokendev 2023); dynamic NTK (bloc97 and emozilla
-2023); YaRN (Peng et al. 2023); llama3 (Meta, Llama 3.1), as in transformers 5.23. Frequencies
-are computed in float64 whatever the weights are.
+"""Rotary position embeddings: the inverse frequencies of each kind, a table of cosines and sines,
+and the rotation. Formulas: RoFormer (Su et al. 2021); linear (kaiokendev 2023); dynamic NTK (bloc97
+and emozilla 2023); YaRN (Peng et al. 2023); llama3 (Meta, Llama 3.1), as in transformers 5.23.
+Frequencies are computed in float64 whatever dtype the weights have.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from engine.model.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_tokens: int) -> torch.Tensor:
-    """Return float64[head_dim / 2]: radians for each position, for sequences of up to `max_tokens`.
-
-    Dynamic scaling depends on the length. Cached keys keep the rotation that they were written
-    with, so the scaling is that of the longest sequence that is served: none up to the trained
-    length.
+    """Return float64[head_dim / 2]: the radians by which each position turns, for sequences of up
+    to `max_tokens`. Dynamic scaling depends on the length of a sequence. Cached keys keep the
+    rotation that they were written with, so the scaling for the longest sequence that is served
+    applies to all: none up to the trained length.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     theta = rope.theta
@@ -37,7 +35,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_tokens: int) -> tor
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """Return the factor of cosines and sines; 1 except for yarn."""
+    """Return the factor by which cosines and sines are multiplied; it is 1 except for yarn."""
     if rope.kind != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -52,8 +50,8 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Return frequencies with long wavelengths divided by the factor, short ones kept, and a ramp
-    between.
+    """Return the frequencies of Llama 3.1: long wavelengths are divided by the factor, short ones
+    are kept, and a ramp lies between.
     """
     turns = rope.original_positions * plain / (2 * math.pi)  # within the trained length
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -62,8 +60,8 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Return frequencies with dimensions of many turns kept, those of few turns divided by the
-    factor, and a ramp between.
+    """Return the frequencies of YaRN: dimensions of many turns are kept, those of few turns are
+    divided by the factor, and a ramp lies between.
     """
 
     def dimension(turns: float) -> float:

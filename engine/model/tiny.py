@@ -109,10 +109,8 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class TinySettings:
-    """The settings of the checkpoint. `rope` is the value of `rope_scaling`; empty means the
-    architecture's own.
-
-    Raises ValueError for an architecture or dtype that is not implemented.
+    """The settings of a tiny checkpoint. `rope` is the value of `rope_scaling`; empty means the
+    architecture's own. Raises ValueError for an architecture or dtype that is not implemented.
     """
 
     arch: str = "llama"
@@ -250,7 +248,7 @@ def _write_weights(directory: Path, weights: dict[str, Weight], settings: TinySe
 
 
 def _write_shard(path: Path, weights: Mapping[str, Weight], dtype: str) -> None:
-    """Write a file in the format of safetensors 0.8: length of the header, header padded to 8
+    """Write one file in the format of safetensors 0.8: length of the header, header padded to 8
     bytes, raw data.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -270,7 +268,9 @@ def _write_shard(path: Path, weights: Mapping[str, Weight], dtype: str) -> None:
 
 
 def _raw(weight: Weight, dtype: str) -> bytes:
-    """Return little-endian bytes; bfloat16 is the upper half of a float32, rounded to even."""
+    """Return the tensor's bytes in little-endian order; bfloat16 is the upper half of a float32,
+    rounded to even.
+    """
     if dtype == "float32":
         return weight.astype("<f4").tobytes()
     bits = weight.view(np.uint32)

@@ -1,7 +1,6 @@
-"""The transformer of Llama, Qwen2 and Qwen3: a flat batch in, logits out, KV into its pages.
-
-Names of tensors and the order of operations follow transformers 5.23 (`modeling_llama.py`,
-`modeling_qwen2.py`, `modeling_qwen3.py`), with which the tests compare it.
+"""The transformer of Llama, Qwen2 and Qwen3: it takes a flat batch, returns logits, and writes KV
+into the batch's pages. Names of tensors and the order of operations follow transformers 5.23
+(`modeling_llama.py`, `modeling_qwen2.py`, `modeling_qwen3.py`), with which the tests compare it.
 """
 
 from __future__ import annotations
@@ -98,12 +97,12 @@ class Layer:
 
 
 class Transformer:
-    """One shard of a model on one device. Lifetime: worker; it holds weights, no request.
-
-    `max_tokens` bounds positions; it is at most, and by default, the model's max_positions, and may
-    exceed it for dynamic scaling. `quantization` says which weights are stored as INT8, `attention`
-    what computes attention, `int8_kernel` whether few rows are multiplied by INT8 weights as they
-    are stored. Raises ModelError for a checkpoint that does not fit the config.
+    """One shard of a model on one device. Lifetime: worker; it holds weights and no state of
+    requests. `max_tokens` bounds positions; it is at most, and by default, the model's
+    max_positions, and may exceed it for dynamic scaling. `quantization` says which weights are
+    stored as INT8, `attention` computes attention, and `int8_kernel` says whether few rows are
+    multiplied by INT8 weights as they are stored. Raises ModelError for a checkpoint that does not
+    fit the config.
     """
 
     def __init__(

@@ -1,8 +1,6 @@
-"""Computes steps on a device in order: batch, logits, tokens; for whole models and for models in
-stages.
-
-On a GPU nothing here waits for launched work, so that a step is launched while the previous one
-computes; only `wait` of a launched step waits.
+"""Computes steps on a device in order: it lays out batches, computes logits and samples tokens, for
+whole models and for models in stages. On a GPU nothing in this module waits for launched work, so
+that a step is launched while the previous one computes; only `wait` of a launched step waits.
 """
 
 from __future__ import annotations
@@ -49,14 +47,14 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step that was launched, and may still compute. Lifetime: step."""
+    """A step that was launched, and that may still be computing. Lifetime: step."""
 
     sampled: list[Request]
     made: Sampled | None = None  # None: a step that stays short of every prompt's end
     event: torch.cuda.Event | None = None  # passed when it has ended
 
     def tokens(self) -> Mapping[int, int]:
-        """Wait, and return the tokens by request id."""
+        """Wait for the step, and return its new tokens by request id."""
         if self.made is None:
             return NOTHING
         self._synchronize()
@@ -64,7 +62,7 @@ class Launched:
         return {one.request_id: token for one, token in zip(self.sampled, ids, strict=True)}
 
     def wait(self) -> list[Chosen]:
-        """Wait, and return each sampled request's token."""
+        """Wait for the step, and return the token of each sampled request."""
         # Where there is none, too: KV counts as computed from now on, and may be copied.
         self._synchronize()
         if self.made is None:
@@ -78,12 +76,11 @@ class Launched:
 
 
 class Compute:
-    """A model, a sampler, and the tokens between them. Lifetime: worker.
-
-    The event loop calls `lay_out`, the model's thread `enter` and `launch`. `rows`: the number of
-    requests that may run at once. `graphs` take the decode steps that they have room for.
-    `planner`: plans for the model's kernels. `int8`: the backend of products with INT8 weights, if
-    there are any.
+    """Computes steps: it joins a model, a sampler, and the tokens that pass from step to step on
+    the device. Lifetime: worker. The event loop calls `lay_out`, the model's thread `enter` and
+    `launch`. `rows` is the number of requests that may run at once. `graphs` compute the decode
+    steps that fit them. `planner` makes plans for the model's kernels. `int8` is the backend of
+    products with INT8 weights, if there are any.
     """
 
     def __init__(
@@ -109,14 +106,14 @@ class Compute:
         self._before = Launched([])
 
     def enter(self) -> None:
-        """Set up the launching thread; call it there first, because events are recorded on its
-        device.
+        """Prepare the thread that launches steps; call this there first, because events are
+        recorded on its device.
         """
         if self.is_later:
             torch.cuda.set_device(self._device)
 
     def lay_out(self, step: Step) -> LaidOut:
-        """Return `step`, just scheduled, in the form for the model."""
+        """Return `step`, which was just scheduled, in the form that the model takes."""
         work = work_of(step, self._pool, self._blocks)
         graph: GraphUse | None = None
         planner, int8, fell_back = self._planner, self._int8, self._model.fell_back
@@ -133,13 +130,15 @@ class Compute:
         return LaidOut(work, batch, graph, int8)
 
     def lost(self) -> str:
-        """Return, after a failed step, why no step can be computed any more; "" if some can. It
-        waits.
+        """After a failed step, return the reason why no step can be computed any more; "" if steps
+        still can be. The method waits for launched work.
         """
         return device_lost(self._device)
 
     def launch(self, step: LaidOut) -> Launched:
-        """Compute a step after all those launched before. Raises what the model raises."""
+        """Compute a step after all steps that were launched before. Raises the errors of
+        the model.
+        """
         before, self._before = self._before, Launched([])
         work, logits = step.work, self._logits(step.batch)
         made, event = None, None
