@@ -31,7 +31,7 @@ CHUNK_TOKENS = 8192  # prefill tokens a step takes at most, where a whole prompt
 
 
 class StepLoad(Protocol):
-    """The quantities that determine the time of a step; `engine.scheduler.scheduler.Step`
+    """The quantities of a step that determine its time; `engine.scheduler.scheduler.Step`
     has them.
     """
 
@@ -84,7 +84,7 @@ class StepTime:
             raise ValueError(f"softmax_p must be at least {LEAST_P}, got {self.softmax_p}")
 
     def seconds(self, step: StepLoad) -> float:
-        """Return the seconds that `step` takes."""
+        """Return the modelled seconds that `step` takes."""
         return self._seconds(
             step.prefill_tokens + step.decode_seqs,
             step.prefill_seqs + step.decode_seqs,
@@ -93,8 +93,8 @@ class StepTime:
         )
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
-        """Return the seconds to prefill `new_tokens` after `cached_tokens`, alone, in 8192-token
-        chunks.
+        """Return the seconds to prefill `new_tokens` after `cached_tokens`, in 8192-token chunks,
+        if nothing else runs.
         """
         if new_tokens < 0 or cached_tokens < 0:
             raise ValueError(f"tokens must be at least 0, got {new_tokens} and {cached_tokens}")
@@ -115,9 +115,9 @@ class StepTime:
         return self._seconds(seqs, seqs, 0.0, ctx_tokens)
 
     def read_s(self, new_tokens: int) -> float:
-        """Return the seconds to read the weights that `new_tokens` use: all shared ones, and the
-        experts visited. Tokens choose experts independently and evenly, so n tokens visit an expert
-        with a probability of 1 - (1 - expert_share)^n.
+        """Return the seconds to read the weights that `new_tokens` use: all shared weights, and
+        those of the experts that the tokens visit. Tokens choose experts independently and evenly,
+        so n tokens visit an expert with a probability of 1 - (1 - expert_share)^n.
         """
         untouched = (1.0 - self.expert_share) ** new_tokens
         return self.weights_s + self.experts_s * (1.0 - untouched)
@@ -136,7 +136,7 @@ class StepTime:
 
     @property
     def kernels(self) -> StepTime:
-        """Return a step time with the kernels of this one and no CPU time."""
+        """Return a step time that has the kernels of this one and no CPU time."""
         return replace(self, overhead_s=0.0, seq_s=0.0)
 
     @property
@@ -155,7 +155,7 @@ class StepTime:
 
 
 def _soft_max(left: float, right: float, p: float) -> float:
-    """Return (left^p + right^p)^(1/p), scaled by the larger argument so that no power
+    """Return (left^p + right^p)^(1/p), computed relative to the larger argument so that no power
     underflows.
     """
     high, low = (left, right) if left >= right else (right, left)

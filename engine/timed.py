@@ -48,7 +48,9 @@ class StepTimes(Protocol):
 
 
 class LoopClock:
-    """The machine's monotonic clock and the running event loop. Holds no state."""
+    """The machine's monotonic clock; sleeping lets the event loop run other tasks. Holds
+    no state.
+    """
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -58,8 +60,8 @@ class LoopClock:
 
 
 async def rest(wake: asyncio.Event, until_s: float | None, clock: Clock) -> None:
-    """Wait until `wake` is set again, or until `until_s`, the time for which a scheduler waits;
-    None waits for `wake` only.
+    """Wait until `wake` is set again, or until the time `until_s`, at which a scheduler wants to be
+    called again; None waits for `wake` only.
     """
     wake.clear()
     if until_s is None:
@@ -74,12 +76,14 @@ async def rest(wake: asyncio.Event, until_s: float | None, clock: Clock) -> None
 
 
 def no_reads(read: Read) -> None:
-    """Raise AssertionError: a worker that reads no other worker's KV has no use for this call."""
+    """Raise AssertionError, in a worker that reads no other worker's KV and so must never get a
+    read.
+    """
     raise AssertionError(f"nobody reads the KV of request {read.request.request_id}")
 
 
 class TokenChain:
-    """Makes the deterministic output of one sequence. Lifetime: request. The next token is
+    """The deterministic output of one sequence. Lifetime: request. The next token is
     chain_hashes(all tokens so far, block_size=1)[-1] mod vocab. Hence a prompt made of another
     request's prompt and output continues as that request would have.
     """
@@ -101,7 +105,9 @@ class TokenChain:
 
 
 def continuation(tokens: Sequence[int], count: int, vocab: int) -> list[int]:
-    """Return the `count` tokens that a timed worker with `vocab` answers to the prompt `tokens`."""
+    """Return the `count` tokens with which a worker that computes nothing, and whose vocabulary has
+    `vocab` tokens, answers the prompt `tokens`.
+    """
     chain = TokenChain(tokens, vocab)
     return [chain.next_token() for _ in range(count)]
 
@@ -109,11 +115,10 @@ def continuation(tokens: Sequence[int], count: int, vocab: int) -> list[int]:
 class TimedRunner:
     """Drives the scheduler in modelled time. Lifetime: worker. `on_step(step, outputs, now_s)` is
     called when a step ends, and `on_failed(requests, why)` when requests end without an answer
-    because their deadline has passed.
-
-    The next step starts at the modelled end of a step, not when the loop woke, so lateness does not
-    add up; only a step that is late by its whole length restarts the timeline from now. KV in host
-    memory is loaded meanwhile, in `load_token_s` seconds per token, one prompt after another.
+    because their deadline has passed. The next step starts at the modelled end of a step, not when
+    the event loop woke, so delays do not add up; only a step that is late by its whole length makes
+    the next step start from the present time. KV in host memory is loaded meanwhile, in
+    `load_token_s` seconds per token, one prompt after another.
     """
 
     def __init__(
@@ -155,7 +160,7 @@ class TimedRunner:
         self._wake.set()
 
     def cancel(self, request_id: int) -> bool:
-        """Forget a request at once. Return False if it has finished already."""
+        """Drop a request at once. Return False if it has finished already."""
         self._chains.pop(request_id, None)
         return self.scheduler.cancel(request_id)
 

@@ -1,7 +1,7 @@
 """The two ends of a KV transfer: the worker that has a prompt's KV, and the worker that reads it.
-Both run in the event loop of their worker; only copies are made in threads. The scheduler keeps the
-states: `Scheduler.take_reads`, `Scheduler.end_read`, `Scheduler.exports`. A transfer sees tensors
-only through `KvStore`; `ModelledKv` has no tensors, only their sizes.
+Both ends run in the event loop of their worker; only copies are made in threads. The scheduler
+keeps the states: `Scheduler.take_reads`, `Scheduler.end_read`, `Scheduler.exports`. A transfer sees
+tensors only through `KvStore`; `ModelledKv` has no tensors, only their sizes.
 """
 
 from __future__ import annotations
@@ -132,13 +132,14 @@ class Link:
         self._free_s = 0.0  # when all that was given to it has left
 
     async def open(self) -> None:
-        """Wait for the latency of a read that begins."""
+        """Wait for as long as the link's latency, at the beginning of a read."""
         if self._latency_s:
             await self._clock.sleep_until(self._clock.now_s() + self._latency_s)
 
     async def carry(self, size: int, since_s: float) -> float:
-        """Wait until `size` bytes, ready since `since_s`, and all bytes before them have left;
-        return that time. Pass it as `since_s` of the next part, so that lateness does not add up.
+        """Wait until the link has carried `size` bytes, which were ready at `since_s`, and all
+        bytes before them; return that time. Pass it as `since_s` of the next part, so that delays
+        do not add up.
         """
         if self._bytes_per_s is None:
             return since_s
@@ -159,16 +160,16 @@ log = logging.getLogger(__name__)
 
 
 def digest(prompt: Tokens) -> int:
-    """Return a digest of the token ids, by which two workers see whether they made the same tokens
-    of a prompt.
+    """Return a digest of the token ids, by which two workers check that their tokenizers gave the
+    same tokens for a prompt.
     """
     return xxhash.xxh3_64_intdigest(prompt.tobytes())
 
 
 class Exporter:
-    """Sends the KV of prompts that were computed here to workers that read it. Lifetime: worker.
-    `on_free` is called when an export's blocks are given back. If a prompt is still being computed,
-    its blocks are sent as they become ready: call `stepped` after each step.
+    """Sends the KV of prompts that this worker has computed to workers that read it. Lifetime:
+    worker. `on_free` is called when an export's blocks are released. If a prompt is still being
+    computed, its blocks are sent as they become ready: call `stepped` after each step.
     """
 
     def __init__(
@@ -197,18 +198,18 @@ class Exporter:
 
     @property
     def readers(self) -> int:
-        """The number of open connections."""
+        """The number of open connections of readers."""
         return len(self._readers)
 
     @property
     def port(self) -> int:
-        """The port on which it listens."""
+        """The port on which readers connect."""
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def listen(self, host: str, port: int) -> None:
-        """Accept readers from now on. Raises OSError."""
+        """Accept connections of readers from now on. Raises OSError if the port is taken."""
         self._server = await asyncio.start_server(self._accept, host, port, limit=1 << 20)
 
     async def close(self) -> None:
@@ -283,7 +284,7 @@ class Exporter:
             self._free(export)
 
     def _found(self, hello: Hello) -> Export | Refusal:
-        """Return the export that a reader asks for, or the reason of a refusal."""
+        """Return the export that a reader asks for, or the refusal to send it."""
         mine, its = self._store.form, hello.form
         if hello.version != VERSION:
             return _refusal("version", f"this worker speaks version {VERSION}")
@@ -378,7 +379,7 @@ class Exporter:
             writer.close()  # its reader sees that no more data follow
 
     def _has(self, export: Export, block: int) -> bool:
-        """Return whether the KV of a block is computed."""
+        """Return whether the KV of a block of the export is computed."""
         needed = min((block + 1) * self._store.block_tokens, len(export.prompt))
         return export.ready_tokens >= needed
 
@@ -407,15 +408,15 @@ def _refusal(reason: Refused, message: str) -> Refusal:
 
 
 def _difference(mine: Form, its: Form) -> str:
-    """Return a text that says which fields differ, with both values."""
+    """Return a text that names the fields in which the two workers differ, with both values."""
     names = [name for name in Form.__struct_fields__ if getattr(mine, name) != getattr(its, name)]
     found = [f"{name} {getattr(mine, name)!r:.40} and {getattr(its, name)!r:.40}" for name in names]
     return f"the KV here differs from the reader's: {', '.join(found)}"
 
 
 async def _apart(store: KvStore, call: Callable[..., T], *given: Any) -> T:
-    """Run `call` in a thread if the store copies data, so that steps continue meanwhile; return its
-    result.
+    """Return the result of `call`. It runs in a thread if the store copies data, so that steps
+    continue meanwhile.
     """
     if store.copies:
         return await asyncio.to_thread(call, *given)
@@ -436,14 +437,14 @@ async def _unbroken(copy: Coroutine[Any, Any, T]) -> T:
 
 
 def _forget(incoming: asyncio.Future[Message]) -> None:
-    """Drop a message that may arrive and that is no longer needed."""
+    """Cancel the wait for a message that is no longer needed, and ignore its error."""
     if not incoming.cancel() and not incoming.cancelled():
         incoming.exception()
 
 
 async def _release(params: TransferParams) -> None:
-    """Tell the worker that has the KV that nobody will read it. A worker that cannot be reached
-    frees it when its lease ends.
+    """Tell the worker that has the KV that nobody will read it. If that worker cannot be reached,
+    it frees the KV when the lease ends.
     """
     message = Release(
         params.remote_engine_id or "",
@@ -461,7 +462,9 @@ async def _release(params: TransferParams) -> None:
 
 
 def _valid(message: Message) -> int:
-    """Return the bytes of a read that ended well. Raises BadMessage or NotRead if it did not."""
+    """Return the number of bytes of a read that ended well. Raises BadMessage or NotRead if it did
+    not end well.
+    """
     if not isinstance(message, Done):
         raise BadMessage(f"{type(message).__name__} among the parts of a read")
     if not message.valid:
@@ -525,8 +528,8 @@ class Importer:
         return len(self._imports)
 
     def begin(self, request: Request, params: TransferParams) -> None:
-        """Begin to fetch the KV of `request`, which was just added with `imports`, and connect to
-        the worker that has it.
+        """Begin to fetch the KV of `request`, which was just added with `imports`: connect to the
+        worker that has the KV.
         """
         one = _Import(request, params)
         self._imports[request.request_id] = one
@@ -537,8 +540,8 @@ class Importer:
         self._imports[wanted.request.request_id].room.set_result(wanted)
 
     def drop(self, request_id: int) -> None:
-        """Cancel the transfer of a request that has ended. Its blocks are given back once nothing
-        writes to them.
+        """Cancel the transfer of a request that has ended. The request's blocks are released once
+        nothing writes to them.
         """
         one = self._imports.get(request_id)
         if one is not None and one.task is not None:
@@ -660,7 +663,7 @@ class Importer:
         stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Receive the parts of the KV; the last message says whether they were valid."""
+        """Receive the parts of the KV. The last message says whether they were valid."""
         store, block_ids = self._store, wanted.request.block_ids
         message, come = await self._next(incoming, stream, writer, welcome), wanted.start
         while isinstance(message, Part):

@@ -154,8 +154,8 @@ class Compute:
         return self._before
 
     def move(self, moves: Moves) -> None:
-        """Copy blocks between the cache and host memory, in any thread. Raises what the model's
-        `move` raises.
+        """Copy blocks between the cache and host memory; any thread may call this. Raises the
+        errors of the model's `move`.
         """
         self._model.move(moves)
 
@@ -171,17 +171,17 @@ class Compute:
 
 
 class Staged(Model, Protocol):
-    """A model in stages, seen from its first."""
+    """A model whose layers are divided into stages, as the process of the first stage uses it."""
 
     def begin(self, batch: FlatBatch) -> Callable[[], torch.Tensor]:
-        """Compute the first stage; return a function that waits for the last stage and returns the
-        logits.
+        """Compute the first stage of a step; return a function that waits for the last stage and
+        returns the logits.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A step that the later stages compute. Lifetime: step."""
+    """A step whose first stage was computed, and which the later stages compute. Lifetime: step."""
 
     work: Work
     sampler: Sampler
@@ -189,7 +189,9 @@ class Begun:
     stream: torch.cuda.Stream | None
 
     def wait(self) -> list[Chosen]:
-        """Wait and sample, on a stream of its own beside the first stage's next step."""
+        """Wait for the logits and return the sampled tokens. On a GPU this uses a stream of its
+        own, so that the first stage can compute the next step meanwhile.
+        """
         with torch.cuda.stream(self.stream):
             logits, work = self.end(), self.work
             if not work.sampled:
@@ -199,8 +201,8 @@ class Begun:
 
 
 class StagedCompute(Compute):
-    """A `Compute` for a model in stages: every token of a step is known before it is laid out.
-    Lifetime: worker.
+    """Computes steps as `Compute` does, for a model in stages, where every token of a step is known
+    before the step is laid out. Lifetime: worker.
     """
 
     def __init__(
@@ -221,11 +223,13 @@ class StagedCompute(Compute):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def enter(self) -> None:
-        """Set up a thread; call it first in each of them."""
+        """Prepare a thread for computing; call this first in each thread that computes."""
         if is_cuda(self._device):
             torch.cuda.set_device(self._device)
 
     def launch(self, step: LaidOut) -> Begun:  # type: ignore[override]
-        """Compute the first stage after all steps launched before. Raises what the model raises."""
+        """Compute the first stage of a step after all steps that were launched before. Raises the
+        errors of the model.
+        """
         end = self._stages.begin(step.batch.on(self._device))
         return Begun(step.work, self._sampler, end, self._stream)

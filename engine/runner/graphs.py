@@ -1,9 +1,8 @@
-"""Runs decode steps at fixed sizes on fixed buffers: as CUDA graphs if the device has CUDA.
-
-A graph replays the same launches on the same memory. So a step is padded to the next size, and one
-copy refreshes the data that the kernels read; rows of the page table are copied only as wide as the
-step's longest. Without CUDA the same function is called on the same memory, which saves nothing,
-but lets CPUs test everything except the capture (torch.cuda.graph).
+"""Runs decode steps at fixed sizes on fixed buffers: as CUDA graphs if the device has CUDA. A graph
+replays the same launches on the same memory. So a step is padded to the next size, and one copy
+refreshes the data that the kernels read; rows of the page table are copied only as wide as the
+longest row of the step. Without CUDA the same function is called on the same memory, which saves
+nothing, but lets tests on CPUs cover everything except the capture (torch.cuda.graph).
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def graph_rows(most: int) -> list[int]:
-    """Return the sizes up to `most` decodes: 1, 2, 4, 8, then every 16th, and `most`."""
+    """Return the numbers of decodes for which graphs are captured, up to `most`: 1, 2, 4, 8, then
+    every multiple of 16, and `most`.
+    """
     return sorted({rows for rows in (1, 2, 4, 8, *range(16, most, 16)) if rows < most} | {most})
 
 
@@ -43,7 +44,7 @@ class GraphRoom(NamedTuple):
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of a row of the page table."""
+        """The bytes of one row of the page table."""
         return self.pages * torch.int32.itemsize
 
 
@@ -55,14 +56,12 @@ def graph_room(rows: int, max_tokens: int, block_size: int, has_kernels: bool) -
 
 
 class DecodeGraphs:
-    """Graphs of decodes of up to `rows` requests with contexts of up to `max_tokens`. Lifetime:
-    worker.
-
-    `forward(batch)` returns the logits of a fixed batch, [rows, `vocab`], as `dtype`. All graphs
-    share their memory, and the batch's: one is replayed at a time, and its results are copied out.
-    If one cannot be captured or replayed, all graphs are off from then on and `failed` says why; if
-    the device is lost, too, the error is raised. `fell_back` says which of the model's kernels have
-    failed: steps of those parts use no graph.
+    """CUDA graphs of steps with up to `rows` decodes and contexts of up to `max_tokens`. Lifetime:
+    worker. `forward(batch)` returns the logits of a fixed batch, [rows, `vocab`], as `dtype`. All
+    graphs share their memory and that of the batch: one graph is replayed at a time, and its
+    results are copied out. If a graph cannot be captured or replayed, all graphs are off from then
+    on and `failed` says why; if the device is lost, too, the error is raised. `fell_back` says
+    which of the model's kernels have failed: steps of those parts use no graph.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class DecodeGraphs:
         )
 
     def use(self, pieces: Sequence[Piece], has_chunks: bool) -> GraphUse:
-        """Return whether a graph has room for a step of `pieces`, or why not."""
+        """Return whether a graph can run a step of `pieces`, or why it cannot."""
         if self.failed:
             return "fallback"
         if has_chunks:
@@ -111,7 +110,9 @@ class DecodeGraphs:
         return "hit" if fits and len(pieces) <= self._sizes[-1] else "graph_limit"
 
     def lay_out(self, pieces: Sequence[Piece]) -> FlatBatch:
-        """Return `pieces` that fit a graph, padded to the next size; on the host."""
+        """Return a batch on the host of `pieces`, which fit a graph, padded to the next size of a
+        graph.
+        """
         rows = self._sizes[bisect_left(self._sizes, len(pieces))]
         # Torch reads rows of the table as wide as the graph's; with a plan, kernels read only the
         # planned part.
@@ -127,10 +128,9 @@ class DecodeGraphs:
         return fixed_batch(pieces, *sizes, self._planner, room_tokens)
 
     def logits(self, batch: FlatBatch, fill: Callable[[FlatBatch], None]) -> torch.Tensor:
-        """Return [rows, vocab] of a batch from `lay_out`, padding included; valid until the next
-        call.
-
-        `fill` puts tokens that the batch lacks into it, on the device.
+        """Return the logits [rows, vocab] of a batch from `lay_out`, padding included; they are
+        valid until the next call. `fill` writes the tokens that the batch lacks into it, on the
+        device.
         """
         run = self._graphs[len(batch.token_ids)]
         given = batch.within(self._data)
@@ -150,7 +150,9 @@ class DecodeGraphs:
         log.error("graphs: steps go without from here on, because of %s", self.failed)
 
     def _capture(self) -> dict[int, Callable[[], None]]:
-        """Return, by size, the function that computes the batch in `_data`."""
+        """Capture all graphs; return, by number of rows, the function that computes the batch in
+        `_data`.
+        """
         largest = self._fixed([], self._sizes[-1], self._room.pages)
         self._data = torch.zeros(largest.sizes.nbytes, dtype=torch.uint8, device=self._device)
         # The largest first: the other graphs reuse its memory.

@@ -31,7 +31,7 @@ from engine.runner.ranks import MOVED, READY, RankModel, RankSpec, batch_bytes, 
 
 
 class RankStuck(RuntimeError):  # noqa: N818 - what happened, not a kind of mistake
-    """Raised for a rank that is alive but does nothing: it is stopped, or it hangs."""
+    """Raised if a rank is alive but does nothing, because it is stopped or hangs."""
 
 
 def give(process: subprocess.Popen[bytes], data: bytes, limit_s: float) -> None:
@@ -52,10 +52,9 @@ def give(process: subprocess.Popen[bytes], data: bytes, limit_s: float) -> None:
 
 
 def line_of(process: subprocess.Popen[bytes], limit_s: float, what: str) -> bytes:
-    """Return a line of the process's standard output, which says `what`; a part of a line if the
-    output ends.
-
-    Raises RankStuck if none came in time.
+    """Return a line of the process's standard output, by which it says that it has done `what`;
+    return a part of a line if the output ends. Raises RankStuck if no line came within `limit_s`
+    seconds.
     """
     assert process.stdout is not None
     poll = select.poll()
@@ -72,16 +71,16 @@ log = logging.getLogger(__name__)
 
 
 class GroupLost(RuntimeError):  # noqa: N818 - what happened, not a kind of mistake
-    """Raised if a rank is gone, and with it a part of the model."""
+    """Raised if a rank is gone, and a part of the model with it."""
 
 
 class Group:
-    """The ranks of one worker. Lifetime: worker; `close` ends their processes."""
+    """The ranks of one worker. Lifetime: worker; `close` ends the processes of the ranks."""
 
     def __init__(self, spec: RankSpec) -> None:
-        """`spec` is that of rank 0; its port is chosen here. Returns when every rank has loaded.
-
-        Raises what loading raises, or GroupLost if another rank could not load.
+        """Start the other ranks and load this one; return when every rank has loaded. `spec` is
+        that of rank 0; its port is chosen here. Raises the errors of loading, or GroupLost if
+        another rank could not load.
         """
         spec = replace(spec, rank=0, port=_free_port())
         size = spec.tp_size * spec.pp_size
@@ -104,7 +103,9 @@ class Group:
             raise
 
     def _meet(self, spec: RankSpec) -> RankModel:
-        """Load rank 0, unless another rank ends meanwhile: rank 0 would wait for it for minutes."""
+        """Load rank 0, and raise GroupLost if another rank ends meanwhile. Otherwise rank 0 would
+        wait for that rank for minutes.
+        """
         made: Future[RankModel] = Future()
         threading.Thread(target=_fulfil, args=(made, lambda: RankModel(spec)), daemon=True).start()
         while True:
@@ -117,8 +118,8 @@ class Group:
 
     @property
     def fell_back(self) -> FellBack:
-        """The failed kernels of rank 0; the other ranks follow it, because they get no
-        plans then.
+        """The kernels of rank 0 that have failed. The other ranks stop using the same kernels,
+        because they get no plans from then on.
         """
         return self._model.fell_back
 
@@ -145,10 +146,8 @@ class Group:
         return end
 
     def move(self, moves: Moves) -> None:
-        """Copy blocks in every rank between two steps, as `HostKv.move` does; return when all have
-        done it.
-
-        It may be called in any thread. Raises GroupLost.
+        """Copy blocks in every rank between two steps, as `HostKv.move` does; return when all ranks
+        have done it. The method may be called in any thread. Raises GroupLost once a rank is gone.
         """
         with self._turn, self._together():
             self._give(moves_bytes(moves))
@@ -163,7 +162,7 @@ class Group:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Mark the group as lost if the block ends early, because the ranks would be in different
+        """Mark the group as lost if the block fails, because the ranks would then be in different
         steps.
         """
         if self._lost:
@@ -188,7 +187,7 @@ class Group:
 
     def close(self) -> None:
         """Let the other ranks end, and leave the group. The ranks of a lost group wait for each
-        other, so they are not waited for.
+        other, so the method does not wait for them.
         """
         if self._lost:
             self._kill()
@@ -223,7 +222,9 @@ def _fulfil(made: Future[RankModel], make: Callable[[], RankModel]) -> None:
 
 
 def _start(spec: RankSpec) -> subprocess.Popen[bytes]:
-    """Start the process of another rank; its log goes where ours goes."""
+    """Start the process of another rank; its log goes to the same place as the log of
+    this process.
+    """
     command = [
         sys.executable,
         "-P",

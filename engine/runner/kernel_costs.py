@@ -1,8 +1,6 @@
-"""Costs of the kernels' plans and the fastest ways of attention: measured, kept in a file, and
-read.
-
-Without a file, plans use predictions, and attention uses the kernels. A file is valid for the
-device and library that it was measured with, and rejected for others.
+"""Costs of the kernels' plans and the fastest ways of attention: they are measured, kept in a file,
+and read again. Without a file, plans use predicted costs, and attention uses the kernels. A file is
+valid for the device and library that it was measured with, and rejected for others.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ FLUSH_BYTES = 256 << 20  # read before each run; several times an L2 cache
 
 
 class Timer:
-    """Times runs on `device`. Lifetime: one calibration."""
+    """Measures how long a function runs on `device`. Lifetime: one calibration."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -65,7 +63,7 @@ class Timer:
 
 
 class DecodeTimer:
-    """Times one layer's attention on `device` with random numbers. Lifetime: one calibration."""
+    """Measures one layer's attention on `device` with random numbers. Lifetime: one calibration."""
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: str) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
@@ -92,7 +90,9 @@ class DecodeTimer:
 
 
 class Mixed(NamedTuple):
-    """A step to time: requests of equal lengths, in tokens."""
+    """A step to time: its number of requests, which all have the same number of new tokens, of
+    context tokens, and of shared tokens.
+    """
 
     requests: int
     new: int
@@ -100,7 +100,7 @@ class Mixed(NamedTuple):
     shared: int = 0
 
     def smaller(self) -> Mixed:
-        """Return the same kind of step, smaller: for CPUs, and to check numbers with."""
+        """Return a smaller step of the same kind, for CPUs and for checks of the numbers."""
         new, shared = max(1, self.new // SMALLER), self.shared // SMALLER
         return Mixed(min(self.requests, 8), new, self.context // SMALLER, shared)
 
@@ -129,7 +129,9 @@ MOST_WIDE_ERROR = 1e-4  # of float32, as MOST_ERROR of 16 bits
 
 
 class TimedLayer:
-    """One layer's attention of a step in one way, with random numbers. Lifetime: its timing."""
+    """The attention of one layer in a step, computed in one way, with random numbers. Lifetime: its
+    timing.
+    """
 
     def __init__(
         self, config: ModelConfig, planner: KernelPlanner, step: Mixed, dtype: torch.dtype,
@@ -152,12 +154,14 @@ class TimedLayer:
         self._attention = KernelAttention(planner.ways).begin(batch, rotary)
 
     def run(self) -> torch.Tensor:
-        """Return the result of each row."""
+        """Compute the attention once, and return the result of each row."""
         norms = HeadNorms(None, None, 0.0)
         return self._attention(self._q, self._k, self._v, norms, self._kept)
 
     def error(self) -> float:
-        """Return the error of a run's worst row against plain attention on the CPU in float64."""
+        """Compute the attention once, and return the error of its worst row against plain attention
+        on the CPU in float64.
+        """
         made, batch = self.run(), self._laid_out.on("cpu")
         exact = Rotary(*self._rope, "cpu", torch.float64)
         q = rotate(self._q.cpu().double(), *exact.rows(batch.positions))
@@ -166,7 +170,9 @@ class TimedLayer:
 
 
 class WayTimer:
-    """Times steps of each shape by each way whose numbers are right. Lifetime: one calibration."""
+    """Measures steps of each shape by each way of attention whose numbers are right. Lifetime: one
+    calibration.
+    """
 
     def __init__(
         self, config: ModelConfig, shape: AttentionShape, costs: Costs, dtype: torch.dtype,
@@ -177,7 +183,7 @@ class WayTimer:
         self._timer = Timer(device)
 
     def times(self) -> list[TimedWay]:
-        """Return the times of all shapes and ways, with those that cannot be used."""
+        """Return the times of all shapes by all ways, including the ways that cannot be used."""
         return [row for shape, ways in SHAPES.items() for row in self._times_of(shape, ways)]
 
     def _times_of(self, shape: str, ways: Sequence[str]) -> list[TimedWay]:
@@ -192,7 +198,9 @@ class WayTimer:
         return [TimedWay(shape, way, medians.get(way), why[way]) for way in ways]
 
     def _why_not(self, shape: str, way: str) -> str:
-        """Return why a way cannot be used; "" if its numbers are right."""
+        """Return the reason why `way` cannot be used for steps of `shape`; "" if it can and its
+        numbers are right.
+        """
         most = MOST_WIDE_ERROR if self._dtype == torch.float32 else MOST_ERROR
         try:
             lacks = self._lacks(way)
@@ -202,7 +210,9 @@ class WayTimer:
         return lacks or ("" if error < most else f"a trial: {error:.1e} off, {most:g} is right")
 
     def _lacks(self, way: str) -> str:
-        """Return what the machine lacks for a way; "" if nothing."""
+        """Return the property that the machine lacks for computing by `way`; "" if it lacks
+        nothing.
+        """
         is_gpu = is_cuda(self._device)
         if way == CUDNN and not is_gpu:
             return "a CPU"
@@ -224,7 +234,9 @@ LARGEST = 1e15  # nanoseconds of a unit; no real value is above it
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """The time of one step of the grid, in microseconds of one layer."""
+    """The measured time of one layer in one decode step, in microseconds: by the plain plan, and by
+    the plan that shares prefixes.
+    """
 
     requests: int
     groups: int
@@ -235,7 +247,7 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 class TimedWay(msgspec.Struct, frozen=True):
-    """The time of one layer's attention of a step of a shape, in one way."""
+    """The measured time of one layer's attention in a step of one shape, computed in one way."""
 
     shape: str
     way: str
@@ -253,7 +265,7 @@ def fastest(timed: Sequence[TimedWay]) -> Ways:
 
 
 class CostsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The contents of the file, as JSON."""
+    """The contents of a file of kernel costs, as JSON."""
 
     device: str
     library: str
@@ -265,7 +277,9 @@ class CostsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def place_of(device: str) -> tuple[str, str]:
-    """Return the name of the device, and that of its kernels."""
+    """Return the name of the device and the name of the kernels' library, by which a file of costs
+    is recognized.
+    """
     if device == "cpu":
         return "cpu", "operators"
     return torch.cuda.get_device_name(device), cuda_library().path.name
@@ -274,7 +288,7 @@ def place_of(device: str) -> tuple[str, str]:
 def write_costs(
     path: Path, made: Calibration, device: str, timed_ways: Sequence[TimedWay] = ()
 ) -> None:
-    """Write the file completely or not at all. Raises OSError."""
+    """Write the costs to a file, completely or not at all. Raises OSError if that fails."""
     rows = [Timed(*one.mix, one.plain_ns / 1e3, one.shared_ns / 1e3) for one in made.measured]
     file = CostsFile(
         *(*place_of(device), made.costs._asdict(), made.is_wary, rows),
@@ -297,7 +311,9 @@ def read_costs(path: Path, device: str) -> Costs:
 
 
 def read_ways(path: Path, device: str) -> Ways:
-    """Return the way of each shape. Raises what `read_costs` raises."""
+    """Return the fastest way of attention of each shape, as the file has it. Raises the errors of
+    `read_costs`.
+    """
     return {**ALL_KERNELS, **_read(path, device).ways}
 
 

@@ -57,8 +57,8 @@ TORCH_ATTENTION = KernelChoice()
 
 
 class Computing:
-    """The weights and the KV cache of a model in this process, with `host_blocks` below it.
-    Lifetime: worker.
+    """A model in this process: its weights, its KV cache, and host memory for `host_blocks` evicted
+    blocks. Lifetime: worker.
     """
 
     def __init__(self, transformer: Transformer, kv: KvCache, host_blocks: int = 0) -> None:
@@ -68,12 +68,12 @@ class Computing:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """The dtype that `logits` returns."""
+        """The dtype of the tensor that `logits` returns."""
         return torch.float64 if self._transformer.dtype == torch.float64 else torch.float32
 
     @property
     def fell_back(self) -> FellBack:
-        """See `Model`."""
+        """The parts that torch computes in place of failed kernels, and why."""
         return self._transformer.fell_back
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
@@ -88,7 +88,7 @@ class Computing:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is ready. Lifetime: worker."""
+    """A model that was loaded, with its tokenizer and its settings. Lifetime: worker."""
 
     config: ModelConfig
     tokenizer: HfTokenizer
@@ -109,9 +109,9 @@ class Loaded:
         on_step: Callable[[Step, list[Output], float], None],
         on_failed: Callable[[Sequence[Request], str], None],
     ) -> RealRunner:
-        """Return the runner of a worker with `pool`, which has the capacity's blocks.
-
-        Raises ValueError for a pool with more blocks in the host than there is memory for.
+        """Return a runner for a worker with the block pool `pool`, which has as many blocks as the
+        capacity says. Raises ValueError if the pool has more blocks in the host than there is host
+        memory for.
         """
         if pool.host.blocks > self.capacity.host_blocks:
             raise ValueError(
@@ -148,7 +148,9 @@ class Loaded:
         return runner
 
     def _graphs(self, rows: int) -> DecodeGraphs | None:
-        """Capture graphs here and now; None if other processes have a part in each step."""
+        """Capture the graphs of decode steps and return them; return None if other processes have a
+        part in each step.
+        """
         if not self.steps.has_graphs(self.device) or isinstance(self.model, Group):
             return None
         return DecodeGraphs(
@@ -170,10 +172,9 @@ def load(
     scheduler: SchedulerSettings,
     on_needs: Callable[[Capacity, Needs], None] = lambda capacity, needs: None,
 ) -> Loaded:
-    """Load the folder. `on_needs` gets what fits, and what computes, before weights are read.
-
-    Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the memory,
-    GroupLost (a RuntimeError) if another rank could not load.
+    """Load a model folder. `on_needs` gets what fits and which backends compute, before the weights
+    are read. Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the
+    memory, GroupLost (a RuntimeError) if another rank could not load.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -210,8 +211,8 @@ def load(
 
 
 def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
-    """Return the model with its weights and KV memory: in this process, or in as many as `spec`
-    says.
+    """Return the model with its weights and KV memory, in this process or in as many processes as
+    `spec` says.
     """
     if spec.tp_size * spec.pp_size > 1:
         return Group(spec)
@@ -265,10 +266,9 @@ SAMPLES, SAMPLE_BYTES = 16, 64 << 10  # of each file of weights
 
 
 def fingerprint(directory: Path) -> str:
-    """Return a digest that tells models apart by their configuration and samples of their weights.
-    Raises OSError.
-
-    Reading all weights would take minutes.
+    """Return a digest by which models with different configurations or weights differ. It covers
+    samples of the weights, because reading all of them would take minutes. Raises OSError if a file
+    cannot be read.
     """
     seen = hashlib.sha256((directory / "config.json").read_bytes())
     for path in sorted(directory.glob("*.safetensors")):

@@ -1,8 +1,6 @@
-"""The memory that a model in a folder needs on a device, and the memory that there is; it reads
-shapes, no weights.
-
-Memory and limits are those of one moment: several workers that start on one device must ask one
-after the other.
+"""Computes the memory that a model in a folder needs on a device, and the memory that the device
+has; it reads the shapes of the weights only. Memory and limits are those of one moment: several
+workers that start on one device must ask one after the other.
 """
 
 from __future__ import annotations
@@ -52,12 +50,11 @@ SAMPLING_COPIES = 4  # of the logits that filters and draws work on
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """The ways to run steps; None turns a way on if the device is a GPU.
-
-    `overlap`: one step is scheduled while another computes, and stages compute different steps at a
-    time. `cuda_graphs`: decode steps are padded to fixed sizes and replayed. `kernel_costs`: the
-    file of this device with the costs of the kernels' plans, and the fastest ways; None means
-    predictions, and the kernels for all.
+    """The ways to run steps; None turns a way on if the device is a GPU. `overlap`: one step is
+    scheduled while another computes, and stages compute different steps at a time. `cuda_graphs`:
+    decode steps are padded to fixed sizes and replayed. `kernel_costs`: the file with the costs of
+    the kernels' plans on this device, and with the fastest ways; None means predicted costs, and
+    the kernels for every shape.
     """
 
     overlap: bool | None = None
@@ -73,12 +70,12 @@ class StepSettings:
         return is_cuda(device) if self.cuda_graphs is None else self.cuda_graphs
 
     def costs(self, device: str) -> Costs | None:
-        """Return the costs of plans on `device`. Raises what `read_costs` raises."""
+        """Return the costs of the kernels' plans on `device`. Raises the errors of `read_costs`."""
         return read_costs(self.kernel_costs, device) if self.kernel_costs else None
 
     def ways(self, device: str) -> Ways:
-        """Return the fastest way for steps of each shape on `device`. Raises what `read_costs`
-        raises.
+        """Return the fastest way of attention for steps of each shape on `device`. Raises the
+        errors of `read_costs`.
         """
         return read_ways(self.kernel_costs, device) if self.kernel_costs else ALL_KERNELS
 
@@ -88,15 +85,15 @@ PLAIN_STEPS = StepSettings()
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How to load the model in `directory`. Lifetime: process.
-
-    `dtype` auto: float32 on a CPU, where it is as fast and exact, else the checkpoint's own.
-    `quantization`: weights and KV in fewer bits. `tp_size` ranks divide every layer, `pp_size`
-    stages share the layers: that many processes in all, each on a GPU if `device` is cuda.
-    `attention`, `int8`: the backends of attention and of products with INT8 weights, of
-    `backends.BACKENDS`. `steps`: how steps follow each other. `threads`: of this process's matrix
-    products on CPUs; None: torch's choice. `memory_bytes`: what this instance may use, with its
-    weights; None: all that is available. `shares_kv`: other processes of this host may map the KV.
+    """How to load the model in `directory`. Lifetime: process. `dtype` auto means float32 on a CPU,
+    where it is as fast and exact, else the checkpoint's own dtype. `quantization` says which
+    weights and KV are stored in fewer bits. `tp_size` ranks divide every layer, and `pp_size`
+    stages share the layers: their product is the number of processes, each on a GPU if `device` is
+    cuda. `attention` and `int8` are the backends of attention and of products with INT8 weights,
+    named as in `backends.BACKENDS`. `steps` says how steps follow each other. `threads` is the
+    number of threads of this process's matrix products on CPUs; None means torch's choice.
+    `memory_bytes` is the memory that this instance may use, with its weights; None means all that
+    is available. `shares_kv`: other processes of this host may map the KV.
     """
 
     directory: Path
@@ -115,13 +112,15 @@ class LoadSettings:
 
     @property
     def maps_kv(self) -> bool:
-        """True if other processes can map the KV: those of this host, or the first rank."""
+        """True if other processes can map the KV: other workers of this host, or the first rank."""
         return self.device == "cpu" and (self.shares_kv or self.tp_size * self.pp_size > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The arguments of `fit`. Lifetime: start of a process."""
+    """The memory of the device, what the model needs of it, and the chosen backends; the arguments
+    of `capacity.fit` are among them. Lifetime: start of a process.
+    """
 
     memory_bytes: int  # that may be taken on the device, now
     footprint: Footprint
@@ -133,9 +132,8 @@ class Needs:
 
 
 def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
-    """Return what the model of `settings`, read into `config`, needs.
-
-    Raises what `load` raises for folder and device, and CapacityError for host memory.
+    """Return what the model with this configuration needs. Raises the errors of `load` for folder
+    and device, and CapacityError for host memory.
     """
     device, quantization = settings.device, settings.quantization
     _check_device(device, settings.tp_size * settings.pp_size)
@@ -174,7 +172,7 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
 
 
 def _host_bytes(limits: Limits, block_bytes: int, available_bytes: int) -> int:
-    """Return the host memory that evicted KV takes. Raises CapacityError if there is less."""
+    """Return the host memory that evicted KV takes. Raises CapacityError if less is available."""
     needed_bytes = limits.host_blocks * block_bytes
     if needed_bytes > available_bytes:
         most = available_bytes // block_bytes * limits.block_size
@@ -211,7 +209,9 @@ def _shards(config: ModelConfig, tp_size: int, pp_size: int, device: str) -> lis
 
 
 def _within(config: ModelConfig, limits: Limits, device: str) -> Limits:
-    """Return `limits` reduced to what the model and a shared machine can do."""
+    """Return `limits`, reduced to the model's longest sequence and, on a CPU, to a default number
+    of KV tokens.
+    """
     if limits.must_fit and limits.max_model_tokens > config.max_positions:
         raise ModelError(
             config.path,
@@ -235,10 +235,10 @@ def footprint(
     shards: Sequence[Shard] = (Shard(),),
     is_shared: bool = True,
 ) -> Footprint:
-    """Return the memory that the model takes, by the shapes in its files.
-
-    `shards` are all its ranks. They share one memory (`is_shared`), or have one each; then the
-    result is that of the rank that takes most. A rank's part of a matrix counts as an equal part.
+    """Return the memory that the model takes, computed from the shapes in its files. `shards` are
+    the parts of all ranks. With `is_shared` the ranks use one memory; otherwise each has its own,
+    and the result is that of the rank that takes most. A rank's part of a matrix counts as an equal
+    part.
     """
     size = DTYPE_BYTES[dtype]
     shapes = {name: checkpoint.info(name).shape for name in checkpoint.names()}
@@ -267,9 +267,8 @@ def footprint(
 
 def attention_bytes(config: ModelConfig, shard: Shard, limits: Limits, has_graphs: bool) -> int:
     """Return the most memory that the kernels' partial results take on a rank while a step
-    computes.
-
-    Graphs have memory of their own, for the largest of them, and its page table.
+    computes. Graphs have memory of their own for these results and for the page table, as large as
+    the largest graph needs.
     """
     heads, rows = shard.part(config.heads), limits.max_batch_size
     slots, table = MOST_SLOTS + most_slots(rows, rows * limits.max_model_tokens), 0
@@ -281,10 +280,9 @@ def attention_bytes(config: ModelConfig, shard: Shard, limits: Limits, has_graph
 
 
 def gathered_bytes(config: ModelConfig, shard: Shard, limits: Limits, dtype: str) -> int:
-    """Return the most memory that torch's attention on a GPU takes on a rank.
-
-    It is the longest context of a layer's K and V gathered from its pages, and V once more with
-    zeros beyond its end.
+    """Return the most memory that torch's attention on a GPU takes on a rank. Torch gathers K and V
+    of the longest context of a layer from its pages, and copies V once more, with zeros beyond its
+    end.
     """
     kv_heads = shard.kv_heads(config.kv_heads)
     heads = kv_heads.stop - kv_heads.start
@@ -296,7 +294,9 @@ def gathered_bytes(config: ModelConfig, shard: Shard, limits: Limits, dtype: str
 def _read_by(
     config: ModelConfig, shard: Shard, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """Yield name and shape of each tensor that a shard reads, and whether it reads only a part."""
+    """Yield the name and shape of each tensor that a shard reads, and whether it reads only a part
+    of it.
+    """
     if len(shapes) and shard == Shard():  # all of the files, whatever is in them
         yield from ((name, shape, False) for name, shape in shapes.items())
         return

@@ -1,9 +1,7 @@
 """One rank of a model that several processes share through torch.distributed, and the batches that
-it gets.
-
-Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. In every step each
-rank gets the same batch, over a pipe from rank 0. `python -m engine.runner.ranks SPEC` is the
-process of a rank, which rank 0 starts.
+it gets. Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. In every
+step each rank gets the same batch, over a pipe from rank 0. `python -m engine.runner.ranks SPEC` is
+the program of one rank; rank 0 starts it.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ _HEAD = 8 * (len(Sizes._fields) + 1)
 
 
 def batch_bytes(batch: FlatBatch) -> bytes:
-    """Return `batch`, framed. It must have its tokens: only rank 0 has the rows of the
-    token pool.
+    """Return `batch` as bytes, with a frame. The batch must have its tokens, because only rank 0
+    has the pool of the latest tokens.
     """
     head = np.array([*batch.sizes, _MAGIC], dtype="<i8")
     spans = np.array(batch.spans, dtype="<i8")
@@ -51,15 +49,15 @@ def batch_bytes(batch: FlatBatch) -> bytes:
 
 
 def moves_bytes(moves: Moves) -> bytes:
-    """Return `moves`, framed as batches are."""
+    """Return `moves` as bytes, with the frame that batches have."""
     head = np.zeros(_HEAD // 8, dtype="<i8")
     head[0], head[1], head[-1] = moves.to_host, len(moves.block_ids), _MOVES_MAGIC
     return head.tobytes() + np.array([*moves.block_ids, *moves.host_ids], "<i8").tobytes()
 
 
 def read_batch(pipe: IO[bytes], device: str) -> FlatBatch | Moves | None:
-    """Return the next batch, on `device`, or blocks to copy; None at the end. Raises EOFError for a
-    part of one.
+    """Return the next batch from the pipe, on `device`, or the next blocks to copy; None at the
+    end. Raises EOFError if the pipe ends within one of them.
     """
     head = pipe.read(_HEAD)
     if not head:
@@ -94,10 +92,9 @@ MEET_S = 120.0  # for the processes to start
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """The model that a rank loads, and the address at which ranks meet. Lifetime: process.
-
-    `device` of a group is cpu, or cuda: then rank r uses cuda:r. `port` is that of the store on
-    127.0.0.1.
+    """The model that a rank loads, and the port at which ranks meet. Lifetime: process. The
+    `device` of a group is cpu, or cuda: then rank r uses cuda:r. `port` is the port of torch's
+    store on 127.0.0.1.
     """
 
     directory: str
@@ -139,10 +136,9 @@ class Stage:
         self._group, self._size, self._is_cpu = group, size, is_cpu
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' `x`.
-
-        On CPUs it is added in order of rank, so that a row's bits do not depend on its place in the
-        tensor, as they would if different ranks added different parts.
+        """Return the sum of `x` over all ranks. On CPUs it is added in order of rank, so that a
+        row's bits do not depend on its place in the tensor, as they would if different ranks added
+        different parts.
         """
         if not self._is_cpu:
             distributed.all_reduce(x, group=self._group)
@@ -164,10 +160,14 @@ class Stage:
 
 
 class RankModel:
-    """A rank's weights and KV, and its part of each step. Lifetime: process; one in each."""
+    """The weights and KV of a rank, and its part of each step. Lifetime: process; each process has
+    one.
+    """
 
     def __init__(self, spec: RankSpec) -> None:
-        """Meet the other ranks, then load. Raises ModelError, OSError, RuntimeError."""
+        """Meet the other ranks, then load this rank's part of the model. Raises ModelError, OSError
+        or RuntimeError if that fails.
+        """
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
         self._spec, self._shard = spec, spec.shard
@@ -189,7 +189,7 @@ class RankModel:
             raise
 
     def _load(self, size: int, step_s: timedelta) -> None:
-        """Create the rank's groups, and load its weights and KV."""
+        """Create the rank's process groups, and load its weights and KV."""
         spec = self._spec
         # Every rank makes every group, in the same order: torch.distributed asks for that.
         stages = [
@@ -228,8 +228,8 @@ class RankModel:
         return self._model.fell_back
 
     def compute(self, batch: FlatBatch) -> torch.Tensor | None:
-        """Compute this rank's part of a step; return the logits [S, vocab] on rank 0 if there is
-        one stage.
+        """Compute this rank's part of a step. Return the logits [S, vocab] on rank 0 of a model
+        with one stage, else None.
         """
         spec, shard = self._spec, self._shard
         hidden = None
@@ -248,15 +248,17 @@ class RankModel:
         return None
 
     def move(self, moves: Moves) -> None:
-        """Copy blocks as `HostKv.move` does. Rank 0 knows that it has ended a step, but not that
-        this rank has.
+        """Copy blocks as `HostKv.move` does, after this rank has ended its step: rank 0 knows only
+        that it has ended its own.
         """
         if self._spec.device != "cpu":
             torch.cuda.current_stream(self._spec.own_device).synchronize()
         self._host.move(moves)
 
     def logits(self, sampled: int) -> torch.Tensor:
-        """Return, on rank 0 of several stages, the oldest step's logits [sampled, vocab]."""
+        """Return the logits [sampled, vocab] of the oldest step, on rank 0 of a model with several
+        stages.
+        """
         spec = self._spec
         wide = torch.float64 if self._dtype == torch.float64 else torch.float32
         shape = (max(1, sampled), self._vocab)
@@ -265,8 +267,8 @@ class RankModel:
         return made[:sampled]
 
     def _send(self, made: torch.Tensor, to: int, group: Any) -> None:
-        """Send a tensor without waiting, unless as many steps as there are stages have not been
-        received.
+        """Send a tensor to rank `to` without waiting, unless as many tensors as there are stages
+        have not been received yet.
         """
         made = made.contiguous()
         self._sent.append((distributed.isend(made, to, group=group), made))
@@ -274,13 +276,13 @@ class RankModel:
             self._sent.popleft()[0].wait()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         distributed.destroy_process_group()
 
 
 def main() -> int:
-    """Load, print the ready line, and compute batches until the input ends; return the
-    exit code.
+    """Run the process of a rank: load, print the ready line, and compute batches until standard
+    input ends. Return the exit code.
     """
     # The terminal's Ctrl-C is for rank 0, which lets running requests end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -306,7 +308,9 @@ def main() -> int:
 
 
 def _read(batches: Queue[FlatBatch | Moves | BaseException | None], device: str) -> None:
-    """Read batches as they come, so that rank 0 need not wait until this rank is ready."""
+    """Read batches as they come and put them into `batches`, so that rank 0 need not wait until
+    this rank is ready for them.
+    """
     try:
         while (batch := read_batch(sys.stdin.buffer, device)) is not None:
             batches.put(batch)

@@ -1,14 +1,12 @@
-"""Runs the steps of a real model: schedule, lay out the batch, compute, sample, take the tokens.
-
-Steps compute in a thread of their own, so that the event loop can take requests and write answers.
-If the scheduler has two steps in flight, the next one is scheduled and laid out while one computes,
-and begins when it ends. All code that reads the scheduler's requests runs on the event loop. If a
-request ends meanwhile, its last step is wasted; it writes to blocks that are not read, and that no
-other request gets before the step has ended.
-
-Blocks that a schedule evicts into host memory are copied there in the model's thread, before the
-next step is computed. Blocks of a prompt in host memory are copied back in a thread of their own,
-during steps of other requests, and the prompt continues after them.
+"""Runs the steps of a real model: it schedules a step, lays out its batch, computes, samples, and
+takes the tokens. Steps compute in a thread of their own, so that the event loop can take requests
+and write answers. If the scheduler has two steps in flight, the next one is scheduled and laid out
+while one computes, and begins when that ends. All code that reads the scheduler's requests runs on
+the event loop. If a request ends while its step computes, that step is wasted; it writes to blocks
+that nobody reads, and that no other request gets before the step has ended. Blocks that a schedule
+evicts into host memory are copied there in the model's thread, before the next step is computed.
+Blocks of a prompt in host memory are copied back in a thread of their own, during steps of other
+requests, and the prompt continues after them.
 """
 
 from __future__ import annotations
@@ -36,41 +34,43 @@ log = logging.getLogger(__name__)
 
 
 class EngineFailed(Exception):  # noqa: N818 - the end of a worker, seen by its exit code
-    """Raised if steps fail one after another, or the device is lost: this worker cannot answer any
-    more.
+    """Raised if steps fail one after another, or the device is lost, because this worker cannot
+    answer any more.
     """
 
 
 class Ends(Protocol):
-    """A step that is being computed."""
+    """A step that is being computed and will end."""
 
     def wait(self) -> list[Chosen]:
-        """Wait, and return each sampled request's token."""
+        """Wait for the step, and return the token of each sampled request."""
 
 
 class Computes(Protocol):
-    """Computes steps: `compute.Compute` or `compute.StagedCompute`."""
+    """The interface of what computes steps: `compute.Compute` or `compute.StagedCompute`."""
 
     @property
     def is_later(self) -> bool:
-        """True if another thread waits for launched steps."""
+        """True if steps are launched in one thread and awaited in another."""
 
     def enter(self) -> None:
-        """Set up a thread; call it first in each of them."""
+        """Prepare a thread for computing; call this first in each thread that computes."""
 
     def lay_out(self, step: Step) -> LaidOut:
-        """Return `step`, just scheduled, laid out; called on the event loop."""
+        """Return `step`, which was just scheduled, in the form that the model takes; the event loop
+        calls this.
+        """
 
     def launch(self, step: LaidOut) -> Ends:
-        """Start a step after those launched before, in the model's thread."""
+        """Start a step after the steps that were launched before; the model's thread calls this."""
 
     def lost(self) -> str:
-        """Return, after a failed step, why no step can be computed any more; "" if some can. It
-        waits.
+        """After a failed step, return the reason why no step can be computed any more; "" if steps
+        still can be. The method waits for launched work.
         """
 
     def move(self, moves: Moves) -> None:
-        """Copy blocks as `HostKv.move` does, in any thread."""
+        """Copy blocks as `HostKv.move` does; any thread may call this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,10 @@ class Flying:
 
 class RealRunner:
     """Drives the scheduler with a model; it has the interface of `engine.timed.TimedRunner`.
-    Lifetime: worker.
-
-    `on_step(step, outputs, now_s)` is called as each step ends, `on_failed(requests, why)` if
-    requests end without an answer; they have left the scheduler by then. `run` raises EngineFailed
-    after MAX_FAILED_STEPS failures in a row, and after a step that broke the device.
+    Lifetime: worker. `on_step(step, outputs, now_s)` is called as each step ends, and
+    `on_failed(requests, why)` if requests end without an answer, after they have left the
+    scheduler. `run` raises EngineFailed after MAX_FAILED_STEPS failures in a row, and after a step
+    that broke the device.
     """
 
     def __init__(
@@ -122,21 +121,21 @@ class RealRunner:
         self._wake = asyncio.Event()
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises `Refused`."""
+        """Queue a request. Raises `Refused` if the scheduler refuses it."""
         self.scheduler.add(request, self.clock.now_s())
         self._wake.set()
 
     def cancel(self, request_id: int) -> bool:
-        """Drop a request at once; return False if it is finished already."""
+        """Drop a request at once; return False if it has finished already."""
         return self.scheduler.cancel(request_id)
 
     def wake(self) -> None:
-        """Wake a resting engine, because blocks became free or KV arrived."""
+        """Wake an engine that rests, because blocks became free or KV arrived."""
         self._wake.set()
 
     def wait_saved(self) -> None:
-        """Wait until everything evicted so far is copied; call it in another thread than the event
-        loop's.
+        """Wait until all blocks that were evicted so far are copied to host memory; do not call
+        this in the event loop's thread.
         """
         wait((self._saved,))
 
@@ -169,7 +168,7 @@ class RealRunner:
     def _launch(
         self, model: ThreadPoolExecutor, tokens: ThreadPoolExecutor, loads: ThreadPoolExecutor
     ) -> None:
-        """Start as many steps as may be in flight."""
+        """Start as many steps as may be in flight, and the copies of blocks that they need."""
         while self.scheduler.has_room:
             begun_s = self.clock.now_s()
             step = self.scheduler.schedule(begun_s)
@@ -191,7 +190,9 @@ class RealRunner:
             self._flying.append(Flying(step, chosen, begun_s, self.clock.now_s(), laid_out))
 
     def _save(self, model: ThreadPoolExecutor) -> None:
-        """Copy evicted blocks before a step, a load or another worker writes there."""
+        """Copy evicted blocks to host memory before a step, a load or another worker writes to
+        them.
+        """
         pool = self.scheduler.pool
         block_ids, host_ids = pool.take_saves()
         if not block_ids:
@@ -202,7 +203,7 @@ class RealRunner:
         self._watch(self._watched(self._saved, None))
 
     def _load(self, read: Read, loads: ThreadPoolExecutor) -> None:
-        """Copy a prompt's blocks in host memory into the blocks that are reserved for it."""
+        """Copy the blocks of a prompt from host memory into the blocks that are reserved for it."""
         pool, request = self.scheduler.pool, read.request
         blocks = slice(read.start // pool.block_size, read.stop // pool.block_size)
         moves = Moves(False, request.block_ids[blocks], pool.host.ids(request.chain[blocks]))
@@ -221,8 +222,8 @@ class RealRunner:
         watcher.add_done_callback(self._watchers.discard)
 
     async def _watched(self, copy: Future[None], reader: Request | None) -> None:
-        """Wait for the end of a copy; `reader` continues after what it has loaded, or computes it
-        if the copy failed.
+        """Wait for the end of a copy. The request `reader` then continues after the tokens that
+        were loaded, or computes them if the copy failed.
         """
         has_come = True
         try:
@@ -247,8 +248,8 @@ class RealRunner:
         return asyncio.wrap_future(tokens.submit(lambda: launched.result().wait()))
 
     async def _has_ended(self, oldest: Flying) -> bool:
-        """Wait for the oldest step; return False if a request came first that may start
-        beside it.
+        """Wait for the oldest step, and return True if it has ended. Return False if, before that,
+        a request came that may start while the step computes.
         """
         if not self.scheduler.has_room:
             await asyncio.wait((oldest.chosen,))
@@ -262,7 +263,9 @@ class RealRunner:
         return oldest.chosen.done()
 
     def _land(self, flying: Flying) -> None:
-        """Take a step that has ended or failed."""
+        """Process a step that has ended or failed. Raises EngineFailed if the device is lost, or
+        too many steps failed in a row.
+        """
         error = flying.chosen.exception()
         if error is None:
             self._failed_in_a_row = 0
@@ -309,7 +312,7 @@ class RealRunner:
 
     def _fail(self, step: Step, error: BaseException) -> bool:
         """End all requests in `step`, because the contents of their blocks are unknown; return
-        whether there were any.
+        whether there were any requests.
         """
         log.error("step %d failed: %s", step.number, error, exc_info=error)
         inside = [*step.decodes, *(chunk.request for chunk in step.chunks)]

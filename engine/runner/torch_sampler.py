@@ -1,10 +1,8 @@
-"""Chooses each request's next token from its logits.
-
-The order is that of vLLM 0.10: log probabilities are taken from the original logits; ends of text
-that would come too early are masked; penalties are applied (repetition after CTRL, Keskar and
-others 2019, over prompt and output; presence and frequency as OpenAI's API defines them, over the
-output); greedy requests take the most likely token; the other logits are scaled, filtered and
-drawn.
+"""Chooses each request's next token from its logits. The order of operations is that of vLLM 0.10:
+log probabilities are taken from the original logits; ends of text that would come too early are
+masked; penalties are applied (repetition after CTRL, Keskar and others 2019, over prompt and
+output; presence and frequency as OpenAI's API defines them, over the output); greedy requests take
+the most likely token; the other logits are scaled, filtered and drawn.
 """
 
 from __future__ import annotations
@@ -25,11 +23,10 @@ from engine.scheduler.request import Request
 
 
 class Penalties:
-    """Applies penalties to a batch; lifetime: worker.
-
-    It keeps the token counts of the last call's requests, so that a step counts one token a
-    request. A request that was missing in the last call is counted again from its tokens, so ended
-    requests need not be reported.
+    """Applies penalties to the logits of a batch; lifetime: worker. It keeps the token counts of
+    the last call's requests, so that a step counts only one new token a request. A request that was
+    missing in the last call is counted again from its tokens, so callers need not report which
+    requests have ended.
     """
 
     def __init__(self) -> None:
@@ -43,10 +40,10 @@ class Penalties:
         lengths: Sequence[int],
         latest: Callable[[], Mapping[int, int]],
     ) -> Tensor:
-        """Return logits [S, V] with penalties: `logits` itself if there are none, else a copy.
-
-        `lengths`: tokens of each output. `latest` returns, by request id, the tokens of the
-        previous step: it is called if an output lacks its last token, and may wait.
+        """Return logits [S, V] with penalties: `logits` itself if no request has penalties, else a
+        copy. `lengths` has the number of tokens of each output. `latest` returns, by request id,
+        the tokens of the previous step: it is called if an output lacks its last token, and may
+        wait.
         """
         kept: dict[int, _Counts] = {}
         rows: list[int] = []
@@ -109,7 +106,7 @@ class _Counts:
         return self._times[: self.size]
 
     def catch_up(self, length: int, latest: Callable[[], Mapping[int, int]]) -> None:
-        """Count the new tokens of the output, up to `length` tokens."""
+        """Count the new tokens of the output, up to its token number `length`."""
         # Read once, because another thread may be adding tokens.
         gained = self.request.output[self._counted : length]
         if self._counted + len(gained) < length:
@@ -140,7 +137,9 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms of probabilities at temperature 1, before penalties and filters."""
+    """The natural logarithms of a token's probability and of the likeliest tokens' probabilities,
+    at temperature 1, before penalties and filters.
+    """
 
     logprob: float  # of the chosen token
     top: list[tuple[int, float]]  # the likeliest tokens, as many as requested, likeliest first
@@ -148,7 +147,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """The data of log probabilities for the rows that request them. Lifetime: step."""
+    """The log probabilities of the rows whose requests ask for them, as tensors. Lifetime: step."""
 
     rows: list[int]
     counts: list[int]  # of the likeliest, that each requests
@@ -159,17 +158,16 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The chosen tokens of a step.
-
-    `ids`: int64[S], -1 if a row has no most likely token (NaN, infinity, all masked): such a
-    request ends with an error. They are on the logits' device until they are `fetched`.
+    """The tokens that a step has chosen. `ids` is int64[S], -1 for a row that has no most likely
+    token (NaN, infinity, all masked): such a request ends with an error. The ids are on the logits'
+    device until they are `fetched`.
     """
 
     ids: Tensor
     likely: Likely | None = None
 
     def fetched(self) -> Sampled:
-        """Return the same on the host; complete when an event recorded after this call
+        """Return a copy on the host; it is complete when an event that is recorded after this call
         has passed.
         """
         likely = self.likely
@@ -199,10 +197,9 @@ class Sampled:
 
 
 class Sampler:
-    """Draws tokens; lifetime: worker. Between steps it keeps only token counts.
-
-    `tokens`: it may choose ids 0..tokens-1 if logits have columns without a token; None: every
-    column.
+    """Draws the next tokens of requests; lifetime: worker. Between steps it keeps only token
+    counts. If logits have columns without a token, `tokens` limits the choice to the ids
+    0..tokens-1; None means every column.
     """
 
     def __init__(self, tokens: int | None = None) -> None:
@@ -216,13 +213,12 @@ class Sampler:
         positions: Sequence[int] | None = None,
         latest: Callable[[], Mapping[int, int]] = lambda: NOTHING,
     ) -> Sampled:
-        """Return the chosen tokens. `logits`: [S, V] of a floating type, left unchanged; row i
-        belongs to requests[i].
-
-        `positions` of the tokens to choose, counted from the prompt's first; None: each request's
-        next one. A request may lack its previous token: `latest` returns it by request id, and is
-        called only for penalties. Only `latest` may wait for the device. Raises ValueError for
-        another number of rows than of requests.
+        """Return the chosen tokens. `logits` [S, V] has a floating type and is left unchanged; row
+        i belongs to requests[i]. `positions` are those of the tokens to choose, counted from the
+        prompt's first token; None means the next position of each request. If a request lacks its
+        previous token, `latest` returns that by request id; it is called only for penalties, and
+        only it may wait for the device. Raises ValueError if the numbers of rows and requests
+        differ.
         """
         if logits.ndim != 2 or len(logits) != len(requests):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(requests)} requests")
@@ -250,16 +246,18 @@ class Sampler:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1), a multiple of 2^-53, that draws the token at `position`.
-
-    It is counter-based: splitmix64's finalizer over a hashed seed and the position.
+    """Return the random number in [0, 1), a multiple of 2^-53, that draws the token at `position`.
+    It depends only on seed and position: splitmix64's finalizer over a hashed seed and the
+    position.
     """
     counter = mix(seed & _MASK) + (position + 1) * 0x9E3779B97F4A7C15
     return float(mix(counter & _MASK) >> 11) * 2.0**-53
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """Return values as [len(values), 1], of the type and on the device of `like`."""
+    """Return these values as a column [len(values), 1], with the type and on the device
+    of `like`.
+    """
     return placed(values, like.dtype, like.device).unsqueeze(1)
 
 
@@ -320,8 +318,8 @@ def _top_k(scaled: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def _top_p(scaled: Tensor, shares: Sequence[float]) -> Tensor:
-    """Keep the most likely tokens of each row until they have their share of its mass; of equal
-    tokens the lower id comes first.
+    """Keep the most likely tokens of each row until they have its share of the probability mass; of
+    equal tokens the lower id comes first.
     """
     ordered, ids = scaled.sort(dim=1, descending=True, stable=True)
     mass = ordered.double().exp().cumsum(dim=1)
@@ -332,10 +330,10 @@ def _top_p(scaled: Tensor, shares: Sequence[float]) -> Tensor:
 
 
 def _draw(scaled: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """Return int64[rows]: the first id at which the mass, summed by id, exceeds its share.
-
-    A share below 1 of a sum is below the sum, after rounding too, so there is always such an id,
-    and its own mass is not 0. Sums are float64: float32 would lose the tail of a large vocabulary.
+    """Return int64[rows]: for each row the first id at which the probability mass, summed by id,
+    exceeds the row's share of all mass. A share below 1 of a sum is below the sum, after rounding
+    too, so there is always such an id, and its own mass is not 0. Sums are float64: float32 would
+    lose the tail of a large vocabulary.
     """
     mass = scaled.double().exp().cumsum(dim=1)
     target = mass[:, -1:] * _column(uniforms, mass)

@@ -1,4 +1,6 @@
-"""A step in the form for the model: tokens and block ids, laid out on the event loop's thread."""
+"""Lays out a step for the model: its tokens and block ids, as arrays. This runs on the event loop's
+thread.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LEAST_BLOCKS = 64  # of a row
 
 
 class BlockRows:
-    """The block ids of `rows` running requests; used by the event loop. Lifetime: worker."""
+    """Arrays with the block ids of up to `rows` running requests, for the event loop. Lifetime:
+    worker.
+    """
 
     def __init__(self, rows: int) -> None:
         self._cells = np.zeros((rows, LEAST_BLOCKS), dtype=np.int32)
@@ -27,8 +31,8 @@ class BlockRows:
         self._final = [0] * rows  # leading ids that stay: those of published blocks
 
     def of(self, request: Request, row: int) -> NDArray[np.int32]:
-        """Return the block ids of `request`, which has `row` to itself; valid until the next call
-        for it.
+        """Return the block ids of `request`, which is the only request that uses `row`. The array
+        is valid until the next call for the same request.
         """
         ids = request.block_ids
         if len(ids) > self._cells.shape[1]:
@@ -42,9 +46,8 @@ class BlockRows:
 
 
 class TokenPool:
-    """The latest tokens of `rows` requests on `device`. Lifetime: worker.
-
-    The event loop calls `row`, the model's thread `fill` and `keep`.
+    """The latest token of each of up to `rows` requests, on `device`. Lifetime: worker. The event
+    loop calls `row`, the model's thread `fill` and `keep`.
     """
 
     def __init__(self, rows: int, device: str = "cpu") -> None:
@@ -53,8 +56,8 @@ class TokenPool:
         self._owners: dict[int, tuple[Request, int]] = {}  # by request id
 
     def row(self, request: Request) -> int:
-        """Return the row of a running request; there are as many rows as requests may run
-        at once.
+        """Return the row of a running request. There are as many rows as requests that may run at
+        once.
         """
         owner, row = self._owners.get(request.request_id, (None, 0))
         if owner is request:
@@ -69,24 +72,23 @@ class TokenPool:
         return row
 
     def fill(self, batch: FlatBatch) -> None:
-        """Put the tokens that `batch` lacks into it."""
+        """Write the tokens that `batch` lacks into it."""
         rows = batch.pool_rows
         kept = self.latest[rows.clamp(min=0)]
         batch.token_ids.copy_(torch.where(rows < 0, batch.token_ids, kept))
 
     def keep(self, rows: Sequence[int], ids: torch.Tensor) -> None:
-        """Keep `ids` int64[len(rows)] as the latest tokens; -1, which is no token, is kept as token
-        0.
+        """Keep `ids` int64[len(rows)] as the latest tokens of these rows; -1, which means that no
+        token was chosen, is kept as token 0.
         """
         self.latest[placed(rows, torch.int64, self.latest.device)] = ids.clamp(min=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a step. Lifetime: step.
-
-    `sampled` requests get the tokens at `positions`, counted from their prompts' first, in the
-    order of the pieces that need logits; `rows` are their rows of the token pool.
+    """The pieces that a step computes, and the requests that get a token. Lifetime: step. `sampled`
+    requests get the tokens at `positions`, counted from their prompts' first token, in the order of
+    the pieces that need logits; `rows` are their rows of the token pool.
     """
 
     pieces: list[Piece]
@@ -111,16 +113,16 @@ class LaidOut:
 
     @property
     def int8_backend(self) -> str | None:
-        """The backend of the layers' INT8 products in this step; None if there are none."""
+        """The backend that computes the layers' INT8 products in this step; None if the model has
+        no INT8 weights.
+        """
         return self.int8.of_step(self.batch.sizes.tokens) if self.int8 else None
 
 
 def work_of(step: Step, pool: TokenPool, blocks: BlockRows) -> Work:
-    """Return the work of `step`, just scheduled: decodes, then chunks; its pieces' blocks are views
-    of `blocks`.
-
-    A decode computes its last token, whose KV is not in the cache yet; if a step in flight will
-    produce that token, the token pool has it.
+    """Return the work of `step`, which was just scheduled: decodes, then chunks of prompts. The
+    blocks of its pieces are views of `blocks`. A decode computes its last token, whose KV is not in
+    the cache yet; if a step in flight will produce that token, the token pool will have it.
     """
     sampled = step.sampled
     pieces = [_decode(one, pool.row(one), blocks) for one in step.decodes]

@@ -1,6 +1,6 @@
-"""The sampling parameters of a request, without torch, so that servers can check bodies without it.
-
-Names and neutral values are those of OpenAI's API and of vLLM's `SamplingParams`.
+"""The sampling parameters of a request. The module works without torch, so that servers can check
+requests without it. Names and neutral values are those of OpenAI's API and of vLLM's
+`SamplingParams`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _MASK = (1 << 64) - 1
 
 
 class InvalidParam(ValueError):  # noqa: N818 - an answer, not a failure
-    """A sampling parameter out of its range; `field` names it, `message` is for people."""
+    """Raised for a sampling parameter out of its range; `field` names it, `message` is
+    for people.
+    """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field} {message}")
@@ -106,7 +108,9 @@ class SamplingParams:
         )
 
     def check_against(self, max_output_tokens: int, vocab: int) -> None:
-        """Raise InvalidParam for parameters that contradict this request's limit or this model."""
+        """Raise InvalidParam if a parameter contradicts the limit of this request's output or the
+        vocabulary of the model.
+        """
         if self.min_tokens > max_output_tokens:
             raise InvalidParam(
                 "min_tokens",
@@ -116,31 +120,32 @@ class SamplingParams:
             _check_integer("stop_token_ids", token, 0, vocab - 1)
 
     def stop_tokens(self, end_of_text: Iterable[int]) -> frozenset[int]:
-        """Return the tokens that end this request, for `Request.stop_tokens`; `end_of_text` are the
-        model's own.
+        """Return the tokens that end this request, for `Request.stop_tokens`; `end_of_text` has the
+        model's own end tokens.
         """
         return self.stop_token_ids if self.ignore_eos else self.stop_token_ids.union(end_of_text)
 
     def choices(self, drawn_seed: int) -> list[SamplingParams]:
-        """Return the parameters of each of the `n` choices, with seeds; `drawn_seed` is used if the
-        request has none.
-
-        The first choice keeps the seed, so that it is the answer of `n` = 1.
+        """Return the parameters of each of the request's `n` choices, each with its own seed;
+        `drawn_seed` is used if the request has no seed. The first choice keeps the seed, so that it
+        is the answer of `n` = 1.
         """
         seed = drawn_seed if self.seed is None else self.seed
         return [replace(self, n=1, seed=choice_seed(seed, index)) for index in range(self.n)]
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Return the seed (uint64) of choice `index`: the seed itself, then splitmix64 along its
-    sequence.
+    """Return the seed (uint64) of the choice number `index`: the seed itself for 0, then the
+    following numbers of splitmix64.
     """
     seed &= _MASK
     return mix(seed + index * 0x9E3779B97F4A7C15 & _MASK) if index else seed
 
 
 def mix(value: int) -> int:
-    """Return splitmix64's finalizer of a uint64, one to one (Steele, Lea, Flood, 2014)."""
+    """Return splitmix64's finalizer of a uint64, which maps numbers one to one (Steele, Lea, Flood,
+    2014).
+    """
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)

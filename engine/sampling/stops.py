@@ -14,18 +14,19 @@ from engine.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text for the client. `stop`: the string that ended the answer; None while it continues."""
+    """A piece of text for the client. `stop` is the string that ended the answer; None while the
+    answer continues.
+    """
 
     text: str
     stop: str | None = None
 
 
 class StopText:
-    """Cuts the text of one choice at its stop strings; lifetime: request.
-
-    The earliest stop string in the text ends it; of two that end with the same character, the one
-    that began first. `included`: the stop string stays in the text. `min_tokens`: the text of fewer
-    tokens never ends, and a stop string that begins in it does not count.
+    """Cuts the text of one choice at its stop strings; lifetime: request. The earliest stop string
+    ends the text; of two that end with the same character, the one that began first counts. With
+    `included`, the stop string stays in the text. A text of fewer than `min_tokens` tokens never
+    ends, and a stop string that begins in it does not count.
     """
 
     def __init__(self, stops: tuple[str, ...], *, included: bool, min_tokens: int) -> None:
@@ -38,7 +39,9 @@ class StopText:
 
     @classmethod
     def of(cls, params: SamplingParams | None) -> StopText:
-        """Return the cutter that `params` ask for; without stop strings it holds nothing back."""
+        """Return the object that cuts a text at the stop strings in `params`; without stop strings
+        it holds nothing back.
+        """
         if params is None:
             return cls((), included=False, min_tokens=0)
         included = params.include_stop_str_in_output

@@ -11,13 +11,11 @@ from engine.scheduler.types import SchedulerSettings
 
 
 class RequestBlocks:
-    """The blocks that running requests hold, and those that they are about to publish; lifetime:
-    worker.
-
-    The frontier maps the next block of each running prefill to the request that computes it, so a
-    waiting request finds in one look-up which request is computing its prefix. If outputs are
-    reserved, a request counts from its start with the blocks of its longest output. These blocks
-    are not taken before they are used, so their cached contents stay until then.
+    """The blocks that running requests hold, and those that they are about to make visible;
+    lifetime: worker. A dictionary maps the next block of each running prefill to the request that
+    computes it, so a waiting request finds in one look-up which request is computing its prefix. If
+    outputs are reserved, a request counts from its start with the blocks of its longest output.
+    These blocks are not taken before they are used, so their cached contents stay until then.
     """
 
     def __init__(self, settings: SchedulerSettings, pool: BlockPool) -> None:
@@ -39,8 +37,8 @@ class RequestBlocks:
         return self._pool.reusable(request.chain, limit)
 
     def host_hit(self, request: Request, hit: int) -> int:
-        """Return how many blocks after its `hit` blocks host memory has; 0 for a request that reads
-        from another worker.
+        """Return how many blocks after the request's `hit` cached blocks are in host memory; 0 for
+        a request that reads its KV from another worker.
         """
         if request.imports or not self._pool.host.blocks:
             return 0
@@ -48,14 +46,16 @@ class RequestBlocks:
         return self._pool.host.hit(request.chain, hit, limit)
 
     def fits(self, request: Request, hit: int, spare_blocks: int) -> bool:
-        """Return whether all its tokens fit, with `hit` blocks cached, and leave `spare_blocks`
-        free.
+        """Return whether all tokens of the request fit into the cache, with `hit` blocks cached,
+        and leave `spare_blocks` free.
         """
         available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
         return self.fresh(request, hit) + spare_blocks <= available
 
     def fits_whole(self, request: Request, hit: int) -> bool:
-        """Return whether the blocks reserved for its output fit as well."""
+        """Return whether the blocks reserved for the request's output fit into the cache
+        as well.
+        """
         if not self._reserves:
             return True
         available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
@@ -64,24 +64,21 @@ class RequestBlocks:
         return self._limit(request) + self._working(request) - hit <= available
 
     def fresh(self, request: Request, hit: int) -> int:
-        """Return the number of blocks that the request takes at its start, with `hit` blocks
+        """Return the number of new blocks that the request takes at its start, if `hit` blocks are
         cached.
         """
         fresh = -(-request.total_tokens // self._block_size) - hit
         return fresh if self._groups is None else fresh + self._working(request)
 
     def held_by(self, tenant: str) -> int:
-        """Return the number of blocks that running requests of `tenant` hold.
-
-        Blocks that were cached before do not count, so a tenant does not pay alone for a shared
-        trunk.
+        """Return the number of blocks that running requests of `tenant` hold. Blocks that were
+        cached before do not count, so a tenant does not pay alone for a shared prefix.
         """
         return self._held_by.get(tenant, 0)
 
     def start(self, request: Request, hit: int, host_hit: int = 0) -> None:
-        """Hold `hit` cached blocks and reserve the others, for which `fits` has found room.
-
-        The next `host_hit` blocks stay in host memory until `end_load`.
+        """Hold the request's `hit` cached blocks and reserve its other blocks, for which `fits` has
+        found room. The next `host_hit` blocks stay in host memory until `end_load`.
         """
         total_tokens = request.total_tokens
         request.host_blocks = host_hit
@@ -165,7 +162,9 @@ class RequestBlocks:
         request.computed_tokens = request.scheduled_tokens = 0
 
     def in_flight_tokens(self, request: Request, hit: int) -> int:
-        """Return the tokens after its `hit` blocks that a running prefill is about to publish."""
+        """Return how many of the request's tokens after its `hit` cached blocks a running prefill
+        is about to make visible.
+        """
         mine = request.chain
         if self._groups is not None:
             return self._ends_in_flight_tokens(request, hit)
@@ -181,8 +180,8 @@ class RequestBlocks:
         return (common - hit) * self._block_size
 
     def _ends_in_flight_tokens(self, request: Request, hit: int) -> int:
-        """Do as `in_flight_tokens`, for caches that keep windows and states only at the ends of
-        prefixes.
+        """Return the same as `in_flight_tokens`, for caches that keep windows and states only at
+        the ends of prefixes.
         """
         chain, limit = request.chain, (request.total_tokens - 1) // self._block_size
         best = hit
@@ -193,10 +192,9 @@ class RequestBlocks:
         return (best - hit) * self._block_size
 
     def _plan_ends(self, request: Request, hit: int) -> None:
-        """Plan the blocks after which the request stores windows and states.
-
-        They are where it departs from the blocks that full attention has cached, and its last block
-        that a repeated request need not compute.
+        """Plan after which blocks the request stores windows and states. These are the block where
+        it departs from the blocks that full attention has cached, and the last block that a
+        repetition of the request need not compute.
         """
         parts = self._pool.hit(request.chain, (request.total_tokens - 1) // self._block_size)
         request.ends = sorted({end for end in (parts, self._own_end(request)) if end > hit})
@@ -204,8 +202,8 @@ class RequestBlocks:
             self._ends_in_flight[request.chain[end - 1]] = end, request
 
     def _leave_groups(self, request: Request) -> None:
-        """Release the blocks of its windows and states; those stored at its end are marked as used
-        now.
+        """Release the blocks of the request's windows and states; those stored at its end are
+        marked as used now.
         """
         self._pool.release(request.group_ids)
         if request.group_ids:
@@ -215,7 +213,9 @@ class RequestBlocks:
         request.group_ids = ()
 
     def _drop_end(self, request: Request) -> int:
-        """Remove the first of its planned ends, which was reached or never will be; return it."""
+        """Remove the first of the request's planned blocks for windows and states, which was
+        reached or never will be; return it.
+        """
         end, *request.ends = request.ends
         block_hash = request.chain[end - 1]
         if self._ends_in_flight.get(block_hash, (end, None))[1] is request:
@@ -226,19 +226,19 @@ class RequestBlocks:
         return (request.prompt_tokens - 1) // self._block_size
 
     def _working(self, request: Request) -> int:
-        """Return the number of blocks that its windows and states take while it runs."""
+        """Return the number of blocks that the request's windows and states take while it runs."""
         groups = self._groups
         return 0 if groups is None else groups.working(self._blocks(request.token_limit))
 
     def _limit(self, request: Request) -> int:
-        """Return the most blocks that the request may hold; the last token's KV is never
+        """Return the most blocks that the request may hold. The KV of its last token is never
         computed.
         """
         return self._blocks(request.token_limit - 1)
 
     def _worths(self, request: Request, start: int, stop: int) -> list[Worth] | None:
-        """Return the retention that the request asks for its blocks `start`..`stop`; None if it
-        asks for none.
+        """Return the worths that the request gives to its blocks `start`..`stop`; None if it gives
+        none.
         """
         retention = request.retention
         if retention is None:

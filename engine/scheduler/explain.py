@@ -72,7 +72,7 @@ def explain(scheduler: Scheduler, request: Request, step_s: float, now_s: float)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The state of one unfinished request in short."""
+    """A short description of one unfinished request, for a list of requests."""
 
     request: str  # the id in its answer
     state: str
@@ -84,7 +84,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def standing(request: Request, name: str, position: int | None, now_s: float) -> Standing:
-    """Return the short state of `request`, whose answer is called `name`."""
+    """Return the short description of `request`, whose answer has the id `name`."""
     return Standing(
         name,
         request.state.value,
@@ -97,14 +97,14 @@ def standing(request: Request, name: str, position: int | None, now_s: float) ->
 
 
 def waiting(scheduler: Scheduler) -> list[Request]:
-    """Return the queue in the order in which the scheduler goes through it."""
+    """Return the waiting requests in the order in which the scheduler considers them."""
     found = [one for one in scheduler.requests.values() if one.state is State.WAITING]
     return sorted(found, key=_queue_key)
 
 
 def reasons(scheduler: Scheduler) -> Counter[Reason]:
-    """Return the number of waiting requests by reason; those that were not considered yet are left
-    out.
+    """Return the number of waiting requests by reason; requests that the scheduler has not
+    considered yet are left out.
     """
     if not scheduler.waiting:
         return Counter()
@@ -112,19 +112,17 @@ def reasons(scheduler: Scheduler) -> Counter[Reason]:
 
 
 def dominant(scheduler: Scheduler) -> Reason | None:
-    """Return the reason of most waiting requests; None if none waits, or none was
-    considered yet.
+    """Return the reason for which most requests wait; None if none waits, or none was considered
+    yet.
     """
     found = reasons(scheduler).most_common(1)
     return found[0][0] if found else None
 
 
 def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
-    """Return the step, 1 for the next one, that admits the last of `queue`, the beginning of the
-    queue.
-
-    A request starts when enough requests before it have ended, and the tokens to compute before it
-    are used up at `max_num_tokens` a step.
+    """Return the number of the step that admits the last request of `queue`, which is the beginning
+    of the scheduler's queue; 1 is the next step. A request starts when enough requests before it
+    have ended, and the tokens to compute before it are used up at `max_num_tokens` a step.
     """
     settings, pool = scheduler.settings, scheduler.pool
     running = [one for one in scheduler.requests.values() if one.state is State.RUNNING]
@@ -160,8 +158,8 @@ def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
 
 
 def _counted_blocks(scheduler: Scheduler, request: Request) -> int:
-    """Return the blocks with which admission counts a request: those it holds or starts with, or
-    those of its longest output.
+    """Return how many blocks admission counts for a request: those that it holds or starts with,
+    or, if outputs are reserved, those of its longest output.
     """
     if not scheduler.settings.reserves_outputs:
         return len(request.block_ids) or -(-request.total_tokens // scheduler.pool.block_size)
@@ -169,14 +167,18 @@ def _counted_blocks(scheduler: Scheduler, request: Request) -> int:
 
 
 def _free_step(request: Request, step_tokens: int) -> int:
-    """Return the step, 1 for the next one, after which the place of a running request is free."""
+    """Return the number of the step after which a running request has left its place to others; 1
+    is the next step.
+    """
     prefill_tokens = request.prefill_target - request.computed_tokens
     prefill_steps = -(-prefill_tokens // step_tokens) if prefill_tokens > 0 else 1
     return prefill_steps + request.token_limit - request.total_tokens
 
 
 def _waits(request: Request, now_s: float) -> list[Wait]:
-    """Return how long each of the latest reasons applied, with `running` in between."""
+    """Return how long each of the request's latest reasons to wait applied, and how long it ran in
+    between.
+    """
     starts = [since_s for _, since_s in request.reasons]
     return [
         Wait(reason.value if reason else "running", end_s - since_s)

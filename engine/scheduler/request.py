@@ -21,8 +21,9 @@ MAX_REASONS = 32  # most reasons kept of one request, for questions why it waits
 
 
 class State(Enum):
-    """The state of a request. It moves forward, except for running -> waiting on preemption, and
-    reading -> waiting if the KV did not arrive.
+    """The state of a request. A state follows the one before it in this list, except that a
+    preempted request goes from running to waiting, and a request whose KV did not arrive from
+    reading to waiting.
     """
 
     WAITING = "waiting"
@@ -115,7 +116,9 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """True if the request runs, and its next token needs more than the KV of its last token."""
+        """True if the request runs, and its next token needs the KV of more tokens than its last
+        one.
+        """
         return self.computed_tokens < self.prefill_target
 
     def token(self, at: int) -> int:
@@ -134,8 +137,8 @@ class Request:
         return np.concatenate((self.prompt[start:], tail)) if start < prompt_tokens else tail
 
     def note(self, reason: Reason | None, now_s: float) -> None:
-        """Note that the request waits for `reason` from `now_s` on, or runs (None). The latest
-        MAX_REASONS are kept.
+        """Record that the request waits for `reason` from `now_s` on, or that it runs (None). The
+        latest MAX_REASONS are kept.
         """
         if reason is self.reason and self.reasons:
             return
@@ -145,7 +148,9 @@ class Request:
             del self.reasons[0]
 
     def end_with(self, token: int) -> FinishReason | None:
-        """Return why `token`, the latest of the output, is its last one; None if it is not."""
+        """Return why the request ends with `token`, the latest token of its output; None if it
+        continues.
+        """
         if token in self.stop_tokens:
             return "stop"
         return "length" if self.computed_tokens + 1 >= self.token_limit else None

@@ -32,11 +32,10 @@ from engine.scheduler.types import (
 
 
 class Pace:
-    """The budget of prompt tokens in steps that also decode; lifetime: worker.
-
-    `target_s`: seconds from one token of a request to its next. `least_tokens`: the smallest
-    budget, so that prompts advance even if decodes alone miss the target. `most_tokens`: the first
-    budget.
+    """The number of prompt tokens allowed in steps that also decode; lifetime: worker. `target_s`:
+    seconds from one token of a request to its next. `least_tokens`: the smallest allowed number, so
+    that prompts advance even if decodes alone miss the target. `most_tokens`: the number for the
+    first step.
     """
 
     def __init__(self, target_s: float, least_tokens: int, most_tokens: int) -> None:
@@ -47,7 +46,7 @@ class Pace:
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> Pace | None:
-        """Return the pace for `tpot_target_ms`; None without a target."""
+        """Return a pace for the setting `tpot_target_ms`; None if the settings have no target."""
         if not settings.tpot_target_ms:
             return None
         return cls(
@@ -55,7 +54,9 @@ class Pace:
         )
 
     def observe(self, prefill_tokens: int, step_s: float) -> None:
-        """Note that a step with decodes and `prefill_tokens` took `step_s`."""
+        """Adapt the budget to a step with decodes and `prefill_tokens` prompt tokens, which took
+        `step_s`.
+        """
         if not prefill_tokens:
             return
         tokens = self.prefill_tokens
@@ -77,10 +78,9 @@ class Deadlines:
         self._serial = 0
 
     def add(self, request: Request, unfinished: int) -> None:
-        """Watch `request`, if it has a deadline. `unfinished`: the number of unfinished requests.
-
-        Requests that end otherwise need not be removed: they are dropped once they outnumber the
-        unfinished ones.
+        """Watch `request` if it has a deadline. `unfinished` is the number of unfinished requests.
+        A request that ends before its deadline need not be removed: finished requests are dropped
+        once they outnumber the unfinished ones.
         """
         if not isfinite(request.deadline_s):
             return
@@ -187,24 +187,26 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Number of requests that hold blocks."""
+        """The number of requests that hold blocks."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Number of requests in the queue, with preempted ones and those whose KV is on its way."""
+        """The number of requests in the queue, with preempted requests and those whose KV is on its
+        way.
+        """
         return len(self._waiting) + self.reading
 
     @property
     def reading(self) -> int:
-        """Number of requests whose prompt's KV is on its way from another worker or from
-        the host.
+        """The number of requests whose prompt's KV is on its way from another worker or from the
+        host.
         """
         return sum(one.state is State.READING for one in self._reading.values())
 
     @property
     def kv_used_blocks(self) -> int:
-        """Number of blocks held by running requests, with reserved blocks that are not computed
+        """The number of blocks held by running requests, with reserved blocks that are not computed
         yet.
         """
         return self.pool.used_blocks
@@ -216,15 +218,17 @@ class Scheduler:
 
     @property
     def wake_s(self) -> float | None:
-        """Return when to call `expire` and `schedule` again if nothing happens before; None if not
-        needed.
+        """Return the time at which to call `expire` and `schedule` again if nothing happens before;
+        None if no time is set.
         """
         lease_s = self.exports.next_s if self._waiting else None
         known = (self._filling_until_s, self._deadlines.next_s(), lease_s)
         return min((when_s for when_s in known if when_s is not None), default=None)
 
     def add(self, request: Request, now_s: float) -> None:
-        """Queue a new request. Raises Refused, or ValueError for an id still in use."""
+        """Queue a new request. Raises Refused if the request cannot run, or ValueError for an id
+        still in use.
+        """
         if request.request_id in self.requests or request.request_id in self._reading:
             raise ValueError(f"request id {request.request_id} is in use")
         refuse_hopeless(request, self.settings, self.max_sequence_tokens)
@@ -263,12 +267,11 @@ class Scheduler:
         return late
 
     def schedule(self, now_s: float) -> Step | None:
-        """Return the next step; None if there is nothing to compute now.
-
-        That is so without requests, or if an idle engine keeps its requests until `wake_s`. With
-        steps in flight it is so, too, if nothing can be done before one ends, or if everything
-        waits for KV, or for blocks that other workers read. Raises RuntimeError if the maximum
-        number of steps is in flight.
+        """Return the next step; None if there is nothing to compute now. There is nothing without
+        requests, or if an idle engine keeps its requests until `wake_s`. With steps in flight there
+        is nothing, too, if no request can be advanced before a step ends, or if all requests wait
+        for KV, or for blocks that other workers read. Raises RuntimeError if the maximum number of
+        steps is in flight.
         """
         in_flight = len(self._in_flight)
         if in_flight >= self._steps_in_flight:
@@ -304,12 +307,11 @@ class Scheduler:
         now_s: float,
         ended: Mapping[int, FinishReason] = NOBODY,
     ) -> list[Output]:
-        """Take a computed step. `tokens` maps the ids of `step.sampled` to their new tokens;
-        `ended` maps those that end with it to the reason, as a stop string in their text, or an
-        error.
-
-        Blocks that the step filled become visible. Requests cancelled meanwhile are skipped. Raises
-        ValueError for another step than the oldest, KeyError for a missing token.
+        """Record that `step` was computed. `tokens` maps the ids of `step.sampled` to their new
+        tokens; `ended` maps the ids of requests that end with it to the reason, such as a stop
+        string in their text, or an error. Blocks that the step filled become visible. Requests that
+        were cancelled meanwhile are skipped. Raises ValueError if `step` is not the oldest one,
+        KeyError for a missing token.
         """
         step_s = self._land(step, now_s)
         if self._pace is not None and step.decodes:
@@ -333,26 +335,24 @@ class Scheduler:
         return outputs
 
     def take_reads(self) -> list[Read]:
-        """Return the KV to read from other workers or from the host since the last call; call it
-        after each `schedule`.
+        """Return the reads of KV from other workers or from the host that became due since the last
+        call; call this after each `schedule`.
         """
         reads, self._reads = self._reads, []
         return reads
 
     def forget_import(self, request_id: int) -> None:
-        """Let a waiting request compute its prompt here, because there will be no KV to read for
-        it.
+        """Let a waiting request compute its prompt on this worker, because there will be no KV to
+        read for it.
         """
         request = self.requests.get(request_id)
         if request is not None:
             request.imports = False
 
     def end_read(self, request_id: int, now_s: float, *, arrived: bool) -> None:
-        """End a read: nobody writes the request's blocks any more. `arrived`: they hold its
-        prompt's KV.
-
-        If not, the request waits for its turn again and computes its prompt here. Raises KeyError
-        for a request that does not read.
+        """End the read of a request's KV: nobody writes to the request's blocks any more. `arrived`
+        says whether they hold its prompt's KV. If not, the request waits for its turn again and
+        computes its prompt on this worker. Raises KeyError for a request that does not read.
         """
         request = self._reading.pop(request_id)
         if request.state is State.FINISHED:
@@ -369,8 +369,8 @@ class Scheduler:
         self._run(request, now_s)
 
     def _admit(self, step: Step, budget: int, now_s: float) -> None:
-        """Start waiting requests in order, with `budget` tokens left in `step`; each of the others
-        gets a reason.
+        """Start waiting requests in order, with `budget` tokens left in `step`; record the reason
+        of each request that does not start.
         """
         waiting, kept = self._waiting, list[Request]()
         over: set[str] = set()  # tenants of which a request waits for the tenant's share
@@ -482,8 +482,8 @@ class Scheduler:
         return held > 0 and held + self._blocks.fresh(request, hit) > self._share_blocks
 
     def _most_decodes(self) -> int:
-        """Return how many running requests may decode in one step, so that every step gets its
-        share.
+        """Return how many running requests may decode in one step, so that each of the steps in
+        flight gets its share.
         """
         if self._runs_ahead or self._steps_in_flight == 1:
             return len(self._running)
@@ -491,8 +491,8 @@ class Scheduler:
         return -(-decoding // self._steps_in_flight)
 
     def _may_decode(self, request: Request) -> bool:
-        """Return whether `request`, past its prefill, may compute one more token beside the steps
-        in flight.
+        """Return whether `request`, whose prefill has ended, may compute one more token while other
+        steps are in flight.
         """
         after = request.scheduled_tokens + 1  # its tokens, those in flight included
         if after == request.total_tokens:
@@ -540,8 +540,8 @@ class Scheduler:
             self._blocks.leave(request)
 
     def _leave_read(self, request: Request) -> None:
-        """End a request's read; its blocks become free once nobody writes them, at once if the read
-        never began.
+        """End the read of a request's KV; the request's blocks become free once nobody writes to
+        them, at once if the read never began.
         """
         if self._reads and any(read.request is request for read in self._reads):
             self._reads = [read for read in self._reads if read.request is not request]
@@ -549,10 +549,9 @@ class Scheduler:
             self._blocks.leave(request)
 
     def _schedule_decodes(self, step: Step) -> bool:
-        """Give every running request past its prefill one token, or make it give way to others.
-
-        Return False if there is no room before steps in flight end; a request that is in one is not
-        preempted.
+        """Give one token to every running request whose prefill has ended, or preempt it for
+        others. Return False if there is no room before steps in flight end; a request that is in
+        such a step is not preempted.
         """
         context_tokens, block_size, in_flight = 0, self.pool.block_size, bool(self._in_flight)
         most = self._most_decodes()
@@ -575,8 +574,8 @@ class Scheduler:
         return True
 
     def _make_room(self, request: Request, step: Step) -> bool:
-        """Take one more block, if need be by preempting the last request in order; return False if
-        that is `request` itself.
+        """Take one more block for `request`, if need be by preempting the last request in order;
+        return False if that is `request` itself.
         """
         while True:
             victim = self._running.pop()

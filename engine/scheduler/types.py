@@ -117,9 +117,9 @@ class SchedulerSettings:
 
 
 class Read(NamedTuple):
-    """Tokens `start`..`stop` of a request, whose KV is not on the GPU but at `source`: another
-    worker, or the host. The first `start` tokens are cached here. If `stop` is at most `start`,
-    nothing is to be read and the request has begun.
+    """A read of the KV of a request's tokens `start`..`stop`, which is not on the GPU but at
+    `source`: another worker, or the host. The first `start` tokens are cached on the GPU. If `stop`
+    is at most `start`, nothing is to be read and the request has begun.
     """
 
     request: Request
@@ -129,7 +129,9 @@ class Read(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens `start`..`start + tokens` of a request, after `start` tokens of context."""
+    """A part of a request's prefill: tokens `start`..`start + tokens`, after `start` tokens of
+    context.
+    """
 
     request: Request
     start: int
@@ -138,8 +140,8 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """One batch; lifetime: from `schedule` to `complete`. Its sums determine the time of
-    the step.
+    """The work of one step; lifetime: from `schedule` to `complete`. Its sums determine how long
+    the step takes.
     """
 
     number: int  # counted from 0

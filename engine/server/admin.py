@@ -1,7 +1,6 @@
-"""Endpoints for operators: health, load, the latest steps, why a request waits, pinned prefixes.
-
-A prefix is given as a prompt, as messages, or as the chain hash of a cached block, as KV events
-have it.
+"""Endpoints for operators: health, load, the latest steps, why a request waits, pinned prefixes. A
+request names a prefix by a prompt, by messages, or by the chain hash of a cached block, as KV
+events have it.
 """
 
 from __future__ import annotations
@@ -210,8 +209,8 @@ async def pinned_prefixes(http: web.Request) -> web.Response:
 
 
 def _pins(worker: Worker) -> Pins:
-    """Return the current pins. Expired ones are ended first, because an idle engine makes no steps
-    that would end them.
+    """Return the current pins after ending those whose time is over, because an idle engine makes
+    no steps that would end them.
     """
     scheduler = worker.runner.scheduler
     scheduler.pins.advance(worker.runner.clock.now_s())
@@ -231,7 +230,9 @@ def _pin_fields(pin: Pin, worker: Worker, now_s: float) -> dict[str, Any]:
 
 
 async def _read_body(http: web.Request) -> tuple[Worker, PrefixBody, list[int]]:
-    """Return the worker, the body and the chain that the body names. Raises ApiError."""
+    """Return the worker, the request's body, and the chain of the prefix that the body names.
+    Raises ApiError for a wrong body.
+    """
     worker = http.app[WORKER]
     body = decode(await http.read(), _BODY)
     check_model(worker, body.model)

@@ -35,7 +35,7 @@ _COMMA = "a comma in a password is written %2C"
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The registry to announce in, and the data of the entry. Lifetime: process."""
+    """The registry to announce a worker in, and the data of its entry. Lifetime: process."""
 
     redis: str = field(repr=False)  # it may have a password
     url: str | None = None  # by which routers reach the worker; None: the bound address
@@ -144,8 +144,8 @@ def announcement_of(announce: Announce, url: str, worker: Worker) -> Announcemen
 
 @contextlib.asynccontextmanager
 async def announcing(announce: Announce | None, url: str, worker: Worker) -> Any:
-    """Renew the entry within the block; at its end, announce the stop and give routers time to read
-    it.
+    """Renew the worker's entry in the registry within the block; at its end, announce the stop and
+    give routers time to read that.
     """
     if announce is None:
         yield

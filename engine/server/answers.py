@@ -24,8 +24,8 @@ Entry = dict[str, Any]
 
 
 def entry(tokenizer: Tokenizer, token: int, logprobs: Logprobs) -> Entry:
-    """Return the log probabilities of one token in the form of chats. Half a character becomes
-    U+FFFD.
+    """Return the log probabilities of one token in the form of chat answers. A part of a character
+    becomes U+FFFD.
     """
     top = [_one(tokenizer, each, logprob) for each, logprob in logprobs.top]
     return _one(tokenizer, token, logprobs.logprob) | {"top_logprobs": top}
@@ -67,7 +67,7 @@ _json = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence of an answer. Lifetime: request."""
+    """One choice of an answer: a sequence with its text. Lifetime: request."""
 
     request: Request
     index: int
@@ -81,8 +81,8 @@ class Choice:
     logprobs: list[dict[str, Any]] = field(default_factory=list)  # of a whole answer, OpenAI's form
 
     def take(self, token: int, finished: str | None) -> str:
-        """Return the text that is certain with `token`; a stop string that ends the answer is left
-        out.
+        """Return the text that is certain once `token` has come; a stop string that ends the answer
+        is left out.
         """
         ends = finished == "stop" and token in self.request.stop_tokens
         text = "" if ends else self.decoder.step(token)
@@ -95,8 +95,8 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """The state that all kinds of answers share. Lifetime: HTTP request; the last token sets
-    `done`, once.
+    """An answer to one HTTP request, with the state that all kinds of answers share. Lifetime: HTTP
+    request; the last token sets `done`, once.
     """
 
     kind: Kind
@@ -118,11 +118,13 @@ class Answer:
 
     @property
     def is_stream(self) -> bool:
-        """True if the answer is sent as its tokens come."""
+        """True if the answer is sent token by token."""
         return False
 
     def text_of(self, choice: Choice, token: int, finished: str | None) -> str:
-        """Return the text to send with `token`; a whole answer has none before its end."""
+        """Return the text to send with `token`; an answer that is sent as a whole has none before
+        its end.
+        """
         choice.texts.append(choice.take(token, finished))
         return ""
 
@@ -134,7 +136,9 @@ class Answer:
         finished: str | None,
         logprobs: Logprobs | None,
     ) -> None:
-        """Take one token. `finished`: the reason if it is the choice's last token."""
+        """Add one token of a choice to the answer. `finished` is the reason if it is the choice's
+        last token, else None.
+        """
         if logprobs is not None:
             choice.logprobs.append(entry(self.tokenizer, token, logprobs))
         self._count(finished)
@@ -146,23 +150,25 @@ class Answer:
                 self.done.set_result(None)
 
     def tell_early(self) -> None:
-        """Answer before the first token, because the prompt's KV can be read already."""
+        """Send the answer before the first token, because the prompt's KV can be read already."""
         if not self.done.done():
             self.is_early = True
             self.done.set_result(None)
 
     def cut(self) -> None:
-        """End the wait for tokens that will not come, because the worker shuts down."""
+        """Stop waiting for tokens that will not come, because the worker shuts down."""
         if not self.done.done():
             self.done.set_exception(ApiError(503, "this worker is shutting down"))
 
     def fail(self, why: str, status: int = 500) -> None:
-        """End the wait for tokens that could not be computed, or not in time."""
+        """Stop waiting for tokens that could not be computed, or not in time; `why` and `status`
+        are for the client.
+        """
         if not self.done.done():
             self.done.set_exception(ApiError(status, why))
 
     def usage(self) -> dict[str, Any]:
-        """Return OpenAI's usage over all choices."""
+        """Return OpenAI's object `usage`, summed over all choices."""
         requests = [choice.request for choice in self.choices]
         # The choices of one prompt are adjacent; the prompt is counted once.
         prompt_tokens = sum(request.prompt_tokens for request in requests[:: self.each])
@@ -177,7 +183,7 @@ class Answer:
         }
 
     def head(self, object_name: str) -> dict[str, Any]:
-        """Return the fields at the beginning of every object and chunk."""
+        """Return the fields at the beginning of every object and every chunk."""
         return {
             "id": self.answer_id,
             "object": object_name,
@@ -241,7 +247,9 @@ class StreamAnswer(Answer):
         include_usage: bool,
         on_slow: Callable[[], None],
     ) -> None:
-        """Set where the bytes are written; they are kept back until `open`."""
+        """Raised for a request whose answer has another status than 200: it has the status, a
+        message for the client, and the faulty field.
+        """
         self._early: list[bytes] | None = []
         self.begun = asyncio.Event()  # the first token is there
         self._transport = transport
@@ -252,7 +260,9 @@ class StreamAnswer(Answer):
         self._prefix = b"data: " + _json(self.head(name))[:-1]
 
     def open(self) -> None:
-        """Write the kept events, because the head of the response has been sent."""
+        """Make the error with status and message; `passes` says that the client may try again at
+        this worker.
+        """
         early, self._early = self._early, None
         if early:
             self._write(b"".join(early))
@@ -263,14 +273,14 @@ class StreamAnswer(Answer):
 
     @property
     def may_fail(self) -> bool:
-        """True if the stream may end with an error before its first token: at a deadline, or
-        because KV does not arrive.
+        """True if the stream may end with an error before its first token, at a deadline or because
+        KV does not arrive.
         """
         requests = [choice.request for choice in self.choices]
         return any(isfinite(one.deadline_s) or one.imports for one in requests)
 
     async def first_or_done(self) -> None:
-        """Wait until there is something to send. Raises ApiError if there will be nothing."""
+        """Wait until the stream has something to send. Raises ApiError if it will have nothing."""
         first = asyncio.ensure_future(self.begun.wait())
         try:
             await asyncio.wait((first, self.done), return_when=asyncio.FIRST_COMPLETED)
@@ -280,12 +290,12 @@ class StreamAnswer(Answer):
             await self.done
 
     def send_error(self, error: ApiError) -> None:
-        """Send the event that says why the stream ends here."""
+        """Send an event that says why the stream ends before its answer is complete."""
         self._write(self.error_event(error))
 
     def close_with(self, error: ApiError) -> None:
-        """Send why the stream ends, and cut the connection, so that the stream does not look
-        complete.
+        """Send an event that says why the stream ends, and cut the connection, so that the stream
+        does not look complete.
         """
         self.send_error(error)
         # Closed and not aborted: unsent bytes, with the event, are still sent.

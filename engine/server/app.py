@@ -48,7 +48,9 @@ def make_app(worker: Worker) -> web.Application:
 
 
 async def expect_continue(http: web.Request) -> web.Response | None:
-    """Answer `Expect: 100-continue` before the body is read; refuse other expectations."""
+    """Answer the header `Expect: 100-continue` before the body is read; refuse other
+    expectations.
+    """
     if http.version < (1, 1):
         return None
     if http.headers.get("Expect", "").lower() != "100-continue":
@@ -59,7 +61,9 @@ async def expect_continue(http: web.Request) -> web.Response | None:
 
 
 async def absent(http: web.Request) -> web.Response:
-    """Answer a path that does not exist, or one that exists for another method."""
+    """Answer a request whose path does not exist (404), or exists only for other methods (405).
+    Raises ApiError.
+    """
     allowed: set[str] = set()
     for resource in http.app.router.resources():
         _, methods = await resource.resolve(http)
@@ -71,8 +75,8 @@ async def absent(http: web.Request) -> web.Response:
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error as OpenAI's JSON, or Triton's; an unexpected exception stays a
-    loud 500.
+    """Answer every error in the JSON of OpenAI's API, or of Triton's; an unexpected exception
+    remains an error 500.
     """
     try:
         return await handler(request)

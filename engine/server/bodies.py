@@ -34,7 +34,9 @@ _NONE = -1  # in a tensor of ends or durations: there is none
 
 
 class RangeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One item of `token_range_retention_configs`."""
+    """One item of `token_range_retention_configs` in a request: a range of tokens, and the worth of
+    its blocks.
+    """
 
     token_start: int
     priority: int
@@ -106,7 +108,7 @@ _PromptLimit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """`stream_options` of a request."""
+    """The field `stream_options` of a request."""
 
     include_usage: bool | None = None
 
@@ -229,7 +231,7 @@ _text = msgspec.json.Decoder(str)
 
 
 def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Return the decoded body. Raises ApiError 400, which says what is wrong and where
+    """Return the decoded body of a request. Raises ApiError 400, which says what is wrong and where
     (`$.field`).
     """
     try:

@@ -38,7 +38,7 @@ BUFFER_BYTES = 64 << 20
 
 
 class NumberedBatch(NamedTuple):
-    """One batch of KV events as it is sent."""
+    """One numbered batch of KV events in the form in which it is sent."""
 
     seq: int
     payload: bytes
@@ -69,7 +69,7 @@ class EventLog:
         self._root_salts: dict[int, str] = {}  # visible first blocks of salted prompts
 
     def add_salted(self, request: Request, salt: str) -> None:
-        """Remember the salt of a request: the event of its first block will have it."""
+        """Remember the cache salt of a request, so that the KV event of its first block has it."""
         self._salted[request.request_id] = (request, salt)
 
     def forget_salted(self, request_id: int) -> None:
@@ -105,8 +105,8 @@ class EventLog:
             seq += 1
 
     def snapshot(self) -> bytes:
-        """Return the body of /kv_snapshot as of the last batch. Call `flush` first, and publish its
-        batch.
+        """Return the body of /kv_snapshot, which has the cache's contents after the last batch.
+        Call `flush` first, and publish its batch.
         """
         stored = (self._stored(run) for run in self._pool.snapshot())
         return encode_snapshot(self.next_seq - 1, self._wall_s(), stored)
@@ -143,7 +143,9 @@ class EventLog:
         )
 
     def _kind_of(self, run: Stored) -> tuple[str | None, int | None]:
-        """Return vLLM's name for the kind of layers that have these blocks, and their window."""
+        """Return vLLM's name for the kind of layers that these blocks belong to, and the size of
+        their window.
+        """
         if run.group is None or self._pool.groups is None:
             return None, None
         if not run.group:
@@ -194,7 +196,7 @@ class KvPublisher:
             raise
 
     def publish(self, batch: NumberedBatch) -> None:
-        """Send a live batch; a PUB socket never blocks."""
+        """Send a batch to all subscribers; a PUB socket never blocks."""
         self._live.send_multipart(live_frames(TOPIC, batch.seq, batch.payload), copy=True)
 
     async def serve_replay(self) -> None:
@@ -216,7 +218,7 @@ class KvPublisher:
             log.info("replayed %d batches from seq %d", sent, start_seq)
 
     def close(self) -> None:
-        """Close both sockets, and drop what is not sent yet."""
+        """Close both sockets, and drop the messages that are not sent yet."""
         self._live.close(linger=0)
         self._replay.close(linger=0)
         self._context.term()
@@ -238,7 +240,7 @@ class KvPublisher:
 
 
 def _bind(socket: zmq.Socket[Any], host: str, port: int) -> str:
-    """Bind a socket, and return the endpoint with its port."""
+    """Bind a socket, and return its endpoint with the port that is in use."""
     wildcard = host in ("0.0.0.0", "::", "*")
     name = "*" if wildcard else f"[{host}]" if ":" in host else host
     if ":" in host:

@@ -44,8 +44,8 @@ class StepLogError(Exception):
 
 
 class StepLog:
-    """A log of steps in an open file, which is new each time. Lifetime: process. Raises
-    `StepLogError`.
+    """A log of steps as CSV; each process begins a new file. Lifetime: process. Raises
+    `StepLogError` if the file cannot be created.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -58,7 +58,9 @@ class StepLog:
         self._file.write(HEADER)
 
     def note(self, load: StepLoad, seconds: float) -> None:
-        """Add a step. A full disk or a full log ends the log, not the worker."""
+        """Write one step to the log. If the disk or the log is full, the log ends and the worker
+        continues.
+        """
         if self._file.closed:
             return
         line = (
@@ -77,7 +79,7 @@ class StepLog:
             self.close()
 
     def close(self) -> None:
-        """Write buffered lines and close the file. Idempotent."""
+        """Write buffered lines and close the file. It may be called again."""
         try:
             self._file.close()
         except OSError as error:  # the last lines did not fit the disk
@@ -118,7 +120,9 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 
 class Total:
-    """A count and a sum of nanoseconds, as in Triton's statistics. Lifetime: worker."""
+    """A number of executions and the sum of their nanoseconds, as in Triton's statistics. Lifetime:
+    worker.
+    """
 
     __slots__ = ("count", "ns")
 
@@ -137,7 +141,7 @@ class Total:
 
 
 class BatchTotals:
-    """Totals of the steps of one batch size: time before, in and after the model."""
+    """The number of steps of one batch size, and their time before, in and after the model."""
 
     __slots__ = ("compute_infer", "compute_input", "compute_output")
 
@@ -148,7 +152,7 @@ class BatchTotals:
 
 
 class StepRecords:
-    """A ring of the latest steps. Lifetime: worker."""
+    """A ring buffer of the latest steps. Lifetime: worker."""
 
     def __init__(self, scheduler: Scheduler, kept: int = KEPT_STEPS) -> None:
         self._scheduler = scheduler
@@ -162,8 +166,8 @@ class StepRecords:
 
     @property
     def requests(self) -> dict[str, int]:
-        """Return the numbers of requests in the engine, in the last step, and at most: the kinds of
-        `nv_trt_llm_request_metrics` of Triton's TensorRT-LLM backend.
+        """Return the numbers of requests in the engine, in the last step, and at most in the
+        engine: the kinds of `nv_trt_llm_request_metrics` of Triton's TensorRT-LLM backend.
         """
         scheduler = self._scheduler
         return {
@@ -173,8 +177,8 @@ class StepRecords:
         }
 
     def note(self, step: Step, split: StepSplit, answer_s: float, at_s: float) -> None:
-        """Keep a step that has just ended. Call this for each step; otherwise its counts go to the
-        next one.
+        """Record a step that has just ended. Call this for each step; otherwise its counts go to
+        the next one.
         """
         scheduler = self._scheduler
         totals = scheduler.not_scheduled_total
@@ -243,7 +247,7 @@ _E2E_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 
 
 
 class Histogram:
-    """Counts of values up to each bound. Lifetime: process."""
+    """A histogram: how many values are at most each bound. Lifetime: process."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -329,7 +333,9 @@ class WorkerCollector(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metric families; the engine's own names come last."""
+        """Yield all metric families: first those with vLLM's names, then those with the engine's
+        own names.
+        """
         # An idle engine makes no steps that end pins and leases.
         scheduler, now_s = self._runner.scheduler, self._runner.clock.now_s()
         scheduler.pins.advance(now_s)

@@ -67,8 +67,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
 
 @contextmanager
 def _kv_of(http: web.Request, body: CompletionBody | ChatBody) -> Iterator[None]:
-    """If the request is refused within the block, tell the worker that has its KV that nobody will
-    read it.
+    """Tell the worker that has the request's KV that nobody will read it, if the request is refused
+    within the block.
     """
     transfers = http.app[WORKER].transfers
     if transfers is not None:
@@ -81,7 +81,9 @@ def _kv_of(http: web.Request, body: CompletionBody | ChatBody) -> Iterator[None]
 
 
 async def encoded_chat(http: web.Request, worker: Worker, chat: Chat) -> Tokens:
-    """Return the token ids of a chat's prompt. Raises PromptError."""
+    """Return the token ids of a chat's prompt. Raises PromptError if the prompt cannot be
+    tokenized.
+    """
     now_s = time.time()
     # Rendering is cheap next to encoding, but both grow with the messages.
     if (http.content_length or 0) > INLINE_TEXT_CHARS:
@@ -105,7 +107,9 @@ def admit(http: web.Request, body: CompletionBody | ChatBody) -> Worker:
 
 
 def check_model(worker: Worker, model: str | None) -> None:
-    """Raise ApiError if a request names another model; it may name none."""
+    """Raise ApiError if a request names a model that this worker does not serve; a request may name
+    none.
+    """
     if model is not None and model != worker.model:
         shown = model[:MAX_ID_CHARS]
         raise ApiError(
@@ -129,9 +133,8 @@ async def tokens_of(worker: Worker, prompt: str | list[int], special: bool) -> T
 
 
 def truncated(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> Tokens:
-    """Return a prompt cut to `truncate_prompt_tokens`: its last tokens, or its first.
-
-    -1 means as many as fit into the context.
+    """Return the prompt, cut to `truncate_prompt_tokens` tokens: its last tokens, or its first, as
+    the request says. -1 means as many tokens as fit into the context.
     """
     limit = body.truncate_prompt_tokens
     if limit == -1:
@@ -144,9 +147,8 @@ def truncated(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -
 
 
 def _output_tokens(worker: Worker, requested: int | None, longest: int) -> int:
-    """Return the limit of output tokens for a prompt of `longest` tokens. Raises ApiError.
-
-    As in vLLM, a limit that does not fit is an error now, and the output is not cut later. The
+    """Return the limit of output tokens for a prompt of `longest` tokens. Raises ApiError if the
+    limit does not fit. As in vLLM, that is an error now, and the output is not cut later. The
     scheduler refuses prompts that are too long by themselves.
     """
     room = worker.max_model_tokens - longest
@@ -170,10 +172,8 @@ def begin(
     body: CompletionBody | ChatBody,
     prompts: list[Tokens],
 ) -> A:
-    """Queue the sequences that `body` asks for, and return an answer of type `make`, which the
-    caller must abandon in the end.
-
-    Raises ApiError, and then nothing is queued.
+    """Queue the sequences that `body` asks for, and return an answer of type `make`. The caller
+    must call `abandon` with the answer in the end. Raises ApiError, and then nothing is queued.
     """
     if worker.served.computes:
         refuse_unsupported(body)
@@ -234,8 +234,8 @@ async def _answer(
 
 
 async def _tell(http: web.Request, worker: Worker, answer: Answer, response: web.Response) -> None:
-    """Send an answer that names KV, and note that it was sent unless its client has hung
-    up before.
+    """Send an answer that says where its prompt's KV is, and record that it was sent, unless its
+    client has hung up before.
     """
     await response.prepare(http)
     await response.write_eof()
@@ -250,8 +250,8 @@ async def _tell(http: web.Request, worker: Worker, answer: Answer, response: web
 
 
 def _has_hung_up(transport: asyncio.Transport) -> bool:
-    """Return True if the client closed the connection, which the kernel knows before the event
-    loop.
+    """Return True if the client has closed the connection. The kernel is asked, which knows it
+    before the event loop does.
     """
     sock, info = transport.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
     if sock is None or info is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -263,7 +263,9 @@ def _has_hung_up(transport: asyncio.Transport) -> bool:
 async def stream(
     http: web.Request, worker: Worker, answer: StreamAnswer, include_usage: bool
 ) -> web.StreamResponse:
-    """Send `answer` as its tokens come; it is abandoned at its end, or when the client leaves."""
+    """Send the events of `answer` as its tokens come. The answer is abandoned at its end, or when
+    the client leaves.
+    """
     try:
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         chunked = http.version >= (1, 1)

@@ -1,4 +1,4 @@
-"""The options of a request beside its prompt; headers give the deadline and the tenant."""
+"""The options of a request besides its prompt; HTTP headers give the deadline and the tenant."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RequestOptions:
 
 
 def timeout_s(headers: Mapping[str, str]) -> float:
-    """Return the seconds until the deadline in the headers, with GRACE_S; infinity without one.
-    Raises ApiError.
+    """Return the seconds until the deadline in the headers, plus GRACE_S; infinity if they have no
+    deadline. Raises ApiError for an invalid deadline.
     """
     text = headers.get(DEADLINE_HEADER)
     if text is None:
@@ -44,7 +44,9 @@ def timeout_s(headers: Mapping[str, str]) -> float:
 
 
 def tenant_of(headers: Mapping[str, str], name: str) -> str:
-    """Return the tenant in the header `name`; "" without one. Raises ApiError."""
+    """Return the tenant that the header `name` has; "" if there is no such header. Raises ApiError
+    for an invalid tenant.
+    """
     tenant = headers.get(name, "")
     if len(tenant) > MAX_TENANT_CHARS:
         raise ApiError(400, f"{name} must have at most {MAX_TENANT_CHARS} characters", name)

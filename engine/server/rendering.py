@@ -1,4 +1,6 @@
-"""Token ids of requests for other programs, at vLLM's render paths; nothing is computed."""
+"""Returns the token ids of requests to other programs, at vLLM's render paths; nothing is
+computed.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ async def render_chat(http: web.Request) -> web.Response:
 
 
 def _renderer(http: web.Request) -> Worker:
-    """Return the worker if it renders. Raises ApiError."""
+    """Return the worker if it offers the render paths. Raises ApiError if it does not."""
     worker = http.app[WORKER]
     if not worker.settings.renders:
         raise ApiError(403, "this worker was started without --render")

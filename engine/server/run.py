@@ -1,4 +1,6 @@
-"""Runs a worker process: binds, announces, serves, and drains and stops on a signal."""
+"""Runs the process of a worker: it binds ports, announces the worker, serves, and drains and stops
+on a signal.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,10 @@ class Unread(logging.Filter):
 async def serving(
     settings: WorkerSettings, tokenizer: Tokenizer, served: ServedModel | None = None
 ) -> AsyncIterator[tuple[str, Worker]]:
-    """Serve a worker at the given URL until the block ends.
-
-    At the end it takes no new requests, lets running ones end for `settings.grace_s`, and cuts the
-    rest. Raises OSError or zmq.ZMQError if a port is taken. If the step loop fails, its exception
-    cancels the block and is raised.
+    """Serve a worker at the given URL until the block ends. At the end the worker takes no new
+    requests, lets running ones end for `settings.grace_s` seconds, and cuts the rest. Raises
+    OSError or zmq.ZMQError if a port is taken. If the step loop fails, its exception cancels the
+    block and is raised.
     """
     worker = Worker(settings, tokenizer, served)
     unread = Unread(worker)
@@ -120,7 +121,9 @@ async def serve(
 
 
 def _watch(app_runner: web.AppRunner, worker: Worker) -> None:
-    """Tell the worker how each connection ends; aiohttp's handlers learn only that it did."""
+    """Let the worker know for each connection whether it ended with an error; aiohttp's handlers
+    learn only that it ended.
+    """
     server, transfers = app_runner.server, worker.transfers
     if server is None or transfers is None:
         return
@@ -150,6 +153,6 @@ async def _drain(worker: Worker, grace_s: float) -> None:
 
 
 def _url(host: str, app_runner: web.AppRunner) -> str:
-    """Return the URL with the bound port."""
+    """Return the URL of the worker with the port that is in use."""
     port = app_runner.addresses[0][1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -29,18 +29,17 @@ DEFAULT_VOCAB = 32_000  # of a worker without a tokenizer
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The settings of a worker; lifetime: process. Raises ValueError.
-
-    `profile_name` is that of a timed worker; None means that the worker computes, and `kv_tokens`
-    is what fits. `kv_tokens` None takes the profile's capacity; it is cut to full blocks. For port
-    0 the system chooses. `speed` divides the time of every step, load and transfer.
-    `host_kv_tokens`: how much evicted KV is kept in host memory, cut to full blocks;
-    `host_gbytes_per_s`: the rate at which a timed worker loads it again; None means
-    HOST_GBYTES_PER_S for each GPU. `cache_groups`: windows and states that a timed worker caches
-    beside full attention. Other workers read KV at `kv_port` of `kv_host` (None: `host`, or the
-    machine's name if that is any address). `kv_gbytes_per_s` and `kv_latency_ms` describe the link
-    by which KV leaves; None means as fast as sockets are, or MODELLED_GBYTES_PER_S for a timed
-    worker.
+    """The settings of a worker; lifetime: process. Raises ValueError for an invalid setting.
+    `profile_name` is the profile of a worker that imitates an engine; None means that the worker
+    computes, and `kv_tokens` is what fits. `kv_tokens` None takes the profile's capacity; it is
+    rounded down to full blocks. If a port is 0, the system chooses it. `speed` divides the time of
+    every step, load and transfer. `host_kv_tokens` is how many tokens of evicted KV are kept in
+    host memory, rounded down to full blocks; `host_gbytes_per_s` is the rate at which such a worker
+    loads it again; None means HOST_GBYTES_PER_S for each GPU. `cache_groups` are the windows and
+    states that it caches besides full attention. Other workers read KV at `kv_port` of `kv_host`
+    (None: `host`, or the machine's name if that is any address). `kv_gbytes_per_s` and
+    `kv_latency_ms` describe the link by which KV leaves; None means as fast as sockets are, or
+    MODELLED_GBYTES_PER_S for a worker with a profile.
     """
 
     profile_name: str | None
@@ -134,7 +133,9 @@ class WorkerSettings:
 
     @property
     def link_bytes_per_s(self) -> float | None:
-        """The rate at which KV leaves; None means as fast as sockets are."""
+        """The rate at which KV leaves the worker, in bytes per second; None means as fast as
+        sockets are.
+        """
         given = self.kv_gbytes_per_s
         if given is None and self.profile_name is not None:
             given = MODELLED_GBYTES_PER_S
@@ -175,7 +176,7 @@ Backends = Callable[[], Mapping[str, tuple[str, str]]]
 
 
 def no_backends() -> Mapping[str, tuple[str, str]]:
-    """Return the backends of a worker that does not compute: none."""
+    """Return an empty mapping: the backends of a worker that does not compute."""
     return MappingProxyType({})
 
 
@@ -232,7 +233,9 @@ class Runner(Protocol):
 
 
 def timed(settings: WorkerSettings, vocab: int) -> ServedModel:
-    """Return the model of a worker that waits as long as its profile says."""
+    """Return the model of a worker that computes nothing and waits in each step as long as its
+    profile says.
+    """
     name = settings.profile_name
     if name is None:
         raise ValueError("a timed worker needs a profile")

@@ -46,10 +46,9 @@ Values = list[Any]
 def read_tensors(
     body: bytes, header: str | None
 ) -> tuple[InferRequest, dict[str, tuple[str, Values]]]:
-    """Return the request and its inputs by name: datatype and elements, flat.
-
-    `header`: Inference-Header-Content-Length. Raises ApiError 400 with the name of the faulty
-    input.
+    """Return the request and its inputs by name, each with its datatype and a flat list of
+    elements. `header` is the value of Inference-Header-Content-Length. Raises ApiError 400 with the
+    name of the faulty input.
     """
     try:
         end = json_bytes(header, len(body))
@@ -77,7 +76,9 @@ def read_tensors(
 
 
 def _values(described: Described, raw: memoryview | None) -> Values:
-    """Return the checked elements of a tensor. Raises WireError."""
+    """Return the elements of a tensor after checking them. Raises WireError for elements that do
+    not fit datatype or shape.
+    """
     shape = described.shape
     if shape is None or len(shape) > MAX_RANK or any(size < 0 for size in shape):
         raise WireError(f"must have a shape of 0..{MAX_RANK} dimensions of 0 or more")
@@ -103,7 +104,9 @@ PLATFORM = "warmroute"
 
 
 class Input(NamedTuple):
-    """An input: its datatype, the body's field, and whether it has several values."""
+    """An input of a Triton request: its datatype, the field of the completion body that it sets,
+    and whether it has several values.
+    """
 
     datatype: str
     field: str
@@ -132,8 +135,8 @@ OUTPUTS = (("text_output", "BYTES"), ("output_ids", "INT32"), ("sequence_length"
 
 
 def fields_of(tensors: dict[str, tuple[str, list[Any]]]) -> dict[str, Any]:
-    """Return the body's fields for the tensors of an `infer`. Raises ApiError with the tensor's
-    name.
+    """Return the fields of the completion body that the tensors of an `infer` set. Raises ApiError
+    with the tensor's name.
     """
     known = dict(INPUTS)
     found: dict[str, Any] = {}
@@ -165,7 +168,7 @@ def describe(worker: Worker) -> dict[str, Any]:
 
 
 def config(worker: Worker) -> dict[str, Any]:
-    """Return the answer to GET /v2/models/{m}/config, with the fields of a config.pbtxt."""
+    """Return the answer to GET /v2/models/{m}/config, which has the fields of a config.pbtxt."""
     described = describe(worker)
     settings = worker.runner.scheduler.settings
     names = ("batch_scheduler_policy", "max_queue_delay_microseconds", "max_num_tokens")
@@ -193,12 +196,11 @@ def _typed(tensor: dict[str, Any]) -> dict[str, Any]:
 
 
 def statistics(worker: Worker) -> dict[str, Any]:
-    """Return the answer to GET /v2/models/{m}/stats, with a field of our own: `scheduler`.
-
-    Counts are as in Triton: `inference_stats` adds one for each request, `batch_stats` one for each
-    execution. An execution is a step, and a request has many: `execution_count` exceeds
-    `inference_count`, and `batch_stats` shows how well the engine batches. Refused requests are not
-    counted.
+    """Return the answer to GET /v2/models/{m}/stats, which also has a field that Triton does not:
+    `scheduler`. Counts are as in Triton: `inference_stats` adds one for each request, `batch_stats`
+    one for each execution. An execution is a step, and a request has many: `execution_count`
+    exceeds `inference_count`, and `batch_stats` shows how well the engine batches. Refused requests
+    are not counted.
     """
     counters, steps, scheduler = worker.counters, worker.steps, worker.runner.scheduler
     none = {"count": 0, "ns": 0}
@@ -270,7 +272,7 @@ def routes() -> list[web.RouteDef]:
 
 
 class TritonStream(StreamAnswer):
-    """A stream of `text_output`s. Lifetime: HTTP request."""
+    """A stream whose events have the field `text_output`. Lifetime: HTTP request."""
 
     def on_token(
         self,
@@ -414,8 +416,8 @@ async def infer(http: web.Request) -> web.Response:
 
 
 async def _generation(http: web.Request) -> tuple[dict[str, Any], CompletionBody, Tokens]:
-    """Return the fields of a `generate` request, the same fields as a completion's body, and its
-    prompt.
+    """Return the fields of a `generate` request, the completion body that they make, and the
+    prompt's token ids.
     """
     worker = _named(http)
     fields = bodies.decode(await http.read(), _OBJECT)
@@ -448,7 +450,9 @@ async def _body(worker: Worker, fields: dict[str, Any]) -> tuple[CompletionBody,
 
 
 def _named(http: web.Request) -> Worker:
-    """Return the worker if the path has its model and version. Raises ApiError."""
+    """Return the worker if the request's path names its model and version. Raises
+    ApiError if not.
+    """
     worker = http.app[WORKER]
     if (name := http.match_info["model"]) != worker.model:
         raise ApiError(404, f"Request for unknown model: '{name[:MAX_ID_CHARS]}' is not found")

@@ -1,5 +1,5 @@
-"""A worker: joins scheduler, cache, runner, events and counters. HTTP handlers use it to `start` an
-answer, to `abandon` it, and to look at the cache.
+"""A worker: it joins scheduler, cache, runner, events and counters. HTTP handlers use it to `start`
+an answer, to `abandon` it, and to look at the cache.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _SHOWN_IDS = 16  # of a prompt, to the decoder of its answer
 
 
 class Transfers:
-    """Both ends of one worker's KV transfers. Lifetime: worker; call `listen` first, `close` last.
-
-    `on_failed(request, why)` is called for a request whose KV did not arrive if the worker's policy
-    is to fail it; by default the worker computes its prompt.
+    """The KV transfers of one worker: it sends KV to other workers and reads KV from them.
+    Lifetime: worker; call `listen` first, `close` last. `on_failed(request, why)` is called for a
+    request whose KV did not arrive if the worker's policy is to fail it; by default the worker
+    computes its prompt.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Transfers:
         return hashlib.sha256(told).hexdigest()[:12]
 
     async def listen(self) -> None:
-        """Accept readers. Raises OSError if the port is taken."""
+        """Accept connections of workers that read KV. Raises OSError if the port is taken."""
         await self.exporter.listen(self._settings.host, self._settings.kv_port)
 
     async def close(self) -> None:
@@ -122,18 +122,18 @@ class Transfers:
             self.exporter.release(request.export.request_id, request.export.generation)
 
     def told(self, connection: object, request: Request) -> None:
-        """Note that an answer that names the KV of this request was sent on `connection`."""
+        """Record that an answer that names the KV of this request was sent on `connection`."""
         if (export := request.export) is not None:
             self._told[connection] = export.request_id, export.generation
 
     def taken(self, connection: object) -> None:
-        """Note that the answer sent on `connection`, if any, was read, because another request
-        came.
+        """Record that the client has read the answer that was sent on `connection`, if any, because
+        another request came on it.
         """
         self._told.pop(connection, None)
 
     def lost(self, connection: object, error: BaseException | None) -> None:
-        """Note that `connection` ended; with an `error` if its other end did not read
+        """Record that `connection` ended; it has an `error` if the client did not read
         everything.
         """
         told = self._told.pop(connection, None)
@@ -141,7 +141,7 @@ class Transfers:
             self.exporter.release(*told)
 
     def shown(self) -> dict[str, Any]:
-        """Return the data for `GET /server_info`."""
+        """Return the data of the transfers for `GET /server_info`."""
         exports, exporter, importer = self._runner.scheduler.exports, self.exporter, self.importer
         form = self._store.form
         return {
@@ -162,7 +162,7 @@ class Transfers:
 
     @property
     def _host(self) -> str:
-        """Return the host at which others reach this worker."""
+        """Return the host name at which other workers reach this worker."""
         if self._settings.kv_host is not None:
             return self._settings.kv_host
         host = self._settings.host
@@ -186,7 +186,9 @@ class Worker:
     def __init__(
         self, settings: WorkerSettings, tokenizer: Tokenizer, served: ServedModel | None = None
     ) -> None:
-        """`served`: the model of a worker that computes; without it, time passes as modelled."""
+        """Join the parts of a worker. `served` is the model of a worker that computes; without it,
+        time passes as the profile says.
+        """
         self.settings = settings
         self.tokenizer = tokenizer
         self.model = settings.model_name
@@ -228,12 +230,12 @@ class Worker:
 
     @property
     def unfinished(self) -> int:
-        """Number of sequences that are not answered yet."""
+        """The number of sequences that are not answered completely yet."""
         return len(self._choices)
 
     @property
     def kv_seq(self) -> int:
-        """Number of the last batch of KV events; -1 before the first."""
+        """The number of the last batch of KV events; -1 before the first batch."""
         return self._log.next_seq - 1
 
     def start(
@@ -243,7 +245,9 @@ class Worker:
         sampling: SamplingParams,
         options: RequestOptions,
     ) -> None:
-        """Queue `sampling.n` sequences for each prompt. Raises Refused, and then queues none."""
+        """Queue `sampling.n` sequences for each prompt. Raises Refused if one of them is refused,
+        and then queues none.
+        """
         seed = chain_seed(self.model, None, options.salt)
         deadline_s = self.runner.clock.now_s() + options.timeout_s
         # A timed worker's tokens do not depend on them.
@@ -279,10 +283,9 @@ class Worker:
     def _transfer(
         self, answer: Answer, params: TransferParams | None, sequences: int
     ) -> tuple[TransferParams | None, bool]:
-        """Return where the KV of a request is, if it can be read, and whether its own KV is kept
-        for others.
-
-        A stream cannot say where its KV is, and only one of several sequences could be read.
+        """Return where the KV of a request is, if it can be read, and whether the KV of its answer
+        is kept for other workers. A stream cannot say where its KV is, and only one of several
+        sequences could be read.
         """
         transfers = self.transfers
         if params is None or transfers is None:
@@ -298,8 +301,8 @@ class Worker:
         return None, exports
 
     def kv_of(self, answer: Answer) -> dict[str, Any] | None:
-        """Return the parameters with which another worker reads the KV of an answer; None if none
-        can.
+        """Return the parameters with which another worker reads the KV of an answer; None if no
+        worker can.
         """
         if self.transfers is None or len(answer.choices) != 1:
             return None
@@ -314,7 +317,9 @@ class Worker:
             self.transfers.importer.give_up(params)
 
     def release_named(self, name: str) -> bool:
-        """Free the KV that a router gave this name; return False if none is held, or will be."""
+        """Free the KV to which a router gave this name; return False if no KV has that name, now or
+        later.
+        """
         assert self.transfers is not None
         if self.transfers.exporter.release_named(name):
             return True
@@ -341,7 +346,9 @@ class Worker:
             self._log.add_salted(request, salt)
 
     def abandon(self, answer: Answer, why: str = "abort") -> None:
-        """Stop the sequences of `answer` that still run: its client is gone, or it was cut."""
+        """Stop the sequences of `answer` that still run, because its client is gone, or
+        it was cut.
+        """
         for choice in answer.choices:
             request_id = choice.request.request_id
             if self.transfers is not None:
@@ -365,7 +372,7 @@ class Worker:
             answer.cut()
 
     def close(self) -> None:
-        """Close the sockets, and write the rest of the step log."""
+        """Close the sockets, and write the buffered rest of the step log."""
         self.publisher.close()
         if self._step_log is not None:
             self._step_log.close()
@@ -375,12 +382,14 @@ class Worker:
         self.counters.slow_clients += 1
 
     def reset_cache(self) -> None:
-        """Drop every cached block, and publish that at once."""
+        """Drop every cached block, and publish the event of that at once."""
         self.pool.clear()
         self._publish()
 
     def snapshot(self) -> bytes:
-        """Return the visible cache, numbered; unpublished changes are published first."""
+        """Return the visible contents of the cache with the number of the last batch of events;
+        unpublished changes are published first.
+        """
         self._publish()
         return self._log.snapshot()
 
@@ -456,7 +465,7 @@ class Worker:
         self.steps.note(step, runner.split, runner.clock.now_s() - now_s, time.time())
 
     def _on_failed(self, requests: Sequence[Request], why: str) -> None:
-        """End the answers of requests that the runner has given up, with all their choices."""
+        """Fail the answers of requests that the runner could not finish, with all their choices."""
         for request in requests:
             answer, _ = self._choices.get(request.request_id, (None, None))
             if answer is not None:
@@ -465,7 +474,9 @@ class Worker:
                 answer.fail(why, 504 if is_late else 500)
 
     def _tell_early(self, step: Step) -> None:
-        """Let other workers read further, and answer early where the first chunk is computed."""
+        """Let other workers read the blocks that the step has computed. Where the first chunk of a
+        prompt is computed, send the answer that names its KV.
+        """
         assert self.transfers is not None
         self.transfers.exporter.stepped()
         for request, _, _ in step.chunks:
@@ -474,7 +485,7 @@ class Worker:
                 answer.tell_early()
 
     def _on_free(self, export: Export) -> None:
-        """Stop a prompt that is computed only for readers, because none is left."""
+        """Stop a request that computes its prompt only for readers, because no reader is left."""
         answer, choice = self._choices.get(export.request_id, (None, None))
         if answer is not None and choice is not None and choice.request.export is export:
             self._choices.pop(export.request_id)
@@ -487,7 +498,9 @@ class Worker:
         self.runner.wake()
 
     def _on_unread(self, request: Request, why: str) -> None:
-        """Fail a request whose KV did not arrive, if this worker is not to compute it."""
+        """Fail a request whose KV did not arrive, if the worker's settings forbid to compute its
+        prompt.
+        """
         self.runner.cancel(request.request_id)
         self._on_failed((request,), f"the prompt's KV did not come from another worker: {why}")
 

@@ -1,9 +1,7 @@
-"""The entry by which a worker announces itself in Redis, as JSON.
-
-The set `warmroute:{FLEET}:workers` has the URLs of all workers; the string
-`warmroute:{FLEET}:worker:URL` is the entry of each, with a time to live that every heartbeat
-renews. So only the clock of Redis decides which worker is gone. The braces keep the keys of a fleet
-in one slot of a cluster.
+"""The entry by which a worker announces itself in Redis, as JSON. The set
+`warmroute:{FLEET}:workers` has the URLs of all workers; the string `warmroute:{FLEET}:worker:URL`
+has the entry of one worker, with a time to live that every heartbeat renews. So only the clock of
+Redis decides which worker is gone. The braces keep the keys of a fleet in one slot of a cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Option = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """One worker's entry. Lifetime: until its next heartbeat."""
+    """The entry of one worker. Lifetime: until its next heartbeat."""
 
     url: str  # where routers reach it
     state: State = "ready"  # "stopping": it takes no new requests
@@ -42,7 +40,9 @@ class Announcement:
 
 
 class _AnnouncedEntry(msgspec.Struct):
-    """The entry as it is written; unknown fields belong to later versions and are ignored."""
+    """A worker's entry as it is written in JSON; unknown fields belong to later versions and are
+    ignored.
+    """
 
     v: int
     url: str
@@ -70,7 +70,7 @@ def check_fleet(fleet: str) -> None:
 
 
 def encode_announcement(one: Announcement) -> bytes:
-    """Return the encoded entry. Raises WireError for an entry that `decode_announcement` would
+    """Return the entry as JSON. Raises WireError for an entry that `decode_announcement` would
     reject.
     """
     entry = _AnnouncedEntry(
@@ -82,8 +82,8 @@ def encode_announcement(one: Announcement) -> bytes:
 
 
 def decode_announcement(data: bytes) -> Announcement:
-    """Return the decoded entry. Raises WireError, which says what is wrong without repeating the
-    text.
+    """Return the entry that the JSON `data` has. Raises WireError, which says what is wrong without
+    repeating the text.
     """
     if len(data) > MAX_BYTES:
         raise WireError(f"the entry is larger than {MAX_BYTES} bytes")

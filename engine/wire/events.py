@@ -17,8 +17,8 @@ from msgspec import Meta, field
 
 
 class WireError(ValueError):
-    """Raised for bytes of a peer that violate the format; the message says what is wrong, and
-    where.
+    """Raised for bytes of another program that violate a wire format; the message says what is
+    wrong, and where.
     """
 
 
@@ -39,7 +39,9 @@ _BlockSize = Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored", tag_field="type"):
-    """Blocks became resident. `tokens` are theirs in order, or empty (offload tiers)."""
+    """Event: blocks were stored in the cache. `tokens` are the tokens of the blocks in order, or
+    empty (offload tiers).
+    """
 
     hashes: _Hashes = field(name="block_hashes")
     parent: int | _Digest | None = field(name="parent_block_hash", default=None)
@@ -57,10 +59,9 @@ class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored", tag_field="typ
 
     @property
     def salt(self) -> str | None:
-        """The cache salt of the sequence: SGLang's field, or vLLM's bare string at block 0.
-
-        vLLM publishes a LoRA name as a bare string, too; the string that equals `lora_name` is that
-        name.
+        """The cache salt of the sequence: SGLang's field for it, or the string among vLLM's extra
+        keys of block 0. vLLM puts a LoRA name there, too; the string that equals `lora_name` is
+        that name.
         """
         if self.cache_salt is not None:
             return self.cache_salt
@@ -74,7 +75,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored", tag_field="typ
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag="BlockRemoved", tag_field="type"):
-    """Blocks were evicted from `medium` (None means GPU), in one group."""
+    """Event: blocks of one group were evicted from `medium` (None means GPU)."""
 
     hashes: _Hashes = field(name="block_hashes")
     medium: str | None = None
@@ -82,7 +83,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag="BlockRemoved", tag_field="t
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag="AllBlocksCleared", tag_field="type"):
-    """The prefix cache was reset: every block, medium and group of that rank is gone."""
+    """Event: the prefix cache was reset, and every block, medium and group of that rank is gone."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -119,7 +120,7 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One decoded batch. `skipped` counts valid events that cannot be used."""
+    """One decoded batch of KV events. `skipped` counts valid events that cannot be used."""
 
     ts_s: float  # the publisher's wall clock, seconds since the epoch
     events: tuple[Event, ...]
@@ -136,11 +137,10 @@ _KNOWN_TAGS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """Return the batch in `payload` (the third frame of a live message). Hashes are uint64.
-
-    Skipped and counted: events of an unknown type, events whose tokens are not plain ints (bigrams,
-    multimodal strings), events whose token count is not blocks x block_size. Raises WireError for
-    anything malformed or beyond the limits of this module.
+    """Return the batch in `payload` (the third frame of a live message). Hashes are uint64. Some
+    events are skipped and counted: those of an unknown type, those whose tokens are not plain ints
+    (bigrams, multimodal strings), and those whose token count is not blocks x block_size. Raises
+    WireError for anything malformed or beyond the limits of this module.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise WireError(f"event batch of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES}")
@@ -158,7 +158,7 @@ def decode_batch(payload: bytes) -> Batch:
 
 
 def _decode_event(raw: msgspec.Raw, position: int) -> Event | None:
-    """Return the event; None if it cannot be used."""
+    """Return the event in these bytes; None if it cannot be used."""
     first = memoryview(raw)[0]
     is_array = first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
     try:
@@ -178,7 +178,7 @@ def _decode_event(raw: msgspec.Raw, position: int) -> Event | None:
 
 
 def name_of(name: BlockHash) -> int:
-    """Return the uint64 for a block's name: an int modulo 2^64, or the last 8 bytes of a digest,
+    """Return a block's hash as uint64: an int modulo 2^64, or the last 8 bytes of a digest,
     big-endian, as vLLM itself shortens it.
     """
     return int.from_bytes(name[-8:], "big") if isinstance(name, bytes) else name % 2**64
@@ -193,8 +193,8 @@ def _from_array(event: _StoredArray | _RemovedArray | _ClearedArray) -> Event:
 
 
 def _is_foreign(raw: msgspec.Raw, is_array: bool) -> bool:
-    """Return whether a well-formed event is of an unknown type, or has tokens that we
-    cannot hash.
+    """Return whether a well-formed event has an unknown type, or tokens that this program cannot
+    hash.
     """
     try:
         event: Any = _anything.decode(raw)
@@ -227,8 +227,8 @@ def encode_batch(ts_s: float, events: Iterable[Event], rank: int = 0) -> bytes:
 
 
 def event_map(event: Event) -> dict[str, Any]:
-    """Return the map form of an event: fields that vLLM requires are always there, optional ones
-    only if set.
+    """Return an event as a map: fields that vLLM requires are always in it, optional ones only if
+    they are set.
     """
     if isinstance(event, AllBlocksCleared):
         return {"type": "AllBlocksCleared"}
@@ -274,7 +274,7 @@ _END = END_SEQ.to_bytes(8, "big")
 
 
 class Live(NamedTuple):
-    """The parts of a live message."""
+    """A live message of KV events, in its parts."""
 
     topic: str
     seq: int
@@ -287,37 +287,41 @@ def live_frames(topic: str, seq: int, payload: bytes) -> list[bytes]:
 
 
 def parse_live(frames: Sequence[bytes]) -> Live:
-    """Return the live message in `frames`. Raises WireError."""
+    """Return the live message in `frames`. Raises WireError if they are no such message."""
     if len(frames) != 3:
         raise WireError(f"live message of {len(frames)} frames; expected topic, seq, payload")
     return Live(_topic(frames[0]), _seq(frames[1]), frames[2])
 
 
 def replay_request(start_seq: int) -> list[bytes]:
-    """Return the frames that a DEALER sends to get every buffered batch from `start_seq` on."""
+    """Return the frames that a DEALER socket sends to get every buffered batch from
+    `start_seq` on.
+    """
     return [b"", start_seq.to_bytes(8, "big")]
 
 
 def parse_replay_request(frames: Sequence[bytes]) -> tuple[bytes, int]:
-    """Return identity and start_seq from the frames that a ROUTER receives. Raises WireError."""
+    """Return the client's identity and the start_seq from the frames that a ROUTER socket receives.
+    Raises WireError for other frames.
+    """
     if len(frames) != 3 or frames[1] != b"":
         raise WireError("replay request must be three frames: identity, empty, start_seq")
     return frames[0], _seq(frames[2])
 
 
 def replay_frames(identity: bytes, topic: str, seq: int, payload: bytes) -> list[bytes]:
-    """Return the frames of one reply of a ROUTER."""
+    """Return the frames that a ROUTER socket sends as one reply."""
     return [identity, b"", topic.encode(), seq.to_bytes(8, "big"), payload]
 
 
 def replay_end(identity: bytes) -> list[bytes]:
-    """Return the frames of a ROUTER's end marker."""
+    """Return the frames that a ROUTER socket sends as the end of its replies."""
     return [identity, b"", b"", END_SEQ.to_bytes(8, "big"), b""]
 
 
 def parse_replay(frames: Sequence[bytes]) -> Live | None:
-    """Return one reply as a DEALER receives it, in the old form or the new; None at the
-    end marker.
+    """Return one reply from the frames that a DEALER socket receives, in the old form or the new;
+    None at the end marker.
     """
     if len(frames) not in (3, 4) or frames[0] != b"":
         raise WireError(f"replay reply of {len(frames)} frames; expected an empty one and 2 or 3")

@@ -27,11 +27,9 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 def load_tokenizer(
     text: str, config: Mapping[str, Any], special: Mapping[str, str]
 ) -> tokenizers.Tokenizer:
-    """Return the tokenizer of `tokenizer.json`'s `text`, completed by the object in
-    `tokenizer_config.json`.
-
-    What is added around plain prompts stays as in the file; `add_bos_token` changes nothing. Raises
-    ValueError if it does not parse.
+    """Return the tokenizer that the text of `tokenizer.json` describes, completed by `config`, the
+    object in `tokenizer_config.json`. The tokens that are added around plain prompts stay as in the
+    file; `add_bos_token` changes nothing. Raises ValueError if the text cannot be read.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
@@ -54,7 +52,9 @@ def load_tokenizer(
 
 
 def _listed_tokens(config: Mapping[str, Any]) -> list[tokenizers.AddedToken]:
-    """Return the tokens of `added_tokens_decoder`, ordered by id."""
+    """Return the tokens in the field `added_tokens_decoder`, ordered by id. Raises ValueError for
+    an invalid field.
+    """
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return []
@@ -78,7 +78,9 @@ def _named_token(content: str, row: Any) -> tokenizers.AddedToken:
 
 
 def _extra_tokens(config: Mapping[str, Any]) -> list[str]:
-    """Return further special tokens, under the newer key or the older one."""
+    """Return the further special tokens of the configuration, which are under
+    `extra_special_tokens` or the older key `additional_special_tokens`.
+    """
     key = "extra_special_tokens"
     extra = config.get(key if key in config else "additional_special_tokens")
     if isinstance(extra, dict):
@@ -88,8 +90,8 @@ def _extra_tokens(config: Mapping[str, Any]) -> list[str]:
 
 
 def template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return template sources by name; files beside the tokenizer take precedence over the
-    configuration's key.
+    """Return the sources of chat templates by name; files beside the tokenizer take precedence over
+    the configuration's key.
     """
     sources: dict[str, str] = {}
     key = config.get("chat_template")
@@ -178,8 +180,7 @@ class _Stream:
 
 
 class HfTokenizer:
-    """The tokenizer in a model directory. Lifetime: process; read once, then only used.
-
+    """The tokenizer in a model directory. Lifetime: process; the files are read once.
     `content_format` and `template_defaults` are those of the engine, if it has any. Raises OSError
     if `tokenizer.json` cannot be read, ValueError if a file does not parse.
     """
@@ -214,8 +215,8 @@ class HfTokenizer:
 
     @property
     def cuts(self) -> Cuts | None:
-        """The places at which its texts may be cut and encoded in pieces; None if there
-        are none.
+        """The places at which texts for this tokenizer may be cut and encoded in pieces; None if
+        there are none.
         """
         return self._cuts
 

@@ -1,12 +1,8 @@
 """The messages between two workers about a prompt's KV, and the parameters that a router passes
-between them.
-
-A frame is four bytes of length, little-endian, and a msgpack map; the bytes of a `Part` follow it.
-The reader connects when its request arrives:
-
-    Hello -> Welcome | Refusal, then any number of Beats, one Read -> Parts, Done, then Release
-
-If either side closes the connection early, the KV is freed: it is not kept for a dead reader.
+between them. A frame is four bytes of length, little-endian, and a msgpack map; the bytes of a
+`Part` follow it. The reader connects when its request arrives: Hello -> Welcome | Refusal, then any
+number of Beats, one Read -> Parts, Done, then Release. If either side closes the connection early,
+the KV is freed, because it is not kept for a dead reader.
 """
 
 from __future__ import annotations
@@ -68,8 +64,8 @@ class TransferParams(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The properties that both ends must share. `model` is a digest of all that a token's KV
-    depends on.
+    """The properties of KV that both workers must share. `model` is a digest of all that a token's
+    KV depends on.
     """
 
     model: _Name
@@ -92,7 +88,9 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The reader names the KV that it wants, and the pool that it will put it into."""
+    """The reader's first message: it names the KV that it wants, and the pool that it will put it
+    into.
+    """
 
     engine_id: _Name
     request_id: int
@@ -123,12 +121,12 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """The reader is alive, and its request waits."""
+    """The reader's sign of life: its request still waits."""
 
 
 class ReadTokens(msgspec.Struct, frozen=True, tag="read"):
-    """The reader has room and asks for the KV of tokens `start`..`stop`; or it copies them out of
-    the pools itself, and `Copied` ends that.
+    """The reader's message that it has room, and asks for the KV of tokens `start`..`stop`; or it
+    copies them out of the pools itself, and sends `Copied` at the end.
     """
 
     start: int
@@ -137,7 +135,7 @@ class ReadTokens(msgspec.Struct, frozen=True, tag="read"):
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):
-    """KV of the prompt's blocks `start`..`stop`; its bytes follow."""
+    """A message with KV of the prompt's blocks `start`..`stop`; the bytes of the KV follow it."""
 
     start: int
     stop: int
@@ -154,12 +152,14 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied"):
-    """Says that the reader has copied KV from mapped memory, and asks whether it was valid."""
+    """The reader's message that it has copied KV from mapped memory, and asks whether the KV was
+    valid.
+    """
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """The reader no longer needs the KV. Alone on a connection, with all three fields, it says that
-    nobody will read the KV.
+    """The reader's message that it no longer needs the KV. Alone on a connection, with all three
+    fields, it says that nobody will read the KV.
     """
 
     engine_id: _Name = ""
@@ -168,8 +168,8 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class Place(NamedTuple):
-    """The destination of the KV of a prompt's tokens `start`..`stop`: all blocks of the prompt in
-    order. Lifetime: read.
+    """The place for the KV of a prompt's tokens `start`..`stop`: all blocks of the prompt in order.
+    Lifetime: read.
     """
 
     block_ids: Sequence[int]
@@ -184,7 +184,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class BadMessage(Exception):  # noqa: N818 - what arrived
-    """Raised for bytes that are no message, or for a message that is not allowed now."""
+    """Raised for bytes that are no message, or for a message that is not allowed at this point."""
 
 
 def frame(message: Message) -> bytes:

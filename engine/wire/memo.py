@@ -1,7 +1,6 @@
-"""Token ids of texts that begin like earlier ones: only new text is encoded.
-
-A text is cut only where no token can cross; the ids of each piece are kept under a digest of all
-text up to the piece's end. No token crosses the beginning of an added token that is searched before
+"""Token ids of texts that begin like earlier ones, of which only the new text is encoded. A text is
+cut only where no token can cross; the ids of each piece are kept under a digest of all text up to
+the piece's end. No token crosses the beginning of an added token that is searched before
 normalization.
 """
 
@@ -39,7 +38,9 @@ _WINDOW_IDS = 1 << 16
 
 
 class AddedToken(Protocol):
-    """The properties of an added token that this module reads (`tokenizers.AddedToken`)."""
+    """The properties of an added token of a tokenizer that this module reads
+    (`tokenizers.AddedToken`).
+    """
 
     @property
     def content(self) -> str: ...
@@ -55,8 +56,8 @@ class Cuts:
     """Finds the positions at which a text may be cut. Lifetime: process; holds no state."""
 
     def __init__(self, tokens: Iterable[AddedToken]) -> None:
-        """`tokens`: all added tokens that are searched before normalization. Raises ValueError if
-        no text can be cut at any of them.
+        """Make the cutter for a tokenizer; `tokens` are all added tokens that are searched before
+        normalization. Raises ValueError if no text can be cut at any of them.
         """
         tokens = list(tokens)
         self._cutting = frozenset(token.content for token in tokens if _cuts_before(token))
@@ -67,9 +68,8 @@ class Cuts:
         self._longest = max(map(len, contents))
 
     def of(self, text: str) -> list[int]:
-        """Return the ends of the pieces, ascending; the last is the text's length.
-
-        Texts that begin alike are cut alike up to their last common cut.
+        """Return the ends of a text's pieces, ascending; the last is the text's length. Texts that
+        begin alike are cut alike up to their last common cut.
         """
         ends: list[int] = []
         next_at = MIN_PIECE_CHARS
@@ -81,7 +81,7 @@ class Cuts:
         return ends
 
     def _tokens_of(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the position of each added token in turn."""
+        """Yield each added token in the text in turn, with its position."""
         start = 0
         for end in range(_WINDOW_CHARS, len(text) + _WINDOW_CHARS, _WINDOW_CHARS):
             # A token may begin in this window and end in the next one.
@@ -167,7 +167,7 @@ _DIGEST_BYTES = 16
 
 
 class Cutting(Protocol):
-    """A tokenizer whose texts may be cut."""
+    """A tokenizer whose texts may be cut and encoded in pieces."""
 
     @property
     def cuts(self) -> Cuts | None:
@@ -203,9 +203,8 @@ class PieceMemo:
         self.encoded_chars = 0
 
     def keys(self, pieces: Iterable[bytes], salt: str | None, of: bytes = b"") -> list[bytes]:
-        """Return a digest for each piece, of all pieces up to its end.
-
-        `of` keeps the prompts of one encoder apart from those of another, `salt` those of tenants.
+        """Return a digest for each piece, which covers all pieces up to its end. `of` keeps the
+        prompts of one encoder apart from those of another, and `salt` those of different tenants.
         """
         name = b"" if salt is None else salt.encode("utf-8", "surrogatepass")
         # Its length keeps the salt apart from the text.
@@ -220,7 +219,7 @@ class PieceMemo:
         return keys
 
     def known(self, keys: Iterable[bytes]) -> list[Tokens | None]:
-        """Return the ids of each piece, None where they are not kept."""
+        """Return the ids of each piece, or None for a piece that is not kept."""
         with self._lock:
             found = [(key, self._pieces.get(key)) for key in keys]
             for key, ids in found:
@@ -231,7 +230,9 @@ class PieceMemo:
     def keep(
         self, new: Iterable[tuple[bytes, Tokens]], encoded_chars: int, reused_chars: int
     ) -> None:
-        """Keep the ids of new pieces, and count a prompt's characters."""
+        """Keep the ids of new pieces, and count how many characters of a prompt were encoded and
+        how many were reused.
+        """
         with self._lock:
             self.encoded_chars += encoded_chars
             self.reused_chars += reused_chars
@@ -247,11 +248,10 @@ class PieceMemo:
 
 
 class MemoEncoder:
-    """Encodes through a memo, which is its own or shared with other encoders. Lifetime: process.
-
-    Several threads may use it at once. If the tokenizer's texts cannot be cut (`cutting` is None,
-    or knows no cuts), or the memo has 0 bytes, it only calls the tokenizer. Texts of more than
-    `max_chars` are rejected.
+    """Encodes prompts through a memo of earlier pieces, which may be shared with other encoders.
+    Lifetime: process. Several threads may use it at once. If the tokenizer's texts cannot be cut
+    (`cutting` is None, or knows no cuts), or the memo has 0 bytes, it only calls the tokenizer.
+    Texts of more than `max_chars` are rejected.
     """
 
     cuts_chats = True  # engines that render by a template obey `truncate_prompt_tokens`

@@ -1,7 +1,7 @@
-"""Reads samples from Prometheus text, vLLM's metric names, and a worker's load in them.
-
-Format 0.0.4; only the wanted samples are read. Names and meanings: vLLM `v1/metrics/loggers.py`,
-0.9 to 0.33. Counters carry `_total` in the text. The label `engine` is the data-parallel rank.
+"""Reads samples from Prometheus text, with vLLM's metric names, and a worker's load from them. The
+format is 0.0.4; only the wanted samples are read. Names and meanings are those of vLLM
+`v1/metrics/loggers.py`, 0.9 to 0.33. Counters carry `_total` in the text. The label `engine` is the
+data-parallel rank.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class Sample(NamedTuple):
 
 
 def samples(text: str, wanted: Collection[str]) -> Iterator[Sample]:
-    """Yield the samples named in `wanted` (counters without `_total`), in order.
-
-    Raises WireError with the line for a wanted sample that cannot be read or is no load: negative,
-    not a number, above MAX_VALUE.
+    """Yield the samples named in `wanted` (counters without `_total`), in order. Raises WireError
+    with the line for a wanted sample that cannot be read, or whose value is negative, not a number
+    or above MAX_VALUE.
     """
     if len(text) > MAX_TEXT_BYTES:
         raise WireError(f"metrics of {len(text)} characters; at most {MAX_TEXT_BYTES}")
@@ -144,7 +143,7 @@ _WANTED = (
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """The load of one engine process; None for a figure that its text does not have."""
+    """The load of one engine process; a figure that its metrics do not have is None."""
 
     running: int  # requests in the batch
     waiting: int  # requests not admitted yet
@@ -176,9 +175,8 @@ _START = re.compile(PROCESS_START + r"(?:\{[^\n]*\})?[ \t]+([0-9][0-9.eE+]{0,40}
 
 
 def process_start_s(text: str) -> float:
-    """Return the start time of the process behind a page of metrics, in seconds since the epoch.
-
-    NaN if the page does not have it, or has several.
+    """Return the start time of the process that a page of metrics describes, in seconds since the
+    epoch. NaN if the page does not have it, or has several.
     """
     found = set()
     at = text.find(PROCESS_START)
@@ -196,9 +194,8 @@ def parse_load(text: str) -> EngineLoad:
 
 
 def parse_loads(text: str) -> dict[int, EngineLoad]:
-    """Return the load of each rank, at least one. Series without a rank count for each of them.
-
-    Raises WireError, also if a rank lacks its number of requests.
+    """Return the load of each rank, at least one. A series without a rank counts for every rank.
+    Raises WireError for bad text, or if a rank lacks its number of requests.
     """
     by_rank: dict[int, list[Sample]] = {}
     of_all: list[Sample] = []

@@ -1,9 +1,7 @@
-"""Renders chat templates as transformers and vLLM do, from messages that are prepared as they do
-it.
-
-The environment's settings are those of transformers 5 (`utils/chat_template_utils.py`). The
-variables of a template, and the preparation of messages and tools, are those of vLLM 0.33
-(`renderers/hf.py`, `renderers/chat_utils`, `openai/chat_completion/protocol.py`).
+"""Renders chat templates as transformers and vLLM do, after preparing the messages as they do. The
+environment's settings are those of transformers 5 (`utils/chat_template_utils.py`). The variables
+of a template, and the preparation of messages and tools, are those of vLLM 0.33 (`renderers/hf.py`,
+`renderers/chat_utils`, `openai/chat_completion/protocol.py`).
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ def loops_over_content(tree: nodes.Template) -> bool:
 
 
 def _names_of(tree: nodes.Template, names: set[str]) -> set[str]:
-    """Return `names`, and the names that are assigned one of them, or a slice or
-    filtering of it.
+    """Return `names`, and all names to which the template assigns one of them, or a slice or
+    filtering of one.
     """
     known = set(names)
     assignments = list(tree.find_all(nodes.Assign))
@@ -153,8 +151,7 @@ _ARGUMENTS_PARTS = 1 << 16  # a parser builds them while all other threads wait
 
 
 def _parsed_calls(calls: object) -> list[Any]:
-    """Return tool calls with their arguments as objects; clients send them as JSON text.
-
+    """Return tool calls with their arguments as objects; clients send arguments as JSON text.
     Arguments that are no object become an empty one, so that a model's broken call does not end its
     chat.
     """
@@ -174,7 +171,9 @@ def _parsed_calls(calls: object) -> list[Any]:
 
 
 def _parsed(arguments: str) -> Any:
-    """Return the object in `arguments`; any other value if there is none."""
+    """Return the object in the JSON text `arguments`; return another value if the text has no
+    object.
+    """
     if not arguments.lstrip(" \t\r\n").startswith("{"):
         return None
     if sum(map(arguments.count, ",[{")) > _ARGUMENTS_PARTS:
@@ -207,12 +206,14 @@ def _as_system(message: Message) -> Message:
 
 
 def declared(tools: Iterable[Any] | None) -> list[Any] | None:
-    """Return tools as vLLM's data model writes them: the keys that it knows, in its order."""
+    """Return the tools as vLLM's data model writes them: with the keys that vLLM knows, in its
+    order.
+    """
     return None if tools is None else [_declared(tool) for tool in tools]
 
 
 def _declared(tool: Any) -> Any:
-    """Return a tool's known fields; two of them only where they are set."""
+    """Return the fields of a tool that vLLM knows; two of them only if they are set."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
         return tool
@@ -341,7 +342,7 @@ class ChatTemplate:
 
 
 def _marked(messages: list[Message]) -> tuple[list[Message], str]:
-    """Return the messages with a mark after the final one's last text, and that text."""
+    """Return the messages with a mark after the text of the last message, and that text."""
     *others, final = messages
     content = final["content"]
     if isinstance(content, str):

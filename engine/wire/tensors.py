@@ -47,8 +47,8 @@ class Described(msgspec.Struct, frozen=True):
     parameters: dict[str, Any] = {}
 
     def raw(self, rest: memoryview) -> memoryview | None:
-        """Return its bytes, which are the first of `rest`; None if its elements are in `data`.
-        Raises WireError.
+        """Return the tensor's bytes, which are the first of `rest`; None if its elements are in
+        `data`. Raises WireError if there are too few bytes.
         """
         size = self.parameters.get("binary_data_size")
         if size is None:
@@ -59,14 +59,14 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """An output that a request asks for. Lifetime: request."""
+    """An output tensor that a request asks for. Lifetime: request."""
 
     name: str = ""
     parameters: dict[str, Any] = {}
 
 
 class InferRequest(msgspec.Struct, frozen=True):
-    """The JSON of an `infer`. Lifetime: request."""
+    """The JSON of an `infer` request. Lifetime: request."""
 
     inputs: list[Described] = []
     outputs: list[Wanted] = []
@@ -81,9 +81,8 @@ class InferResponse(msgspec.Struct, frozen=True):
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """A tensor's elements: as bytes, `raw`, or else as `listed`, nested or flat.
-
-    Lifetime: message.
+    """The elements of a tensor: as bytes in `raw`, or else in `listed`, nested or flat. Lifetime:
+    message.
     """
 
     datatype: str
@@ -96,8 +95,8 @@ _INFER = msgspec.json.Decoder(InferRequest)
 
 
 def json_bytes(header: str | None, body_bytes: int) -> int:
-    """Return the length of a body's JSON. `header`: Inference-Header-Content-Length. Raises
-    WireError.
+    """Return the length of the JSON in a body. `header` is the value of
+    Inference-Header-Content-Length. Raises WireError for an invalid length.
     """
     if header is None:
         return body_bytes
@@ -107,7 +106,7 @@ def json_bytes(header: str | None, body_bytes: int) -> int:
 
 
 def infer_request(text: Buffer) -> InferRequest:
-    """Return the request in this JSON. Raises WireError."""
+    """Return the `infer` request that this JSON describes. Raises WireError if it is invalid."""
     try:
         return _INFER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -115,7 +114,9 @@ def infer_request(text: Buffer) -> InferRequest:
 
 
 def listed(data: msgspec.Raw) -> list[Any]:
-    """Return the elements in JSON, nested or flat, or the only one. Raises WireError."""
+    """Return the elements that a tensor's JSON `data` has, nested or flat; a single value becomes a
+    list of one. Raises WireError for invalid JSON.
+    """
     try:
         found = msgspec.json.decode(data) if len(data) else []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -124,7 +125,9 @@ def listed(data: msgspec.Raw) -> list[Any]:
 
 
 def texts(tensor: Tensor, most: int | None = None) -> Iterator[str | Buffer]:
-    """Yield the first `most` elements of a tensor of texts, unchanged. Raises WireError."""
+    """Yield the first `most` elements of a tensor of texts, unchanged; None yields all. Raises
+    WireError for invalid elements.
+    """
     if tensor.datatype != TEXT:
         raise WireError(f"is {tensor.datatype[:16]}, not {TEXT}")
     if tensor.raw is None:
@@ -144,8 +147,8 @@ def texts(tensor: Tensor, most: int | None = None) -> Iterator[str | Buffer]:
 
 
 def numbers(tensor: Tensor, most: int | None = None) -> npt.NDArray[Any]:
-    """Return the first `most` elements of a tensor of numbers or booleans, flat. Raises
-    WireError.
+    """Return the first `most` elements of a tensor of numbers or booleans as a flat array; None
+    returns all. Raises WireError for invalid elements.
     """
     kind = NUMBERS.get(tensor.datatype)
     if kind is None:
@@ -185,10 +188,9 @@ def infer_answer(
     outputs: Mapping[str, tuple[str, Sequence[Any]]],
     binary: frozenset[str],
 ) -> tuple[bytes, int | None]:
-    """Return an answer's body, and the length of its JSON if tensors follow it as bytes.
-
-    `head`: its other fields; `outputs`: datatype and elements of each vector, by name; `binary`:
-    those to write as bytes.
+    """Return the body of an answer, and the length of its JSON if tensors follow it as bytes.
+    `head` has its other fields, `outputs` the datatype and elements of each vector by name, and
+    `binary` the names of the vectors to write as bytes.
     """
     parts: list[bytes] = []
     rows: list[dict[str, Any]] = []
@@ -205,7 +207,7 @@ def infer_answer(
 
 
 def packed(datatype: str, elements: Sequence[Any]) -> bytes:
-    """Return elements as bytes."""
+    """Return the elements of a tensor as bytes, as KServe's binary data has them."""
     if datatype != TEXT:
         return np.array(elements, NUMBERS[datatype]).tobytes()
     data = [one if isinstance(one, bytes) else str(one).encode() for one in elements]

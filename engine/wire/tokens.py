@@ -15,9 +15,7 @@ import xxhash
 
 
 class PromptError(ValueError):
-    """Raised for a client's prompt or messages that cannot be tokenized; its message is for the
-    client.
-
+    """Raised for a prompt or messages that cannot be tokenized; the message is for the client.
     `param` names the faulty field of the request, as in OpenAI's error bodies.
     """
 
@@ -47,19 +45,21 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class StreamDecoder(Protocol):
-    """Decodes one sequence as its ids come. Lifetime: request."""
+    """Decodes the token ids of one sequence as they come. Lifetime: request."""
 
     def step(self, token: int) -> str:
-        """Return the text that is certain with `token`; "" within a character."""
+        """Return the text that is certain once `token` has come; "" within a character."""
 
     def end(self) -> str:
-        """Return the text of ids that were held back, because no more will come. Half a character
-        is U+FFFD.
+        """Return the text of ids that were held back, because no more ids will come. A part of a
+        character becomes U+FFFD.
         """
 
 
 class Tokenizer(Protocol):
-    """Encodes text and chats. Stateless between calls; safe to call from a worker thread."""
+    """Converts texts and chats to token ids and back. Stateless between calls; safe to call from a
+    worker thread.
+    """
 
     @property
     def vocab(self) -> int:
@@ -69,13 +69,12 @@ class Tokenizer(Protocol):
         """Return the ids of a plain prompt."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of ids below `vocab`, on request without special tokens."""
+        """Return the text of ids, which are below `vocab`; on request without special tokens."""
 
     def stream(self, after: Sequence[int] = (), skip_special_tokens: bool = False) -> StreamDecoder:
-        """Return a new incremental decoder. `after`: the ids before.
-
-        Some tokenizers drop a blank where a text begins, and the rest of an answer is no beginning;
-        vLLM shows its decoder the prompt's end for the same reason.
+        """Return a new incremental decoder for ids that follow the ids `after`. Some tokenizers
+        drop a blank where a text begins, and an answer is no beginning; vLLM shows its decoder the
+        prompt's end for the same reason.
         """
 
     def render(self, chat: Chat, now_s: float) -> str:
@@ -193,7 +192,9 @@ def check_part(part: object, where: str) -> None:
 
 
 def part_text(part: Any) -> Any:
-    """Return the text of one content part, whatever key its type has it under."""
+    """Return the text of one content part. The key of the text is `text`, or the name of the part's
+    type.
+    """
     if isinstance(part, str):
         return part
     return part.get("text", part.get(part["type"]))
