@@ -1,4 +1,6 @@
-"""Answers of real engines, without the fields that differ between two equal answers."""
+"""Sends requests to real engines and returns answers without the fields that differ between two
+equal answers.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from tests.engines.traffic import requests
 
 
 def base_requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the same requests as for vLLM without those for an adapter, which SGLang cannot
-    compute on a CPU.
+    """Yield the requests that vLLM's tests send, without those for a LoRA adapter, which SGLang
+    cannot compute on a CPU.
     """
     return ((path, body) for path, body in requests(seed, count) if body["model"] != LORA)
 

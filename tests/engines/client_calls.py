@@ -66,7 +66,7 @@ def of_llama_index(url: str, model: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Call the server with each client and print the results."""
+    """Call the server with each client and print the results as JSON."""
     url, model = sys.argv[1:]
     print(json.dumps(of_litellm(url, model) | of_llama_index(url, model)))
 

@@ -1,5 +1,5 @@
-"""The table of vLLM releases and the tests that each has passed, written by each run of these
-tests.
+"""The table of vLLM releases and the tests that each has passed, which every run of these tests
+updates.
 
     python -m tests.engines.compatibility
 
@@ -46,7 +46,7 @@ Outcomes = dict[str, dict[str, str]]  # release -> test, or what it counted -> o
 
 
 def add(seen: Outcomes, at: Path = RESULTS) -> None:
-    """Add the outcomes of a run to the file, under a lock against other runs."""
+    """Add the outcomes of a run to the results file, under a lock against other runs."""
     at.parent.mkdir(parents=True, exist_ok=True)
     with at.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -85,7 +85,7 @@ def _cell(outcomes: Mapping[str, str], column: str) -> str:
 
 
 def main() -> int:
-    """Print the table."""
+    """Print the table of releases."""
     if not RESULTS.exists():
         print("no run yet: make test-engines", file=sys.stderr)
         return 1

@@ -48,7 +48,9 @@ ROUTER = ("--migration-moves", "2", "--intervals-health-s", "0.5")
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_servers() -> Iterator[None]:
-    """Let vLLM's servers be forked; the first server starts the process that forks them."""
+    """Start vLLM's servers by forks during the tests; the first server starts the process that
+    forks them.
+    """
     with forking_vllm():
         yield
 
@@ -95,7 +97,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Add this run to the table of releases."""
+    """Add this run's outcomes to the table of releases."""
     if OUTCOMES:
         add(OUTCOMES)
 
@@ -146,7 +148,7 @@ async def vllm(
 async def hybrid(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[HybridModel, Pool]]:
-    """For each hybrid model, yield a vLLM server and a router."""
+    """Yield, for each hybrid model, the model and a vLLM server with a router."""
     async with _made(request.param, tmp_path_factory) as both:
         yield both
 
@@ -157,7 +159,7 @@ async def hybrid(
 async def drafted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[HybridModel, Pool]]:
-    """For each model with a draft head, yield a vLLM server and a router."""
+    """Yield, for each model with a draft head, the model and a vLLM server with a router."""
     async with _made(request.param, tmp_path_factory) as both:
         yield both
 
@@ -202,7 +204,9 @@ async def images(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool
 async def coded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[CodedModel, Pool]]:
-    """For each model that vLLM renders by its own code, yield a server and a router."""
+    """Yield, for each model that vLLM renders by its own code, the model and a server with a
+    router.
+    """
     made: CodedModel = request.param
     folder = tmp_path_factory.mktemp(made.name)
     server = Server(
@@ -254,7 +258,9 @@ async def llamacpp(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Asy
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def triton(tmp_path_factory: pytest.TempPathFactory, model: Path) -> AsyncIterator[Pool]:
-    """Yield two Triton servers and a router that passes unknown paths on, as Triton's paths are."""
+    """Yield two Triton servers and a router that forwards paths that it does not know, which
+    Triton's paths are.
+    """
     environment = Environment("triton", NEWEST_TRITON)
     folder = tmp_path_factory.mktemp("triton")
     servers = [TritonServer(environment, model, folder / f"server-{n}") for n in range(SERVERS)]

@@ -50,14 +50,12 @@ class Running:
 
     @property
     def reserved(self) -> int:
-        """The blocks that the request needs at its greatest length."""
+        """Return the number of KV blocks for the tokens computed so far."""
         return -(-(self.prompt + self.longest) // BLOCK)
 
 
 class Engine:
-    """An engine with in-flight batching and a KV cache, which takes a step every 5 ms. Lifetime:
-    model.
-    """
+    """Return the number of KV blocks that the request needs at its greatest length."""
 
     def __init__(self, model: str, settings: dict[str, str]) -> None:
         self.most = int(settings.get("batch", "64"))
@@ -87,7 +85,9 @@ class Engine:
             self.input_tokens += request.prompt
 
     def run(self) -> None:
-        """Take one step after another until the end; skip steps while there are no requests."""
+        """Compute one step after another until the engine ends; skip steps while there are no
+        requests.
+        """
         while not self.over:
             time.sleep(STEP_S)
             with self.lock:
@@ -95,7 +95,9 @@ class Engine:
                     self.step()
 
     def step(self) -> None:
-        """Admit the requests that fit into the cache to their end, and compute a token of each."""
+        """Admit the requests whose whole output fits into the cache, and compute a token of each
+        running request.
+        """
         context = 0
         while self.waiting and len(self.batch) < self.most:
             reserved = sum(one.reserved for one in self.batch) + self.waiting[0].reserved
@@ -114,7 +116,7 @@ class Engine:
         self.batch = [one for one in self.batch if one.left > 0]
 
     def show(self, context: int) -> None:
-        """Set the gauges, as the TensorRT-LLM backend does after each step."""
+        """Set the gauges as the TensorRT-LLM backend does after each step."""
         used = sum(one.held for one in self.batch)
         requests, cache, batcher, general, *lengths = GAUGES
         values = {
@@ -170,7 +172,7 @@ class TritonPythonModel:
         return [self.same(request) for request in requests]
 
     def think(self, sender: Any) -> None:
-        """Compute in one of many threads that share the processor, a little at a time."""
+        """Compute an answer in one of many threads that share the processor, a little at a time."""
         for _ in range(10):
             with self.processor:
                 time.sleep(self.base_s / 10)
@@ -178,7 +180,9 @@ class TritonPythonModel:
         sender.send(answered(), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def passed(self, request: Any) -> Any:
-        """Return the other model's answer; this instance does nothing else meanwhile."""
+        """Return the answer of the other model, which this instance waits for without doing
+        anything else.
+        """
         inner = pb_utils.InferenceRequest(
             model_name=self.asks, requested_output_names=self.outputs, inputs=request.inputs()
         )
@@ -189,7 +193,7 @@ class TritonPythonModel:
         return answered()
 
     def same(self, request: Any) -> Any:
-        """Return outputs equal to the first input, or zeros."""
+        """Return outputs equal to the request's first input, or zeros."""
         if self.outputs == ["text_output"]:
             return answered()
         if self.outputs == ["QUERY"]:
@@ -207,12 +211,12 @@ class TritonPythonModel:
 
 
 def value(request: Any, name: str, default: Any) -> Any:
-    """Return the only element of an input, or `default`."""
+    """Return the only element of a request's input, or `default` if there is no such input."""
     found = pb_utils.get_input_tensor_by_name(request, name)
     return default if found is None else found.as_numpy().reshape(-1)[0]
 
 
 def answered() -> Any:
-    """Return an answer with one text."""
+    """Return a response with one text."""
     text = np.array([b"done"], dtype=np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)])

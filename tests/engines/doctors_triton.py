@@ -44,7 +44,7 @@ class DoctorsTriton(TritonServer):
         return f"{self.url},metrics={self.metrics_url}"
 
     async def load(self, *models: Model) -> None:
-        """Replace the server's models by these."""
+        """Unload the server's models and load these instead."""
         async with aiohttp.ClientSession() as http:
             await self._unload(http)
             self.loaded = [model.name for model in models]
@@ -106,7 +106,7 @@ def plain(
     name: str = "m",
     **parameters: object,
 ) -> Model:
-    """Return a model of numbers whose execution takes 20 ms by default."""
+    """Return a model with numbers as input and output, whose execution takes 20 ms by default."""
     inputs = tensor("INPUT", "FP32", dims, ragged) + more
     output = tensor("OUTPUT", "FP32", "1")
     return Model(name, config_of(inputs, output, extra, batch, count, parameters))
@@ -135,7 +135,9 @@ def numbers(length: int = 4, more: bool = False, value: float = 0.5, **parameter
 
 
 class Load:
-    """Clients that send requests without a pause. Lifetime: the `async with` block."""
+    """Clients that send a new request as soon as the last one is answered. Lifetime: the `async
+    with` block.
+    """
 
     def __init__(
         self, server: TritonServer, path: str, clients: int, bodies: Iterable[Body], pause_s: float
@@ -174,7 +176,7 @@ async def loaded(
     pause_s: float = 0.0,
     warm: bool = True,
 ) -> AsyncIterator[None]:
-    """Run clients during the block, which begins after the first answer if `warm`."""
+    """Run clients during the block, which begins only after the first answer if `warm` is true."""
     async with Load(server, path, clients, bodies or [numbers()], pause_s) as load:
         if warm:
             await asyncio.wait_for(load.answered.wait(), 30.0)

@@ -66,7 +66,7 @@ class EchoWorker:
 
 
 def event(number: int) -> bytes:
-    """Return one event of an answer; the last one has the usage."""
+    """Return one event of a streamed answer; the last event has the usage."""
     chunk: dict[str, Any] = {"choices": [{"index": 0, "text": f"word {number}"}]}
     if number == EVENTS - 1:
         chunk["usage"] = {"prompt_tokens": 7, "completion_tokens": EVENTS}

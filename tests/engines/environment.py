@@ -98,7 +98,7 @@ class Environment:
 
     @property
     def installed(self) -> bool:
-        """Whether the environment is complete."""
+        """Whether the environment has been installed completely."""
         return (self.folder / "installed").exists()
 
     def or_skip(self) -> Environment:
@@ -109,8 +109,8 @@ class Environment:
         return self
 
     def make(self) -> None:
-        """Install the engine unless it is there, and our current plug-in. Raises UnavailableError
-        if that fails.
+        """Install the engine if it is missing, and our current plug-in. Raises UnavailableError if
+        that fails.
         """
         if not self.installed:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -126,8 +126,8 @@ class Environment:
         self.run("pip", *command, "--quiet", "--disable-pip-version-check")
 
     def install(self, *requirements: str) -> None:
-        """Install packages with uv, in a tenth of pip's time. Raises UnavailableError if that
-        fails.
+        """Install packages with uv, which takes a tenth of pip's time. Raises UnavailableError if
+        that fails.
         """
         self.run("uv", *UV, "pip", "install", "--python", str(self.python), *requirements)
 
@@ -232,9 +232,9 @@ def install_triton(at: Environment) -> None:
 
 
 def install_perf_analyzer(at: Environment) -> None:
-    """Install Triton's load generator from the wheel of its clients.
+    """Install Triton's load generator from the wheel of Triton's clients.
 
-    Libraries that Debian does not have under the expected name get a link beside the program.
+    Libraries that Debian does not have under the expected name get a link in the program's folder.
     """
     wheels, triton = PERF_WHEELS.get(at.version), Environment("triton", NEWEST_TRITON)
     if wheels is None:
@@ -283,7 +283,7 @@ def _distribution(at: Environment, name: str, version: str) -> Path:
 
 
 def install_clients(at: Environment) -> None:
-    """Install clients that would bring a hundred packages into our own environment."""
+    """Install client libraries, which would add a hundred packages to our own environment."""
     at.install(*CLIENTS)
 
 
@@ -306,7 +306,7 @@ INSTALLERS: dict[str, Callable[[Environment], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the named environments; return 1 if one of them cannot be made."""
+    """Install the named environments; return 1 if one of them cannot be installed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

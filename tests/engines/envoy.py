@@ -31,7 +31,7 @@ _ids = itertools.count(os.getpid() % 20_000 * 100 + 1)
 
 @dataclass(slots=True)
 class Envoy:
-    """A running Envoy. Lifetime: test."""
+    """A running Envoy process with its ports. Lifetime: test."""
 
     url: str
     admin: str
@@ -67,7 +67,7 @@ def picker_of(config: Any) -> Any:
 
 
 def duplex(config: Any) -> None:
-    """Set the body modes that gateways use: full duplex, streamed."""
+    """Change the configuration to the body modes that gateways use: full duplex, streamed."""
     picker_of(config)["processing_mode"] |= {
         "request_body_mode": "FULL_DUPLEX_STREAMED",
         "response_body_mode": "FULL_DUPLEX_STREAMED",
@@ -76,7 +76,9 @@ def duplex(config: Any) -> None:
 
 
 def tls_to_picker(config: Any) -> None:
-    """Set TLS to the picker without a check of its certificate, as most gateways do."""
+    """Change the configuration so that Envoy calls the picker by TLS without checking its
+    certificate, as most gateways do.
+    """
     kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
     common: dict[str, Any] = {"validation_context": {}, "alpn_protocols": ["h2"]}
     typed = {"@type": kind, "common_tls_context": common}
@@ -100,7 +102,7 @@ def endpoint(address: str) -> dict[str, Any]:
 def bootstrap(
     file: str, port: int, admin: int, pickers: Sequence[str], engines: Sequence[str]
 ) -> Any:
-    """Return a sample bootstrap with other addresses, which are given as HOST:PORT."""
+    """Return a sample bootstrap whose addresses are replaced by the given ones (HOST:PORT)."""
     config = yaml.safe_load((BOOTSTRAPS / file).read_text())
     config["admin"]["address"]["socket_address"]["port_value"] = admin
     listener = config["static_resources"]["listeners"][0]

@@ -1,4 +1,4 @@
-"""Checks that a router hears a real server's KV events, also after its connection was cut."""
+"""Checks that a router receives a real server's KV events, also after its connection was cut."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ BLOCKS = 10  # of a prompt
 
 
 def prompt(serial: int, blocks: int = BLOCKS) -> list[int]:
-    """Return token ids that no other test uses: whole blocks and one token more."""
+    """Return token ids that no other test uses: `blocks` whole blocks and one token more."""
     tokens = blocks * BLOCK_SIZE + 1
     return [3 + (serial * 977 + n * 31) % 4000 for n in range(tokens)]
 
 
 async def hit_blocks(stack: Stack, tokens: list[int]) -> list[int]:
-    """Return the expected hits of a prompt in blocks, by worker."""
+    """Return for each worker how many blocks of a prompt the router expects to find cached."""
     body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
     best: list[dict[str, int]] = []
 
     async def decided() -> bool:
-        """Return whether the router would dispatch the prompt; it may hold it while an engine is
-        busy.
+        """Return whether the router would dispatch the prompt now; it may hold a request while an
+        engine is busy.
         """
         async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
             assert reply.status == 200, await reply.text()
@@ -36,8 +36,8 @@ async def hit_blocks(stack: Stack, tokens: list[int]) -> list[int]:
 
 
 async def warmed(vllm: Pool, serial: int, worker: int) -> list[int]:
-    """Send a prompt directly to this worker, past the router, and wait until the router knows its
-    blocks.
+    """Send a prompt directly to this worker and wait until the router knows its blocks from events;
+    return the prompt.
     """
     tokens = prompt(serial)
     body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
@@ -52,8 +52,8 @@ async def warmed(vllm: Pool, serial: int, worker: int) -> list[int]:
 
 
 async def until_heard_again(pool: Pool) -> None:
-    """Cut and mend the line from a new router to a server's events, and wait until a replay filled
-    the gap.
+    """Cut and restore a new router's connection to a server's events, and wait until a replay has
+    filled the gap.
     """
     server, router = pool.servers[0], pool.router
     live, replay = server.events

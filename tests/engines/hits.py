@@ -1,4 +1,6 @@
-"""Compares expected hits with the engine's cached tokens, by a router's access log."""
+"""Compares the cached tokens that a router expected, by its access log, with those that the engine
+reported.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
 
 
 async def hits(pool: Pool, before: int, count: int) -> Hits:
-    """Return (expected, cached) tokens of `count` requests after the first `before` ones."""
+    """Return (expected, reported) cached tokens of `count` requests after the first
+    `before` ones.
+    """
 
     async def written() -> bool:
         return len(pool.logged()) >= before + count
@@ -21,17 +25,21 @@ async def hits(pool: Pool, before: int, count: int) -> Hits:
 
 
 def above(seen: Hits) -> Hits:
-    """Return the requests whose expected hit was too high."""
+    """Return the requests for which the router expected more cached tokens than the
+    engine found.
+    """
     return [one for one in seen if one[0] > one[1]]
 
 
 def unequal(seen: Hits) -> Hits:
-    """Return the requests whose expected hit was wrong."""
+    """Return the requests for which the router expected another number of cached tokens than the
+    engine found.
+    """
     return [one for one in seen if one[0] != one[1]]
 
 
 def counted(seen: Hits) -> str:
-    """Return a line of text with the counts of right and wrong expectations."""
+    """Return one line of text with how many expectations were right, too high and too low."""
     found = sum(cached > 0 for _, cached in seen)
     equal, too_many = len(seen) - len(unequal(seen)), len(above(seen))
     return f"{equal} of {len(seen)} equal, {too_many} above; {found} found something"

@@ -1,7 +1,7 @@
 """Small models whose layers keep KV by different rules, for real vLLM on a CPU.
 
-Each is a configuration and a tokenizer: vLLM makes random weights (`--load-format dummy`), on which
-the number of cached tokens does not depend.
+Each is a configuration and a tokenizer: vLLM makes random weights (`--load-format dummy`), which do
+not change the number of cached tokens.
 """
 
 from __future__ import annotations

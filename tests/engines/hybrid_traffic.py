@@ -32,11 +32,11 @@ class Traffic:
     said: list[Tokens] = field(default_factory=list)  # prompts with their answers, newest last
 
     def __post_init__(self) -> None:
-        """Draw the shared roots."""
+        """Draw the beginnings that several prompts share."""
         self.roots = [self._new(self.longest // 4, self.longest // 2) for _ in range(ROOTS)]
 
     def prompt(self) -> Tokens:
-        """Return the next prompt."""
+        """Return the token ids of the next prompt."""
         draw = self.draw
         before = draw.choice(self.said) if self.said else self._new(FEWEST, self.longest)
         match draw.choices(range(5), (1, 3, 4, 6, 1))[0]:
@@ -53,7 +53,7 @@ class Traffic:
         return made[: self.longest]
 
     def body(self) -> dict[str, Any]:
-        """Return the next request's body."""
+        """Return the JSON body of the next request."""
         return {
             "model": MODEL,
             "prompt": self.prompt(),

@@ -1,5 +1,5 @@
-"""Chats with images: new ones, repeated ones, the same ones in other places, and ones that clients
-name.
+"""Makes chats with images: new, repeated, the same in other places, and with names that clients
+give.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class ImageTraffic:
     said: list[list[Any]] = field(default_factory=list)  # messages, with their answers
 
     def __post_init__(self) -> None:
-        """Draw the images that recur."""
+        """Draw the images that several chats contain."""
         self.images += [png(self.draw) for _ in range(IMAGES)]
 
     def body(self) -> dict[str, Any]:
-        """Return the next request's body."""
+        """Return the JSON body of the next request."""
         return {
             "model": MODEL,
             "messages": self._messages(),
@@ -115,8 +115,8 @@ class ImageTraffic:
         return {"type": "text", "text": text}
 
     def _image(self) -> Part:
-        """Return a part with a new or recurring image, as bytes or as a URL, sometimes with a
-        client's name.
+        """Return a message part with a new or recurring image, as bytes or as a URL, sometimes with
+        a name given by the client.
         """
         at = self.draw.randrange(len(self.images))
         kind = self.draw.randrange(6)

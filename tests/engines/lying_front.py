@@ -1,4 +1,6 @@
-"""A proxy in front of a real server's HTTP port that changes the pages that a test names."""
+"""A proxy in front of a real server's HTTP port that changes the answers of the paths that a test
+names.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 @dataclass
 class LyingFront:
-    """The proxy. `changes` has a function for each path that changes its answers; it may change at
-    any time. `asks` changes requests' bodies.
+    """A proxy between the router and a server. `changes` has a function for each path whose answers
+    it changes, and may change at any time; `asks` changes the bodies of requests.
 
     Lifetime: test.
     """
@@ -43,7 +45,9 @@ class LyingFront:
 
 @asynccontextmanager
 async def fronted(upstream: str) -> AsyncIterator[LyingFront]:
-    """Yield a proxy that changes nothing yet; it passes answers on whole, streams too."""
+    """Yield a proxy that changes nothing yet; it passes on each answer as a whole, even a
+    stream.
+    """
     async with aiohttp.ClientSession() as http:
         front = LyingFront(upstream, http)
         app = web.Application(client_max_size=1 << 24)

@@ -1,4 +1,4 @@
-"""A host-memory store for vLLM's OffloadingConnector that copies nothing, for servers on a CPU.
+"""A host-memory store for vLLM's OffloadingConnector that copies no data, for servers on a CPU.
 
 It runs in vLLM's processes. vLLM's own store needs a GPU to copy from. vLLM's scheduler still
 decides what is kept, evicted, found and published; the answers are nonsense.

@@ -1,4 +1,4 @@
-"""Completions as clients send them through Envoy and the picker."""
+"""Sends completions as clients send them through Envoy and the picker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router in front of real servers: compares its view of their caches with what they hold."""
+"""A router in front of real servers, whose view of their caches is compared with what they hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ SERIALS = count(2)  # of what is started beside the pool
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Real servers, a router in front of them, and its access log. Lifetime: session of tests."""
+    """Real servers, a router in front of them, and the router's access log. Lifetime: session of
+    tests.
+    """
 
     environment: Environment
     model: Path
@@ -39,11 +41,11 @@ class Pool:
             return decode_kv_view(await reply.read())
 
     async def believed(self, worker: int) -> set[int]:
-        """Return the chain hashes of a worker's blocks in the router's view."""
+        """Return the chain hashes of the blocks that the router believes a worker to hold."""
         return set((await self.view(worker)).chains().tolist())
 
     async def held(self, worker: int) -> set[int]:
-        """Return the chain hashes of the blocks in the worker's own table."""
+        """Return the chain hashes of the blocks that the worker itself reports."""
         server = self.servers[worker]
         return {chain_of(block, server) for block in await server.cached()}
 
@@ -84,8 +86,8 @@ async def routed(
     more: tuple[str, ...] = (),
     tokenizes: bool = True,
 ) -> AsyncIterator[Pool]:
-    """Yield a new router with these workers. `more` has further arguments; `tokenizes` gives it the
-    model's tokenizer.
+    """Yield a new router with these workers. `more` has further command-line arguments; `tokenizes`
+    gives the router the model's tokenizer.
     """
     programs, name = vllm.router.programs, f"router-{next(SERIALS)}"
     log = vllm.access_log.with_name(f"{name}.jsonl")

@@ -42,7 +42,7 @@ RATES = (2.0, 4.0)  # requests a second
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The result of one run."""
+    """The result of one run of the benchmark with one policy and rate."""
 
     policy: str
     rate: float

@@ -27,7 +27,7 @@ ABSENT = ("torchvision", "sgl_kernel")
 
 
 class _Name(type):
-    """A metaclass whose classes have every attribute, each of which is another such class."""
+    """A metaclass whose classes have every attribute; each attribute is another such class."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""Runs real SGLang servers on a CPU, and reads the pages that they hold from themselves."""
+"""Runs real SGLang servers on a CPU, and reads from them which pages they hold."""
 
 from __future__ import annotations
 

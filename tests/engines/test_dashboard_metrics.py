@@ -1,6 +1,4 @@
-"""Tests that real engines export the metrics that dashboard panels query, and that the recorded
-pages match theirs.
-"""
+"""Tests that engines export the metrics that dashboards query, as the recorded pages do."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ SINCE = {"vllm:admission_rejections_total": (0, 32)}
 
 
 def asked(prefix: str) -> set[str]:
-    """Return the names of an engine's metrics in all panels."""
+    """Return the names of an engine's metrics that the panels of all dashboards query."""
     exprs = " ".join(expr for panel in PANELS.values() for expr in targets(panel))
     return set(re.findall(rf"\b{prefix}\w+", exprs))
 
@@ -48,7 +46,9 @@ async def page_of(url: str) -> str:
 
 
 async def holds(pool: Pool, prefix: str, recorded: str) -> None:
-    """Check that the first server and the recorded page export every metric that panels query."""
+    """Check that the first server and the recorded page both export every metric that
+    panels query.
+    """
     body = {"model": MODEL, "prompt": [5] * 40, "max_tokens": 4, "stream": True}
     for _ in range(2):  # SGLang counts cached tokens from the first hit on
         status, _ = await pool.servers[0].post("/v1/completions", body)

@@ -1,4 +1,4 @@
-"""Tests of the doctor on a real tritonserver: each cause is created, found first, and cured.
+"""Tests of the doctor on a real tritonserver: each cause is created, reported first, and cured.
 
 A server holds only the models of the current case. A pool is two servers. Docstrings give the
 causes' numbers in `warmroute doctor --causes`.
@@ -58,7 +58,7 @@ def texts(
     count: int = 1,
     **more: Any,
 ) -> Model:
-    """Return a model with texts as input and output."""
+    """Return a Triton model whose input and output are texts."""
     inputs = f"{TEXTS}, {LONGEST}" if kind == "engine" else TEXTS
     settings = {"kind": kind, **more}
     outputs = tensor(output, "STRING", "1")
@@ -66,7 +66,7 @@ def texts(
 
 
 def llm(**more: Any) -> Model:
-    """Return a small stand-in for TensorRT-LLM."""
+    """Return a model that stands in for TensorRT-LLM."""
     return texts("tensorrt_llm", "engine", DECOUPLED, **more)
 
 
@@ -93,14 +93,14 @@ def ensemble(*steps: str) -> Model:
 
 
 def flat() -> Body:
-    """Return a request of a model without a batch dimension."""
+    """Return a request for a model without a batch dimension."""
     body = numbers()
     body["inputs"][0]["shape"] = [4]
     return body
 
 
 def asked(words: int = 20, longest: int = 20) -> list[Body]:
-    """Return a request of a text model, as a list of one."""
+    """Return a list with one request for a text model."""
     return [{"text_input": "word " * words, "max_tokens": longest}]
 
 
@@ -125,7 +125,7 @@ async def watched(*servers: DoctorsTriton, **options: Any) -> DoctorReport:
 
 
 async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 1."""
+    """The doctor finds cause 1 (the dynamic batcher is not on), and nothing after the cure."""
     server = servers[0]
     await server.load(plain(extra=""))
     async with loaded(server, 16):
@@ -141,7 +141,7 @@ async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
 
 @FULL
 async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 2."""
+    """The doctor finds cause 2 (`max_batch_size` is 0), and nothing after the cure."""
     await servers[0].load(plain(batch=0))
     async with loaded(servers[0], 8, [flat()]):
         assert first(await watched(servers[0]), 2).found.changes[0].now == "0"
@@ -152,8 +152,8 @@ async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
 
 @pytest.mark.parametrize("what", ["shapes", pytest.param("inputs", marks=FULL)])
 async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_path: Path) -> None:
-    """The test creates causes 3 (four shapes in turn) and 4 (two sets of inputs), then sends equal
-    requests.
+    """The doctor finds causes 3 (requests of four different shapes) and 4 (requests with two sets
+    of inputs), and neither if all requests are equal.
     """
     bodies = (
         [numbers(length) for length in (4, 5, 6, 7)]
@@ -174,7 +174,9 @@ async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_pat
 
 @FULL
 async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 5."""
+    """The doctor finds cause 5 (idle instances take single requests), and nothing after
+    the cure.
+    """
     server = servers[0]
     await server.load(plain(count=4, base_ms=60))
     async with loaded(server, 4, pause_s=0.002):
@@ -187,7 +189,9 @@ async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None
 
 @FULL
 async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 6."""
+    """The doctor finds cause 6 (the queue delay waits for no further request), and nothing after
+    the cure.
+    """
     server = servers[0]
     batcher = "dynamic_batching { max_queue_delay_microseconds: %d }"
     sizes = "preferred_batch_size: [ 4, 8 ] max_queue"
@@ -204,7 +208,9 @@ async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
 
 
 async def test_a_queue_that_refuses(servers: list[DoctorsTriton]) -> None:
-    """Cause 8 is seen by the doctor's own probe, since Triton does not count refused requests."""
+    """The doctor finds cause 8 (a bounded queue refuses requests) by its own probe, since Triton
+    does not count refused requests.
+    """
     server = servers[0]
     batcher = "dynamic_batching {{ default_queue_policy {{ max_queue_size: {} }} }}"
     limits = ProbeLimits(requests=600, concurrency=16, seconds=20.0)
@@ -220,7 +226,7 @@ async def test_a_queue_that_refuses(servers: list[DoctorsTriton]) -> None:
 
 @FULL
 async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 9."""
+    """The doctor finds cause 9 (requests time out in the queue), and nothing after the cure."""
     server = servers[0]
     policy = "default_timeout_microseconds: {} allow_timeout_override: false"
     batcher = f"dynamic_batching {{{{ default_queue_policy {{{{ {policy} }}}} }}}}"
@@ -235,7 +241,7 @@ async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
 
 @FULL
 async def test_sequences_that_nobody_ends(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 11."""
+    """The doctor finds cause 11 (sequences hold their slots), and nothing after the cure."""
     server = servers[0]
     batching = "sequence_batching { direct { } max_sequence_idle_microseconds: 5000000 }"
     await server.load(plain(batching, batch=2))
@@ -282,7 +288,9 @@ async def test_an_engine_that_batches_few(
     longest: int,
     says: str,
 ) -> None:
-    """Causes 13, 14 and 16 each leave eight requests active and few scheduled."""
+    """The doctor tells causes 13, 14 and 16 apart, although each leaves eight requests active and
+    few of them scheduled.
+    """
     server, told = servers[0], {"max_tokens": float(longest)}
     words = 1000 if number == 13 else 20
     await server.load(llm(**sick))
@@ -303,7 +311,9 @@ async def test_an_engine_that_batches_few(
 
 @FULL
 async def test_a_template_that_nobody_filled(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 19."""
+    """The doctor finds cause 19 (settings of a template that nobody filled in), and nothing after
+    the cure.
+    """
     server = servers[0]
     for policy, numbers_found in (("${batch_scheduler_policy}", [19]), ("max_utilization", [])):
         await server.load(llm(batch_scheduler_policy=policy))
@@ -314,7 +324,9 @@ async def test_a_template_that_nobody_filled(servers: list[DoctorsTriton]) -> No
 
 @FULL
 async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 26."""
+    """The doctor finds cause 26 (a BLS model runs one request per instance), and nothing after the
+    cure.
+    """
     server = servers[0]
     path = "tensorrt_llm_bls/generate"
     await server.load(llm(), texts("tensorrt_llm_bls", "bls"))
@@ -333,8 +345,8 @@ async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
 
 @FULL
 async def test_a_wrapper_waits_for_another_model(servers: list[DoctorsTriton]) -> None:
-    """Cause 26 is found for a wrapper of a model that batches, and not work of its own (36) or idle
-    clients of the other model (35). Afterwards clients send whole batches.
+    """The doctor finds cause 26 for a model that waits for another one which batches; it reports
+    neither full batches (36) nor clients that ask one at a time (35).
     """
     server, whole = servers[0], numbers()
     whole["inputs"][0] |= {"shape": [8, 4], "data": [0.5] * 32}
@@ -356,7 +368,9 @@ async def test_a_wrapper_waits_for_another_model(servers: list[DoctorsTriton]) -
 
 
 async def test_preprocessing_is_the_bottleneck(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 28."""
+    """The doctor finds cause 28 (a step of the ensemble is too slow), and nothing after
+    the cure.
+    """
     server, path = servers[0], STREAM
     whole = ensemble("preprocessing", "tensorrt_llm")
     for base_ms, found_numbers in ((40, [28]), (1, [])):
@@ -380,7 +394,7 @@ def router_page(url: str, requests: int) -> str:
 
 @FULL
 async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[DoctorsTriton]) -> None:
-    """Cause 31: clients leave, and their requests keep running."""
+    """The doctor finds cause 31: clients have left, and their requests keep running."""
     server = servers[0]
     await server.load(llm(answer=1200, kv_tokens=400_000), ensemble("tensorrt_llm"))
     async with (
@@ -397,7 +411,9 @@ async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[Doctor
 
 @FULL
 async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) -> None:
-    """Cause 32: twice as many requests take twice the time."""
+    """The doctor finds cause 32: nothing limits a decoupled model, so twice as many requests take
+    twice the time.
+    """
     server = servers[0]
     limits = ProbeLimits(requests=400, concurrency=8, seconds=30.0)
     await server.load(texts("crowd", "crowd", DECOUPLED, base_ms=10))
@@ -410,7 +426,9 @@ async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) ->
 
 @FULL
 async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> None:
-    """Cause 10: four instances each need a resource of which there is only one."""
+    """The doctor finds cause 10: each of four instances needs a resource of which the rate limiter
+    has only one.
+    """
     server = servers[0]
     limited = plain("", batch=0, count=4)
     resources = 'rate_limiter { resources [ { name: "R" count: 1 } ] }'
@@ -424,7 +442,9 @@ async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> 
 
 @FULL
 async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 29."""
+    """The doctor finds cause 29 (a Python instance runs one request at a time), and nothing after
+    the cure.
+    """
     server = servers[0]
     for count, found_numbers in ((1, [29]), (4, [])):
         await server.load(plain("", batch=0, count=count))
@@ -434,8 +454,8 @@ async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
 
 
 async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[DoctorsTriton]) -> None:
-    """The notes 7 (little load), 12 (answers from the cache) and 36 (full batches of a busy device)
-    are reported with exit status 0, and not without their condition.
+    """The doctor reports the notes 7 (little load), 12 (answers from the cache) and 36 (full
+    batches of a busy device) with exit status 0, and only under their conditions.
     """
     server, whole = servers[0], numbers()
     whole["inputs"][0] |= {"shape": [4, 4], "data": [0.5] * 16}
@@ -457,7 +477,9 @@ async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[Doctor
 
 @FULL
 async def test_gauges_of_a_model_that_is_gone_are_nobodys(servers: list[DoctorsTriton]) -> None:
-    """Triton still shows the last gauges of an unloaded model: eight active, one scheduled."""
+    """The doctor ignores the gauges of an unloaded model, which Triton still shows: eight requests
+    active and one scheduled.
+    """
     server = servers[0]
     await server.load(llm(kv_tokens=2560, answer=60))
     async with loaded(server, 8, asked(1000, 1060), GENERATE):
@@ -470,7 +492,9 @@ async def test_gauges_of_a_model_that_is_gone_are_nobodys(servers: list[DoctorsT
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A case with two causes: the costlier one first, where it is, and the load."""
+    """A case with two causes: the costlier one, which the doctor must report first, the model that
+    has it, and the load.
+    """
 
     numbers: tuple[int, int]
     models: tuple[Model, ...]
@@ -540,7 +564,7 @@ async def test_of_two_causes_the_costlier_is_first(servers: list[DoctorsTriton],
 
 
 async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton]) -> None:
-    """The test creates and cures cause 35."""
+    """The doctor finds cause 35 (clients ask one at a time), and nothing after the cure."""
     server = servers[0]
     await server.load(plain())
     async with loaded(server, 1):
@@ -552,7 +576,9 @@ async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton
 async def test_a_pool_with_one_hot_worker_and_one_that_differs(
     servers: list[DoctorsTriton],
 ) -> None:
-    """The test creates and cures causes 37, 38 and 39."""
+    """The doctor finds causes 37 (one worker has all the load), 38 (workers differ) and 39 (one
+    connection, one busy server), and nothing after each cure.
+    """
     for server in servers:
         await server.load(plain())
     async with loaded(servers[0], 24), loaded(servers[1], 1, pause_s=0.2):
@@ -576,7 +602,7 @@ SECTION = (CHECKOUT / "docs" / "triton.md").read_text(encoding="utf-8")
 
 
 def shown() -> tuple[list[str], list[str]]:
-    """Return the doctor's command and output as docs/triton.md prints them."""
+    """Return the command of the doctor and its output as docs/triton.md prints them."""
     block = re.search(r"```\n\$ warmroute (doctor .*?)```", SECTION, re.DOTALL)
     assert block is not None
     command, *lines = block[1].splitlines()
@@ -586,8 +612,8 @@ def shown() -> tuple[list[str], list[str]]:
 async def test_from_eight_active_and_one_scheduled_to_the_cure(
     servers: list[DoctorsTriton],
 ) -> None:
-    """The test runs the operator's page's command, compares its output, and then changes the field
-    that it names.
+    """The command of docs/triton.md prints the output on the page, and no fault after the field
+    that it names is changed.
     """
     server, (words, lines) = servers[0], shown()
     words = [server.target if word == "http://gpu1:8000" else word for word in words]
@@ -610,8 +636,8 @@ async def test_from_eight_active_and_one_scheduled_to_the_cure(
 async def test_service_times_are_those_of_the_model(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
-    """The times that a planner reads are the model's: 10 ms, and 5 ms for each request of
-    a batch.
+    """The times that the doctor measures for a planner are the model's: 10 ms, and 5 ms for each
+    request of a batch.
     """
     server = servers[0]
     await server.load(plain(base_ms=10, per_ms=5))

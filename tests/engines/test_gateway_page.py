@@ -1,4 +1,4 @@
-"""Tests that run each command of docs/gateway.md and its samples' heads, with other ports and
+"""Tests that run each command of docs/gateway.md and of its sample files, with other ports and
 hosts.
 
 A command without a test, or a configuration key that does not exist, fails.
@@ -33,27 +33,27 @@ ENGINES = ("10.0.0.11:8000", "10.0.0.12:8000")
 
 
 def commands(text: str) -> list[str]:
-    """Return every command of a page, from fenced and indented blocks."""
+    """Return every command of a page, from its fenced and indented blocks."""
     lines = text.replace("\\\n", "").splitlines()
     found = [re.sub(r" +", " ", line.strip()) for line in lines]
     return [one for one in found if one.split(" ")[0] in PROGRAMS]
 
 
 def of_samples() -> list[str]:
-    """Return every command in the comments of the sample files."""
+    """Return every command in the comments of the gateway's sample files."""
     texts = [one.read_text().replace("# ", "") for one in sorted(BOOTSTRAPS.glob("*.yaml"))]
     return [command for text in texts for command in commands(text)]
 
 
 def shown(begin: str, text: str = PAGE) -> list[str]:
-    """Return the words of the only command that begins with `begin`."""
+    """Return the words of the page's only command that begins with `begin`."""
     (found,) = (one for one in commands(text) if one.startswith(begin))
     return shlex.split(found)
 
 
 @asynccontextmanager
 async def served(folder: Path, words: Sequence[str], **more: Any) -> AsyncIterator[Stack]:
-    """Run the page's `warmroute serve` command with two timed workers of this machine."""
+    """Run the page's `warmroute serve` command with two simulated workers on this machine."""
     assert words[:3] == ["warmroute", "serve", "--picker"]
     specs = [one.partition(",") for one in words if one.startswith("http://")]
     flags = [one for one in words[3:] if one != "--worker" and not one.startswith("http://")]
@@ -73,7 +73,7 @@ async def served(folder: Path, words: Sequence[str], **more: Any) -> AsyncIterat
 async def behind(
     folder: Path, stack: Stack, words: Sequence[str], **more: Any
 ) -> AsyncIterator[Envoy]:
-    """Run the page's `envoy -c FILE` command."""
+    """Run the page's `envoy -c FILE` command in front of the router and its workers."""
     ENVOY.or_skip()
     assert words[:2] == ["envoy", "-c"]
     file = Path(words[2]).name
@@ -86,7 +86,7 @@ async def behind(
 
 
 async def answered(url: str, http: aiohttp.ClientSession) -> Any:
-    """Send the page's request and return the answer's JSON."""
+    """Send the page's request to `url` and return the answer's JSON."""
     words = shown("curl")
     assert words[1] == "http://127.0.0.1:8000/v1/completions"
     body, header = words[words.index("-d") + 1], words[words.index("-H") + 1]
@@ -100,7 +100,7 @@ async def answered(url: str, http: aiohttp.ClientSession) -> Any:
 
 
 async def test_the_picker_beside_envoy(tmp_path: Path) -> None:
-    """The test also runs the page's `curl` command itself."""
+    """The page's `curl` command gets an answer through Envoy and the picker."""
     async with (
         served(
             tmp_path, shown("warmroute serve --picker --worker http://10.0.0.11:8000 --worker")

@@ -1,5 +1,5 @@
-"""Tests of the router with real llama.cpp servers, which publish no events, so that the router
-mirrors their caches.
+"""Tests of the router with real llama.cpp servers, which publish no KV events, so that the router
+estimates their caches.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ async def test_a_server_is_recognized_as_one_that_tells_nothing(llamacpp: Pool) 
 
 
 async def test_answers_are_those_of_the_server(llamacpp: Pool) -> None:
-    """Requests go one at a time at temperature 0, and answers are equal except for ids, times and
-    cached tokens.
+    """The router's answers at temperature 0, one at a time, equal the server's except for ids,
+    times and cached tokens.
     """
     for path, body in base_requests(seed=5, count=24):
         body = {k: v for k, v in body.items() if k != "tools"}
@@ -45,7 +45,9 @@ async def test_answers_are_those_of_the_server(llamacpp: Pool) -> None:
 
 
 async def test_a_conversation_stays_where_its_prefix_is(llamacpp: Pool) -> None:
-    """The mirror expects the prompts that it sent, and the server finds them in its cache."""
+    """The router expects the prompts that it sent to a server to be cached there, and the server
+    finds them in its cache.
+    """
     told = []
     for turn in range(REQUESTS):
         said = words(random.Random(turn % 2), 200 + turn)

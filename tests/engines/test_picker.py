@@ -1,5 +1,5 @@
-"""Tests of the picker with a real Envoy and the sample bootstraps: bytes, answers, faults of each
-part.
+"""Tests of the picker with a real Envoy and the sample bootstraps: bytes, answers, and faults of
+each part.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ async def listing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sta
 
 @asynccontextmanager
 async def behind(stack: Stack, count: int = 2) -> AsyncIterator[list[EchoWorker]]:
-    """Add workers to the router; at the end check that none is charged with a request."""
+    """Add workers to the router; at the end, check that the router charges no worker with a
+    request.
+    """
     async with AsyncExitStack() as all_of:
         workers = [await all_of.enter_async_context(echo_worker()) for _ in range(count)]
         ids = [await stack.add(f"{one.url},kind=openai,model={MODEL}") for one in workers]
@@ -85,7 +87,7 @@ async def behind(stack: Stack, count: int = 2) -> AsyncIterator[list[EchoWorker]
 async def edge(
     folder: Path, stack: Stack, workers: list[EchoWorker], file: str, **more: Any
 ) -> AsyncIterator[Envoy]:
-    """Run Envoy in front of the workers."""
+    """Run Envoy with a sample bootstrap in front of the router's picker and the workers."""
     engines = [one.address for one in workers]
     picker = stack.router.facts["picker"]
     async with running_envoy(folder, file, [picker], engines, **more) as envoy:
@@ -96,7 +98,7 @@ async def edge(
 async def served(
     stack: Stack, folder: Path, file: str, count: int = 2, **more: Any
 ) -> AsyncIterator[tuple[Envoy, list[EchoWorker]]]:
-    """Run workers and Envoy in front of them; yield both."""
+    """Run workers and an Envoy in front of them; yield both."""
     async with AsyncExitStack() as all_of:
         workers = await all_of.enter_async_context(behind(stack, count))
         found = edge(folder, stack, workers, file, **more)
@@ -104,7 +106,7 @@ async def served(
 
 
 def modes(request: str, response: str) -> Any:
-    """Return a change of the bootstrap that sets both body modes."""
+    """Return a function that sets the bootstrap's body modes for requests and responses."""
 
     def change(config: Any) -> None:
         mode = picker_of(config)["processing_mode"]
@@ -297,7 +299,9 @@ async def test_nobody_outside_names_a_destination(
 
 
 def by_header(config: Any) -> None:
-    """Add a filter before the picker's that reads the allowed endpoints from a header."""
+    """Add a filter in front of the picker's filter that reads the allowed endpoints from
+    a header.
+    """
     space, key = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
     told = {"metadata_namespace": space, "key": key, "type": "STRING"}
     kind = "envoy.extensions.filters.http.header_to_metadata.v3.Config"
@@ -333,8 +337,8 @@ async def test_a_hint_leaves_only_its_endpoints(stack: Stack, tmp_path: Path) ->
 
 
 async def test_the_headers_of_the_conformance_tests(tmp_path: Path) -> None:
-    """The headers of GatewayFollowingEPPRouting and DestinationEndpointServed work only if the
-    picker's option enables them.
+    """The headers of the gateway API's conformance tests (GatewayFollowingEPPRouting,
+    DestinationEndpointServed) work only if the picker's option enables them.
     """
     chosen, served_by = "test-epp-endpoint-selection", "x-conformance-test-served-endpoint"
     for more in ((), ("--picker-conformance", "true")):

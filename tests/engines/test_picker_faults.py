@@ -56,7 +56,9 @@ def body_of(prompt: str, **more: Any) -> bytes:
 
 @asynccontextmanager
 async def pool(folder: Path, *flags: str, count: int = 2) -> AsyncIterator[tuple[Stack, Any, str]]:
-    """Yield a router with a picker at a lasting port, its workers, and the picker's address."""
+    """Yield a router whose picker port stays the same after a restart, its workers, and the
+    picker's address.
+    """
     place = f"127.0.0.1:{lasting_port()}"
     async with AsyncExitStack() as all_of:
         workers = [await all_of.enter_async_context(echo_worker()) for _ in range(count)]
@@ -83,7 +85,7 @@ async def again(stack: Stack, workers: list[EchoWorker], place: str) -> Stack:
 
 
 async def asked(envoy: Envoy, body: bytes, **headers: str) -> tuple[int, bytes]:
-    """Send a completion through Envoy; return (status, body)."""
+    """Send a completion request through Envoy; return (status, body)."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with envoy.http.post(f"{envoy.url}{PATH}", data=body, headers=named) as reply:
         return reply.status, await reply.read()
@@ -94,7 +96,7 @@ def _no_change(config: Any) -> None:
 
 
 async def leaves(envoy: Envoy, draw: random.Random) -> None:
-    """Send a request as a client that leaves before or during the answer."""
+    """Send a request as a client that disconnects before or during the answer."""
     what = draw.choice(("events", "hang"))
     with suppress(TimeoutError):
         async with asyncio.timeout(draw.uniform(0.001, 0.15)):
@@ -102,7 +104,7 @@ async def leaves(envoy: Envoy, draw: random.Random) -> None:
 
 
 async def breaks_off(place: str, draw: random.Random) -> None:
-    """Call the picker as a data plane that resets its stream anywhere, or sends messages out of
+    """Call the picker as a proxy that resets its stream at any point, or sends messages out of
     order.
     """
     said = [
@@ -165,7 +167,9 @@ async def test_nothing_is_left_charged_and_no_answer_is_empty(
                         assert data == (WHOLE if number % 2 else body)
 
         async def dies() -> None:
-            """Add a dead endpoint to the router again and again, and remove it after 0.3 s."""
+            """Add an endpoint without a server to the router again and again, and remove it 0.3 s
+            later.
+            """
             while True:
                 spec = f"http://{dead},kind=openai,model={MODEL}"
                 async with stack.http.post(f"{stack.admin}/workers", json=spec) as reply:
@@ -190,8 +194,8 @@ async def test_nothing_is_left_charged_and_no_answer_is_empty(
 @pytest.mark.alone
 @pytest.mark.parametrize("file", [ORIGINAL_DST, OVERRIDE_HOST])
 async def test_the_picker_is_killed_under_load(tmp_path: Path, file: str) -> None:
-    """With failure mode closed, Envoy refuses requests until the picker is back; with open, Envoy
-    balances them once it knows that the picker is gone.
+    """While the picker is down, Envoy with failure mode closed refuses requests; with failure mode
+    open, it balances them itself once it knows.
     """
     async with AsyncExitStack() as all_of:
         stack, workers, place = await all_of.enter_async_context(pool(tmp_path))

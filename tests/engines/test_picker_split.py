@@ -1,4 +1,4 @@
-"""Tests of disaggregation behind a gateway: a worker takes the part of llm-d's sidecar."""
+"""Tests of disaggregation behind a gateway, where a worker plays the part of llm-d's sidecar."""
 
 from __future__ import annotations
 

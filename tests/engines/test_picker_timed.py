@@ -1,5 +1,5 @@
-"""Tests of Envoy and the picker with real timed workers: answers equal those of direct requests,
-and decisions those at the router's own port.
+"""Tests of Envoy and the picker with simulated workers: answers equal those of direct requests, and
+decisions those at the router's own port.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _installed() -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Yield a router with two timed workers that run at 2,000 times real speed."""
+    """Yield a router with two simulated workers that run at 2,000 times real speed."""
     folder = tmp_path_factory.mktemp("logs")
     sizes = {"speed": 2_000, "kv-tokens": 2 * WINDOW, "max-model-len": WINDOW, "block-size": 64}
     async with running(folder, router=ROUTER, **sizes) as stack:
@@ -100,7 +100,9 @@ def told(reply: httpx.Response) -> list[Any]:
 async def test_answers_are_those_of_the_worker(
     stack: Stack, tmp_path: Path, file: str, change: Any, http2: bool
 ) -> None:
-    """A timed worker's tokens depend on every token before them, so one lost byte would show."""
+    """Answers through Envoy equal the worker's; each token depends on all tokens before it, so one
+    lost byte would show.
+    """
     draw, slots = random.Random(f"{file} {http2}"), asyncio.Semaphore(4)
     engines = [one.url.removeprefix("http://") for one in stack.workers]
     found = running_envoy(tmp_path, file, [stack.router.facts["picker"]], engines, change=change)
@@ -127,8 +129,8 @@ async def test_answers_are_those_of_the_worker(
 @pytest.mark.timeout(300)
 @needs_redis
 async def test_hits_and_balance_are_those_of_the_front(tmp_path: Path) -> None:
-    """This includes two pickers that share state. The bench has narrower bounds and a machine of
-    its own.
+    """Cache hits and balance through Envoy equal those at the router's own port, also with two
+    pickers that share state. The bench has narrower bounds and a machine of its own.
     """
     spec = WorkloadSpec(SHARED_PROMPT)
     work = opened(spec, "shared_prompt", "one popular prompt", 1)

@@ -1,4 +1,5 @@
-"""Tests of the router with real SGLang: recognition, exact tokens and hits, a known cache.
+"""Tests of the router with real SGLang: recognition of the engine, exact tokens and hits, and a
+correct index.
 
 One server has SGLang's prefix tree in Rust, which is the default and reports how many pages it has.
 The other has the tree in Python, whose pages can be compared with the index one by one.
@@ -33,7 +34,9 @@ RUST, PYTHON = 0, 1  # workers
 
 
 async def until_true(pool: Pool) -> None:
-    """Wait until the index equals the tree in Python and has as many blocks as the tree in Rust."""
+    """Wait until the router's index equals the prefix tree in Python and has as many blocks as the
+    tree in Rust.
+    """
     rust = pool.servers[RUST]
     assert isinstance(rust, SglangServer)
 
@@ -55,8 +58,8 @@ async def test_a_server_is_recognized_by_its_url(sglang: Pool) -> None:
 
 
 async def test_its_hits_are_exact_by_its_own_account(sglang: Pool) -> None:
-    """SGLang's pages report that no layer has a window or states, which its events would
-    leave out.
+    """The router treats hits as exact, because SGLang reports that no layer has a sliding window or
+    states, which its events would leave out.
     """
 
     async def exact() -> bool:
@@ -66,7 +69,9 @@ async def test_its_hits_are_exact_by_its_own_account(sglang: Pool) -> None:
 
 
 async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Pool) -> None:
-    """Requests go one at a time, so that nothing happens between the expectation and the hit."""
+    """The router's expected hits equal SGLang's, and its index equals SGLang's tree, if requests
+    are sent one at a time.
+    """
     before, told = len(sglang.logged()), []
     for path, body in base_requests(seed=1, count=PREDICTIONS):
         status, answer = await sglang.ask(path, body)
@@ -91,7 +96,9 @@ async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Po
 
 
 async def test_hits_are_as_expected_by_sglangs_own_token_ids(sglang: Pool) -> None:
-    """A router without a tokenizer asks the servers for the token ids of each prompt."""
+    """The router's expected hits are right if it has no tokenizer and asks the servers for the
+    token ids of each prompt.
+    """
     servers = tuple(sglang.servers)
     async with routed(sglang, servers=servers, tokenizes=False) as pool:
 
@@ -139,8 +146,8 @@ async def test_a_flushed_cache_is_known_to_be_empty(sglang: Pool) -> None:
 
 
 async def test_answers_are_those_of_the_server(sglang: Pool) -> None:
-    """Requests go one at a time at temperature 0, and answers are equal except for ids, times and
-    cached tokens.
+    """The router's answers at temperature 0, one at a time, equal the server's except for ids,
+    times and cached tokens.
     """
     for path, body in base_requests(seed=5, count=16):
         body |= {"temperature": 0, "max_tokens": 8}
@@ -151,8 +158,8 @@ async def test_answers_are_those_of_the_server(sglang: Pool) -> None:
 
 
 async def test_its_load_is_read_as_it_tells_it_in_both_ways(sglang: Pool) -> None:
-    """Running requests come from `/v1/loads` and from Prometheus metrics; `/get_load` no longer
-    exists.
+    """The router reads the number of running requests from `/v1/loads` and from Prometheus metrics;
+    `/get_load` no longer exists.
     """
     server = sglang.servers[RUST]
     body = {"model": MODEL, "prompt": words(random.Random(7), 60), "max_tokens": 400}

@@ -1,7 +1,6 @@
 """Tests of prefill at one engine and decode at another, the same for vLLM and our engine.
 
-Both use the same protocol (`kv_transfer_params`), so whatever holds for one pair must hold for the
-other.
+Both use the same protocol (`kv_transfer_params`), so each test runs for both pairs.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ class Split:
         await until(idle, "all KV to be free", 2 * LEASE_S)
 
     async def until_split(self, marker: int, requests: int) -> None:
-        """Wait until `requests` answers of `marker` tokens are logged, and check that each had two
-        legs.
+        """Wait until `requests` answers of `marker` tokens are logged, and check that each came
+        from a prefill and a decode worker.
         """
 
         async def written() -> bool:
@@ -194,7 +193,9 @@ async def test_answers_are_those_of_one_server_and_their_kv_was_sent(split: Spli
 
 
 async def test_a_seed_says_the_same_in_two_legs(split: Split) -> None:
-    """The first leg's token is discarded, which must not change the random draws of the second."""
+    """A seed gives the same tokens with a prefill and a decode worker: the prefill worker's token,
+    which is discarded, does not change the random draws.
+    """
     for serial in range(4):
         path, body = asked(20 + serial)
         body |= {"temperature": 1.0, "seed": serial}
@@ -217,7 +218,9 @@ async def test_a_stream_says_what_the_whole_answer_says(split: Split) -> None:
 
 
 async def test_one_leg_after_the_other_by_hand(split: Split) -> None:
-    """The adapter relies on these names, on unchanged parameters, and on ignored unknown fields."""
+    """Prefill and decode, called one after the other by hand, work with the names and unchanged
+    parameters on which the router's adapter relies; unknown fields are ignored.
+    """
     path, body = asked(41)
     first = {**body, "max_tokens": 1, "kv_transfer_params": ASK}
     status, kept = await split.ask_at(split.urls[0], path, first)
@@ -245,8 +248,8 @@ async def test_what_no_engine_splits_goes_to_one(split: Split, fields: dict[str,
 
 
 async def one_answers(split: Split, path: str, body: dict[str, Any]) -> tuple[int, int]:
-    """Return the status and number of choices of a worker alone, since not every engine serves
-    everything.
+    """Return the status and number of choices of one worker's own answer, since not every engine
+    serves everything.
     """
     status, answer = await split.ask_at(split.urls[1], path, body)
     return status, len(answer.get("choices", ()))
@@ -261,7 +264,9 @@ async def test_an_answer_of_one_token_needs_no_second_leg(split: Split) -> None:
 
 @pytest.mark.parametrize("leg", [0, 1], ids=ROLES)
 async def test_a_client_that_leaves_in_a_leg_leaves_nothing(split: Split, leg: int) -> None:
-    """The leg's worker is stopped meanwhile, so that the client leaves during that leg."""
+    """A client that leaves while its request is at a stopped prefill or decode worker leaves no
+    request and no KV behind.
+    """
     path, body = asked(80 + 2 * leg + 1, 64)
     os.kill(split.processes[leg], signal.SIGSTOP)
     try:
@@ -281,7 +286,9 @@ async def test_a_client_that_leaves_in_a_leg_leaves_nothing(split: Split, leg: i
 
 
 async def test_without_the_worker_that_prefills_the_other_serves_alone(split: Split) -> None:
-    """The prefill worker is killed in its leg, so this is the last test of its engines."""
+    """The decode worker serves requests alone after the prefill worker was killed; so this is the
+    last test of these engines.
+    """
     path, body = asked(101)
     _, direct = await split.ask_at(split.urls[1], path, body)
     os.kill(split.processes[0], signal.SIGSTOP)

@@ -37,7 +37,7 @@ MANY = 8000  # tokens: less than its cache holds, and for longer than a test wai
 async def both(
     pool: Pool, method: str, path: str, body: bytes | None, model: str = MODEL, **headers: str
 ) -> Answer:
-    """Return the router's answer, and check that it equals a server's own."""
+    """Return the router's answer, after checking that it equals a server's own."""
     url = pool.router.url
     routed = await answer_of(url, method, f"{path}?model={model}", body, **headers)
     direct = await answer_of(pool.servers[0].url, method, path, body, **headers)
@@ -46,8 +46,8 @@ async def both(
 
 
 def binary_tensors(prompt: str) -> tuple[bytes, dict[str, str]]:
-    """Return a request with binary tensors after the JSON, and the header with the JSON's
-    length.
+    """Return a request whose binary tensors follow its JSON, and the header with the length of the
+    JSON.
     """
     data = len(prompt).to_bytes(4, "little") + prompt.encode()
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
@@ -65,20 +65,22 @@ class Streaming:
 
     @classmethod
     async def begin(cls, pool: Pool, prompt: str, max_tokens: int = TOKENS) -> Streaming:
-        """Send a request and return once its first word has come."""
+        """Send a request and return the stream once its first word has come."""
         body = {"model": MODEL, "text_input": prompt, "max_tokens": max_tokens, "stream": True}
         reply = await pool.router.http.post(f"{pool.router.url}{STREAM}", json=body)
         assert reply.status == 200, await reply.text()
         return cls(reply, await reply.content.readline())
 
     async def words(self) -> int:
-        """Read to the end; return the number of words, negative if the stream broke off."""
+        """Read the stream to its end; return the number of words, negative if the stream
+        broke off.
+        """
         events = (self._first + await self._reply.read()).split(b"\n\n")[:-1]
         broken = events[-1] == b'data: {"error":"the worker failed in the middle of its answer"}'
         return 1 - len(events) if broken else len(events)
 
     def leave(self) -> None:
-        """Close the connection."""
+        """Close the connection before the answer has ended."""
         self._reply.close()
 
 
@@ -154,8 +156,8 @@ async def test_tritons_client_is_answered_as_by_the_server(triton: Pool) -> None
 async def test_errors_are_those_of_the_server_and_are_held_against_no_worker(
     triton: Pool,
 ) -> None:
-    """Triton answers 500 to a body that it cannot read, as every server would, so no worker is
-    blamed.
+    """A body that Triton cannot read gets Triton's own 500, and the router blames no worker, since
+    every server would refuse it.
     """
     absent = "/v2/models/absent/generate"
     of_infer = f"/v2/models/{MODEL}/infer"
@@ -235,7 +237,7 @@ async def test_a_drained_server_finishes_its_stream_and_gets_nothing_new(triton:
 
 
 async def streams_at_both(pool: Pool) -> list[Streaming]:
-    """Begin `STREAMS` streams; check that both servers have some of them."""
+    """Begin `STREAMS` streams and check that both servers have some of them."""
     begun = (Streaming.begin(pool, f"{serial}") for serial in range(STREAMS))
     streams = await asyncio.gather(*begun)
     assert {stream.worker for stream in streams} == {0, 1}

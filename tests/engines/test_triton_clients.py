@@ -1,5 +1,6 @@
-"""Tests that one script of Triton's own clients gets the same results from a real server and
-through the router, field by field except for ids and times.
+"""Tests that Triton's own clients get the same from a real server and through the router.
+
+One script makes the calls. Results are compared field by field except for ids and times.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LEAST = 200  # results
 
 
 async def results(url: str, grpc: str, *more: str) -> dict[str, Any]:
-    """Run the script and return its results by name."""
+    """Run the script of client calls and return its results by name."""
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", SCRIPT, url.removeprefix("http://"), grpc, *more),
         cwd=CHECKOUT,
@@ -53,7 +54,7 @@ async def results(url: str, grpc: str, *more: str) -> dict[str, Any]:
 
 
 async def own_results(server: TritonServer) -> dict[str, Any]:
-    """Return the results of the server itself, and repeat the script if the server died of it.
+    """Return the script's results at the server itself; repeat the script if the server crashed.
 
     Triton 2.51 sometimes ends with signal 11 if a stream is cancelled as it ends
     ("HandleCancellation called even when the context was not cancelled").
@@ -111,7 +112,9 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
 async def test_perf_analyzer_measures_through_the_router(
     triton: Pool, mode: str, tmp_path: Path
 ) -> None:
-    """Triton's own load generator exits with an error if a request fails."""
+    """Triton's own load generator, which exits with an error if a request fails, measures through
+    the router.
+    """
     environment = Environment("perf_analyzer", PERF_ANALYZER).or_skip()
     model, arguments = MODES[mode]
     router = triton.router

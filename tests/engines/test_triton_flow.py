@@ -1,5 +1,5 @@
-"""Tests with real Tritons of a mirror that answers correct, of models loaded and unloaded at all
-servers, and of sequences.
+"""Tests with real Tritons: answers correct the router's estimate of a cache, models are loaded and
+unloaded at all servers, and sequences stay at one server.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ TELLING = {**TELLING, WHOLE: TELLING["tensorrt_llm"]}
 
 
 class Telling(TritonServer):
-    """A Triton whose models report their cached tokens in answers. Lifetime: fixture."""
+    """A Triton whose models report in each answer how many prompt tokens were cached. Lifetime:
+    fixture.
+    """
 
     def repository(self) -> Path:
-        """Create the repository of reporting models and of a sequence model; return its folder."""
+        """Create a repository with reporting models and a sequence model; return its folder."""
         models = self.folder / "models"
         for name in TELLING:
             version = models / name / "1"
@@ -79,12 +81,12 @@ class Routed:
 
     @property
     def server(self) -> Telling:
-        """The first server."""
+        """The first of the two servers."""
         return self.servers[0]
 
     async def ask(self, form: str, prompt: list[int]) -> tuple[int, int]:
-        """Send a prompt; return (hit tokens that the router expected, hit tokens that the worker
-        reported).
+        """Send a prompt; return (cached tokens that the router expected, cached tokens that the
+        worker reported).
         """
         path, body, headers = FORMS[form](prompt)
         headers = {**headers, "x-warmroute-explain": "1"}
@@ -106,7 +108,9 @@ class Routed:
         return why["expected_hit_tokens"], told
 
     async def evict(self, prompt: list[int]) -> None:
-        """Send a prompt directly to the server that fills its caches and evicts everything else."""
+        """Send a prompt directly to the server that fills its caches, so that everything else is
+        evicted.
+        """
         for form in ("generate", "json"):
             path, body, _ = FORMS[form](prompt)
             async with self.stack.http.post(f"{self.server.url}/v2/models/{path}", data=body) as r:
@@ -114,7 +118,9 @@ class Routed:
 
 
 def told_in(answer: bytes) -> int:
-    """Return the reused tokens that an answer reports, parsed by other code than the router's."""
+    """Return the number of cached tokens that an answer reports, parsed by other code than the
+    router's.
+    """
     if answer.startswith(b"data: "):
         answer = answer.split(b"\n\n")[0][6:]
     found, end = json.JSONDecoder().raw_decode(answer.decode("latin-1"))
@@ -226,8 +232,8 @@ async def routed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rout
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_what_an_answer_tells_puts_the_mirror_right(routed: Routed, form: str) -> None:
-    """The worker evicted two prompts; from the answer to one of them the router also learns that
-    the other is gone.
+    """An answer that reports fewer cached tokens corrects the router's estimate: the worker evicted
+    two prompts, and from the answer to one of them the router also learns that the other is gone.
     """
     draw = random.Random(form)
     one, other = ([draw.randrange(1, 9_999_999) for _ in range(PROMPT)] for _ in range(2))
@@ -248,7 +254,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def told(stack: Stack, path: str, body: Any, key: str = ALL) -> tuple[int, str]:
-    """Post to one of Triton's paths; return (status, error)."""
+    """Post a request to one of Triton's paths; return (status, error)."""
     async with stack.http.post(f"{stack.url}{path}", json=body, headers=bearer(key)) as reply:
         text = await reply.text()
         found = json.loads(text) if text else {}
@@ -257,7 +263,7 @@ async def told(stack: Stack, path: str, body: Any, key: str = ALL) -> tuple[int,
 
 
 async def ready_at(server: Telling, model: str) -> bool:
-    """Return whether the server itself has the model."""
+    """Return whether the server itself says that it has the model."""
     async with aiohttp.request("GET", f"{server.url}/v2/models/{model}/ready") as reply:
         return reply.status == 200
 
@@ -325,7 +331,7 @@ async def test_a_sequence_that_idled_too_long_is_over_and_triton_says_so(routed:
 
 
 async def test_sequences_beyond_the_slots_wait_for_one_that_ends(routed: Routed) -> None:
-    """One server has two slots: the third sequence begins once one of them has ended."""
+    """A third sequence waits until one of the two sequences in the server's two slots has ended."""
     for sequence in (11, 12):
         assert (await summed(routed.stack, sequence, sequence_start=True))[0] == 200
     third = asyncio.create_task(summed(routed.stack, 13, sequence_start=True))
@@ -347,8 +353,8 @@ async def test_sequences_beyond_the_slots_wait_for_one_that_ends(routed: Routed)
 async def test_a_sequence_whose_server_died_is_refused_until_it_begins_anew(
     routed: Routed,
 ) -> None:
-    """The sequence never goes to another server, nor to the restarted one as if it knew the
-    sequence.
+    """A sequence whose server died is refused until it begins anew: it never goes to another
+    server, nor to the restarted one as if that server knew it.
     """
     stack = routed.both
     body = {"inputs": [{"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}]}

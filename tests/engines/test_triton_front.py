@@ -41,7 +41,7 @@ async def clients(triton: Pool) -> AsyncIterator[tuple[Client, Client]]:
 
 
 async def same(clients: tuple[Client, Client], ask: Callable[[Client], Awaitable[Any]]) -> Any:
-    """Call both clients, check that they get the same, and return it."""
+    """Call both clients, check that their results are equal, and return the result."""
     found = []
     for client in clients:
         try:
@@ -53,7 +53,7 @@ async def same(clients: tuple[Client, Client], ask: Callable[[Client], Awaitable
 
 
 def given(name: str, values: np.ndarray[Any, Any], kind: str, binary: bool = True) -> Any:
-    """Return an input tensor with these values."""
+    """Return an input tensor with these values and this data type."""
     one = client_of.InferInput(name, list(values.shape), kind)
     return one.set_data_from_numpy(values, binary_data=binary)
 
@@ -87,7 +87,7 @@ async def test_tensors_of_each_type_pass_untouched(clients, kind: str, coding: s
 
 
 async def test_bf16_passes_untouched(triton: Pool) -> None:
-    """The test sends raw bytes, because numpy has no such type."""
+    """BF16 tensors pass unchanged; the test sends raw bytes, because numpy has no such type."""
     data = np.array([[1.5, -2.0, 0.25]], dtype=np.float32).view("<u2")[:, 1::2].tobytes()
     sizes = {"binary_data_size": len(data)}
     one = {"name": "IN_BF16", "datatype": "BF16", "shape": [1, 3], "parameters": sizes}
@@ -153,7 +153,9 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 async def test_malformed_tensors_are_refused_in_tritons_form(triton: Pool, what: str) -> None:
-    """The error is the server's own, no worker is blamed, and the next request is answered."""
+    """Malformed tensors are refused with the server's own error; no worker is blamed, and the next
+    request is answered.
+    """
     length, body = MALFORMED[what]
     headers = {"Inference-Header-Content-Length": length, "Accept-Encoding": "identity"}
     path = f"/v2/models/{ECHO}/infer"
@@ -175,8 +177,8 @@ async def test_malformed_tensors_are_refused_in_tritons_form(triton: Pool, what:
 async def test_paths_that_triton_does_not_know_take_none_from_others(
     triton: Pool, path: str
 ) -> None:
-    """Triton does not decode escapes in paths; its 404 must not make the router believe that the
-    server lacks the path.
+    """A 404 for one client's path does not make the router believe that the server lacks the path
+    for other clients; Triton does not decode escapes in paths.
     """
     length, body = binary(16, [1, 4], SIXTEEN)
     headers = {"Inference-Header-Content-Length": length}
@@ -237,7 +239,7 @@ async def test_a_stream_is_the_servers(triton: Pool) -> None:
 
 
 async def test_sequences_stick_to_one_server(triton: Pool, clients) -> None:
-    """The model adds up a sequence's inputs, which only one server can know."""
+    """All requests of a sequence go to one server, which alone can add up the sequence's inputs."""
     router, _ = clients
 
     async def whole(sequence: int) -> list[int]:
@@ -285,7 +287,9 @@ async def test_a_prompt_goes_to_where_it_was_and_explain_says_by_what(triton: Po
 
 
 async def test_unary_requests_survive_kill_9(triton: Pool) -> None:
-    """No request fails: those at the killed server go to the other one."""
+    """No unary request fails when a server is killed: the requests at that server are sent to the
+    other one.
+    """
     victim, few = triton.servers[0], asyncio.Semaphore(AT_ONCE)
     done = 0
 

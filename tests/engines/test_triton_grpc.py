@@ -34,18 +34,22 @@ FAULTS = 100  # streams, and as many unary calls
 
 
 def words(prompt: str, count: int) -> list[str]:
-    """Return the model's answer, as in `triton_model.py`, which only Triton can import."""
+    """Return the words of the model's answer, as in `triton_model.py`, which only Triton can
+    import.
+    """
     return [WORDS[zlib.crc32(f"{prompt} {n}".encode()) % len(WORDS)] for n in range(count)]
 
 
 def with_end(request: pb.ModelInferRequest) -> pb.ModelInferRequest:
-    """Return the request with an option that ends its answers with an empty final one."""
+    """Return the request with an option that makes Triton end its answers with an empty
+    final one.
+    """
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     return request
 
 
 def text_of(answer: pb.ModelInferResponse) -> str:
-    """Return the answer's text."""
+    """Return the text of an answer."""
     return b"".join(raw[4:] for raw in answer.raw_output_contents).decode()
 
 
@@ -68,7 +72,7 @@ async def idle(pool: Pool) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def three(triton: Pool) -> AsyncIterator[Pool]:
-    """Yield three Triton servers and a router."""
+    """Yield three Triton servers and a router in front of them."""
     folder = triton.servers[0].folder.with_name(f"server-{next(SERIALS)}")
     third = TritonServer(triton.environment, triton.model, folder)
     await third.start()
@@ -89,7 +93,7 @@ async def three(triton: Pool) -> AsyncIterator[Pool]:
 
 
 async def streamed(stub: Stub, requests: Iterable[pb.ModelInferRequest], **more: Any) -> list[Any]:
-    """Return all answers of one stream with these requests."""
+    """Return all answers of one gRPC stream that sends these requests."""
 
     async def each() -> AsyncIterator[pb.ModelInferRequest]:
         for request in requests:
@@ -120,8 +124,8 @@ async def test_the_command_in_the_docs_finds_grpc_beside_http(three: Pool) -> No
 
 
 async def test_one_stream_of_200_requests_over_three_servers(three: Pool) -> None:
-    """Clients cancel a third of the requests: none of the others is lost, and each one's words are
-    in order.
+    """One stream with 200 requests over three servers, a third of which the client cancels, loses
+    none of the others and keeps the order of words in each answer.
     """
     ended = {n for n in range(REQUESTS) if n % 10 in (1, 4, 7)}
     whole: dict[str, list[str]] = {}
@@ -168,7 +172,8 @@ async def test_answers_of_a_model_that_is_not_decoupled_come_in_order(three: Poo
 
 
 async def test_what_is_wrong_with_a_request_is_said_as_by_a_server_itself(three: Pool) -> None:
-    """An error is a message of the stream, even where a model's own errors end the stream.
+    """Errors of invalid requests are the server's own, as a message of the stream, even where a
+    model's own errors end the stream.
 
     Each error has its own stream: two errors at once on one stream sometimes make Triton 2.51 abort
     (it writes both at the same time), and so does a model's own error under `triton_grpc_error`.
@@ -239,12 +244,14 @@ async def until_counted(pool: Pool) -> None:
 
 
 async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
-    """No unary call fails; only streams whose client has seen a part of the answer fail."""
+    """When a server is killed, no unary call fails; of the streams, only those fail whose client
+    has received a part of the answer.
+    """
     begun: asyncio.Queue[int] = asyncio.Queue()
 
     async def stream(n: int) -> tuple[str, int]:
-        """Run a stream; return (its error, number of answers). Odd streams answer at once after a
-        second.
+        """Run a stream; return (its error, number of answers). Streams with odd numbers answer with
+        one piece after a second.
         """
         call, seen, failed, words_come = stub.ModelStreamInfer(), 0, "", n % 2 == 0
         tokens = MANY if words_come else 200
@@ -291,13 +298,15 @@ async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
 
 @pytest.mark.full
 async def test_kill_9_under_streams_and_unary_requests_over_http(three: Pool) -> None:
-    """Over HTTP, too, no unary request fails."""
+    """When a server is killed, no unary request over HTTP fails."""
     url, broken = f"{three.router.url}/v2/models", b"the worker failed in the middle of its answer"
     begun: asyncio.Queue[int] = asyncio.Queue()
     http = three.router.http
 
     async def stream(n: int) -> bytes:
-        """Read a whole stream; even ones come word by word, odd ones at once after a second."""
+        """Read a whole stream; those with even numbers come word by word, those with odd numbers in
+        one piece after a second.
+        """
         by_word = n % 2 == 0
         body = {"text_input": f"kill {n}", "max_tokens": 600 if by_word else 200, "stream": by_word}
         async with http.post(f"{url}/{MODEL}/generate_stream", json=body) as reply:

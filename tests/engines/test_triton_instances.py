@@ -55,7 +55,7 @@ BODY = json.dumps({"inputs": [{"name": "x", "datatype": "INT32", "shape": [1, 1]
 
 @dataclass(slots=True)
 class SleepTriton(TritonServer):
-    """A `tritonserver` with a model for each number of instances. Lifetime: test."""
+    """A `tritonserver` with one model for each number of instances. Lifetime: test."""
 
     def repository(self) -> Path:
         """Create a model for each case; return the folder."""
@@ -71,7 +71,9 @@ class SleepTriton(TritonServer):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The result of a run: Triton's batch counts and the client's latencies. Lifetime: test."""
+    """The result of a load run: Triton's batch counts and the client's latencies.
+    Lifetime: test.
+    """
 
     sizes: list[BatchSize]
     latencies_s: np.ndarray
@@ -87,7 +89,7 @@ class Seen:
 
 
 async def stats(http: aiohttp.ClientSession, url: str) -> dict[int, tuple[int, int]]:
-    """Return (executions, nanoseconds) of the model by batch size."""
+    """Return the model's (executions, nanoseconds) by batch size."""
     async with http.get(f"{url}/stats") as reply:
         (model,) = json.loads(await reply.read())["model_stats"]
     parts = ("compute_input", "compute_infer", "compute_output")
@@ -166,7 +168,7 @@ async def measured(server: SleepTriton, model: str, count: int) -> Batches:
 
 
 def differences(planned: Row, seen: Seen, rate: float, instances: int) -> dict[str, float]:
-    """Return the plan's errors as shares of their bounds: above 1 is too much."""
+    """Return the plan's errors as shares of their bounds; more than 1 exceeds the bound."""
     p50_s = float(np.median(seen.latencies_s))
     return {
         "batch": abs(planned.batch / seen.batch - 1) / 0.10,

@@ -1,4 +1,4 @@
-"""Tests that a real Triton hears of each client that leaves through the router, whatever the
+"""Tests that a real Triton learns of each client that disconnects from the router, whatever the
 model's name is.
 """
 
@@ -64,7 +64,7 @@ async def alone(
 
 
 async def running(stack: Stack, server: Alone, count: int) -> None:
-    """Wait until `count` requests run in the model, by its own gauge."""
+    """Wait until `count` requests run in the model, according to the model's own gauge."""
     name = 'nv_trt_llm_request_metrics{model="tensorrt_llm_bls",request_type="active"'
     url = server.metrics_url.removesuffix("/metrics")
 

@@ -1,4 +1,4 @@
-"""Tests that run each command of the operator's page for Triton, here or where `RUN` says.
+"""Tests that run each command of docs/triton.md, on this machine or where `RUN` says.
 
 Hosts and ports are replaced by this machine's, and the page's ten seconds by one or two.
 """
@@ -41,7 +41,7 @@ PROGRAMS = ("pip", "curl", "tritonserver", "warmroute", "warmroute-sim", "warmro
 
 
 def commands() -> list[str]:
-    """Return every command of the page, from blocks and from inline code."""
+    """Return every command of the page, from its blocks and its inline code."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     prose = re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
@@ -50,7 +50,7 @@ def commands() -> list[str]:
 
 
 def shown(begin: str) -> str:
-    """Return the only command that begins with `begin`."""
+    """Return the page's only command that begins with `begin`."""
     (found,) = (one for one in commands() if one.startswith(begin))
     return found
 
@@ -84,7 +84,9 @@ async def test_the_doctor_knows_39_causes(tmp_path: Path) -> None:
 async def test_several_servers_are_judged_together(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
-    """At first one server has all the load; then both share it."""
+    """The doctor judges several servers together: it finds a fault while one server has all the
+    load, and none once both share it.
+    """
     command = shown("warmroute doctor http://gpu1:8000 http") + " --seconds 1 --quiet"
     for number, server in enumerate(servers, 1):
         await server.load(plain())
@@ -100,8 +102,8 @@ async def test_several_servers_are_judged_together(
 async def test_times_are_measured_and_planned_with(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
-    """The test runs `doctor --probe --measure` with one and with three instances, and plans from
-    both files.
+    """The command `doctor --probe --measure` writes times with one and with three instances, and
+    the planner reads both files.
     """
     measure = shown("warmroute doctor http://gpu1:8000 --probe").replace(
         "http://gpu1:8000", servers[0].target
@@ -129,7 +131,7 @@ class PageTriton(TritonServer):
     engine_url: str = ""
 
     def repository(self) -> Path:
-        """Return the repository that the command names, unchanged."""
+        """Return the folder of the repository that the page's command names, unchanged."""
         program, option, path = shlex.split(shown("tritonserver"))
         assert (program, option) == ("tritonserver", "--model-repository")
         return CHECKOUT / path
@@ -141,7 +143,7 @@ class PageTriton(TritonServer):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Our engine inside Triton, and a way to start routers. Lifetime: module."""
+    """Our engine inside Triton, with a method that starts routers. Lifetime: module."""
 
     triton: PageTriton
     engine: Program
@@ -149,7 +151,7 @@ class Whole:
     http: aiohttp.ClientSession
 
     async def router(self, name: str, command: str, *more: str) -> Stack:
-        """Start a router with a command of the page."""
+        """Start a router with one of the page's commands."""
         words = command.replace("http://127.0.0.1:8000", self.triton.spec).split()[1:]
         ports = ("--port", "0", "--admin-port", "0")
         program = await self.programs.start(name, "router", [*words, *ports, *more])
@@ -160,7 +162,7 @@ class Whole:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Whole]:
-    """Yield Triton and an engine whose cache has room for one request: `--kv-tokens 64`."""
+    """Yield a Triton and an engine whose cache has room for one request (`--kv-tokens 64`)."""
     environment = Environment("triton", NEWEST_TRITON).or_skip()
     folder = tmp_path_factory.mktemp("page")
     async with AsyncExitStack() as stack:
@@ -179,8 +181,8 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Whole
 
 
 async def test_our_engine_inside_triton_behind_a_router(whole: Whole, tmp_path: Path) -> None:
-    """With eight requests of 40 tokens, 8 are active and 1 is scheduled, and the doctor finds it at
-    both ports.
+    """With eight requests of 40 tokens, 8 are active and 1 is scheduled; the doctor finds the
+    reason at Triton's and at the engine's port.
     """
     router = await whole.router("whole", shown("warmroute serve --worker http://127.0.0.1:8000"))
     listed = await ran(f"warmroute workers --admin {router.admin}", tmp_path)
@@ -216,7 +218,9 @@ async def test_our_engine_inside_triton_behind_a_router(whole: Whole, tmp_path: 
 
 
 async def test_what_a_request_is_routed_by(whole: Whole, tmp_path: Path) -> None:
-    """The header in the page's command shows it, with default and with custom tensor names."""
+    """The header in the page's command shows which tensors a request is routed by, with default and
+    with custom tensor names.
+    """
     command = shown("curl -si")
     (answer,) = re.findall(r"^\"routed_by\":.*$", PAGE, re.MULTILINE)
     serve = "warmroute serve --worker http://127.0.0.1:8000"

@@ -47,7 +47,7 @@ class EngineTriton(TritonServer):
 
     def repository(self) -> Path:
         """Copy the sample repository, with another limit of requests in flight and more frequent
-        checks for cancelled requests, so that races can show; return its folder.
+        checks for cancelled requests so that races can show; return its folder.
         """
         models = self.folder / "models"
         if not models.exists():
@@ -103,7 +103,9 @@ class Pair:
 
 @asynccontextmanager
 async def paired(folder: Path, places: int = PLACES, **settings: Any) -> AsyncIterator[Pair]:
-    """Yield a timed engine behind a Triton that sends it at most `places` requests at a time."""
+    """Yield a simulated engine behind a Triton that sends it at most `places` requests at
+    a time.
+    """
     environment = Environment("triton", NEWEST_TRITON).or_skip()
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(running(**settings))
@@ -127,7 +129,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
 
 
 def answer(prompt: list[int], count: int) -> str:
-    """Return the engine's answer to a prompt."""
+    """Return the engine's expected answer to a prompt as text."""
     return "".join(f" t{token}" for token in continuation(prompt, count, VOCAB))
 
 
@@ -152,7 +154,9 @@ async def test_a_stream_comes_token_by_token_while_the_engine_makes_them(pair: P
 
 
 async def test_the_ensemble_is_asked_as_tensorrt_llms_is(pair: Pair) -> None:
-    """The text passes the tokenizer's step; streams and refusals reach the client."""
+    """The sample repository's ensemble answers as TensorRT-LLM's does: the text passes the
+    tokenizer's step, and streams and refusals reach the client.
+    """
     ask = "/v2/models/ensemble/generate"
     body = {"text_input": "t1 t2 t3", "max_tokens": 5, "temperature": 0.0}
     status, told = await pair.triton.post(ask, body)
@@ -173,7 +177,7 @@ async def test_the_ensemble_is_asked_as_tensorrt_llms_is(pair: Pair) -> None:
 
 
 async def test_many_streams_meet_in_the_engines_batch(pair: Pair) -> None:
-    """Requests run together within the limit, and the engine batches them in its steps."""
+    """Many streams run together up to Triton's limit, and the engine batches them in its steps."""
 
     async def one(number: int) -> None:
         body = {"text_input": f"t{number + 1} t9", "max_tokens": 150, "stream": True}
@@ -192,7 +196,7 @@ async def test_many_streams_meet_in_the_engines_batch(pair: Pair) -> None:
 
 
 async def watched(pair: Pair) -> None:
-    """Fail as soon as more requests run than the limit allows; else run forever."""
+    """Fail as soon as more requests run than the limit allows; otherwise run until cancelled."""
     while True:
         assert pair.running <= PLACES
         await asyncio.sleep(0.005)
@@ -226,8 +230,8 @@ async def test_what_finds_no_place_waits_in_tritons_queue(pair: Pair) -> None:
 
 
 async def test_a_client_that_leaves_ends_its_request_in_the_engine(pair: Pair) -> None:
-    """The test uses streams, because Triton 2.51 does not notice that a client left a
-    whole answer.
+    """A client that leaves a stream ends its request in the engine; Triton 2.51 does not notice
+    clients that leave before an unstreamed answer.
     """
     url = f"{pair.triton.url}{BASE}/generate_stream"
     aborted = pair.engine.worker.counters.finished["abort"]
@@ -320,8 +324,8 @@ async def test_the_commands_of_the_page_show_the_whole_way(pair: Pair) -> None:
 
 
 async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path) -> None:
-    """Through client, router, Triton and engine, answers are the same and nothing is left
-    anywhere.
+    """Answers through router, Triton and engine are right, and no request is left at any
+    of them.
     """
     spec = f"{pair.triton.url},metrics={pair.triton.metrics_url}"
     async with Programs(tmp_path) as programs:
@@ -351,8 +355,8 @@ async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path
 
 @pytest.mark.full
 async def test_eight_active_and_one_scheduled_through_triton(tmp_path: Path) -> None:
-    """With a cache of one request, the test reads TensorRT-LLM's gauges, the engine's reasons, and
-    the doctor's finding at either server.
+    """With a cache for one request, TensorRT-LLM's gauges show eight active requests and one
+    scheduled one, the engine gives the reasons, and the doctor names the cause at either server.
     """
     names = ("active", "scheduled", "waiting")
     async with paired(tmp_path, places=8, speed=0.3, kv_tokens=64) as pair:

@@ -35,7 +35,7 @@ LONG = 1_000  # tokens of an answer: two seconds
 
 
 class Ensembles(TritonServer):
-    """A Triton that serves the ensemble. Lifetime: fixture."""
+    """A Triton server that serves the ensemble. Lifetime: fixture."""
 
     def repository(self) -> Path:
         """Create the ensemble's repository; return its folder."""
@@ -74,8 +74,8 @@ def words(draw: random.Random, count: int) -> str:
 
 
 async def conversation(stack: Stack, name: str, number: int, dispatched: Counter[str]) -> None:
-    """Send a conversation's turns: each prompt has all earlier turns, after a common
-    system prompt.
+    """Send the turns of a conversation: each prompt has a common system prompt and all earlier
+    turns.
     """
     draw = random.Random(f"{name} {number}")
     prompt = words(random.Random(name), SYSTEM)
@@ -117,8 +117,8 @@ async def hits_of(programs: Programs, servers: list[Ensembles], policy: str) -> 
 
 
 async def test_prompts_go_where_their_prefix_is(tmp_path: Path) -> None:
-    """Four fifths of prompt tokens are cached, and no server gets more than 1.25 times
-    its share.
+    """Prompts go to the server that has their prefix: four fifths of prompt tokens are cached, and
+    no server gets more than 1.25 times its share.
     """
     async with served(tmp_path / "servers") as servers, Programs(tmp_path / "logs") as programs:
         blind, _ = await hits_of(programs, servers, "round_robin")

@@ -1,4 +1,6 @@
-"""Tests of the router with real vLLM: recognition, exact tokens and hits, a known cache."""
+"""Tests of the router with real vLLM: recognition of the engine, exact tokens and hits, and a
+correct index.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def test_a_server_is_recognized_by_its_url(vllm: Pool) -> None:
 async def test_hits_are_as_expected_and_the_index_is_vllms_own_table(
     vllm: Pool, record_property: Callable[[str, object], None]
 ) -> None:
-    """Requests go one at a time, so that nothing happens between the expectation and the hit."""
+    """The router's expected hits equal vLLM's, and its index equals vLLM's own table, if requests
+    are sent one at a time.
+    """
     before = len(vllm.logged())
     for path, body in requests(seed=1, count=PREDICTIONS):
         status, answer = await vllm.ask(path, body)
@@ -90,7 +94,9 @@ async def test_the_index_is_true_again_after_a_crowd(vllm: Pool) -> None:
 
 
 async def test_a_reset_cache_is_known_to_be_empty_with_the_next_step(vllm: Pool) -> None:
-    """vLLM publishes `AllBlocksCleared` with its next step, and not before."""
+    """The router knows of a reset cache after vLLM's next step, with which vLLM publishes
+    `AllBlocksCleared`.
+    """
     for server in vllm.servers:
         status, _ = await server.post("/reset_prefix_cache")
         assert status == 200
@@ -101,8 +107,8 @@ async def test_a_reset_cache_is_known_to_be_empty_with_the_next_step(vllm: Pool)
 
 
 async def test_answers_are_those_of_the_server(vllm: Pool) -> None:
-    """Requests go one at a time at temperature 0, and answers are equal except for ids, times and
-    cached tokens.
+    """The router's answers at temperature 0, one at a time, equal the server's except for ids,
+    times and cached tokens.
     """
     for path, body in requests(seed=5, count=24):
         body |= {"temperature": 0, "max_tokens": 8}

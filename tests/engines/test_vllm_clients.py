@@ -1,4 +1,4 @@
-"""Tests that real clients get the same from real vLLM through the router and directly."""
+"""Tests that real clients get the same answers from real vLLM through the router and directly."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ async def test_openais_client_gets_the_servers_answer(vllm: Pool, call: str) -> 
 
 
 async def test_openais_client_lists_the_servers_models(vllm: Pool) -> None:
-    """The client also gets one model by its name, for which vLLM has no path."""
+    """OpenAI's client lists the server's models through the router, and also gets one model by its
+    name, for which vLLM has no path.
+    """
     listed = []
     for url in (vllm.router.url, vllm.servers[0].url):
         async with openai.AsyncOpenAI(
@@ -134,7 +136,9 @@ async def test_openais_client_streams(vllm: Pool) -> None:
 
 @pytest.mark.full
 async def test_openais_client_gets_the_servers_embeddings(vllm: Pool) -> None:
-    """The test starts a server of the same model whose last hidden states are its embeddings."""
+    """OpenAI's client gets the server's embeddings through the router; the server's model has its
+    last hidden states as embeddings.
+    """
     asks = [{"input": "Good day."}, {"input": ["One", "Two"], "encoding_format": "float"}]
     pooling = ["--runner", "pooling", "--convert", "embed"]
     async with (
@@ -208,8 +212,8 @@ CURLS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 @pytest.mark.parametrize("ask", sorted(CURLS))
 async def test_curl_gets_the_servers_bytes(vllm: Pool, ask: str) -> None:
-    """Ids, times and cached tokens may differ: the second request may find the first
-    one's blocks.
+    """Curl gets the server's bytes through the router except for ids, times and cached tokens,
+    because the second request may find the first one's blocks.
     """
     path, body = CURLS[ask]
     data = json.dumps({**SETTLED, **body})
@@ -234,8 +238,8 @@ async def output_of(*command: str) -> str:
 
 
 async def test_several_answers_do_not_mislead_the_index(vllm: Pool) -> None:
-    """With n > 1 vLLM reports a later sibling's cached tokens, which are not a hit that the router
-    predicts.
+    """Requests with n > 1 do not mislead the index: vLLM reports the cached tokens of a later
+    choice, which are not a hit that the router predicts.
     """
     body = {"model": MODEL, "prompt": "a b c d e f g h " * 30, "n": 4, "max_tokens": 2, "seed": 7}
     for _ in range(3):

@@ -1,6 +1,7 @@
-"""Tests of the router with real vLLM and draft heads, which compute the last block of a hit again.
+"""Tests of the router with real vLLM and draft heads, which compute the last block of a cache hit
+again.
 
-No event tells of it: the router learns it from answers and reports it.
+No event reports this: the router learns it from answers and shows it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
 
 
 async def asked(pool: Pool, traffic: Traffic) -> None:
-    """Send a request when no other one runs."""
+    """Send a request while no other request runs."""
     await asyncio.sleep(HEARD_S)
     body = traffic.body()
     status, answer = await pool.ask("/v1/completions", body)
@@ -38,7 +39,7 @@ async def asked(pool: Pool, traffic: Traffic) -> None:
 
 
 async def hits(pool: Pool, count: int) -> Hits:
-    """Wait until all requests are logged; return each one's expected and cached tokens."""
+    """Wait until all requests are logged; return each one's expected and reported cached tokens."""
 
     async def written() -> bool:
         return len(pool.logged()) == count

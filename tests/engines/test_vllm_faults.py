@@ -1,5 +1,5 @@
-"""Tests of real vLLM servers that die: other servers continue the streams, requests
-succeed, and the index stays correct.
+"""Tests of real vLLM servers that are killed: other servers continue the streams, requests succeed,
+and the index stays correct.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD = "warmroute_holds_total"
 
 
 def engine_core(server: Server) -> int:
-    """Return the process id of the server's engine core, which computes."""
+    """Return the process id of the server's engine core, the process that computes."""
     assert server.process is not None
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and os.path.exists(entry / "stat"):

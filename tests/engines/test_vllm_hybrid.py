@@ -1,4 +1,5 @@
-"""Tests of the router with real vLLM and models that keep windows or states: hits are as expected.
+"""Tests of the router with real vLLM and models with sliding windows or states: hits are as
+expected.
 
 Such a cache has a prefix only where each group of the model's layers has what it needs, which is
 less than full attention alone would have. The caches are small, so blocks are evicted throughout.
@@ -83,8 +84,8 @@ async def test_hits_of_requests_alone_are_as_expected(
 
 
 async def test_a_crowd_leaves_the_index_true(served: Served, record_property: Noted) -> None:
-    """Expected blocks may be evicted before a request's turn comes; after the crowd the index is
-    exact again.
+    """After many requests at once, the index equals vLLM's table again, although expected blocks
+    may be evicted before a request's turn comes.
     """
     model, pool = served
     before = len(pool.logged())

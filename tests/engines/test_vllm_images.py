@@ -1,5 +1,5 @@
-"""Tests of real vLLM with images: the router knows a chat's blocks by what the renderer says of its
-media.
+"""Tests of real vLLM with images: the router identifies a chat's blocks by what vLLM's renderer
+says of its images.
 
 In one test, chats go directly to the server. The test renders each one first and looks up its chain
 hashes among the blocks in the server's KV events. In the other test, chats go through the router.
@@ -63,7 +63,7 @@ async def site_of(images: list[bytes]) -> AsyncIterator[str]:
 
 @dataclass(slots=True)
 class Heard:
-    """The blocks and identifiers in a server's events so far. Lifetime: test."""
+    """The blocks and image identifiers in a server's events so far. Lifetime: test."""
 
     socket: zmq.asyncio.Socket
     index: PrefixIndex = field(default_factory=lambda: PrefixIndex(1))
@@ -71,11 +71,11 @@ class Heard:
     blocks: WorkerBlocks = field(init=False)
 
     def __post_init__(self) -> None:
-        """Create the record of the server's blocks."""
+        """Create the empty record of the server's blocks."""
         self.blocks = WorkerBlocks(self.index, 0, BLOCK_SIZE, MODEL)
 
     async def listen(self) -> None:
-        """Apply all events that have come, until no more come."""
+        """Apply all events that have arrived, until no more arrive."""
         while await self.socket.poll(int(1000 * QUIET_S)):
             _, _, payload = await self.socket.recv_multipart()
             batch = EventBatch(payload)
@@ -88,7 +88,7 @@ class Heard:
 
 @asynccontextmanager
 async def heard_of(pool: Pool) -> AsyncIterator[Heard]:
-    """Subscribe to the server's events and empty its cache; yield what is heard."""
+    """Subscribe to the server's events and empty its cache; yield the record of received events."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)
     socket.connect(f"tcp://127.0.0.1:{pool.servers[0].events[0]}")
@@ -106,7 +106,9 @@ async def heard_of(pool: Pool) -> AsyncIterator[Heard]:
 
 
 async def until_joined(pool: Pool, heard: Heard) -> None:
-    """Send prompts until their events arrive; events before the subscription are lost."""
+    """Send prompts until their events arrive, since events before the subscription took effect are
+    lost.
+    """
     for _ in range(50):
         prompt = [random.randrange(100, 4000) for _ in range(2 * BLOCK_SIZE)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
@@ -119,7 +121,7 @@ async def until_joined(pool: Pool, heard: Heard) -> None:
 
 
 async def rendered(pool: Pool, body: dict[str, Any]) -> tuple[np.ndarray, list[Medium]]:
-    """Return the token ids and the media of a chat, as the server renders it."""
+    """Return the token ids and the media of a chat as the server renders it."""
     asked = {**body, "mm_payload": "none"}
     status, answer = await pool.servers[0].post("/v1/chat/completions/render", asked)
     assert status == 200, answer

@@ -41,7 +41,7 @@ FULL = pytest.mark.full  # tests/router tests each case with workers of its own
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def seat(vllm: Pool) -> AsyncIterator[Pool]:
-    """Yield the pool with one server only; the other one is started again at the end."""
+    """Yield the pool with only one of its two servers; start the other one again at the end."""
     resting = vllm.servers[SEAT]
     await resting.stop()
     yield vllm
@@ -57,7 +57,7 @@ def prompt() -> list[int]:
 
 
 async def completed(pool: Pool, tokens: list[int], model: str = MODEL) -> int:
-    """Complete a prompt; return its cached tokens by the answer's usage."""
+    """Complete a prompt; return the cached tokens that the answer's usage reports."""
     body = {"model": model, "prompt": tokens, "max_tokens": 1}
     status, answer = await pool.ask("/v1/completions", body)
     assert status == 200, answer
@@ -101,7 +101,9 @@ def ready(row: dict[str, Any]) -> bool:
 
 
 async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
-    """The server is a pool of its own, and the router mirrors its cache."""
+    """A server without events and with another model name is a pool of its own, and the router
+    estimates its cache.
+    """
     async with (
         started(seat, name=OTHER_NAME, publishes=False) as mute,
         routed(seat, servers=(seat.servers[0], mute)) as pool,
@@ -137,7 +139,9 @@ async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
 
 
 async def test_a_renderer_is_no_worker(seat: Pool) -> None:
-    """`/workers`, the log and the doctor name the renderer, and the rest of the pool serves on."""
+    """A server that only renders prompts is no worker: `/workers`, the log and the doctor name it,
+    and the rest of the pool keeps serving.
+    """
     async with started(seat, renders=True) as renderer:
         async with routed(seat, seat.servers[0].spec, renderer.url) as pool:
             await until_row(pool, 0, "ready", ready)
@@ -155,7 +159,9 @@ async def test_a_renderer_is_no_worker(seat: Pool) -> None:
 
 @pytest.mark.full
 async def test_a_renderer_makes_token_ids_dies_and_comes_back(seat: Pool) -> None:
-    """The router has no tokenizer, and its server does not render prompts itself."""
+    """A render server makes token ids for a router without a tokenizer, also after it was killed
+    and restarted; the worker does not render prompts itself.
+    """
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     async with started(seat, renders=True, flags=flags) as renderer:
         more = ("--renderers", renderer.url, "--policy", "round_robin")
@@ -193,13 +199,17 @@ async def test_a_renderer_makes_token_ids_dies_and_comes_back(seat: Pool) -> Non
 
 
 def other_blocks(seen: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the requests whose expected and cached blocks differ; vLLM counts whole blocks."""
+    """Return the requests whose expected and reported numbers of cached blocks differ; vLLM counts
+    whole blocks.
+    """
     return [one for one in seen if one[0] // BLOCK_SIZE != one[1] // BLOCK_SIZE]
 
 
 @FULL
 async def test_blocks_of_another_size_in_one_pool(seat: Pool) -> None:
-    """Hits of both servers are exact; an operator who configures a wrong block size gets advice."""
+    """Hits are exact at two servers with different block sizes, and an operator who configures a
+    wrong block size gets advice.
+    """
     async with started(seat, block_size=OTHER_SIZE, blocks=BLOCKS // 4) as coarse:
         # The default policy would fill the new server's empty cache first.
         servers = (seat.servers[0], coarse)
@@ -236,7 +246,7 @@ Lie = Callable[[str], str]
 async def before(
     vllm: Pool, events: str | None = None, **changes: Lie
 ) -> AsyncIterator[tuple[LyingFront, Pool]]:
-    """Yield a router whose server is behind a proxy that changes pages: `metrics`,
+    """Yield a router whose server is behind a proxy that changes its answers to `metrics` or
     `completions`.
     """
     server = vllm.servers[0]
@@ -250,7 +260,7 @@ async def before(
 
 
 def said(text: str, value: Any) -> Lie:
-    """Return a change of JSON answers that sets another count of cached tokens."""
+    """Return a function that changes the count of cached tokens in JSON answers."""
 
     def lie(answer: str) -> str:
         told = msgspec.json.decode(answer)
@@ -278,8 +288,8 @@ async def warm(pool: Pool, prompts: int) -> list[list[int]]:
 
 @FULL
 async def test_cached_tokens_that_are_not_so(vllm: Pool) -> None:
-    """The router ignores impossible counts; if answers deny hits again and again, it stops
-    expecting them.
+    """The router ignores impossible counts of cached tokens; if answers deny expected hits again
+    and again, it stops expecting them.
     """
     async with before(vllm) as (front, pool):
         for nonsense in (-1, 10**9, "many", None, [3], 1.5):
@@ -349,7 +359,7 @@ def without_removals(payload: bytes) -> bytes:
 
 
 def of_other_tokens(payload: bytes) -> bytes:
-    """Return the batch with other tokens in its blocks than were computed."""
+    """Return the batch with other tokens in its blocks than the server computed."""
     batch = msgspec.msgpack.decode(payload)
     for event in batch[1]:
         if kind_of(event) == "BlockStored":
@@ -365,7 +375,7 @@ def kind_of(event: Any) -> str:
 
 @asynccontextmanager
 async def retold(vllm: Pool, rewrite: Callable[[bytes], bytes]) -> AsyncIterator[Pool]:
-    """Yield a router that hears a server's events from a relay that rewrites them."""
+    """Yield a router that receives a server's events from a relay that rewrites them."""
     context = zmq.asyncio.Context()
     live, replay = (f"tcp://127.0.0.1:{port}" for port in vllm.servers[0].events)
     relay = EventRelay(context, random.Random(1), live, replay, rewrite)
@@ -380,7 +390,9 @@ async def retold(vllm: Pool, rewrite: Callable[[bytes], bytes]) -> AsyncIterator
 
 @FULL
 async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
-    """The router bounds the blocks by the cache's size and by what answers find."""
+    """If events leave out evictions, the router bounds the believed blocks by the cache's size and
+    by the hits that answers report.
+    """
     async with retold(vllm, without_removals) as pool:
         prompts = [prompt() for _ in range(int(BLOCKS * 1.3) // PROMPT_BLOCKS)]
         for tokens in prompts:
@@ -393,8 +405,8 @@ async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
 
 
 async def test_events_of_other_tokens_promise_nothing(vllm: Pool) -> None:
-    """Real hits still happen, and no request is misled: no worker holds the blocks that the router
-    believes in.
+    """Events with wrong tokens mislead no request: no worker holds the blocks that the router
+    believes in, and real hits still happen.
     """
     async with retold(vllm, of_other_tokens) as pool:
         tokens = prompt()

@@ -1,4 +1,6 @@
-"""Tests of `warmroute doctor --routing` with real vLLM servers: a planted cause is found first."""
+"""Tests of `warmroute doctor --routing` with real vLLM servers: the doctor names a planted cause
+first.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ Bodies = list[dict[str, Any]]
 async def found(
     pool: Pool, *more: str, bodies: Bodies = SHARED, worker: int = 0, pause_s: float = 0.0
 ) -> list[str]:
-    """Send requests that share their heads, or `bodies`; return the causes that the
-    doctor finds.
+    """Send requests that share their beginnings, or `bodies`; return the causes that the doctor
+    finds.
     """
     await pool.router.until_state(worker, "ready")
     for body in bodies:
@@ -121,10 +123,11 @@ async def test_prompts_share_nothing_at_their_heads(vllm: Pool, tmp_path: Path) 
 
 
 async def test_a_front_gives_an_adapter_another_name(vllm: Pool) -> None:
-    """The server's events have its own name of the adapter, and requests have the proxy's.
+    """The doctor finds a proxy that renames a LoRA adapter: the server's events have its own name
+    of the adapter, and requests have the proxy's.
 
-    The router first forgets its speculative entries for its own requests, which it would else
-    expect.
+    The router first forgets its speculative entries for its own requests, which it would otherwise
+    expect to hit.
     """
     server, alias = vllm.servers[0], "corsair"
     bodies: Bodies = [body | {"model": alias} for body in SHARED[:6]]
@@ -143,7 +146,7 @@ async def test_a_front_gives_an_adapter_another_name(vllm: Pool) -> None:
 
 
 def cut_short() -> Bodies:
-    """Return prompts, each followed by two that share less and less of it."""
+    """Return request bodies: prompts, each followed by two that share less and less of it."""
     bodies: Bodies = []
     for base in range(4):
         long = [100 + base * 500 + n for n in range(14 * BLOCK_SIZE)]

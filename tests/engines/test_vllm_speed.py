@@ -46,7 +46,7 @@ async def new_router(vllm: Pool, *servers: Server) -> AsyncIterator[Stack]:
 
 
 def unseen_prompt(tokens: int, head: int = 0) -> list[int]:
-    """Return token ids that are new, after a common head of `head` tokens."""
+    """Return new token ids after a common beginning of `head` tokens."""
     serial = next(_serial)
     return [5] * head + [3 + (serial * 1_543 + n * 37) % 4_000 for n in range(tokens - head)]
 
@@ -87,7 +87,9 @@ async def close_once(learn: Callable[[], Awaitable[tuple[float, float]]]) -> Non
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole"])
 async def test_its_speed_is_learned_within_ten_requests(vllm: Pool, stream: bool) -> None:
-    """Requests go one after the other, as the server measures its prefills."""
+    """The router learns a server's prefill speed within ten requests, sent one after the other, as
+    the server itself measures its prefills.
+    """
     server = vllm.servers[0]
 
     async def learn() -> tuple[float, float]:
@@ -102,8 +104,8 @@ async def test_its_speed_is_learned_within_ten_requests(vllm: Pool, stream: bool
 
 
 async def test_its_speed_is_learned_of_concurrent_requests(vllm: Pool) -> None:
-    """Prefills share steps, so the server's sum counts seconds twice; the test uses the elapsed
-    time.
+    """The router learns a server's prefill speed from concurrent requests; the test compares with
+    elapsed time, because prefills that share a step count twice in the server's sum.
     """
 
     async def learn() -> tuple[float, float]:
@@ -119,7 +121,9 @@ async def test_its_speed_is_learned_of_concurrent_requests(vllm: Pool) -> None:
 
 
 async def test_an_idle_pool_uses_all_of_its_caches(vllm: Pool) -> None:
-    """Requests with a common head go one at a time and need four times one server's cache."""
+    """An idle pool uses all of its caches: requests with a common beginning, one at a time, need
+    four times one server's cache.
+    """
     for server in vllm.servers:
         assert (await server.post("/reset_prefix_cache"))[0] == 200
         body = {"model": MODEL, "prompt": [4], "max_tokens": 1}  # reported with the next step only

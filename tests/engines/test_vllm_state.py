@@ -1,5 +1,5 @@
-"""Tests of the router's view of a real vLLM that refuses, evicts, resets, sleeps, pauses or is not
-heard.
+"""Tests of the router's view of a real vLLM that refuses, evicts, resets, sleeps, pauses or is
+unreachable.
 
 The engine publishes that its cache was emptied only with its next step: these tests are about the
 view before that.
@@ -39,7 +39,7 @@ async def until_trouble(stack: Stack, worker: int, text: str) -> None:
 
 
 async def until_back(stack: Stack, worker: int) -> None:
-    """Wait until the worker is ready and the router has asked its publisher for a replay."""
+    """Wait until the worker is ready and the router has asked its event publisher for a replay."""
     await stack.until_state(worker, "ready")
 
     async def replayed() -> bool:
@@ -61,8 +61,8 @@ async def test_a_refused_request_leaves_nothing(vllm: Pool) -> None:
 
 
 async def test_what_was_evicted_is_not_expected(vllm: Pool) -> None:
-    """The check comes right after other prompts have filled the cache, long before an expectation
-    expires.
+    """The router does not expect evicted blocks: right after other prompts have filled the cache,
+    long before an expectation expires.
     """
     first = prompt(2)
     body = {"model": MODEL, "prompt": first, "max_tokens": 1}
@@ -93,7 +93,9 @@ async def test_an_idle_reset_is_seen_before_the_next_step(vllm: Pool) -> None:
 
 @asynccontextmanager
 async def put_away(server: Server, down: str, up: str) -> AsyncIterator[None]:
-    """Put the server to sleep or pause it during the block."""
+    """Put the server to sleep or pause it during the block; `down` and `up` are the paths
+    to call.
+    """
     status, answer = await server.post(down)
     try:
         assert status == 200, f"POST {down} answered {status}: {answer}"
@@ -118,7 +120,9 @@ async def test_a_paused_server_gets_nothing_until_it_is_resumed(vllm: Pool) -> N
 
 @pytest.mark.parametrize("level", [0, 1])
 async def test_what_slept_comes_back_empty(vllm: Pool, level: int) -> None:
-    """Level 0 keeps the cache, but no event shows that, so the index is a lower bound."""
+    """The router treats the cache of a server that slept as empty; level 0 keeps the cache, but no
+    event shows that, so the index is a lower bound.
+    """
     tokens = await warmed(vllm, 7 + level, 0)
     async with put_away(vllm.servers[0], f"/sleep?level={level}", "/wake_up"):
         await vllm.router.until_state(0, "down")
@@ -135,8 +139,8 @@ async def test_a_lost_connection_shows_and_heals(vllm: Pool) -> None:
 
 
 async def test_its_hits_are_exact_and_the_header_says_why_it_went_there(vllm: Pool) -> None:
-    """The second request for a prompt goes to the worker that computed the first one and
-    holds it.
+    """The second request for a prompt goes to the worker that holds it, and a header of the answer
+    says why and that its hits are exact.
     """
 
     async def exact() -> bool:

@@ -2,7 +2,7 @@
 reuses.
 
 Scheduler, manager of host memory and events are vLLM's own; no data is copied (`offload_plugin`).
-The pool is small, so that blocks are evicted from GPU and host memory throughout.
+The KV cache is small, so that blocks are evicted from GPU and host memory throughout.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class OffloadingServer(Server):
 async def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> AsyncIterator[OffloadingServer]:
-    """Yield a server whose offload events only name blocks, and one whose events describe them."""
+    """Yield two servers in turn: one whose offload events only name blocks, and one whose events
+    describe them.
+    """
     environment = Environment("vllm", NEWEST_VLLM).or_skip()
     one = OffloadingServer(
         environment, model, tmp_path_factory.mktemp("tiers"), blocks=GPU_BLOCKS, adapted=False,
@@ -80,19 +82,21 @@ async def server(
 
 
 class Told:
-    """The blocks of a server by its events. Lifetime: test."""
+    """The blocks that a server holds according to its events. Lifetime: test."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex(1)
         self.blocks = WorkerBlocks(self.index, 0, BLOCK_SIZE, MODEL, counts_copies=True)
 
     async def read(self, events: zmq.asyncio.Socket) -> None:
-        """Apply events until cancelled."""
+        """Apply events from the socket until cancelled."""
         while True:
             self.blocks.apply(EventBatch((await events.recv_multipart())[-1]))
 
     def hits(self, prompt: list[int], salt: str | None) -> list[int]:
-        """Return the prompt's tokens on the GPU, and those on the GPU or in host memory."""
+        """Return how many of the prompt's tokens are on the GPU, and how many are on the GPU or in
+        host memory.
+        """
         seed = 0 if salt is None else chain_seed(MODEL, None, salt)
         chain = chain_hashes(np.array(prompt[:-1], dtype=np.int32), BLOCK_SIZE, seed)
         tiers = self.index.longest_prefix_tiers(chain)[:, 0]
@@ -121,7 +125,7 @@ def prompts(draw: random.Random) -> list[Asked]:
 
 
 async def completed(http: aiohttp.ClientSession, server: Server, asked: Asked) -> int:
-    """Complete a prompt; return its cached tokens by the answer's usage."""
+    """Complete a prompt; return the cached tokens that the answer's usage reports."""
     prompt, salt = asked
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
     body |= {} if salt is None else {"cache_salt": salt}

@@ -100,7 +100,7 @@ async def test_hits_of_chats_alone_are_as_expected(coded: Served, record_propert
 
 
 async def test_without_exact_ids_hits_are_guesses(coded: Served, record_property: Noted) -> None:
-    """The test sends similar chats to a router that has neither tokenizer nor renderer."""
+    """Without tokenizer and renderer, the router can only guess the hits of similar chats."""
     model, pool = coded
     never = ("--render", "never")
     async with routed(pool, pool.servers[0].spec, tokenizes=False, more=never) as other:
@@ -114,7 +114,9 @@ async def test_without_exact_ids_hits_are_guesses(coded: Served, record_property
 async def test_hits_are_as_expected_by_vllms_own_renderer(
     coded: Served, record_property: Noted
 ) -> None:
-    """A router without a tokenizer asks the server for the token ids of each chat."""
+    """A router without a tokenizer expects the right hits, because it asks the server for the token
+    ids of each chat.
+    """
     model, pool = coded
     async with routed(pool, pool.servers[0].spec, tokenizes=False) as other:
         await other.router.until_state(0, "ready")

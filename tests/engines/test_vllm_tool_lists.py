@@ -157,7 +157,9 @@ async def test_other_parsers_and_tools_that_are_left_out(
 async def test_hits_of_chats_with_these_lists_are_exact(
     tooled: Pool, lists: list[ToolList], record_property: Noted
 ) -> None:
-    """The test sends each list twice, the second time with another question."""
+    """Hits of chats with these tool lists are exact when each list is sent a second time with
+    another question.
+    """
     before, sent = len(tooled.logged()), 0
     for one in [one for one in lists if one.source == LIVE][::EACH]:
         style = STYLES[sent // 2 % len(STYLES)]

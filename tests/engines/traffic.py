@@ -42,7 +42,9 @@ def words(draw: random.Random, count: int) -> str:
 
 
 def requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (path, body) of requests with recurring prefixes, exact tokens and one answer each."""
+    """Yield (path, body) of requests with recurring prefixes, exact token ids and one
+    answer each.
+    """
     draw = random.Random(seed)
     trunks = [words(draw, 60) for _ in range(TRUNKS)]
     said = [[{"role": "user", "content": words(draw, 20)}] for _ in range(TRUNKS)]

@@ -1,4 +1,4 @@
-"""Sends requests to Triton, directly or through a router."""
+"""Sends requests to Triton, directly or through a router, and reads its gauges."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Calls a server with Triton's own clients: a program that prints each call's result by its name.
+"""Calls a server with Triton's own clients and prints each call's result by its name.
 
     python -m tests.engines.triton_clients_script HTTP_ADDRESS GRPC_ADDRESS [mixed]
 
-With `mixed` it prints the result of `mixed` instead. Addresses are `host:port`. The output is the
-same for any server with the models of `triton_server.py`, real or not: ids are given and times left
-out. It is a process of its own, because gevent, gRPC's threads and asyncio conflict with a test's.
+With `mixed` it prints the result of the function `mixed` instead. Addresses are `host:port`. The
+output is the same for any server with the models of `triton_server.py`, real or not: ids are given
+and times left out. It is a process of its own, because gevent, gRPC's threads and asyncio conflict
+with a test's.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Results = list[tuple[str, Any]]
 
 @dataclass(slots=True)
 class Tried:
-    """One client, and the results of its calls. Lifetime: program."""
+    """One client library and the results of its calls. Lifetime: program."""
 
     name: str
     module: ModuleType
@@ -72,7 +73,7 @@ class Tried:
         return found
 
     def note(self, what: str, found: Any) -> None:
-        """Record a call's result."""
+        """Record the result of a call under its name."""
         self.results.append((f"{self.name}: {what}", plain(found)))
 
     def given(self, name: str, values: np.ndarray[Any, Any], kind: str, **more: Any) -> Any:
@@ -81,7 +82,7 @@ class Tried:
         return one.set_data_from_numpy(values, **more)
 
     def text(self, prompt: str, most: int = WORDS, stream: bool = False) -> list[Any]:
-        """Return the inputs of the text models."""
+        """Return the input tensors of the text models."""
         return [
             self.given("text_input", np.array([prompt.encode()], dtype=np.object_), "BYTES"),
             self.given("max_tokens", np.array([most], dtype=np.int32), "INT32"),
@@ -89,11 +90,11 @@ class Tried:
         ]
 
     def echoed(self, kind: str = "FP32") -> list[Any]:
-        """Return an input of the echo model."""
+        """Return the input tensor of the model that returns its input."""
         return [self.given(f"IN_{kind}", ARRAYS[kind], kind)]
 
     def coded(self, coding: str | None) -> dict[str, Any]:
-        """Return the client's arguments that compress a call."""
+        """Return the client's arguments that compress a call with this coding."""
         if not self.is_http:
             return {"compression_algorithm": coding}
         return {f"{way}_compression_algorithm": coding for way in ("request", "response")}
@@ -170,7 +171,9 @@ async def statistics(tried: Tried) -> None:
 
 
 async def counted(tried: Tried) -> tuple[int, list[str], list[str]]:
-    """Return the number of answered requests and the names of the statistics' fields."""
+    """Return the number of answered requests and the names of the fields in the server's
+    statistics.
+    """
     told = await outcome(tried.client.get_inference_statistics, ECHO, "1", **tried.json)
     (row,) = told["model_stats"]
     stats, names = row["inference_stats"], sorted(name for name in row if row[name])
@@ -218,7 +221,7 @@ async def errors(tried: Tried) -> None:
 
 
 async def sequences(tried: Tried) -> None:
-    """Send sequences whose sums only one server can know; each client has its own sequences."""
+    """Send sequences whose sums only one server can know; each client uses its own sequence ids."""
     for id in (int(hashlib.sha256(tried.name.encode()).hexdigest()[:8], 16), f"of {tried.name}"):
         kind, sums = type(id).__name__, []
         for number, (values, flags) in enumerate(numbers(tried)):
@@ -247,7 +250,7 @@ STEPS: tuple[Callable[[Tried], Awaitable[None]], ...] = (
 
 
 class Streamed:
-    """A stream of the client with threads. Lifetime: one `with`."""
+    """A stream of Triton's threaded gRPC client. Lifetime: one `with`."""
 
     def __init__(self, tried: Tried, **more: Any) -> None:
         self._tried, self._more = tried, more
@@ -304,7 +307,7 @@ def by_request(answers: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def streams(tried: Tried) -> None:
-    """Call streams: decoupled answers, many requests at once, sequences, and errors that do not end
+    """Run streams: decoupled answers, many requests at once, sequences, and errors that do not end
     a stream.
 
     Decoupled and other models get separate streams: with both on one stream Triton 2.51 loses
@@ -352,7 +355,7 @@ def half_closed(tried: Tried) -> None:
 
 
 def ended(tried: Tried) -> None:
-    """Run streams that end before their answers do."""
+    """Run streams that the client ends before their answers do."""
     long = tried.text("For long", LONG, stream=True)
     with Streamed(tried, stream_timeout=1.0) as stream:
         stream.send(DECOUPLED, long, "g")
@@ -401,7 +404,7 @@ def typed(model: str) -> Any:
 
 
 async def by_hand(tried: Tried) -> None:
-    """Send requests that Triton's client never sends."""
+    """Send requests that Triton's client never sends, built without it."""
     stub = service.GRPCInferenceServiceStub(tried.client._channel)
 
     def call(ask: Callable[..., Any], message: Any) -> Any:
@@ -438,7 +441,7 @@ def typed_version() -> Any:
 
 
 async def at_once(tried: Tried) -> None:
-    """Run asynchronous calls of the clients with threads or greenlets."""
+    """Run asynchronous calls of the clients that use threads or greenlets."""
     answers: queue.Queue[Any] = queue.Queue()
     asked = []
     for serial in range(6):
@@ -475,7 +478,7 @@ def mixed(grpc_address: str) -> dict[str, list[Any]]:
 
 
 async def tried_all(http: str, grpc_address: str) -> Results:
-    """Return the results of all clients."""
+    """Return the results of the calls of all clients."""
     results: Results = []
     as_json = {"as_json": True}
     for name, module, address, more in (

@@ -24,14 +24,14 @@ COUNTED = ("prompt_tokens", "hit_tokens", "answers")  # as counters `tiny_...`
 
 
 class PrefixCache:
-    """A worker's cached blocks with LRU eviction. Lifetime: model."""
+    """The blocks that a worker has cached, with LRU eviction. Lifetime: model."""
 
     def __init__(self, block_size: int, blocks: int) -> None:
         self.block_size, self._blocks = block_size, blocks
         self._held: OrderedDict[int, None] = OrderedDict()
 
     def hit_tokens(self, ids: np.ndarray) -> int:
-        """Return the prompt's cached tokens, and store all of its blocks."""
+        """Return how many of the prompt's tokens are cached, and store all of its blocks."""
         chain, hit, missed = 0, 0, False
         for at in range(0, len(ids) - self.block_size + 1, self.block_size):
             chain = zlib.crc32(ids[at : at + self.block_size].tobytes(), chain)
@@ -113,7 +113,7 @@ def given(request: Any, name: str) -> Any:
 
 
 def ids_of(request: Any) -> Any:
-    """Tokenize a text: each word is a token."""
+    """Return the token ids of a text; each word is a token."""
     words = given(request, "QUERY").reshape(-1)[0].split()
     ids = np.array([zlib.crc32(word) & 0xFFFFFF for word in words], np.int32)
     outputs = {
@@ -126,7 +126,7 @@ def ids_of(request: Any) -> Any:
 
 
 def text_of(request: Any) -> Any:
-    """Detokenize: return the words of the token ids."""
+    """Return the words of the token ids as a text."""
     text = " ".join(f"t{token}" for token in given(request, "TOKENS_BATCH").reshape(-1))
     output = np.array([text.encode()], np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])

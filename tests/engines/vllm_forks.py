@@ -1,4 +1,4 @@
-"""Starts vLLM's servers by a fork, without their imports.
+"""Starts vLLM's servers by forks of a process that has already imported everything.
 
 The imports take 18 s of CPU in the process that serves, and as much in the one that computes. A
 process of vLLM's own Python imports everything once and forks to become each server; the server
@@ -32,7 +32,7 @@ really_launch = vllm_server.launch  # as outside of tests
 
 
 class VllmForks:
-    """Replaces `vllm_server.launch` in tests by forks. Lifetime: test run."""
+    """Replaces `vllm_server.launch` in tests by a function that forks. Lifetime: test run."""
 
     def __init__(self) -> None:
         self._python = str(Environment("vllm", NEWEST_VLLM).python)
@@ -42,7 +42,7 @@ class VllmForks:
     async def launch(
         self, command: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]
     ) -> Process:
-        """Start a server: by a fork if that is equivalent to a normal start."""
+        """Start a server by a fork if that is equivalent to a normal start, otherwise normally."""
         python, option, module, *arguments = command
         if (python, option, module) != (self._python, "-m", PROGRAM):
             return await really_launch(command, variables, sink)

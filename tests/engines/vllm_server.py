@@ -1,4 +1,4 @@
-"""Runs real vLLM servers on a CPU, and reads the blocks that they hold from themselves."""
+"""Runs real vLLM servers on a CPU, and reads from them which blocks they hold."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Server:
         return {Block(tuple(row["tokens"]), row["lora"], row["salt"]) for row in rows}
 
     async def told(self) -> Any:
-        """Return the plug-in's report."""
+        """Return the report of the plug-in `vllm_truth`, decoded from JSON."""
         reader, writer = await asyncio.open_unix_connection(str(self.truth))
         try:
             return json.loads(await reader.read())
