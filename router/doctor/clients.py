@@ -1,5 +1,5 @@
-"""Evidence that only clients have, read from given files: error texts, and the shapes of
-requests.
+"""Reads evidence that only clients have from files that the operator gives: error texts, and the
+shapes of requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FileError(Exception):
 
 
 def counted(lines: Iterable[str]) -> dict[str, int]:
-    """Return how many lines contain each of the known error texts."""
+    """Return for each known error text the number of lines that contain it."""
     found: dict[str, int] = {}
     for line in lines:
         low = line.lower()
@@ -48,11 +48,9 @@ def error_texts(path: Path) -> dict[str, int]:
 
 
 def request_kinds(path: Path) -> tuple[int, int]:
-    """Return the number of distinct shapes among requests with equal inputs, and of distinct sets
-    of inputs.
-
-    The file has one request a line, as `infer` takes it. Raises FileError if it is unreadable or
-    malformed.
+    """Return the number of different shapes among requests with the same inputs, and the number of
+    different sets of inputs. The file has one request a line, as `infer` takes it. Raises FileError
+    if the file cannot be read or is malformed.
     """
     shapes: dict[frozenset[str], set[str]] = {}
     kinds = 0
@@ -74,7 +72,9 @@ def request_kinds(path: Path) -> tuple[int, int]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the non-empty lines, at most `MAX_LINES`, each cut at `MAX_LINE` characters."""
+    """Yield the lines of a file that are not empty: at most `MAX_LINES`, each cut at `MAX_LINE`
+    characters.
+    """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for _ in range(MAX_LINES):

@@ -1,7 +1,6 @@
-"""Causes that lie in an LLM engine's own batch: KV memory, budgets, policies.
-
-Each function is pure: it takes evidence and returns a diagnosis, or None. A request needs as many
-tokens of KV as its prompt and its longest possible output.
+"""Diagnoses causes that lie in the batch of an LLM engine: KV memory, budgets and policies. Each
+function is pure: it takes evidence and returns a diagnosis, or None. A request needs as many tokens
+of KV as its prompt and its longest possible output have.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def _name(server: ServerEvidence, what: str) -> str:
 
 
 def _length(e: Evidence, x: EngineEvidence) -> float:
-    """Return the tokens of KV that a request needs, as given or counted, else the mean that running
-    requests hold.
+    """Return the tokens of KV that a request needs. The number is the one that the operator gave or
+    that was counted, else the mean number of tokens that running requests hold.
     """
     prompt = x.input_tokens if e.facts.input_tokens is None else e.facts.input_tokens
     output = x.output_tokens if e.facts.max_tokens is None else e.facts.max_tokens
@@ -80,21 +79,20 @@ def _length(e: Evidence, x: EngineEvidence) -> float:
 
 
 def _waits(x: EngineEvidence) -> bool:
-    """Return whether active requests wait longer than until the next step begins.
-
-    Every request waits for the next step, so that a few always wait where answers are short.
+    """Return whether active requests wait for longer than one step of the engine. Every new request
+    waits until the next step begins, so a few requests always wait if answers are short.
     """
     return x.moving and x.waiting >= max(1.0, WAITING * x.active)
 
 
 def _short(x: EngineEvidence) -> bool:
-    """Return whether requests wait although the batch has room."""
+    """Return whether requests wait although the batch has room for more requests."""
     return _waits(x) and not x.scheduled >= AT_LIMIT * x.most
 
 
 def _because(x: EngineEvidence, *reasons: str) -> bool:
-    """Return whether the engine's main reason for waiting is one of these; True if the engine gives
-    none.
+    """Return whether the engine's main reason for letting requests wait is one of `reasons`. Return
+    True if the engine gives no reason.
     """
     return x.main_reason is None or x.main_reason in reasons
 
@@ -120,7 +118,9 @@ def _policy(x: EngineEvidence) -> str:
 
 
 def _larger_kv(server: ServerEvidence, x: EngineEvidence, need: float) -> tuple[Change, ...]:
-    """Return the change that gives the KV cache room for all active requests."""
+    """Return the change of the configuration that gives the KV cache room for all active
+    requests.
+    """
     wanted = math.ceil(need * max(x.active, 2.0))
     given = x.config.text("max_tokens_in_paged_kv_cache")
     if given is not None or server.server.kind == "warmroute":
@@ -152,8 +152,8 @@ def one_fits(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosi
 
 
 def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """Diagnose cause 14: the whole output is reserved in advance, so the cache is full although it
-    is mostly empty.
+    """Diagnose cause 14: the engine reserves KV for the whole output in advance, so the cache
+    counts as full although most of it is empty.
     """
     need = _length(e, x)
     if not _short(x) or _policy(x) != _GUARANTEED or x.kv_share >= KV_FULL:
@@ -181,7 +181,7 @@ def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosi
 
 
 def thrashing(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """Diagnose cause 15: requests are paused and computed again."""
+    """Diagnose cause 15: the engine pauses running requests and computes them again."""
     paused = x.paused if math.isfinite(x.paused) else 0.0
     if not x.moving or not _thrashes(server, x) or x.kv_share < KV_FULL:
         return None
@@ -200,7 +200,7 @@ def thrashing(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnos
 
 
 def small_batch(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """Diagnose cause 16: the engine's largest batch is small."""
+    """Diagnose cause 16: the largest batch that the engine is configured for is small."""
     if not _waits(x) or x.kv_share >= KV_FULL or not _because(x, "max_batch_size"):
         return None
     most = x.most
@@ -249,7 +249,7 @@ def token_budget(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diag
 
 
 def static_batches(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """Diagnose cause 18: all requests of a batch begin and end together."""
+    """Diagnose cause 18: all requests of a batch begin and end together (static batching)."""
     if not x.static or not x.moving:
         return None
     given = x.config.text("gpt_model_type") or "V1"
@@ -285,7 +285,7 @@ def copies(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis 
 
 
 def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """Diagnose cause 23: cached prompts are computed again."""
+    """Diagnose cause 23: the engine does not reuse cached prompts, so it computes them again."""
     if not x.moving:
         return None
     told = x.config.text("enable_kv_cache_reuse")
@@ -308,7 +308,7 @@ def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnos
 
 
 def unchunked(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """Diagnose cause 24: a long prompt's prefill stops all other requests."""
+    """Diagnose cause 24: the prefill of a long prompt stops all other requests."""
     off = (x.config.text("enable_chunked_context") or "").lower() in ("false", "0")
     if server.server.kind == "sglang":
         off = server.server.settings.get("chunked_prefill_size", "") in ("-1", "0")
@@ -326,8 +326,8 @@ def unchunked(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnos
 
 
 def beyond_memory(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
-    """Diagnose cause 25: the KV cache cannot hold all concurrent requests, so some queue
-    silently.
+    """Diagnose cause 25: the KV cache cannot hold all concurrent requests, so some requests wait
+    without any message.
     """
     need = _length(e, x)
     planned = max(x.active, float(e.facts.concurrency or 0))

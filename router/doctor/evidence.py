@@ -1,8 +1,7 @@
-"""The evidence in several readings of a server: differences of counters, means of gauges.
-
-Pure. Counters that fell (a reload) are ignored, and so are gauges that do not move because the
-engine does not (an unchanged iteration counter). Times are seconds, sizes tokens; NaN means not
-known.
+"""Computes evidence from several readings of a server: differences of counters, and means of
+gauges. The functions are pure. Counters that fell (because the model was reloaded) are ignored.
+Gauges are ignored while the engine makes no steps, which an unchanged iteration counter shows.
+Times are in seconds and sizes in tokens; NaN means unknown.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class ModelEvidence:
 
     @property
     def rate(self) -> float:
-        """The requests a second."""
+        """The number of requests per second."""
         return self.requests / self.seconds
 
     @property
@@ -87,17 +86,17 @@ class ModelEvidence:
 
     @property
     def executed_rate(self) -> float:
-        """The requests a second that the response cache did not answer."""
+        """The number of requests per second that the response cache did not answer."""
         return self.executed / self.seconds
 
     @property
     def mean_batch(self) -> float:
-        """The mean number of inferences in an execution; NaN if none ran."""
+        """The mean number of inferences in an execution; NaN if there were no executions."""
         return self.rows / self.executions if self.executions else math.nan
 
     @property
     def waiting(self) -> float:
-        """The mean number of requests in the queue: by Little's law, or by the gauge if that is
+        """The mean number of requests in the queue, by Little's law or by the gauge, whichever is
         greater.
         """
         counted = self.queue_sum_s / self.seconds
@@ -120,7 +119,7 @@ class ModelEvidence:
 
     @property
     def service_s(self) -> float:
-        """The mean time of an execution in seconds; NaN if none ran."""
+        """The mean time of an execution in seconds; NaN if there were no executions."""
         count = sum(one.count for one in self.sizes)
         total = math.fsum(one.count * one.seconds for one in self.sizes)
         return total / count if count else math.nan
@@ -133,10 +132,10 @@ class ModelEvidence:
 
     @property
     def growth(self) -> float:
-        """The growth of an execution's time with the batch size: 1 is linear, near 0 is flat.
-
-        It is NaN if no larger batch was seen often. Where requests are seldom joined, they are
-        joined while the machine is stalled, and their batches take longer for that reason alone.
+        """The growth of an execution's time with the batch size: 1 means linear growth, and near 0
+        means no growth. The value is NaN if larger batches occurred too seldom. If requests are
+        seldom joined, they are joined mostly while the machine is stalled, and their batches take
+        longer for that reason alone.
         """
         enough = min(_OFTEN, _OFTEN_SHARE * sum(one.count for one in self.sizes))
         larger = [one for one in self.sizes[1:] if one.count >= enough]
@@ -149,14 +148,14 @@ class ModelEvidence:
 
     @property
     def batches(self) -> bool:
-        """True if Triton's dynamic batcher may join requests of this model."""
+        """True if Triton's dynamic batcher may join requests of this model into batches."""
         return self.config.dynamic_batching is not None and self.config.max_batch_size > 1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEvidence:
-    """The evidence about one LLM engine with its own scheduler: means over the watch of the samples
-    in which it moved.
+    """The evidence about one LLM engine with its own scheduler. The figures are means over the
+    samples of the watch in which the engine made steps.
     """
 
     model: str
@@ -230,7 +229,9 @@ class RouterEvidence:
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """Facts that the servers cannot know; None or empty if not given."""
+    """Facts that servers cannot report, so that the operator gives them; None or empty if a fact is
+    not given.
+    """
 
     texts: Mapping[str, int] = field(default_factory=dict)  # errors, by cause's key
     router: RouterEvidence | None = None
@@ -246,7 +247,7 @@ class ClientFacts:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All the evidence that is judged."""
+    """All the evidence from which the doctor judges."""
 
     servers: tuple[ServerEvidence, ...]
     facts: ClientFacts = ClientFacts()
@@ -327,7 +328,9 @@ def sizes_between(old: Stats, new: Stats) -> tuple[SizeTime, ...]:
 
 
 def _static(reading: Reading) -> tuple[str, ...]:
-    """Return the models that have only the metrics of static batching."""
+    """Return the models that have only the metrics of static batching, not those of in-flight
+    batching.
+    """
     known = reading.gauges.models(REQUESTS)
     return tuple(m for m in reading.gauges.models(STATIC) if m not in known)
 
@@ -387,8 +390,8 @@ def _backend(model: str, watched: Watched) -> EngineEvidence:
 
 
 def _moved(model: str, readings: Sequence[Reading]) -> list[Reading]:
-    """Return the readings before which the engine has made a step; all others repeat the previous
-    figures.
+    """Return the readings since whose previous reading the engine has made a step. All other
+    readings only repeat the previous figures.
     """
 
     def state(reading: Reading) -> object:
@@ -405,10 +408,9 @@ def _moved(model: str, readings: Sequence[Reading]) -> list[Reading]:
 
 
 def _of_one_engine(model: str, readings: list[Reading]) -> list[Reading]:
-    """Return only the readings of the last engine, if one was replaced during the watch.
-
-    An engine's size does not change while it lives. Copies of several sizes show theirs in turn;
-    then all readings are kept.
+    """Return only the readings of the last engine if the engine was replaced during the watch. A
+    new size shows the replacement, because the size of an engine does not change while the engine
+    runs. If several copies of different sizes report in turn, all readings are kept.
     """
     sizes = [
         [s.value for s in r.gauges.by_name.get(BLOCKS, ()) if _is_size(s, model)] for r in readings
@@ -549,7 +551,9 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _each(readings: Sequence[Reading], name: str) -> list[float]:
-    """Return a gauge's values in all readings except the first, which precedes the watch."""
+    """Return the values of a gauge in all readings except the first, which was made before the
+    watch.
+    """
     return [reading.gauges.total(name) for reading in readings[1:]]
 
 

@@ -1,4 +1,4 @@
-"""An examination: it recognizes the servers, reads their figures again and again, and judges.
+"""Examines servers: recognizes them, reads their figures again and again, and judges the figures.
 
 report = await examine(["http://127.0.0.1:8000"], Options(seconds=10))
 """
@@ -37,7 +37,7 @@ _LEAST_LOOKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of an examination, and the facts that the operator adds."""
+    """The options of an examination, and the facts that the operator gives."""
 
     seconds: float = 10.0
     timeout_s: float = 5.0  # of each page
@@ -54,7 +54,7 @@ class Options:
 
 
 def _silent(line: str) -> None:
-    """Drop a line of progress."""
+    """Ignore a line of progress."""
 
 
 async def examine(
@@ -92,7 +92,9 @@ class _Examination:
     router: list[Gauges] = field(default_factory=list)
 
     async def run(self) -> DoctorReport:
-        """Probe and watch the servers, and judge. Raises DoctorError if that fails."""
+        """Send the probe's load, watch the servers, and judge. Raises DoctorError if the servers
+        cannot be examined.
+        """
         facts = _told(self.options)
         probes: list[LoadProbe] = []
         measured: Mapping[str, Any] | None = None
@@ -119,7 +121,9 @@ class _Examination:
         return DoctorReport(evidence, judge(evidence), seconds, unread, measured, shown)
 
     async def _measured(self, limits: ProbeLimits) -> tuple[list[LoadProbe], Mapping[str, Any]]:
-        """Return probes for all servers, and the service times of the first."""
+        """Return the load probes for all servers, and the service times that were measured at the
+        first server.
+        """
         clock = asyncio.get_running_loop().time
         probes = [LoadProbe(self.http, source.server, limits, clock) for source in self.sources]
         self.progress(f"probing {probes[0].model}: at most {limits.requests} requests")
@@ -155,7 +159,7 @@ class _Examination:
                     raise ended
 
     async def _look(self) -> None:
-        """Read each server once, and the router."""
+        """Read the figures of each server and of the router once."""
         clock = asyncio.get_running_loop().time
         pairs = zip(self.readers, self.sources, strict=True)
         self.readings.append(await _all([one.read(source, clock()) for one, source in pairs]))
@@ -181,8 +185,8 @@ async def _awaited(wait: Awaitable[T]) -> T:
 
 
 def _told(options: Options) -> ClientFacts:
-    """Return the facts that the operator adds. Raises DoctorError if one of the operator's files is
-    unreadable.
+    """Return the facts that the operator gives. Raises DoctorError if one of the operator's files
+    cannot be read.
     """
     try:
         texts = error_texts(options.log) if options.log else {}
@@ -223,8 +227,8 @@ def _with_probe(
 
 
 def _unread(options: Options) -> tuple[str, ...]:
-    """Return the sources that were not given, each with the causes that cannot be found without
-    it.
+    """Return the sources of evidence that the operator did not give, each with the causes that
+    cannot be found without it.
     """
     lacks = []
     if options.router is None and options.counts is None:

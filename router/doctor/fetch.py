@@ -1,7 +1,6 @@
-"""Reads servers' pages, each with a size limit and a timeout.
-
-Triton's metrics have a port of their own: it is given as `URL,metrics=URL`, else tried at the same
-port, at 8002, and two ports above.
+"""Reads servers' pages, each with a size limit and a timeout. Triton's metrics have a port of their
+own. The operator gives it as `URL,metrics=URL`; otherwise the server's own port, port 8002, and the
+second port above the server's own are tried.
 """
 
 from __future__ import annotations
@@ -74,7 +73,9 @@ class Reader:
     """Reads the pages of one server. Lifetime: one examination."""
 
     def __init__(self, http: aiohttp.ClientSession, spec: str, timeout_s: float) -> None:
-        """Take a server as `URL` or `URL,metrics=URL`. Raises DoctorError if it is malformed."""
+        """Make a reader of the server that `spec` names as `URL` or `URL,metrics=URL`. Raises
+        DoctorError if `spec` is malformed.
+        """
         url, _, options = spec.partition(",")
         self.url = url.rstrip("/")
         self._http = http
@@ -86,8 +87,8 @@ class Reader:
             check_url(one)
 
     async def recognize(self) -> MetricsSource:
-        """Return which server it is, with its configuration. Raises DoctorError if that cannot be
-        read.
+        """Return which kind of server answers, with its configuration. Raises DoctorError if that
+        cannot be read.
         """
         try:
             about = await self._ask("/v2")
@@ -106,7 +107,7 @@ class Reader:
         return Reading(now_s, gauges, stats)
 
     async def trouble(self, error: Exception) -> str:
-        """Return a message about an error, with the server's URL."""
+        """Return a message about an error that includes the server's URL."""
         said = await trouble_with(self.url, error, self._timeout.total or 0.0)
         return f"{self.url}: {said}" if isinstance(error, WireError) else said
 
@@ -155,7 +156,7 @@ class Reader:
         return configs, tuple(refused)
 
     async def _plain(self) -> MetricsSource:
-        """Recognize vLLM or SGLang, by their metrics."""
+        """Recognize vLLM or SGLang by the server's metrics, and return the server."""
         metrics_url = self._metrics or f"{self.url}/metrics"
         reply = await self._ask_url(metrics_url, MAX_METRICS_BYTES)
         text = reply.body.decode("utf-8", "replace") if reply.status == 200 else ""
@@ -184,7 +185,9 @@ class Reader:
         return MetricsSource(ExaminedServer(self.url, kind, "", {}, settings, models), metrics_url)
 
     async def _found_metrics(self, prefix: str) -> str | None:
-        """Return the URL of the metrics, or None if they are not found."""
+        """Return the URL of the page that has metrics with this prefix, or None if none
+        is found.
+        """
         if self._metrics is not None:
             return self._metrics
         parts = urlsplit(self.url)
@@ -207,7 +210,7 @@ class Reader:
 
     async def gauges(self, url: str, wanted: frozenset[str]) -> Gauges:
         """Return the wanted samples of a page. Raises WireError, aiohttp.ClientError or
-        TimeoutError if it cannot be read.
+        TimeoutError if the page cannot be read.
         """
         reply = await self._ask_url(url, MAX_METRICS_BYTES)
         if reply.status != 200:
@@ -257,6 +260,6 @@ def check_url(url: str) -> None:
 
 
 def _flat(told: Table) -> dict[str, str]:
-    """Return the first settings that are not tables, as text."""
+    """Return the first settings in a table that are not tables themselves, as text."""
     plain = {k: str(v) for k, v in told.items() if isinstance(v, str | int | float | bool)}
     return dict(list(plain.items())[: 8 * _MOST_TOLD])

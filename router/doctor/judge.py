@@ -1,9 +1,8 @@
-"""The 39 causes of a pool that does not batch, in their order, and the judgement which of them
-hold.
-
-The order is: where requests wait, in Triton's own scheduler, in a step before the engine, in the
-engine's memory or budget; then errors; then clients and the pool; last what needs no change. Of
-several causes that hold, the one whose removal would admit the most requests is reported first.
+"""Lists the 39 causes of a pool that does not batch, in order, and judges which of them hold. The
+first causes are about where requests wait: in Triton's own scheduler, in a step before the engine,
+or in the engine's memory or budget. Then come errors, then clients and the pool, and last what
+needs no change. If several causes hold, the one whose removal would admit the most requests is
+reported first.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def shared_memory(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
 
 
 def _mains(e: Evidence) -> list[ModelEvidence]:
-    """Return the model that clients call at each server, if any ran."""
+    """Return for each server the model that clients call, if it had requests."""
     return [s.main for s in e.servers if s.main is not None]
 
 
@@ -122,7 +121,9 @@ def spread_thin(e: Evidence) -> Diagnosis | None:
 
 
 def _skew(e: Evidence) -> tuple[ServerEvidence, list[float]] | None:
-    """Return the server with most of the load and the loads of all, or None if the load is even."""
+    """Return the server that has most of the load, and the loads of all servers. Return None if the
+    load is even.
+    """
     loads = [_load(s) for s in e.servers]
     if len(loads) < 2 or max(loads) < 2:
         return None
@@ -136,7 +137,9 @@ def _skew(e: Evidence) -> tuple[ServerEvidence, list[float]] | None:
 
 
 def hot_spot(e: Evidence) -> Diagnosis | None:
-    """Diagnose cause 37: affinity without a load term sends all requests to one worker."""
+    """Diagnose cause 37: a router sends all requests to one worker, because it chooses by affinity
+    and ignores load.
+    """
     skew = _skew(e)
     if skew is None or one_connection(e):
         return None
@@ -158,7 +161,9 @@ def hot_spot(e: Evidence) -> Diagnosis | None:
 
 
 def one_connection(e: Evidence) -> Diagnosis | None:
-    """Diagnose cause 39: the load balancer balances by connection, and clients use only one."""
+    """Diagnose cause 39: the load balancer balances connections, not requests, and clients use only
+    one connection.
+    """
     skew = _skew(e)
     if skew is None:
         return None
@@ -209,7 +214,9 @@ _OfPool = Callable[[Evidence], Diagnosis | None]
 
 
 class Cause(NamedTuple):
-    """A row of the catalogue. One of the last four fields is the cause's function."""
+    """A row of the catalogue of causes. One of the last four fields is the function that diagnoses
+    the cause.
+    """
 
     number: int
     name: str
@@ -281,7 +288,7 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return the causes that hold, the costliest first; none if no server has load."""
+    """Return the causes that hold, the costliest first. Return none if no server has load."""
     if not evidence.loaded:
         return ()
     found = [one for cause in CAUSES for one in _holds(cause, evidence)]

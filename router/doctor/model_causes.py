@@ -1,8 +1,7 @@
-"""Causes that lie in one model of a Triton server: its batcher, its instances, its clients.
-
-Each function is pure: it takes evidence and returns a diagnosis, or None. B is the mean batch, q
-the mean wait of a request, s the mean time of an execution, u the share of time in which the
-instances are busy.
+"""Diagnoses causes that lie in one model of a Triton server: its batcher, its instances, its
+clients. Each function is pure: it takes evidence and returns a diagnosis, or None. B is the mean
+batch, q the mean wait of a request, s the mean time of an execution, and u the share of time in
+which the instances are busy.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ def is_llm(server: ServerEvidence, m: ModelEvidence) -> bool:
 
 
 def queues(m: ModelEvidence, times: float = LONG_WAIT) -> bool:
-    """Return whether requests wait at least `times` as long as an execution takes."""
+    """Return whether requests wait at least `times` times as long as an execution takes."""
     return busy_model(m) and (m.queue_s >= times * m.service_s or m.pending >= times)
 
 
 def ms(seconds: float) -> str:
-    """Return a time as text in milliseconds."""
+    """Return a time in milliseconds as text."""
     return f"{number(seconds * 1e3)} ms"
 
 
@@ -52,7 +51,7 @@ def _wait(m: ModelEvidence) -> str:
 
 
 def _joinable(m: ModelEvidence) -> float:
-    """Return how many of the waiting requests fuller batches would take in."""
+    """Return the number of waiting requests for which fuller batches would have room."""
     room = (m.config.max_batch_size - m.mean_batch) * m.config.instances
     return max(min(m.waiting, room), 0.0)
 
@@ -98,18 +97,22 @@ def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
 
 
 def _not_joined(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """Return whether batches stay small although requests wait for several executions."""
+    """Return whether batches stay small although requests wait as long as several
+    executions take.
+    """
     small = _has_room(m)
     return _plain(server, m) and m.batches and queues(m) and small and m.utilisation >= CALM
 
 
 def _has_room(m: ModelEvidence) -> bool:
-    """Return whether the mean batch is below 60 % of the largest."""
+    """Return whether the mean batch is below 60 % of the largest possible batch."""
     return m.mean_batch < 0.6 * m.config.max_batch_size
 
 
 def shapes_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """Diagnose cause 3: Triton joins only adjacent requests of equal shape, and shapes differ."""
+    """Diagnose cause 3: the shapes of requests differ, and Triton joins only adjacent requests of
+    equal shape.
+    """
     free = [t.name for t in m.config.input if -1 in t.dims and not t.allow_ragged_batch]
     if not _not_joined(server, m) or not free or e.facts.shapes == 1:
         return None
@@ -139,7 +142,7 @@ def inputs_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """Diagnose cause 5: idle instances take single requests."""
+    """Diagnose cause 5: there are so many instances that an idle one takes each request alone."""
     config = m.config
     if not (_plain(server, m) and m.batches and busy_model(m) and config.instances > 1):
         return None
@@ -162,7 +165,9 @@ def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
 
 
 def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """Diagnose cause 6: a single request waits for others that do not arrive."""
+    """Diagnose cause 6: a single request waits for others, which do not arrive, before it is
+    executed.
+    """
     batcher = m.config.dynamic_batching
     if batcher is None or not _plain(server, m) or not busy_model(m):
         return None
@@ -185,7 +190,7 @@ def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> D
 
 
 def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """Diagnose cause 7: there are too few concurrent requests to join."""
+    """Diagnose cause 7: there are too few concurrent requests to join into batches."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or m.mean_batch > SINGLE:
         return None
     waits = m.queue_s >= m.service_s
@@ -292,7 +297,7 @@ def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Dia
 
 
 def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """Diagnose cause 12: the response cache answers the requests."""
+    """Diagnose cause 12: the response cache answers the requests, so they are not executed."""
     if not m.requests or m.cache_hits < 0.2 * m.requests:
         return None
     return Diagnosis(
@@ -302,15 +307,15 @@ def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis |
 
 
 def _is_pipeline(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """Return whether the model is a Python step around an engine, for which more instances are the
-    cure.
+    """Return whether the model is a Python step before or after an engine. More instances make such
+    a step faster.
     """
     return m.config.backend == "python" and bool(m.steps_of)
 
 
 def _others(server: ServerEvidence, m: ModelEvidence) -> list[ModelEvidence]:
-    """Return the models that this model may call by BLS: all that are not in an ensemble with
-    it.
+    """Return the models that this model may call by BLS, which are all models that are in no
+    ensemble with it.
     """
     found = [
         o for o in server.models.values() if o is not m and not set(o.steps_of) & {*m.steps_of}
@@ -319,9 +324,9 @@ def _others(server: ServerEvidence, m: ModelEvidence) -> list[ModelEvidence]:
 
 
 def _waits_for_others(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """Return whether the model's executions may spend their time waiting for other models.
-
-    That is so if its Python code can call them (BLS) and they have requests for as long as it runs.
+    """Return whether the model's executions may spend their time waiting for other models. They may
+    if the model's Python code can call the other models (BLS), and if these have requests for as
+    long as an execution runs.
     """
     if m.config.backend != "python" or not m.busy:
         return False
@@ -336,17 +341,16 @@ def _waits_for_others(server: ServerEvidence, m: ModelEvidence) -> bool:
 
 
 def _as_many(o: ModelEvidence, m: ModelEvidence) -> bool:
-    """Return whether model `o` had a whole number of requests for each request of `m`."""
+    """Return whether model `o` had a whole number of requests for each request of model `m`."""
     each = max(round(o.requests / max(m.requests, 1)), 1)
     most_off = 0.05 * m.requests + max(m.config.max_batch_size, 1)
     return o.requests > 0 and abs(o.requests - each * m.requests) <= each * most_off
 
 
 def _asked_in_turn(server: ServerEvidence, m: ModelEvidence) -> ModelEvidence | None:
-    """Return the model that each execution calls, and waits for, once for one request after
-    another; None if there is none.
-
-    It has one request for each concurrent execution, and the same number for each request.
+    """Return the model that each execution calls for one request after another, waiting each time;
+    None if there is none. The called model has one request for each concurrent execution, and the
+    same number of requests for each request of this model.
     """
     if not _plain(server, m) or m.config.backend != "python" or m.steps_of or not m.busy:
         return None
@@ -357,7 +361,7 @@ def _asked_in_turn(server: ServerEvidence, m: ModelEvidence) -> ModelEvidence | 
 
 
 def _asked_by_another(server: ServerEvidence, m: ModelEvidence) -> bool:
-    """Return whether the model's requests are from a Python model, and not from clients."""
+    """Return whether the model's requests come from a Python model, not from clients."""
     return any(_asked_in_turn(server, o) is m for o in server.models.values())
 
 
@@ -458,7 +462,9 @@ def not_decoupled(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def threads_pile_up(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """Diagnose cause 32: `execute` returns at once, and nothing limits the running requests."""
+    """Diagnose cause 32: `execute` returns before its requests are computed, and nothing limits the
+    number of running requests.
+    """
     config, facts = m.config, e.facts
     decoupled = config.model_transaction_policy.decoupled
     if config.backend != "python" or not decoupled or is_llm(server, m):
@@ -516,7 +522,7 @@ def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
 
 
 def compute_bound(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """Diagnose cause 36: batches are full, and twice the batch takes twice the time."""
+    """Diagnose cause 36: batches are full, and a batch of twice the size takes twice the time."""
     most = m.config.max_batch_size
     if not _plain(server, m) or most <= 1 or not queues(m, 1.0) or m.utilisation < BUSY:
         return None

@@ -18,7 +18,7 @@ _EXAMINE_S, _LONGEST_S = 10.0, 30.0
 
 
 class DoctorPages:
-    """The handlers of `/doctor`, with one examination at a time. Lifetime: process."""
+    """Handles requests for `/doctor`, with one examination at a time. Lifetime: process."""
 
     def __init__(
         self,
@@ -26,18 +26,18 @@ class DoctorPages:
         members: Mapping[int, Member],
         counts: Callable[[], Awaitable[bytes]],
     ) -> None:
-        """`counts` returns the router's own metrics, which show what workers cannot know."""
+        """Make the handlers for the workers in `members`. `counts` returns the router's own
+        metrics, which show what workers cannot know.
+        """
         self._dispatcher = dispatcher
         self._members = members
         self._counts = counts
         self._busy = asyncio.Lock()
 
     async def examine(self, request: Request) -> Response:
-        """Return why the busiest workers do not batch, after watching them for `?seconds=10`. It
-        only reads.
-
-        Raises ClientError if the request is not allowed, `seconds` is out of range, or no
-        examination is possible now.
+        """Return why the busiest workers do not batch, after watching them for the seconds in the
+        query `?seconds=10`. The examination only reads. Raises ClientError if the request is not
+        allowed, `seconds` is out of range, or no examination is possible now.
         """
         if request.headers.get("Sec-Fetch-Site") not in (None, "none", "same-origin"):
             raise ClientError(403, "the workers are examined for this port's own page alone")
@@ -60,7 +60,7 @@ class DoctorPages:
         return json_response(report.shown())
 
     def _specs(self) -> list[str]:
-        """Return the URLs of the workers with the most requests, each server once."""
+        """Return the URLs of the workers with the most requests; each server appears once."""
         workers = self._dispatcher.core.workers
         columns, found = self._dispatcher.core.columns, dict[str, float]()
         for member in self._members.values():

@@ -1,7 +1,6 @@
-"""A bounded load made by the doctor, and the service times measured with it.
-
-It is a closed loop: a fixed number of concurrent requests, each followed by the next. The load is
-sent only to loopback and to hosts that were allowed by name.
+"""Sends a bounded load to servers, and measures service times with it. The load is a closed loop: a
+fixed number of requests run at a time, and each is followed by the next. It is sent only to
+loopback and to hosts that the operator allowed by name.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ class LoadProbe:
         limits: ProbeLimits,
         clock: Callable[[], float],
     ) -> None:
-        """Prepare the request to send. Raises DoctorError if no load may be sent, or no request is
-        known for the model.
+        """Prepare the request to send. Raises DoctorError if no load may be sent to this server, or
+        if the doctor has no request for the model.
         """
         check_allowed(server.url, limits.hosts)
         self.model = limits.model or _entry(server)
@@ -100,9 +99,9 @@ class LoadProbe:
         self.total = StageResult()
 
     async def measure(self, read: Callable[[], Awaitable[Reading]]) -> dict[str, Any]:
-        """Measure the time of a batch by its size at concurrency 1, 2, 4 and so on.
-
-        Half of the requests are left for the load. Raises DoctorError if the server fails.
+        """Measure how long batches of each size take, at concurrency 1, 2, 4 and so on. Use half of
+        the allowed requests, so that half are left for `load`. Raises DoctorError if the server
+        fails.
         """
         kept = self._limits.requests // 2
         await self.stage(1, WARM_UP)
@@ -135,7 +134,7 @@ class LoadProbe:
         await self.stage(self._limits.concurrency, self._left)
 
     async def stage(self, concurrency: int, requests: int) -> StageResult:
-        """Send `requests` requests, `concurrency` at once; fewer if a limit is reached."""
+        """Send `requests` requests, `concurrency` at a time. Send fewer if a limit is reached."""
         sent = StageResult()
         budget = [min(requests, self._left)]
 
@@ -169,7 +168,7 @@ class LoadProbe:
                     some.errors[key] = some.errors.get(key, 0) + count
 
     def shown(self) -> Mapping[str, Any]:
-        """Return the results for the report."""
+        """Return the results of the probe for the report."""
         total = self.total
         return {
             "url": self._url,
@@ -187,8 +186,8 @@ def _between(before: Reading, after: Reading, model: str) -> tuple[SizeTime, ...
 
 
 def _entry(server: ExaminedServer) -> str:
-    """Return the model that clients call: one that is no step of another model, an ensemble
-    first.
+    """Return the model that clients call: a model that is no step of another model, preferably an
+    ensemble.
     """
     steps = {step for config in server.configs.values() for step in config.steps}
     whole = [name for name in server.configs if name not in steps]
@@ -199,7 +198,9 @@ def _entry(server: ExaminedServer) -> str:
 
 
 def _request(server: ExaminedServer, config: TritonModelConfig) -> tuple[str, bytes]:
-    """Return the path and body of one request; the body is empty if none is known."""
+    """Return the path and body of one request for the model; the body is empty if the doctor has no
+    request for it.
+    """
     if server.kind != "triton":
         body = {"model": config.name, "prompt": _PROMPT, "max_tokens": _OUTPUT_TOKENS}
         return "/v1/completions", msgspec.json.encode(body)
@@ -230,8 +231,8 @@ def _shape(tensor: Tensor) -> list[int]:
 
 
 def _values(tensor: Tensor) -> list[Any] | None:
-    """Return flat values for an input, or None if JSON cannot hold its type or there would be too
-    many.
+    """Return the values of an input tensor as a flat list, or None if JSON cannot hold its type or
+    there would be too many values.
     """
     size, kind = math.prod(_shape(tensor)), tensor.data_type
     if size > 1 << 16 or kind in ("TYPE_FP16", "TYPE_BF16", ""):

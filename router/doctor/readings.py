@@ -1,7 +1,7 @@
-"""An engine's own data, parsed: its configuration once, its figures again and again.
-
-Pure. Triton's forms are `/v2/models/{m}/config`, `/v2/models/stats` and Prometheus text (2.51 to
-2.73). Values that are not numbers, negative or out of range are refused with WireError.
+"""Parses an engine's own data: its configuration, which is read once, and its figures, which are
+read again and again. The functions are pure. Triton's data are `/v2/models/{m}/config`,
+`/v2/models/stats` and Prometheus text (2.51 to 2.73). Values that are not numbers, negative or out
+of range are refused with WireError.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """The policy for waiting requests."""
+    """The policy of a model's queue for waiting requests."""
 
     timeout_action: str | int = "REJECT"
     default_timeout_microseconds: Number = 0
@@ -189,14 +189,18 @@ class TritonModelConfig(msgspec.Struct, frozen=True):
         return [step.model_name for step in (self.ensemble_scheduling or Ensemble()).step]
 
     def text(self, name: str) -> str | None:
-        """Return a parameter, or None if it is missing or an unfilled template."""
+        """Return the value of a parameter as text, or None if it is missing or still an unfilled
+        template.
+        """
         value = self.parameters.get(name)
         if value is None or "${" in value.string_value or not value.string_value.strip():
             return None
         return value.string_value.strip()
 
     def number(self, name: str) -> float:
-        """Return a parameter as a number of 0 or more; NaN if it is not one."""
+        """Return the value of a parameter as a number of 0 or more; NaN if the value is no such
+        number.
+        """
         try:
             value = float(self.text(name) or "nan")
         except ValueError:
@@ -205,7 +209,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True):
 
 
 class InferenceStatistics(msgspec.Struct, frozen=True):
-    """Triton's `inference_stats`: sums over requests."""
+    """The field `inference_stats` of Triton's statistics, which has sums over requests."""
 
     success: Count = Count()
     fail: Count = Count()
@@ -217,7 +221,7 @@ class InferenceStatistics(msgspec.Struct, frozen=True):
 
 
 class BatchStats(msgspec.Struct, frozen=True):
-    """The sums over executions of one batch size."""
+    """The sums over all executions of one batch size."""
 
     batch_size: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     compute_input: Count = Count()
@@ -231,7 +235,7 @@ class BatchStats(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """A model's statistics since it was loaded, with its warm-up."""
+    """A model's statistics since it was loaded; its warm-up is included."""
 
     name: str = ""
     version: str = ""
@@ -275,7 +279,7 @@ class Gauges:
         return found
 
     def models(self, name: str) -> tuple[str, ...]:
-        """Return the values of the label `model` in these samples, in order."""
+        """Return the values of the label `model` in the samples of this metric, in order."""
         return tuple(dict.fromkeys(s.labels.get("model", "") for s in self.by_name.get(name, ())))
 
 
@@ -303,7 +307,7 @@ class ExaminedServer:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A server and its readings in the order of time, at least two."""
+    """A server and at least two readings of it, in the order of time."""
 
     server: ExaminedServer
     readings: tuple[Reading, ...]
@@ -320,7 +324,9 @@ def parse_json(body: bytes, kind: type[T], what: str) -> T:
 
 
 def parse_gauges(text: str, wanted: frozenset[str] = WANTED) -> Gauges:
-    """Return the wanted samples. Raises WireError, which names the line, if one is malformed."""
+    """Return the wanted samples of a page of metrics. Raises WireError, which names the line, if a
+    sample is malformed.
+    """
     found: dict[str, list[Sample]] = {}
     for sample in samples(text, wanted):
         found.setdefault(sample.name, []).append(sample)
@@ -328,8 +334,8 @@ def parse_gauges(text: str, wanted: frozenset[str] = WANTED) -> Gauges:
 
 
 def parse_stats(body: bytes, what: str) -> dict[str, Stats]:
-    """Return the statistics by model; of several versions the one that ran most. Raises WireError
-    if they are malformed.
+    """Return the statistics by model; if a model has several versions, return those of the version
+    that ran most. Raises WireError if the statistics are malformed.
     """
     found: dict[str, Stats] = {}
     for stats in parse_json(body, AllStats, what).model_stats:

@@ -1,4 +1,4 @@
-"""The doctor's findings: as values, as text for people, and as JSON for programs."""
+"""Presents the doctor's findings as values, as text for people, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class DoctorError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field of a configuration, its value, and the value to give it."""
+    """A field of a configuration, its present value, and the value that the operator should give
+    it.
+    """
 
     name: str
     now: str
@@ -29,7 +31,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of one cause's function: the evidence, and what to change."""
+    """The result of the function of one cause: the evidence, and what to change."""
 
     evidence: str
     changes: tuple[Change, ...] = ()
@@ -49,7 +51,7 @@ class Finding:
 
     @property
     def harmless(self) -> bool:
-        """True if there is nothing to change."""
+        """True if the operator has nothing to change."""
         return not self.found.changes
 
 
@@ -70,7 +72,7 @@ class DoctorReport:
         return FOUND if any(not one.harmless for one in self.findings) else NOTHING
 
     def text(self) -> str:
-        """Return the report for people, the main cause first."""
+        """Return the report as text for people, the main cause first."""
         lines = [self._head()]
         for place, one in enumerate(self.findings, 1):
             lines += ["", f"{place}. {one.name} (cause {one.number}) at {one.where}"]
@@ -85,7 +87,7 @@ class DoctorReport:
         return "\n".join(_printable(line) for line in lines)
 
     def shown(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the report as a value for JSON."""
         return {
             "loaded": self.evidence.loaded,
             "status": self.status,
@@ -171,7 +173,7 @@ def _finding(one: Finding) -> dict[str, Any]:
 
 
 def _printable(line: str) -> str:
-    """Return the line with its unprintable characters replaced, because a server's name may hold
-    any.
+    """Return the line with its unprintable characters replaced, because a server's name may contain
+    any character.
     """
     return "".join(c if c.isprintable() else "?" for c in line)

@@ -26,31 +26,32 @@ FeedFact = KvEvents | ReplayEnd | KvHeard
 
 
 class Claim(Protocol):
-    """This router's claim to read a worker's events, which several routers may share."""
+    """The claim of this router to read a worker's KV events, if several routers share the events.
+    Only one of them reads the events and passes them to the others.
+    """
 
     @property
     def reads(self) -> bool:
-        """True if this router is to read the events now."""
+        """True if this router should read the events now."""
 
     @property
     def source(self) -> str:
-        """The source of the events, in words for people."""
+        """A text for people that says where the events come from."""
 
     def open(self, on_change: Callable[[], None]) -> None:
-        """Begin the claim. `on_change` is called whenever `reads` has changed.
-
-        Raises ValueError if another feed has this worker's events.
+        """Begin the claim. `on_change` is called whenever `reads` has changed. Raises ValueError if
+        another feed of this router reads the worker's events.
         """
 
     def close(self) -> None:
-        """End the claim, because the events are no longer wanted."""
+        """End the claim, because this router no longer wants the events."""
 
     def tell(self, fact: FeedFact) -> None:
-        """Pass a fact that was read here to the core and to all other routers."""
+        """Pass a fact that this router has read to its own core and to all other routers."""
 
     def missing(self) -> bool:
-        """Handle a gap in the events. Return whether the reader here should ask for the missing
-        ones.
+        """Handle a gap in the events. Return whether the reader in this router should request the
+        missing events.
         """
 
 
@@ -71,7 +72,7 @@ class ReaderQueue:
         self._taken = False  # the last message was received and is still being processed
 
     async def receive(self) -> Message:
-        """Return the next message. Raises the error that ended the reader, if it ended."""
+        """Return the next message. If the reader has ended, raise the error that ended it."""
         if self._taken:
             self._queue.task_done()
         self._taken = False
@@ -93,14 +94,16 @@ class ReaderQueue:
         await self._queue.join()
 
     def end(self, error: BaseException) -> None:
-        """Let `receive` raise this error: the reader has ended."""
+        """Let `receive` raise this error, because the reader has ended."""
         self._end = error
         with suppress(asyncio.QueueFull):  # a full queue wakes its feed as well
             self._queue.put_nowait(None)
 
 
 class SharedReader:
-    """The reader of one address, with a queue for each feed. Lifetime: while a feed reads it."""
+    """Passes the messages that arrive at one address to the feeds of several workers, by a queue
+    for each feed. Lifetime: as long as a feed reads from the address.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -131,8 +134,8 @@ class SharedReader:
             queue.give(message)
 
     def connected(self, up: bool) -> None:
-        """Note for every feed that a publisher connected or was lost, because its worker is not
-        known.
+        """Tell every feed that a publisher connected or was lost, because the reader does not know
+        which worker the publisher belongs to.
         """
         for queue in self.queues.values():
             queue.connected(up)
@@ -144,7 +147,7 @@ class SharedReader:
             await asyncio.gather(*(queue.told() for queue in self.queues.values()))
 
     def end(self, reader: asyncio.Task[None]) -> None:
-        """End every feed, because the reader has ended, which is a defect."""
+        """End every feed, because the reader has ended, which is a defect of the router."""
         error = None if reader.cancelled() else reader.exception()
         for queue in self.queues.values():
             queue.end(error or RuntimeError(f"nobody reads {self.address} any more"))
@@ -166,10 +169,9 @@ class SharedReaders:
     async def joined(
         self, address: str, key: Key, limit: int, dropped: Callable[[], None], read: Reader
     ) -> AsyncIterator[ReaderQueue]:
-        """Yield a queue for `key` at `address`. `read` reads that address from its first queue on.
-
-        At most `limit` messages wait in the queue. Raises ValueError if another feed has this
-        queue.
+        """Yield a queue for the messages with the key `key` that arrive at `address`. The first
+        queue at an address starts `read`, which reads from the address. At most `limit` messages
+        wait in the queue. Raises ValueError if another feed has the queue for this key.
         """
         shared = self._open.get(address)
         if shared is None or shared.reader is None or shared.reader.done():
@@ -187,9 +189,9 @@ class SharedReaders:
                 await self._close(shared)
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until polls in flight are answered and processed, and begin no more of them.
-
-        An answer to a router that has gone would be lost to all routers.
+        """Begin no more polls, and wait until all running polls are answered and their events are
+        processed. If the router stopped before an answer arrived, the events in the answer would be
+        lost to all routers.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -216,7 +218,7 @@ Borrow = Callable[[int, Callable[[], int]], Awaitable[bool]]
 @dataclass(frozen=True, slots=True)
 class FeedContext:
     """The parameters that the feeds of all workers have in common. Lifetime: feed; `readers` and
-    sockets: process.
+    the sockets live as long as the process.
     """
 
     http: aiohttp.ClientSession
@@ -261,7 +263,7 @@ class FeedCounters:
 
     @property
     def skipped_events(self) -> int:
-        """The number of events that were unusable."""
+        """The number of events that the router could not use."""
         return self.skips.total()
 
 
@@ -284,10 +286,9 @@ class Delivery:
     async def batch(
         self, seq: int, payload: bytes, source: Literal["live", "replay"], digest: int | None = None
     ) -> None:
-        """Pass a batch of wire events to the core. Raises WireError if it is malformed.
-
-        `digest` is the payload's digest if None, or 0 if equal payloads do not identify their
-        publisher.
+        """Pass a batch of events, as it came from the worker, to the core. `digest` is the hash of
+        the payload. If it is None, it is computed; 0 means that equal payloads do not prove the
+        same publisher. Raises WireError if the batch is malformed.
         """
         if len(payload) > _LARGE_BYTES:
             batch = await asyncio.to_thread(decoded, payload)
@@ -308,7 +309,9 @@ class Delivery:
         self._tell_unheard()  # it may have waited here since before the connection was lost
 
     def unreadable(self, seq: int, payload: bytes, error: WireError) -> None:
-        """Tell the core that a replayed batch is unreadable, as it would be in any other replay."""
+        """Tell the core that a replayed batch cannot be read, and would be unreadable in any other
+        replay, too.
+        """
         self.malformed(error)
         self.next_seq = seq + 1
         now_s, digest = self._clock(), xxh3_64_intdigest(payload)
@@ -335,21 +338,21 @@ class Delivery:
         self._tell_unheard()
 
     def replay_end(self, answered: bool) -> None:
-        """Tell the core that no more missed batches follow."""
+        """Tell the core that the replay has ended, so that no more missed batches follow."""
         self.counters.heard |= self._connected
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered))
         self._tell_unheard()
 
     def began_anew(self) -> None:
-        """Tell the core that the publisher was replaced, and that its former batches no longer
-        count.
+        """Tell the core that the publisher of the events was replaced, so that its former batches
+        no longer count.
         """
         log.info("%s: its publisher lacks what it had published before", self.label)
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
 
     def disconnected(self, endpoint: str) -> None:
-        """Tell the core that the connection for live batches is lost. The cache's state stays as of
-        now until all missed batches have arrived.
+        """Tell the core that the connection for live batches is lost. The known state of the cache
+        does not change until all missed batches have arrived.
         """
         self._connected = self.counters.heard = False
         self.counters.disconnects += 1
@@ -360,11 +363,9 @@ class Delivery:
         self._tell_unheard()
 
     def reconnected(self, asked: bool) -> None:
-        """Note that the connection is back, or that another engine joined at an endpoint that the
-        router binds.
-
-        `asked` says that the missed batches were requested, up to a replay's end; else they cannot
-        be had.
+        """Note that the connection is back, or that another engine connected to an endpoint that
+        the router binds. `asked` is True if the missed batches were requested; then a replay brings
+        them. Otherwise the missed batches are lost.
         """
         was_lost, self._connected = not self._connected, True
         self.counters.heard |= not asked
@@ -376,14 +377,14 @@ class Delivery:
             self._tell(KvHeard(self._clock(), self.worker_id, heard=False))
 
     def unheard(self, endpoint: str, waited_s: float) -> None:
-        """Log that there is no publisher at this endpoint, because no later batch would reveal a
-        gap.
+        """Log that the router finds no publisher at this endpoint. Without this line nobody would
+        notice, because a gap in the events shows only when a later batch arrives.
         """
         line = "%s: no publisher at %s after %g s: its KV events are not heard"
         log.warning(line, self.label, endpoint, waited_s)
 
     def skipped(self, skips: Mapping[str, int]) -> None:
-        """Count unusable events by reason; the events around them are used."""
+        """Count unusable events by reason. The other events of the same batches are used."""
         before = self.counters.skipped_events
         self.counters.skips.update(skips)
         total = self.counters.skipped_events
@@ -402,14 +403,14 @@ class Delivery:
             known[medium if medium in known or len(known) < _MAX_MEDIA else ""] += count
 
     def malformed(self, error: WireError) -> None:
-        """Count an unreadable message."""
+        """Count a message that cannot be read."""
         self.counters.malformed_frames += 1
         total = self.counters.malformed_frames
         if worth_a_line(total):  # a broken publisher must not fill the log
             log.warning("%s: %d malformed event frames: %s", self.label, total, error)
 
     def failed_poll(self, error: Exception) -> None:
-        """Count a poll without an answer."""
+        """Count a poll that was not answered."""
         self.counters.failed_polls += 1
         total = self.counters.failed_polls
         if worth_a_line(total):
@@ -432,10 +433,9 @@ class Delivery:
 
 
 class LoopYield:
-    """Lets other tasks run now and then while messages wait in an endless stream.
-
-    Receiving a message that is already there does not yield, so a flood of events would block the
-    event loop. Lifetime: one loop of a feed.
+    """Lets other tasks of the event loop run now and then while a feed reads an endless stream of
+    messages. To receive a message that has already arrived does not give way to other tasks, so a
+    flood of events would block the event loop. Lifetime: one loop of a feed.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -443,7 +443,9 @@ class LoopYield:
         self._began_s = clock()
 
     async def over(self) -> None:
-        """Yield to other tasks if this task has run for long; called between two messages."""
+        """Let other tasks run if this task has run for long. The feed calls this method between two
+        messages.
+        """
         if self._clock() - self._began_s >= _SLICE_S:
             await asyncio.sleep(0)
             self._began_s = self._clock()
@@ -458,7 +460,7 @@ def decoded(payload: bytes) -> EventBatch:
 
 
 async def read_bounded(reply: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Return the whole body. Raises WireError if it has more than `limit` bytes."""
+    """Return the whole body of an answer. Raises WireError if it has more than `limit` bytes."""
     body = bytearray()
     async for chunk in reply.content.iter_chunked(1 << 16):
         body += chunk

@@ -14,14 +14,16 @@ from router.events.zmq_feed import ZmqFeed
 
 
 class ElectedFeed:
-    """A feed that reads only while this replica is elected to. `run` ends when cancelled. Lifetime:
-    worker.
+    """A feed of a worker's KV events that reads only while the routers that share their state elect
+    this router to read. `run` ends when it is cancelled. Lifetime: worker.
     """
 
     def __init__(
         self, opened: Callable[[FeedContext], Feed], claim: Claim, context: FeedContext
     ) -> None:
-        """`opened` makes a new feed, one for each time that this replica reads."""
+        """Make a feed that does not read yet. `opened` makes a new feed each time that this router
+        begins to read.
+        """
         self._opened, self._claim = opened, claim
         # Peers know these events only from here, so they cannot be asked.
         self._context = replace(context, tell=claim.tell, keeps_payloads=True, borrow=None)
@@ -31,24 +33,24 @@ class ElectedFeed:
 
     @property
     def counters(self) -> FeedCounters:
-        """The counts so far."""
+        """The counters of this worker's KV events so far."""
         return self._past if self._feed is None else _sum(self._past, self._feed.counters)
 
     @property
     def source(self) -> str:
-        """The source of the worker's events, in words for people."""
+        """A text for people that says where the worker's events come from."""
         return self._claim.source
 
     def resync(self, from_seq: int) -> None:
-        """Request the events missed from `from_seq` on, from the engine or from the replica that
-        reads.
+        """Request the events missed from batch `from_seq` on. The request goes to the engine, or to
+        the router that reads the engine's events.
         """
         if self._claim.missing() and self._feed is not None:
             self._feed.resync(from_seq)
 
     async def run(self) -> None:
-        """Read whenever this replica is elected, until cancelled. Raises what the feed's `run`
-        raises.
+        """Read the events whenever this router is elected to, until cancelled. Raises any error
+        that the `run` of the inner feed raises.
         """
         self._claim.open(self._changed.set)
         try:
@@ -89,23 +91,25 @@ def _sum(one: FeedCounters, other: FeedCounters) -> FeedCounters:
 
 
 class Feed(Protocol):
-    """One worker's stream of KV events, read for the core. Lifetime: worker."""
+    """Reads one worker's stream of KV events for the core. Lifetime: worker."""
 
     @property
     def counters(self) -> FeedCounters:
-        """The counts so far."""
+        """The counters of this worker's KV events so far."""
 
     def resync(self, from_seq: int) -> None:
-        """Request the events missed from `from_seq` on. A `ReplayEnd` ends the answer."""
+        """Request the events missed from batch `from_seq` on. The fact `ReplayEnd` ends
+        the answer.
+        """
 
     async def run(self) -> None:
         """Read the stream until cancelled."""
 
 
 def open_feed(source: EventSource, worker_id: int, model: str, context: FeedContext) -> Feed:
-    """Return the feed for this source. `model` names the base model of the chain seeds.
-
-    If only one router can read the source, the routers that share it elect the one that does.
+    """Return the feed for this source of events. `model` is the name of the base model, from which
+    the seeds of block hashes are made. If only one router can read the source, the routers that
+    share it elect the one that reads.
     """
 
     def opened(context: FeedContext) -> Feed:

@@ -1,12 +1,9 @@
 """Requests the batches that a publisher sent before this router listened, by snapshot and by
-replay.
-
-A snapshot suits a late joiner best, a replay a gap; if one is not available, the other is
-requested; then, if several routers share their state, a copy of a peer's.
-
-The core keeps live batches meanwhile and puts everything in order. Only the core knows whether
-something is still missing (`router.core.workers.kv_state`); this module only requests snapshots
-again while the core wants one.
+replay. A snapshot suits a router that joins late, and a replay suits a gap. If one of the two is
+not available, the other is requested. If several routers share their state, a copy from another
+router is the third choice. Meanwhile the core keeps live batches, and applies everything in order.
+Only the core knows whether something is still missing (`router.core.workers.kv_state`); this module
+only requests snapshots again while the core wants one.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ _REPLAY_MAX_S = 30.0  # for a replay to bring a later batch, however many come a
 
 @dataclass(slots=True)
 class Replayed:
-    """The result of a replay that was answered. Lifetime: answer."""
+    """The result of a replay that the publisher answered. Lifetime: one answer."""
 
     later_s: float  # when it was asked for, or brought a later batch than all before
     first_seq: int | None = None  # of its batches
@@ -50,8 +47,8 @@ class Replayed:
 
 
 class ZmqPublisher:
-    """The publisher of a `ZmqSource`; its answers are passed to the core at once. Lifetime:
-    feed.
+    """Requests snapshots and replays from the publisher of a `ZmqSource`, and passes the answers to
+    the core at once. Lifetime: feed.
     """
 
     def __init__(self, source: ZmqSource, delivery: Delivery, context: FeedContext) -> None:
@@ -71,11 +68,13 @@ class ZmqPublisher:
 
     @property
     def where(self) -> str | None:
-        """The address that is used, for people."""
+        """The address to which requests go, as a text for people, or None if there is none."""
         return self._source.snapshot or self._source.replay
 
     async def snapshot(self) -> bool:
-        """Pass the publisher's whole cache to the core. Return False if it is not available."""
+        """Request a snapshot of the publisher's whole cache, and pass it to the core. Return False
+        if no snapshot is available.
+        """
         url = self._source.snapshot
         heard_seq = self._delivery.next_seq - 1
         if url is None:
@@ -95,8 +94,8 @@ class ZmqPublisher:
         return True
 
     async def replay(self, from_seq: int) -> Replayed | None:
-        """Pass the batches that the publisher kept, from `from_seq` on, to the core. Return None if
-        it does not answer.
+        """Request the batches from number `from_seq` on that the publisher kept, and pass them to
+        the core. Return None if the publisher does not answer.
         """
         if self._source.replay is None:
             return None
@@ -116,15 +115,13 @@ class ZmqPublisher:
         return replayed
 
     async def _read_replay(self, endpoint: str, from_seq: int, replayed: Replayed) -> int | None:
-        """Pass replayed batches to the core. Return None at their end, else the batch from which to
-        ask again.
-
-        A publisher that replays faster than the router reads drops what its socket cannot hold
-        (vLLM before 0.33), even the end mark. The rest is requested again for as long as each
-        answer brings some of it. Batches that the publisher lacks for good (TensorRT-LLM, whose own
-        queue was full) are not requested one by one.
-
-        Raises WireError, zmq.ZMQError or TimeoutError, also if only the same batches come again.
+        """Pass replayed batches to the core. Return None at the end of the replay, else the number
+        of the batch from which to ask again. A publisher that replays faster than the router reads
+        drops the batches that its socket cannot hold (vLLM before 0.33), even the end mark. The
+        missing batches are requested again as long as each answer brings some of them. Batches that
+        the publisher lacks for good (TensorRT-LLM, whose own queue was full) are not requested one
+        by one. Raises WireError, zmq.ZMQError or TimeoutError if an answer fails, and also if an
+        answer brings only batches that came before.
         """
         clock = self._context.clock
         pause = LoopYield(clock)
@@ -163,7 +160,9 @@ class ZmqPublisher:
 
 
 def _batches_of_snapshot(body: bytes) -> tuple[int, list[EventBatch]]:
-    """Return (seq, batches) of a snapshot. Raises WireError if it is malformed."""
+    """Return the batch number and the batches of a snapshot. Raises WireError if the snapshot is
+    malformed.
+    """
     seq, payloads = snapshot_payloads(body)
     return seq, [decoded(payload) for payload in payloads]
 
@@ -179,19 +178,19 @@ Answer = Literal["told", "none", "anew"]
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A request for missed batches. Lifetime: answer."""
+    """A request for missed batches. Lifetime: until it is answered."""
 
     from_seq: int
     heard_seq: int = -1  # of what was heard up to here, something must come again
 
     @property
     def proves(self) -> bool:
-        """True if the answer shows whether the publisher is still the same one."""
+        """True if the answer to this request shows whether the publisher is still the same."""
         return self.heard_seq >= 0
 
     def proven_by(self, replayed: Replayed) -> bool:
-        """Return whether the replay has the batches heard before; the core compares them by their
-        digests.
+        """Return whether the replay contains the batches that were received before. The core
+        compares these batches by their digests.
         """
         first_seq, last_seq = replayed.first_seq, replayed.last_seq
         return first_seq is not None and first_seq <= self.heard_seq <= last_seq
@@ -212,8 +211,9 @@ class Resynchronizer:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         borrowed: Callable[[], Awaitable[bool]] = _nobody,
     ) -> None:
-        """`wants_snapshot` says whether the core wants one; `pause` waits some seconds; `borrowed`
-        says whether a peer has passed on its copy.
+        """Make an object that requests batches from the publisher `asked`. `wants_snapshot` returns
+        whether the core wants a snapshot. `pause` waits for a number of seconds. `borrowed` returns
+        whether another router has passed on its copy of the cache's state.
         """
         self._publisher = asked
         self._delivery = delivery
@@ -228,27 +228,29 @@ class Resynchronizer:
         self._heard_at: tuple[int, int] | None = None
 
     def ask(self, from_seq: int) -> None:
-        """Request everything from `from_seq` on. Of several pending requests, the earliest start
-        counts.
+        """Request all batches from number `from_seq` on. If several requests are pending, the one
+        with the lowest number counts.
         """
         waits = self._from_seq
         self._from_seq = from_seq if waits is None else min(from_seq, waits)
         self._asked.set()
 
     def ask_rest(self) -> None:
-        """Request what follows the last batch received, as of when this request is sent."""
+        """Request all batches after the last one that was received. Which one is the last is
+        decided when the request is sent.
+        """
         self._wants_rest = True
         self._asked.set()
 
     def note_absence(self) -> None:
-        """Note that the publisher was away and is back: it may now be another one."""
+        """Note that the publisher was away and is back, so that it may be another publisher."""
         heard_seq = self._delivery.next_seq - 1
         first_seq = heard_seq if self._heard_at is None else self._heard_at[0]
         self._heard_at = first_seq, heard_seq
 
     def ask_after_absence(self) -> None:
-        """Check whether the publisher is still the same one, and request what it published
-        meanwhile.
+        """Check whether the publisher is still the same, and request what it published while the
+        connection was lost.
         """
         if not self._publisher.has_replay:
             # Even another publisher's snapshot contains its whole cache.
@@ -259,7 +261,7 @@ class Resynchronizer:
         self._asked.set()
 
     async def run(self) -> None:
-        """Send the pending requests, until cancelled."""
+        """Send the pending requests until cancelled."""
         while True:
             await self._asked.wait()
             question = self._next_question()
@@ -279,8 +281,8 @@ class Resynchronizer:
                 self.ask(0)  # a snapshot of its whole cache repairs gaps that no replay can fill
 
     def _tell_end(self, question: _Question, answer: Answer) -> None:
-        """Tell the core that the replay has ended, unless another request is pending, whose end
-        then counts.
+        """Tell the core that the replay has ended. If another request is pending, the end of that
+        request is reported instead.
         """
         if answer == "none":
             where = self._publisher.where
@@ -310,15 +312,15 @@ class Resynchronizer:
 
     @property
     def _tries_left(self) -> int:
-        """The number of retries for a request without an answer, before the worker's known cache is
-        given up.
+        """The number of times that a request without an answer is sent again, before the router
+        gives up what it knows of the worker's cache.
         """
         publisher = self._publisher
         return _MORE_TRIES if publisher.has_replay and not publisher.has_snapshot else 0
 
     @property
     def _lacking(self) -> bool:
-        """True if a snapshot is to be requested, by all that the core knows now."""
+        """True if a snapshot should be requested, according to what the core knows now."""
         return self._publisher.has_snapshot and self._wants_snapshot()
 
     async def _sync(self, question: _Question) -> Answer:

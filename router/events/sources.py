@@ -1,4 +1,6 @@
-"""The sources of a worker's KV events, as data, and the announcements of them that engines make."""
+"""Describes the sources of a worker's KV events as data, and parses the announcements of sources
+that engines make.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,10 @@ _BOUND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ZmqSource:
-    """A publisher of batches by ZMQ; its URLs are as ZMQ and HTTP take them.
-
-    `topic` is the prefix (UTF-8, may be empty) to subscribe to where the router connects. `bind`
-    says that the router binds `live` and engines connect to it; workers that share it are then
-    distinguished by their whole topic.
+    """A publisher of event batches by ZMQ; its URLs have the form that ZMQ and HTTP take. `topic`
+    is the prefix (UTF-8, may be empty) to which the router subscribes if the router connects to the
+    publisher. `bind` says that the router binds `live` and engines connect to it; then the whole
+    topic tells the workers at the endpoint apart.
     """
 
     live: str
@@ -41,21 +42,20 @@ class ZmqSource:
 
     @property
     def exclusive(self) -> bool:
-        """True if only one router can read the events: the one to which engines connect."""
+        """True if only one router can read the events: the router to which engines connect."""
         return self.bind
 
     @property
     def address(self) -> str:
-        """The live endpoint, for people."""
+        """The endpoint of live events, as a text for people."""
         return f"bind:{self.live}" if self.bind else self.live
 
 
 @dataclass(frozen=True, slots=True)
 class PollSource:
-    """Events that are polled by HTTP (TensorRT-LLM `POST /kv_cache_events`).
-
-    Reading removes the events, so nobody else may poll this URL. `rank` is the rank whose events to
-    take; events without a rank belong to rank 0.
+    """Events that the router polls by HTTP (TensorRT-LLM `POST /kv_cache_events`). Reading removes
+    the events from the engine, so nobody else may poll this URL. `rank` is the data-parallel rank
+    whose events count; events without a rank belong to rank 0.
     """
 
     url: str
@@ -68,7 +68,7 @@ class PollSource:
 
     @property
     def address(self) -> str:
-        """The polled URL, for people."""
+        """The URL that the router polls, as a text for people."""
         return self.url
 
 
@@ -91,8 +91,8 @@ def at_rank(source: EventSource, rank: int) -> EventSource:
 
 
 def endpoint_at_rank(endpoint: str, rank: int) -> str:
-    """Return the endpoint of rank `rank` from that of rank 0. Raises ValueError if there is
-    none.
+    """Return the endpoint of rank `rank`, made from the endpoint of rank 0. Raises ValueError if
+    there is none.
     """
     if rank == 0:
         return endpoint
@@ -108,10 +108,9 @@ def endpoint_at_rank(endpoint: str, rank: int) -> str:
 
 
 def usable(endpoint: str, bind: bool = False) -> bool:
-    """Return whether ZMQ can connect to the endpoint, or bind it: tcp with a host and a port, or
-    ipc.
-
-    Wildcard addresses (`tcp://*:5557`, `tcp://0.0.0.0:5557`) can be bound, but not connected to.
+    """Return whether ZMQ can connect to the endpoint or, with `bind`, bind it. Such an endpoint is
+    tcp with a host and a port, or ipc. Wildcard addresses (`tcp://*:5557`, `tcp://0.0.0.0:5557`)
+    can be bound, but not connected to.
     """
     matched = (_BOUND if bind else _CONNECTED).fullmatch(endpoint)
     if matched is None:
@@ -136,17 +135,18 @@ _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 
 @dataclass(frozen=True, slots=True)
 class EventHosts:
-    """The hosts besides its own that an engine may name for its events.
-
-    The router connects to the endpoints that an engine names. Without this list, an impostor could
-    make the router connect to any port that it reaches.
+    """The hosts that an engine may name for its events, besides its own host. The router connects
+    to the endpoints that an engine names. Without this list, an impostor could make the router
+    connect to any port within the router's reach.
     """
 
     names: frozenset[str] = frozenset()  # in lower case; "*": any, "ipc": sockets of this machine
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     def allow(self, endpoint: str, own: Collection[str]) -> bool:
-        """Return whether an engine with these own names and addresses may name this endpoint."""
+        """Return whether an engine may name this endpoint for its events. `own` has the engine's
+        own names and addresses.
+        """
         scheme, _, address = endpoint.partition("://")
         if scheme != "tcp":
             return scheme == "ipc" and _IPC in self.names
@@ -187,7 +187,9 @@ _Port = Annotated[int, Meta(ge=1, le=65_535)]
 
 @dataclass(frozen=True, slots=True)
 class RankedSources:
-    """Sources by data-parallel rank; empty if the engine publishes no events within reach."""
+    """The sources of an engine's events by data-parallel rank. They are empty if the engine
+    publishes no events that the router can reach.
+    """
 
     by_rank: dict[int, ZmqSource]
     ranks: int = 1  # how many the engine has, with events or without
@@ -195,7 +197,7 @@ class RankedSources:
 
 
 class _Config(msgspec.Struct):
-    """A publisher's resolved settings, as vLLM returns them."""
+    """The settings that a publisher uses, as vLLM returns them."""
 
     endpoint: _Text
     replay_endpoint: _Text | None = None
@@ -205,7 +207,7 @@ class _Config(msgspec.Struct):
 
 
 class _SglangPublishers(msgspec.Struct):
-    """SGLang's description of its publishers."""
+    """The description of an engine's publishers that SGLang returns."""
 
     endpoint_host: _Text
     endpoint_port_base: _Port
@@ -221,11 +223,10 @@ class _SglangServerInfo(msgspec.Struct):
 
 
 def kv_event_sources(body: bytes, host: str) -> RankedSources:
-    """Return the sources in the answer to `GET /kv_event_sources` of the worker at `host`.
-
-    The answer is a map from rank to settings; it is empty, or has `publisher` "null", if nothing is
-    published. An endpoint out of reach is left out with a warning, because such a worker can still
-    serve. Raises WireError if the answer is malformed.
+    """Return the sources in the answer to `GET /kv_event_sources` of the worker at `host`. The
+    answer is a map from rank to settings; if nothing is published, the map is empty, or `publisher`
+    is "null". An endpoint that the router cannot reach is left out with a warning, because the
+    worker can still serve requests. Raises WireError if the answer is malformed.
     """
     try:
         settings = msgspec.json.decode(body, type=dict[str, _Config | None])
@@ -252,10 +253,9 @@ def kv_event_sources(body: bytes, host: str) -> RankedSources:
 
 def server_info_sources(body: bytes, host: str) -> RankedSources:
     """Return the sources under `kv_events` in the answer to `GET /server_info` of the SGLang worker
-    at `host`.
-
-    Null, absent (before 0.5.23) or `publisher` "null" mean that nothing is published. The ports are
-    those of rank 0. Raises WireError if the answer is malformed.
+    at `host`. If `kv_events` is null or absent (before 0.5.23), or `publisher` is "null", nothing
+    is published. The ports in the answer are those of rank 0. Raises WireError if the answer is
+    malformed.
     """
     try:
         announced = msgspec.json.decode(body, type=_SglangServerInfo).kv_events

@@ -1,4 +1,6 @@
-"""TensorRT-LLM's KV events, polled from `POST /kv_cache_events` and translated."""
+"""Polls TensorRT-LLM's KV events from `POST /kv_cache_events`, and converts them to the router's
+own form.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ class _Updated(msgspec.Struct, tag="updated"):
 
 
 class PolledEvent(msgspec.Struct):
-    """One event of an answer. `number` counts up from 0 for each rank."""
+    """One event of an answer. `number` counts the events of each rank from 0."""
 
     number: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = msgspec.field(name="event_id")
     data: _Created | _Stored | _Removed | _Updated
@@ -98,9 +100,8 @@ _events = msgspec.json.Decoder(PolledEvent)
 
 
 def read_answer(body: bytes) -> Iterator[PolledEvent | WireError]:
-    """Yield the events of an answer in order, with an error in place of each unreadable one.
-
-    Raises WireError, at once, if the body is not an array.
+    """Yield the events of an answer in order, with an error in place of each event that cannot be
+    read. Raises WireError at once if the body is not an array.
     """
     try:
         raws = _answers.decode(body)
@@ -128,8 +129,8 @@ class Windows:
         self._largest_tokens = 0
 
     def counts(self, event: PolledEvent) -> bool:
-        """Return whether to use this event. Engine releases whose events name no window have only
-        one.
+        """Return whether this event should be used. Releases of the engine whose events name no
+        window have only one window.
         """
         if event.window_tokens is None:
             return True
@@ -138,10 +139,9 @@ class Windows:
 
 
 def wire_events(event: PolledEvent) -> tuple[list[Event], int]:
-    """Return (wire events, skipped) for an event about blocks.
-
-    Names of any width are shortened to 64 bits. A partial block at the end of a sequence keeps its
-    own size, which identifies it. `skipped` counts blocks whose tokens are not plain ids.
+    """Return the wire events for an event about blocks, and the number of skipped blocks, whose
+    tokens are not plain ids. Block names of any width are shortened to 64 bits. A partial block at
+    the end of a sequence keeps its own size, by which it is recognized.
     """
     data = event.data
     if isinstance(data, _Stored):
@@ -191,8 +191,8 @@ def _extra_keys(blocks: Sequence[_Block]) -> list[Any] | None:
 
 
 def _moved(name: int, levels: _Levels) -> list[Event]:
-    """Return the events of a block's move: stored in the new tier first, while the old entry still
-    identifies it.
+    """Return the events for a block that moves between tiers. The block is stored in the new tier
+    before it is removed from the old one, because the entry in the old tier identifies it.
     """
     if levels.old_value == levels.new_value:
         return []
@@ -201,7 +201,9 @@ def _moved(name: int, levels: _Levels) -> list[Event]:
 
 
 def _name(given: int | str) -> int:
-    """Return the last 8 bytes of a name, as vLLM shortens its own."""
+    """Return the last 8 bytes of a block's name as a number; vLLM shortens its names in the same
+    way.
+    """
     return (int(given, 16) if isinstance(given, str) else given) % 2**64
 
 
@@ -230,18 +232,18 @@ class PolledFeed:
 
     @property
     def counters(self) -> FeedCounters:
-        """The counts so far."""
+        """The counters of this worker's KV events so far."""
         return self._delivery.counters
 
     def resync(self, from_seq: int) -> None:
-        """Note a gap. These engines cannot replay, so the next event or poll reports the gap as
-        unanswered.
+        """Note a gap in the events. TensorRT-LLM cannot replay events, so the next event or poll
+        reports to the core that the gap stays.
         """
         self._gap_open = True
 
     async def run(self) -> None:
-        """Read the events until cancelled. Raises ValueError if another worker reads them
-        already.
+        """Read the events until cancelled. Raises ValueError if another worker's feed reads the
+        same events.
         """
         context, source = self._context, self._source
         async with context.readers.joined(
@@ -294,7 +296,7 @@ class PolledFeed:
 
 
 async def _read(context: FeedContext, shared: SharedReader) -> None:
-    """Poll for events and give each to the worker of its rank."""
+    """Poll for events again and again, and pass each event to the feed of its rank."""
     while True:
         async with shared.polling:
             if shared.finishing:
@@ -304,7 +306,7 @@ async def _read(context: FeedContext, shared: SharedReader) -> None:
 
 
 async def _poll(context: FeedContext, shared: SharedReader) -> float:
-    """Poll once. Return the seconds to wait before the next poll."""
+    """Poll for events once. Return the seconds to wait before the next poll."""
     try:
         events = read_answer(await _answer(context, shared.address))
     except (aiohttp.ClientError, TimeoutError, WireError) as error:

@@ -1,4 +1,6 @@
-"""One worker's event stream by ZMQ: live batches, and requests for missing ones."""
+"""Reads one worker's event stream by ZMQ: live batches, and the answers to requests for missing
+batches.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,18 @@ class ZmqFeed:
 
     @property
     def counters(self) -> FeedCounters:
-        """The counts so far."""
+        """The counters of this worker's KV events so far."""
         return self._delivery.counters
 
     def resync(self, from_seq: int) -> None:
-        """Request the events missed from `from_seq` on. Of several pending requests, the earliest
-        start counts.
+        """Request the events missed from batch `from_seq` on. If several requests are pending, the
+        one with the lowest number counts.
         """
         self._resync.ask(from_seq)
 
     async def run(self) -> None:
-        """Read the stream until cancelled.
-
-        Raises zmq.ZMQError if the router cannot connect, ValueError if another worker has the same
-        topic of an endpoint that the router binds.
+        """Read the stream until cancelled. Raises zmq.ZMQError if the router cannot connect, and
+        ValueError if another worker has the same topic at an endpoint that the router binds.
         """
         async with self._messages() as receive:
             self.resync(self._context.first_seq)
@@ -59,10 +59,9 @@ class ZmqFeed:
         return subscribed(self._source, self._context, self._note_connection)
 
     def _note_connection(self, up: bool) -> None:
-        """Note that a publisher connected or was lost.
-
-        At an endpoint that the router binds it may be another worker's publisher; only a request to
-        this worker's own publisher can show that.
+        """Note that a publisher connected or was lost. At an endpoint that the router binds, the
+        publisher may be that of another worker. Only a request to this worker's own publisher can
+        show whether it is.
         """
         bound = self._source.bind
         if not up:
@@ -93,8 +92,8 @@ class ZmqFeed:
                 self._delivery.malformed(error)
 
     async def _look_again(self) -> None:
-        """Request what was published before the subscription took effect; and after each absence of
-        the publisher, check whether it is still the same one.
+        """Request the batches that were published before the subscription took effect. After each
+        absence of the publisher, check whether it is still the same one.
         """
         subscribed_s = self._context.subscribed_s
         await asyncio.sleep(subscribed_s)

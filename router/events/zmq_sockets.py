@@ -1,4 +1,4 @@
-"""ZMQ subscriptions, connected or bound, with their common limits."""
+"""Opens ZMQ subscriptions, connected or bound, with the limits that all of them have."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ _KEEPALIVE = (
 async def watched(
     socket: zmq.asyncio.Socket, connected: Callable[[bool], None]
 ) -> AsyncIterator[None]:
-    """Call `connected` with True at every connection, and with False when one is lost.
-
-    Enter this before the socket is connected or bound.
+    """Call `connected` with True whenever the socket gets a connection, and with False whenever it
+    loses one. Enter this context before the socket is connected or bound.
     """
     monitor = socket.get_monitor_socket(_CONNECTED | _LOST)
     task = asyncio.create_task(_watch(monitor, connected))
@@ -45,7 +44,9 @@ async def watched(
 
 
 async def _watch(monitor: zmq.asyncio.Socket, connected: Callable[[bool], None]) -> None:
-    """Read the monitor's messages without pause, because otherwise ZMQ's own thread would block."""
+    """Read the messages of a socket's monitor without pause, because otherwise ZMQ's own thread
+    would block.
+    """
     while True:
         message = await recv_monitor_message(monitor)
         connected(message["event"] == _CONNECTED)
@@ -53,10 +54,9 @@ async def _watch(monitor: zmq.asyncio.Socket, connected: Callable[[bool], None])
 
 @contextmanager
 def opened(context: FeedContext, kind: int, batches: int) -> Iterator[zmq.asyncio.Socket]:
-    """Yield a socket of `kind` (`zmq.SUB`, `zmq.DEALER`), which is closed at the end.
-
-    At most `batches` batches of each peer wait in it, then more in the peer. ZMQ drops the
-    connection of a peer that sends a frame beyond the limit.
+    """Yield a socket of `kind` (`zmq.SUB`, `zmq.DEALER`), and close it at the end. For each peer,
+    at most `batches` batches wait in the socket; further batches wait at the peer. ZMQ drops the
+    connection of a peer that sends a frame beyond the size limit.
     """
     socket = context.zmq.socket(kind)
     try:
@@ -71,10 +71,9 @@ def opened(context: FeedContext, kind: int, batches: int) -> Iterator[zmq.asynci
 
 
 def receiver(socket: zmq.asyncio.Socket) -> Callable[[], Awaitable[Sequence[bytes]]]:
-    """Return a function that reads the frames of `socket`'s next message.
-
-    A message that waits already is read without a future and without the event loop, which would
-    cost ten times as much as the message. In a flood of events every message waits already.
+    """Return a function that reads the frames of the socket's next message. A message that has
+    already arrived is read without a future and without the event loop, which would cost ten times
+    as much as the message itself. In a flood of events every message has already arrived.
     """
     waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
 
@@ -95,10 +94,8 @@ Receive = Callable[[], Awaitable[Sequence[bytes]]]  # the frames of the next mes
 async def subscribed(
     source: ZmqSource, context: FeedContext, connected: Callable[[bool], None]
 ) -> AsyncIterator[Receive]:
-    """Yield the receive function of a socket that is connected to the publisher. Raises
-    zmq.ZMQError if that fails.
-
-    `connected` is called as by `watched`.
+    """Yield a function that receives messages from a socket that is connected to the publisher.
+    `connected` is called as `watched` describes. Raises zmq.ZMQError if the connection fails.
     """
     with opened(context, zmq.SUB, context.backlog_batches) as sub:
         sub.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
@@ -119,10 +116,10 @@ async def joined(
     dropped: Callable[[], None],
     connected: Callable[[bool], None],
 ) -> AsyncIterator[Receive]:
-    """Yield the receive function for this worker's messages at an endpoint that the router binds.
-
-    `connected` is called when any publisher connects or is lost, because only its messages show
-    whose it is. Raises ValueError if another worker has the same topic.
+    """Yield a function that receives this worker's messages at an endpoint that the router binds.
+    `connected` is called when any publisher connects or is lost, because only the messages of a
+    publisher show to which worker it belongs. Raises ValueError if another worker has the same
+    topic.
     """
     limit, read = context.backlog_batches, partial(_read, context)
     queue = context.readers.joined(source.live, source.topic, limit, dropped, read)
@@ -132,7 +129,7 @@ async def joined(
 
 
 async def _read(context: FeedContext, shared: SharedReader) -> None:
-    """Give each message to the worker that has its topic."""
+    """Pass each message to the feed of the worker that has the message's topic."""
     pause = LoopYield(context.clock)
     with opened(context, zmq.SUB, context.backlog_batches) as sub:
         sub.setsockopt(zmq.SUBSCRIBE, b"")
@@ -145,8 +142,8 @@ async def _read(context: FeedContext, shared: SharedReader) -> None:
 
 
 async def _bind(sub: zmq.asyncio.Socket, address: str) -> None:
-    """Try until the socket is bound: a socket of this process that was just closed may still hold
-    the address.
+    """Try to bind the socket until this succeeds, because a socket of this process that was just
+    closed may still hold the address.
     """
     failures = 0
     while True:

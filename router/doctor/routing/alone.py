@@ -65,8 +65,8 @@ async def _row(number: int, engine: EnginePages) -> WorkerRow:
 
 
 def _looked_up(before: Sequence[Counts], told: Sequence[EngineFacts]) -> tuple[float, float]:
-    """Return the prompt tokens that the engines looked up in their caches since `before`, and those
-    they found.
+    """Return how many prompt tokens the engines looked up in their caches since `before`, and how
+    many of them they found.
     """
     looked_up = found = 0.0
     for counts, facts in zip(before, told, strict=True):
@@ -79,8 +79,8 @@ def _looked_up(before: Sequence[Counts], told: Sequence[EngineFacts]) -> tuple[f
 async def _tokens(
     rows: Sequence[WorkerRow], engines: Sequence[EnginePages], prompts: Sequence[FixedPrompt]
 ) -> ComparedTokens | None:
-    """Compare the engines' token ids of the fixed prompts with the folder's; None if no folder is
-    given.
+    """Compare the token ids that the engines make of the fixed prompts with those of the folder's
+    tokenizer. Return None if the operator gave no folder.
     """
     if not prompts:
         return None

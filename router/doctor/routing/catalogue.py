@@ -1,4 +1,4 @@
-"""The known causes of low cache hits, and the judgement by them."""
+"""Lists the known causes of low cache hits, and judges which of them hold."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Causes in an engine: it keeps no prefixes, its cache is too small, or it does not report its
-hits.
+"""Diagnoses causes in an engine: it keeps no prefixes, its cache is too small, or it does not
+report its hits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TURNED = 0.5  # of its blocks were removed again
 
 
 def prefix_caching_off(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose an engine that keeps nothing of a prompt for the next one."""
+    """Diagnose an engine that keeps no KV of a prompt for later prompts."""
     found = [one for one in facts.serving() if one.engine.prefix_caching is False]
     if not found:
         return None
@@ -76,7 +76,9 @@ def cache_too_small(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def states_dropped(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose an engine that keeps windows and states at few places of a prompt only."""
+    """Diagnose an engine that keeps the KV of sliding windows and the states of layers only at a
+    few places of a prompt.
+    """
     found = [one for one in facts.serving() if _drops_states(one)] if facts.low else []
     if not found or not facts.decisions:
         return None

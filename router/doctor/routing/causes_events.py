@@ -1,5 +1,5 @@
-"""Causes between an engine's KV events and the router: they are off, not read, at another address,
-or missed.
+"""Diagnoses causes between an engine's KV events and the router: the events are off, not read, sent
+to another address, or missed.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def events_missed(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def refuted(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose a worker whose answers show fewer cached tokens than its KV events."""
+    """Diagnose a worker whose answers report fewer cached tokens than its KV events promise."""
     found = [
         one
         for one in facts.serving()
@@ -176,7 +176,9 @@ def refuted(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def _deaf(facts: PoolFacts, one: ExaminedWorker) -> bool:
-    """Return whether a worker computed new blocks of prompts without an event for any."""
+    """Return whether a worker computed new blocks of prompts, but the router got no KV event about
+    any of them.
+    """
     if one.row.events is None or one.engine.prefix_caching is False:
         return False
     if _severed(one):
@@ -187,7 +189,7 @@ def _deaf(facts: PoolFacts, one: ExaminedWorker) -> bool:
 
 
 def _live_batches(one: ExaminedWorker) -> float:
-    """Return the number of live batches of events, without snapshots."""
+    """Return the number of batches of KV events that came live, not as a snapshot."""
     return max(one.events.get("batches", 0) - one.events.get("snapshots", 0), 0)
 
 
@@ -196,7 +198,9 @@ def _severed(one: ExaminedWorker) -> bool:
 
 
 def _misled(facts: PoolFacts, one: ExaminedWorker) -> bool:
-    """Return whether a worker's answers contradict events that come from another port."""
+    """Return whether a worker's answers contradict its KV events because the router reads the
+    events from a port of another engine.
+    """
     if not _other_port(one) or len(facts.of(one)) < _LEAST_REQUESTS:
         return False
     rows = [r for r in facts.of(one) if r.cached_tokens is not None]
@@ -211,7 +215,9 @@ def _other_port(one: ExaminedWorker) -> bool:
 
 
 def _endpoint(one: ExaminedWorker) -> str:
-    """Return the address at which the engine publishes the events of the worker's rank, or ""."""
+    """Return the address at which the engine publishes the KV events of the worker's rank, or "" if
+    it is unknown.
+    """
     endpoints = one.engine.endpoints or {}
     return endpoints.get(one.row.rank or 0, "")
 
@@ -222,8 +228,8 @@ def _port(endpoint: str) -> str | None:
 
 
 def _missized(one: ExaminedWorker) -> bool:
-    """Return whether events have another block size than the router can use, or than its operator
-    configured.
+    """Return whether the KV events have another block size than the router can use, or than the
+    operator configured.
     """
     row = one.row
     if row.events is None:

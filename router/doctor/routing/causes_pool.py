@@ -1,4 +1,6 @@
-"""Causes in the router and around it: its policy, its index, other routes to the engines."""
+"""Diagnoses causes in the router and around it: its policy, its index, and other routes to the
+engines.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _LEAST_FOREIGN = 3  # requests
 
 
 def policy_blind(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose a policy that ignores which worker holds a prompt."""
+    """Diagnose a policy that chooses workers without regard to which worker has a prompt cached."""
     blind = _base(facts.policy.policy) in _BLIND
     if not (blind or _base(facts.policy.deciding) in _BLIND) or not facts.prompt_tokens:
         return None
@@ -39,7 +41,9 @@ def policy_blind(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def index_too_small(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose a router whose index forgets blocks that engines still hold."""
+    """Diagnose a router whose index is too small, so that it forgets blocks that engines still
+    hold.
+    """
     found = [one for one in facts.serving() if one.row.kv_evicted_blocks]
     if not found or not facts.index_evicted:
         return None
@@ -95,8 +99,8 @@ def passed_by(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def _foreign(one: ExaminedWorker) -> float:
-    """Return how many requests of others the worker had during the watch, beyond what requests at
-    its edges may explain.
+    """Return how many requests of other senders the worker had during the watch. Requests that
+    began before the watch or ended after it are allowed for.
     """
     counted = one.row.rank is None  # else the engine's counts are of several workers
     extra = _finite(one.engine.finished - one.answered) if counted else 0.0

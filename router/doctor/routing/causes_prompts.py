@@ -1,4 +1,6 @@
-"""Causes in prompts: how the router reads them, and what their beginnings have in common."""
+"""Diagnoses causes in prompts: how the router reads them, and what their beginnings have
+in common.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def tokenizer_differs(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose a tokenizer folder that makes other tokens of a text than the engines."""
+    """Diagnose a tokenizer folder whose tokenizer makes other token ids of a text than the engines
+    do.
+    """
     tokens = facts.tokens
     if tokens is None or not tokens.other_texts:
         return None
@@ -50,7 +54,9 @@ def tokenizer_differs(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def template_differs(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose a folder whose tokenizer matches the engines' but whose chat template does not."""
+    """Diagnose a tokenizer folder whose tokenizer agrees with the engines, but whose chat template
+    differs from theirs.
+    """
     tokens = facts.tokens
     if tokens is None or tokens.other_texts or not tokens.other_chats:
         return None
@@ -66,7 +72,9 @@ def template_differs(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def tokens_differ(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose a router whose tokenizer or chat template makes other tokens than the engine's."""
+    """Diagnose a router whose tokenizer or chat template makes other token ids of a prompt than the
+    engine does.
+    """
     models = sorted(name for name, exact in facts.tokenizer_exact.items() if not exact)
     told = facts.tokens
     if not models or (told is not None and told.other_texts + told.other_chats):
@@ -104,8 +112,8 @@ def template_refuses(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def short_prompts(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose prompts shorter than a block, of which engines keep nothing, because they keep only
-    whole blocks.
+    """Diagnose prompts that are shorter than a block. Engines cache only whole blocks, so they keep
+    nothing of such prompts.
     """
     sizes = [one.row.block_size for one in facts.serving() if one.row.block_size]
     if len(facts.decisions) < _LEAST or not sizes or not facts.low:
@@ -124,7 +132,9 @@ def short_prompts(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def salts(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose requests with salts of their own, which keep their caches apart."""
+    """Diagnose requests that have different cache salts, so that they cannot share cached
+    prefixes.
+    """
     given = facts.given
     if given is None or given.salted < max(_LEAST, _MOST * given.count):
         return None
@@ -139,7 +149,9 @@ def salts(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def attribution_changes(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose clients that put a line in front of each prompt that differs in each request."""
+    """Diagnose clients that put a line in front of each prompt, with content that changes from
+    request to request.
+    """
     changed, same = facts.changed_attributions, facts.same_attributions
     if changed < max(_LEAST, _MOST * (changed + same)) or not facts.low:
         return None
@@ -159,7 +171,9 @@ def attribution_changes(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def heads_differ(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose prompts that begin with text of their own, before the part that all share."""
+    """Diagnose prompts that each begin with different text, before the part that all of
+    them share.
+    """
     given = facts.given
     if given is None or given.count < _LEAST or given.later < _LEAST_STRETCH:
         return None
@@ -182,7 +196,7 @@ def heads_differ(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def lora_names(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose an adapter that has another name in KV events than in requests."""
+    """Diagnose a LoRA adapter that has another name in KV events than in requests."""
     adapters = frozenset().union(*(one.engine.adapters for one in facts.workers))
     rows = [one for one in facts.decisions if one.model in adapters and not one.approximate]
     told = [one for one in rows if one.cached_tokens is not None]
@@ -227,7 +241,9 @@ def nothing_shared(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def _nothing_found(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose the same as `nothing_shared`, by the counts of engines alone."""
+    """Diagnose prompts of which no two seem to begin alike, as `nothing_shared` does, but only from
+    the counts of engines.
+    """
     if facts.found_tokens or not facts.looked_up_tokens:
         return None
     looked_up = f"0 of {facts.looked_up_tokens:,.0f} prompt tokens {facts.of_when}"
@@ -241,8 +257,8 @@ def _nothing_found(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def _approximate(facts: PoolFacts) -> float:
-    """Return the share of judged prompt tokens that the router read as text; NaN if there are no
-    requests.
+    """Return the share of judged prompt tokens that the router read as text, not as token ids; NaN
+    if there are no requests.
     """
     if not facts.prompt_tokens:
         return math.nan

@@ -1,4 +1,4 @@
-"""A routing examination: it reads all pages, waits, reads them again, and judges.
+"""Examines the routing of requests: reads all pages, waits, reads them again, and judges.
 
 report = await examine_routing(["http://127.0.0.1:8081"], RoutingOptions(seconds=10))
 """
@@ -54,7 +54,7 @@ _MOST_ENGINES = 64
 
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
-    """The options of a routing examination, as the command's flags give them."""
+    """The options of a routing examination, as the flags of the command give them."""
 
     seconds: float = 10.0
     timeout_s: float = 5.0  # of each page
@@ -65,11 +65,10 @@ class RoutingOptions:
 
 
 async def examine_routing(urls: Sequence[str], options: RoutingOptions) -> RoutingReport:
-    """Return a report on why hits are low behind the first router; the others may be routers of its
-    engines, too.
-
-    If the first URL is an engine's, all must be, and the engines alone are examined. Raises
-    DoctorError if a page cannot be read.
+    """Return a report on why cache hits are low behind the router at the first URL. The other URLs
+    may be those of further routers that use the same engines. If the first URL is that of an
+    engine, all URLs must be, and only the engines are examined. Raises DoctorError if a page cannot
+    be read.
     """
     for url in urls:
         check_url(url)
@@ -154,8 +153,8 @@ class _Examined:
     async def _tokens(
         self, rows: Sequence[WorkerRow], engines: Mapping[str, EnginePages]
     ) -> ComparedTokens | None:
-        """Compare the engines' token ids of the fixed prompts with the folder's; None if no folder
-        is given.
+        """Compare the token ids that the engines make of the fixed prompts with those of the
+        folder's tokenizer. Return None if the operator gave no folder.
         """
         if not self.prompts:
             return None
@@ -171,7 +170,7 @@ async def _all(waits: Mapping[str, Awaitable[T]]) -> dict[str, T]:
 def _worker(
     row: WorkerRow, told: Mapping[str, EngineFacts], before: Counts, after: Counts
 ) -> ExaminedWorker:
-    """Return one worker with the router's counts of it."""
+    """Return a worker with its row, its engine's facts, and the router's counts about it."""
     name = str(row.id)
     answered = after.total(REPLIES, worker=name) - before.total(REPLIES, worker=name)
     return ExaminedWorker(
@@ -187,8 +186,8 @@ def _worker(
 def _judged(
     decisions: Sequence[DecisionRow], since_s: float, seconds: float
 ) -> tuple[tuple[DecisionRow, ...], str]:
-    """Return the decisions made during the watch, else the latest, and words that say when they
-    were made.
+    """Return the decisions made during the watch, or the latest decisions if these are too few.
+    Also return a text that says when the decisions were made.
     """
     new = tuple(one for one in decisions if one.now_s > since_s)
     if len(new) >= _ENOUGH:

@@ -1,4 +1,6 @@
-"""The facts about a router's cache hits: its workers, its decisions, its engines, its counts."""
+"""Defines the facts about a router's cache hits: its workers, its decisions, its engines and its
+counts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class GroupRow(msgspec.Struct, frozen=True):
 
 
 class HitsRow(msgspec.Struct, frozen=True):
-    """How exact the router's expected hits of a worker are, and why."""
+    """Says how exact the cache hits are that the router expects of a worker, and why."""
 
     mode: str = ""
     cause: str | None = None
@@ -83,12 +85,14 @@ class DecisionRow(msgspec.Struct, frozen=True):
 
     @property
     def elsewhere_tokens(self) -> int:
-        """The prompt tokens that the best other worker held beyond those of the chosen one."""
+        """The number of prompt tokens by which the best other worker's cached prefix exceeded that
+        of the chosen worker.
+        """
         return max([one.hit_tokens - self.expected_hit_tokens for one in self.best] + [0])
 
 
 class PolicyRow(msgspec.Struct, frozen=True):
-    """The router's policy, from its page `/policy`."""
+    """The router's policy, as the router's page `/policy` shows it."""
 
     policy: str = ""
     deciding: str = ""
@@ -97,7 +101,9 @@ class PolicyRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The facts that an engine reports of itself; NaN or None if it does not report one."""
+    """The facts that an engine reports about itself. A fact is NaN or None if the engine does not
+    report it.
+    """
 
     trouble: str = ""  # why it could not be asked
     settings: Mapping[str, str] = field(default_factory=dict)  # of its cache
@@ -109,8 +115,8 @@ class EngineFacts:
 
     @property
     def prefix_caching(self) -> bool | None:
-        """True if the engine reports that it keeps prefixes, False if it reports that it does not;
-        None if it reports neither.
+        """True if the engine reports that it keeps prefixes, False if it reports that it keeps
+        none, and None if it reports neither.
         """
         if "enable_prefix_caching" in self.settings:
             return self.settings["enable_prefix_caching"] == "True"
@@ -121,7 +127,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class ExaminedWorker:
-    """One worker: the router's row, its engine, and what the router counted of it."""
+    """One worker: the router's row for it, its engine's facts, and the router's counts about it."""
 
     row: WorkerRow
     engine: EngineFacts = EngineFacts()
@@ -133,7 +139,7 @@ class ExaminedWorker:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """All facts found by a routing examination. Causes are functions of them."""
+    """All facts found by a routing examination. The causes are judged from these facts alone."""
 
     url: str
     workers: tuple[ExaminedWorker, ...] = ()
@@ -162,29 +168,29 @@ class PoolFacts:
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt tokens of the judged requests."""
+        """The number of prompt tokens of all judged requests."""
         return sum(one.prompt_tokens for one in self.decisions)
 
     @property
     def expected(self) -> float:
-        """The share of these prompt tokens that the router expected in a cache; NaN if there are
-        none.
+        """The share of the judged requests' prompt tokens that the router expected to be cached;
+        NaN if there are no prompt tokens.
         """
         return _share(sum(one.expected_hit_tokens for one in self.decisions), self.prompt_tokens)
 
     @property
     def reported(self) -> float:
-        """The share of prompt tokens that workers reported as cached; NaN if none reported."""
+        """The share of prompt tokens that workers reported as cached; NaN if no worker reported a
+        number.
+        """
         told = [one for one in self.decisions if one.cached_tokens is not None]
         cached = sum(one.cached_tokens or 0 for one in told)
         return _share(cached, sum(one.worker_prompt_tokens or one.prompt_tokens for one in told))
 
     @property
     def hit_share(self) -> float:
-        """The share of prompt tokens found in caches, as workers report it, else as the router
-        expected it.
-
-        Without a router, it is the share that the engines count.
+        """The share of prompt tokens that were cached: as workers reported it, or else as the
+        router expected it. Without a router, it is the share that the engines count.
         """
         if self.alone:
             return _share(self.found_tokens, self.looked_up_tokens)
@@ -192,7 +198,7 @@ class PoolFacts:
 
     @property
     def low(self) -> bool:
-        """True if requests were judged and few of their tokens were in a cache."""
+        """True if requests were judged and few of their prompt tokens were cached."""
         return self.hit_share < LOW_SHARE
 
     def of(self, worker: ExaminedWorker) -> tuple[DecisionRow, ...]:
@@ -200,8 +206,8 @@ class PoolFacts:
         return tuple(one for one in self.decisions if one.worker == worker.row.id)
 
     def weight(self, workers: Iterable[ExaminedWorker]) -> float:
-        """Return the share of judged prompt tokens at these workers; without requests, the share of
-        workers.
+        """Return the share of judged prompt tokens that were sent to these workers. If there are no
+        requests, return these workers' share of all workers.
         """
         ids = {one.row.id for one in workers}
         if not self.prompt_tokens:

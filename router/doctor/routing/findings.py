@@ -1,4 +1,4 @@
-"""The findings of a routing examination: as values, as text for people, and as JSON for
+"""Presents the findings of a routing examination as values, as text for people, and as JSON for
 programs.
 """
 
@@ -46,7 +46,7 @@ class RoutingCause(NamedTuple):
 
 
 class RoutingFinding(NamedTuple):
-    """A cause of low cache hits that holds, with its verdict."""
+    """A cause of low cache hits that was found, with its evidence."""
 
     cause: RoutingCause
     verdict: RoutingVerdict
@@ -66,7 +66,7 @@ class RoutingReport:
         return CAUSE_FOUND if self.findings else NOTHING_FOUND
 
     def text(self) -> str:
-        """Return the report for people, the cause with the best evidence first."""
+        """Return the report as text for people, the cause with the best evidence first."""
         lines = [self._head(), hits_text(self.facts)]
         for place, (cause, verdict) in enumerate(self.findings, 1):
             lines += ["", f"{place}. {cause.name}: {cause.about}, at {verdict.where}"]
@@ -81,7 +81,7 @@ class RoutingReport:
         return "\n".join("".join(c if c.isprintable() else "?" for c in one) for one in lines)
 
     def shown(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the report as a value for JSON."""
         facts = self.facts
         return {
             "router": facts.url or None,
@@ -125,8 +125,8 @@ def hits_text(facts: PoolFacts) -> str:
 
 
 def _guessed_text(facts: PoolFacts) -> list[str]:
-    """Return a line for each reason for which the router only guesses hits of workers whose KV
-    events it reads. That may be as it should be, so it is no finding.
+    """Return lines that say why the router only guesses the hits of workers whose KV events it
+    reads, one line for each reason. Such guesses may be correct behaviour, so they are no finding.
     """
     guessed: dict[HitsRow, list[ExaminedWorker]] = {}
     for one in facts.serving():
@@ -140,7 +140,7 @@ def _guessed_text(facts: PoolFacts) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage for people; "nothing" for NaN."""
+    """Return a share as a percentage for people, or "nothing" for NaN."""
     return "nothing" if math.isnan(share) else f"{100 * share:.3g} %"
 
 

@@ -127,14 +127,16 @@ class RouterPages:
         return (await self._json("/workers", _WorkerList)).workers
 
     async def decisions(self, most: int = _MOST_DECISIONS) -> list[DecisionRow]:
-        """Return the latest decisions, newest first."""
+        """Return the router's latest decisions, newest first."""
         return (await self._json(f"/explain?last={most}", _DecisionList)).decisions
 
     async def policy(self) -> PolicyRow:
         return await self._json("/policy", PolicyRow)
 
     async def is_there(self) -> bool:
-        """Return whether a page of a router's workers exists, even if it may not be read."""
+        """Return whether the URL has a router's page of workers, even if the page may not
+        be read.
+        """
         with suppress(*_FAILURES):
             reply = await ask(self._http, f"{self.url}/workers", self._timeout)
             return reply.status != 404
@@ -205,7 +207,7 @@ class EnginePages:
             return Counts()
 
     async def facts(self, before: Counts) -> EngineFacts:
-        """Return the engine's report of itself, and its counts since `before`."""
+        """Return the facts that the engine reports about itself, and its counts since `before`."""
         after, cards, info, named = await asyncio.gather(
             self.counts(),
             self._page("/v1/models"),
@@ -232,8 +234,8 @@ class EnginePages:
         return facts
 
     async def about(self) -> tuple[str, str] | None:
-        """Return the engine's kind and a model that it serves; None if no engine there reports on
-        its cache.
+        """Return the engine's kind and a model that it serves. Return None if the URL has no engine
+        that reports on its cache.
         """
         listed, info, counts = await asyncio.gather(
             self._page("/v1/models"), self._page("/server_info"), self.counts()
@@ -246,8 +248,8 @@ class EnginePages:
         return self._kind, models[0].id
 
     async def tokens(self, model: str, prompts: Iterable[FixedPrompt]) -> ComparedTokens:
-        """Compare the engine's token ids of prompts with the folder's; all counts are 0 if it has
-        no `/tokenize`.
+        """Compare the token ids that the engine makes of the prompts with those of the folder's
+        tokenizer. All counts are 0 if the engine has no `/tokenize`.
         """
         compared = ComparedTokens()
         for prompt in prompts:
@@ -281,7 +283,9 @@ class EnginePages:
     async def _page(
         self, path: str, limit: int = MAX_REPLY_BYTES, data: bytes | None = None
     ) -> bytes:
-        """Return the body of a page, or of the answer to `data`; empty if there is none."""
+        """Return the body of the answer to a GET, or to a POST of `data` if it is given. The body
+        is empty if there is no usable answer.
+        """
         method = "GET" if data is None else "POST"
         try:
             status, body = await ask(

@@ -1,4 +1,6 @@
-"""Clients' requests that the operator gives: their salts, and where their prompts begin alike."""
+"""Examines requests of clients that the operator gives: their cache salts, and how far their
+prompts begin alike.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class GivenFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GivenPrompts:
-    """The common parts of the given requests. Sizes are bytes; each is a median over requests."""
+    """Describes what the given requests have in common. Sizes are in bytes; each size is a median
+    over the requests.
+    """
 
     count: int
     salts: int = 0  # distinct ones
@@ -36,8 +40,8 @@ class GivenPrompts:
 
 
 def given_prompts(path: Path) -> GivenPrompts:
-    """Return the common parts of the requests in a file, which has one request body a line. Raises
-    GivenFileError if it is unreadable.
+    """Return what the requests in a file have in common. The file has one request body a line.
+    Raises GivenFileError if the file cannot be read.
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -61,8 +65,8 @@ def given_prompts(path: Path) -> GivenPrompts:
 
 
 def prompt_bytes(body: dict[str, Any]) -> bytes:
-    """Return the beginning of a request's prompt. Raises one of `_UNREADABLE` if the body has
-    none.
+    """Return the beginning of a request's prompt. Raises one of the errors in `_UNREADABLE` if the
+    body has no prompt.
     """
     if "messages" in body:
         parts = [body.get("tools"), body.get("system"), *body["messages"]]
@@ -77,8 +81,8 @@ def prompt_bytes(body: dict[str, Any]) -> bytes:
 
 
 def compared(bodies: Sequence[tuple[str | None, bytes]]) -> GivenPrompts:
-    """Return the counts of salts, and the common parts of prompts: each prompt is compared with the
-    one before it and with the first.
+    """Return the counts of salts, and what the prompts have in common. Each prompt is compared with
+    the one before it and with the first.
     """
     salts = [salt for salt, _ in bodies if salt]
     common, later, differs = [], [], ""
@@ -102,7 +106,7 @@ def compared(bodies: Sequence[tuple[str | None, bytes]]) -> GivenPrompts:
 
 
 def _plain(part: Any) -> str:
-    """Return the text in a part of a chat, without JSON's punctuation."""
+    """Return the text in a part of a chat without the punctuation of JSON."""
     if isinstance(part, str):
         return part
     if isinstance(part, list):
@@ -128,7 +132,7 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 def _stretch(one: bytes, other: bytes) -> int:
-    """Return the length in bytes of the first long stretch of `one` that also occurs in `other`."""
+    """Return the length in bytes of the first long passage of `one` that also occurs in `other`."""
     for at in range(0, max(len(one) - _STRETCH, 0), _STRETCH):
         found = other.find(one[at : at + _STRETCH])
         if found >= 0:
@@ -137,7 +141,7 @@ def _stretch(one: bytes, other: bytes) -> int:
 
 
 def _shown(differing: bytes) -> str:
-    """Return a few differing characters for people; "" if they are not text."""
+    """Return a few of the differing characters as text for people, or "" if they are not text."""
     text = differing[:_SHOWN_CHARS].decode("utf-8", "replace")
     return text if _is_text(text) else ""
 

@@ -1,4 +1,4 @@
-"""Compares the token ids that a tokenizer's folder and an engine make of fixed prompts."""
+"""Compares the token ids that a folder's tokenizer and an engine make of fixed prompts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class FixedPrompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComparedTokens:
-    """The number of fixed prompts, texts and chats, and of those whose ids differ from the
-    folder's.
+    """Counts the fixed prompts, texts and chats, and those whose token ids at the engine differ
+    from the folder's.
     """
 
     texts: int = 0
@@ -54,10 +54,9 @@ class ComparedTokens:
 
 
 def fixed_prompts(folder: Path, now_s: float) -> list[FixedPrompt]:
-    """Return the prompts with the ids that the folder's tokenizer makes of them. Raises ValueError
-    if the folder has no tokenizer.
-
-    `now_s` is the wall clock, for templates that print the date.
+    """Return the fixed prompts with the ids that the folder's tokenizer makes of them. `now_s` is
+    the wall clock, for templates that print the date. Raises ValueError if the folder has no
+    tokenizer.
     """
     from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
     from engine.wire.memo import MemoEncoder
@@ -83,8 +82,8 @@ def _prompts(encoder: Any, now_s: float) -> Iterator[FixedPrompt]:
 
 
 def compared_tokens(prompt: FixedPrompt, answer: bytes) -> ComparedTokens:
-    """Compare one answer of an engine with the folder's ids; all counts are 0 if it is
-    unreadable.
+    """Compare one answer of an engine with the folder's token ids. All counts are 0 if the answer
+    cannot be read.
     """
     try:
         theirs = msgspec.json.decode(answer, type=_Ids).tokens
