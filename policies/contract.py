@@ -25,12 +25,11 @@ class Policy(Protocol):
 
     A policy with a memory also has `initial_state() -> state` and `observe(fact, state) -> state`.
     The core calls `observe` with each fact that it receives (`policies.facts`), and passes the
-    returned state to the next call.
-
-    Held requests are asked again in their order, and a few that are refused end this, for those
-    behind them must not pass them. A policy that holds requests in an order of its own also has
-    `asks_held(state) -> bool`, which the core calls after each `Tick`: if the result is True, all
-    held requests are asked. No worker is then reserved for one that waits long.
+    returned state to the next call. When the router holds requests, the core asks the policy about
+    them again in their order, and stops after a few that the policy still holds, because later
+    requests must not pass them. A policy that holds requests in an order of its own also has
+    `asks_held(state) -> bool`, which the core calls after each `Tick`: if the result is True, the
+    core asks about all held requests. Then no worker is reserved for a request that waits long.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

@@ -19,18 +19,17 @@ BlockNames = tuple[int | bytes, ...] | Hashes  # an array stands for the same nu
 
 @record
 class Stored:
-    """Blocks were stored in a worker's cache; `hashes` are the engine's names of the blocks.
+    """Fact: blocks were stored in a worker's cache; `hashes` are the engine's names of the blocks.
 
     `chain` has this router's chain hashes of the blocks, if the source of the fact knows them, as a
     recording does. Then `tokens`, `seed` and `extras` are not read and may be empty. `hashes` may
     have the same values as `chain`, or be the same array. If both `tokens` and `chain` are missing,
-    the router knows the blocks already, and they were stored in one more tier.
-
-    `group` is the cache group of a model with several attention types; None means that there is
-    only one group. Only one group counts as cached blocks: the first that is reported to have full
-    attention, and until then group 0. `window` is given of a group that limits how many of these
-    can be reused: the tokens of its sliding window, or 0 if it keeps states. Such a group's blocks
-    have the names that they have in full attention, and neither chain nor tokens.
+    the router knows the blocks already, and they were stored in one more tier. `group` is the cache
+    group of a model with several attention types; None means that there is only one group. Only one
+    group counts as cached blocks: the first that is reported to have full attention, and until then
+    group 0. `window` is set for a group that limits how many of these blocks can be reused: it is
+    the number of tokens of the group's sliding window, or 0 if the group keeps states. The blocks
+    of such a group have the same names as in full attention, and come without chain and tokens.
     """
 
     hashes: BlockNames
@@ -48,7 +47,7 @@ class Stored:
 
 @record
 class Removed:
-    """Blocks were evicted from a worker's cache."""
+    """Fact: blocks were evicted from a worker's cache."""
 
     hashes: BlockNames
     tier: Tier = "gpu"
@@ -57,7 +56,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The whole cache of a worker was reset."""
+    """Fact: the whole cache of a worker was reset."""
 
 
 KvEvent = Stored | Removed | Cleared
@@ -77,7 +76,9 @@ class CacheSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class KvCopied:
-    """A peer router sent its knowledge of a worker's cache, which replaces this router's own."""
+    """Fact: a peer router sent its knowledge of a worker's cache, which replaces this
+    router's own.
+    """
 
     now_s: float
     worker_id: int
@@ -86,7 +87,8 @@ class KvCopied:
 
 @dataclass(frozen=True, slots=True)
 class KvHeard:
-    """A worker's KV events begin or stop to reach this router, directly or through a peer router.
+    """Fact: a worker's KV events begin or stop to reach this router, directly or through a peer
+    router.
 
     `heard` is True if the events reach this router. `severed` is True if a lost connection is back,
     and it is unknown which events were missed and if the engine was restarted.
@@ -136,11 +138,9 @@ def whose(session: str | None, identity: Identity) -> str | None:
 
 @record
 class Arrival:
-    """A request arrived at the router.
-
-    `chains` has the chain hashes of the prompt for each block size that the model's workers use.
-    `session` is the id of the agent's conversation that the prompt belongs to, if the client gives
-    one.
+    """Fact: a request arrived at the router. `chains` has the chain hashes of the prompt for each
+    block size that the model's workers use. `session` is the id of the agent's conversation that
+    the prompt belongs to, if the client gives one.
     """
 
     now_s: float
@@ -169,7 +169,7 @@ class Arrival:
 
 @record
 class Dispatched:
-    """A request, or its prefill or decode leg, was sent to a worker.
+    """Fact: a request was sent to a worker, for its prefill, its decode, or both (its leg).
 
     Only policies with a memory receive this fact. If the decode leg follows the prefill leg, a
     `Finish` ends the prefill leg before the decode leg is dispatched. If both legs start together,
@@ -191,7 +191,7 @@ class Dispatched:
 
 @record
 class FirstToken:
-    """The first byte of an answer's body arrived, so the request's prefill is over."""
+    """Fact: the first byte of an answer's body arrived, so the request's prefill is over."""
 
     now_s: float
     request_id: int
@@ -199,9 +199,9 @@ class FirstToken:
 
 @record
 class Prefilled:
-    """A worker has finished the prefill leg of a request.
+    """Fact: a worker has finished the prefill of a request that another worker decodes.
 
-    If both legs started together, the decode worker has the KV or will soon have it.
+    If prefill and decode started together, the decode worker has the KV or will soon have it.
     `cached_tokens` is the number of prompt tokens that were cached; None if the worker did not
     report it.
     """
@@ -213,7 +213,7 @@ class Prefilled:
 
 @record
 class Progress:
-    """A streaming answer has given `output_tokens` tokens so far."""
+    """Fact: a streaming answer has given `output_tokens` tokens so far."""
 
     now_s: float
     request_id: int
@@ -222,10 +222,7 @@ class Progress:
 
 @record
 class Finish:
-    """An answer is complete.
-
-    The token counts are those that the worker reported, or None.
-    """
+    """Fact: an answer is complete. The token counts are those that the worker reported, or None."""
 
     now_s: float
     request_id: int
@@ -325,7 +322,7 @@ Suspension = Literal["asleep", "paused"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """A worker joined, changed, or left.
+    """Fact: a worker joined, changed, or left.
 
     `state` is "ready" if the worker takes requests, "draining" if it only finishes its requests,
     "down" if it failed its health check or was ejected, and "gone" if it was removed for good.
@@ -375,7 +372,9 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A worker answered, or failed to answer, a probe that the core asked for with `Probe`."""
+    """Fact: a worker answered, or failed to answer, a probe that the core asked for with
+    `Probe`.
+    """
 
     now_s: float
     worker_id: int
@@ -384,10 +383,11 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A worker has left `probes` successive probes of the router unanswered; 0 if it answers again.
+    """Fact: a worker has left `probes` successive probes of the router unanswered; 0 if it answers
+    again.
 
-    The worker may be slow, stopped or dead. If no other worker is silent, its requests without a
-    first byte move to other workers after `allowed` unanswered probes.
+    The worker may be slow, stopped or dead. If no other worker is silent, those of its requests
+    whose first byte has not come move to other workers after `allowed` unanswered probes.
     """
 
     now_s: float
@@ -415,7 +415,7 @@ class PeerDispatched:
 
 @record
 class PeerFirstToken:
-    """The prefill of a peer's request is over."""
+    """Fact: the prefill of a peer router's request is over."""
 
     now_s: float
     request_id: int
@@ -423,7 +423,7 @@ class PeerFirstToken:
 
 @record
 class PeerProgress:
-    """The answer to a peer's request has `output_tokens` tokens so far."""
+    """Fact: the answer to a peer router's request has `output_tokens` tokens so far."""
 
     now_s: float
     request_id: int
@@ -432,7 +432,9 @@ class PeerProgress:
 
 @record
 class PeerEnded:
-    """A peer router's request left its worker; `finish` is set if the request was answered."""
+    """Fact: a peer router's request left its worker; `finish` is set if the request was
+    answered.
+    """
 
     now_s: float
     request_id: int
@@ -440,7 +442,7 @@ class PeerEnded:
 
 
 def legs_over(fact: Finish | Failure | Prefilled) -> tuple[Role, ...]:
-    """Return the legs of a request that are over after a fact.
+    """Return the legs (prefill, decode or both) of a request that are over after a fact.
 
     The result is "prefill" alone, or all of "both", "prefill" and "decode", although some of these
     may never have been dispatched. Policies that remember the dispatch of each leg use the result
@@ -455,7 +457,9 @@ def legs_over(fact: Finish | Failure | Prefilled) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed, so the core checks for expired state and places held requests again."""
+    """Fact: time has passed, so the core checks for expired state and places held
+    requests again.
+    """
 
     now_s: float
 

@@ -1,4 +1,6 @@
-"""Hybrid: the work a request brings and the work it finds, in seconds of each worker's speed."""
+"""The policy Hybrid adds the work that a request brings to a worker and the work that waits there,
+in seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Least requests: join the shortest queue, counted in requests; the cache is ignored."""
+"""The policy Least requests chooses the worker with the fewest unfinished requests and ignores
+caches.
+"""
 
 from __future__ import annotations
 

@@ -124,9 +124,8 @@ RAISABLE = (Exception, SystemExit)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object that is loaded by name: policies, or wrappers of policies.
-
-    Lifetime: process.
+    """A kind of object that specifications name: policies, or wrappers of policies. Lifetime:
+    process.
     """
 
     word: str  # for people: "policy" or "wrapper"
@@ -144,7 +143,7 @@ class Kind:
         return [*self.built_in, *sorted(others - self.built_in.keys())]
 
     def find(self, name: str) -> Callable[..., Any]:
-        """Return the class or function that is loaded by `name`.
+        """Return the class or function called `name`.
 
         If an installed package uses a built-in name, the built-in object is returned. Raises
         PolicyError for an unknown name, and lists the valid names. Also raises PolicyError if the
@@ -207,10 +206,9 @@ def _import(who: str, target: str) -> Any:
 
 
 def _find(package: str) -> str:
-    """Make a module of the current folder importable, unless an installed module has its name.
-
-    Return "", or a text for an error message if an installed module has the same name as the module
-    of the folder.
+    """Let Python import the module `package` from the current folder, unless an installed module
+    has its name. Return "", or a text for an error message if an installed module has the same name
+    as the module of the folder.
     """
     here = Path.cwd()
     own = next((p for p in (here / package, here / f"{package}.py") if p.exists()), None)
@@ -237,11 +235,13 @@ def _asked_with(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 class NotACostError(PolicyError):
-    """A cost is NaN or -inf; the message names the policy or wrapper and the row."""
+    """Raised if a cost is NaN or -inf; the message names the policy or wrapper and the row."""
 
 
 class WrapperFailedError(PolicyError):
-    """A wrapper's own code raised; the message names it and what it raised."""
+    """Raised if a wrapper's own code raised an error; the message names the wrapper and
+    the error.
+    """
 
 
 def checked(kind: str, name: str, costs: Any, rows: int) -> Floats:
@@ -384,7 +384,9 @@ class LoadedPolicy:
 
     @property
     def passes_held(self) -> bool:
-        """True if the policy may hold a request although later ones should go before it."""
+        """True if the policy may hold a request although later requests may be dispatched before
+        it.
+        """
         return hasattr(self.policy, "asks_held")
 
     def asks_held(self, state: Any) -> bool:

@@ -26,9 +26,9 @@ def _plain(name: str) -> str:
 
 
 def _likeness(like: difflib.SequenceMatcher[str], name: str) -> tuple[float, int]:
-    """Return the similarity of the two names, and the length of their longest common piece.
-
-    The longest common piece breaks a tie (`abs` against `rel`).
+    """Return two sort keys for the similarity of a name to the one that `like` has: the share of
+    equal characters, and the length of the longest common piece. The second one breaks a tie (`abs`
+    against `rel`).
     """
     like.set_seq1(name)
     return like.ratio(), like.find_longest_match().size

@@ -12,11 +12,12 @@ from policies.contract import FleetView, Floats, RequestView
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """The cost is 0 for the row `serial mod rows`, and 1 for the others.
+    """The cost is 0 for the row `serial mod rows`, and 1 for the others, where `serial` counts
+    arrivals, so that no other counter is needed.
 
-    No counter is needed, because the arrival's serial number is one. A request that is asked again
-    after a worker has left meets `rows - 1` rows. Every `rows`-th arrival lost that worker, and
-    `rows = 1 modulo (rows - 1)`, so successive ones still go to successive rows.
+    If a worker has left and its requests are placed again, only `rows - 1` rows are left. The lost
+    requests were every `rows`-th arrival, and `rows = 1 modulo (rows - 1)`, so successive ones
+    still go to successive rows.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:

@@ -1,4 +1,6 @@
-"""Random: all costs are equal, so the random draw decides. A baseline for other policies."""
+"""The policy Random gives all workers the same cost, so that the random draw decides. It is a
+baseline for other policies.
+"""
 
 from __future__ import annotations
 

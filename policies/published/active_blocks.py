@@ -1,4 +1,6 @@
-"""Counts the prompt blocks of unfinished requests on each worker; a shared block counts once."""
+"""Counts the prompt blocks of unfinished requests on each worker; a block that several requests
+share counts once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Memories of published policies: each session's worker, and the tokens sent to each worker."""
+"""The memories of published policies: the worker of each session, and the tokens sent to each
+worker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The memory of LBGR: the work queued at each worker, and the extra time that its answers take."""
+"""The memory of the policy LBGR: the work queued at each worker, and the extra time that its
+answers take.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,9 @@ Sent = tuple[int, Role]  # a request and its leg
 
 @dataclass(slots=True)
 class Lane:
-    """One worker's estimated queue in milliseconds, and the residual time of its answers.
-
-    The residual is the time of an answer beyond its own work and the work queued before it.
-    `variance` is the uncertainty of the residual.
+    """The estimated queue of one worker in milliseconds, and the residual time of its answers. The
+    residual is the time of an answer beyond its own work and the work queued before it. `variance`
+    is the uncertainty of the residual.
     """
 
     queue_ms: float = 0.0
@@ -48,10 +49,9 @@ class Lane:
 
 @dataclass(slots=True)
 class Lanes:
-    """The estimated queue of each worker, and the requests in flight.
-
-    A request in flight is (worker id, seconds when sent, milliseconds of its own work, milliseconds
-    queued before it).
+    """The estimated queue of each worker, and the requests in flight. For each request in flight,
+    `sent` has the worker's id, the time when it was sent in seconds, its own work in milliseconds,
+    and the work that was queued before it in milliseconds.
     """
 
     of: dict[int, Lane] = field(default_factory=dict)

@@ -22,17 +22,14 @@ class LMetric:
 
     There are no weights, because they would cancel in the comparison. `queued=false` leaves the
     queued prefill out. The cost is in tokens, so a worker at half speed looks as good as any other.
-
     With `hot_spots`, requests that share their first `class_blocks` blocks are one class. Let x be
-    its share of the last `window` dispatches, and let m of N workers hold these blocks. A class is
-    too hot if x / (1 - x) > m / (N - m). If it is, and its last 2 m requests all went to holders,
-    the holders cost +inf once; the copy that this makes is one more holder. Dispatches to holders
-    before the class became hot count as well.
-
+    the class's share of the last `window` dispatches, and let m of N workers hold these blocks. A
+    class is too hot if x / (1 - x) > m / (N - m). If it is, and its last 2 m requests all went to
+    workers that hold the blocks, these workers cost +inf for one request; the copy that this makes
+    is held by one more worker. Dispatches to holders before the class became hot count as well.
     Spill depth without queued prefill: (P - H_idle) / (P - H) - 1 requests, with P prompt tokens
     and H hit tokens of the holder; this is S / u for a prefix of S tokens with u tokens behind it.
-    By hot spots: after 2 m requests, unless other classes fill most of the window.
-
+    By hot spots, the spill depth is 2 m requests, unless other classes fill most of the window.
     Unknown hits count as the known ones, a lower bound; tokens in host memory and on disk count as
     missing. No signal that the policy reads can be absent.
     """

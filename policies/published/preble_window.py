@@ -1,4 +1,6 @@
-"""The memory of Preble: work of each worker and times of each large prefix in the last minutes."""
+"""The memory of the policy Preble: the work of each worker, and the times of each large prefix, in
+the last minutes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The memory of Prequal: requests in flight at each worker, and the results of recent probes."""
+"""The memory of the policy Prequal: the requests in flight at each worker, and the results of
+recent probes.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,9 @@ Sent = tuple[int, Role]  # a request and its leg
 
 @dataclass(slots=True)
 class Probes:
-    """Requests in flight at each worker, and a pool of the latest probe results.
-
-    A probe is a reading of the worker's requests in flight. A result is (worker id, this router's
-    requests in flight there, time in seconds).
+    """The requests in flight at each worker, and a pool of the latest probe results. A probe reads
+    how many requests are in flight at a worker. A result is (worker id, this router's requests in
+    flight there, time in seconds).
     """
 
     pool: deque[tuple[int, int, float]]  # bounded: the oldest is dropped

@@ -1,4 +1,6 @@
-"""The memory of ThunderAgent: programs, the worker and KV tokens of each, and which are paused."""
+"""The memory of the policy ThunderAgent: the agents' programs, the worker and KV tokens of each,
+and which are paused.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,9 @@ class ProgramLimits:
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """One agent's run, or a group of runs: its context tokens, and the worker that holds them.
-
-    It is reasoning while one of its requests is under way, and else acting: one of its tools runs.
+    """A program: one agent's run, or a group of runs, with its context tokens and the worker that
+    holds them. It is reasoning while one of its requests is under way, and else acting: one of its
+    tools runs.
     """
 
     key: Key
@@ -86,7 +88,7 @@ class Program:
 
     @property
     def tokens(self) -> int:
-        """Number of context tokens of all its sessions together."""
+        """The number of context tokens of all the program's sessions together."""
         return sum(tokens for tokens, _ in self.chains.values())
 
     @property
@@ -97,7 +99,7 @@ class Program:
 
 @dataclass(slots=True)
 class UnderWay:
-    """A request that waits at the router or is at a worker."""
+    """A request of a program that waits at the router or is at a worker."""
 
     key: Key
     session: str | None
@@ -110,7 +112,9 @@ class UnderWay:
 
 
 def key_of(tenant: str | None, group: str | None, session: str | None) -> Key | None:
-    """Return the key of a request's program: its group, else its session; None if it has none."""
+    """Return the key of the program that a request belongs to: its group, else its session; None if
+    the request has neither.
+    """
     if group is not None:
         return tenant, "group", group
     return None if session is None else (tenant, "session", session)
@@ -118,7 +122,9 @@ def key_of(tenant: str | None, group: str | None, session: str | None) -> Key | 
 
 @dataclass(slots=True)
 class Programs:
-    """Programs, their requests, and what each worker has of them. Lifetime: the policy's."""
+    """All programs and their requests, and how many tokens of programs each worker has. Lifetime:
+    the policy's.
+    """
 
     limits: ProgramLimits
     programs: OrderedDict[Key, Program] = field(default_factory=OrderedDict)
@@ -135,8 +141,8 @@ class Programs:
     # --- what a policy asks -----------------------------------------------------------------
 
     def costs(self, request: RequestView, fleet: FleetView) -> Floats:
-        """Return as costs the tokens that each worker has of programs, or +inf if it may not be
-        used.
+        """Return the cost of each worker, float64[rows]: the tokens that it has of programs, -1 for
+        the worker of the request's own program, or +inf for a worker that may not be used.
         """
         key = key_of(request.tenant, request.group, request.session)
         program = None if key is None else self.programs.get(key)
@@ -157,7 +163,9 @@ class Programs:
     # --- facts ------------------------------------------------------------------------------
 
     def observe(self, fact: Fact) -> None:
-        """Update programs by a fact, and check all of them if it is time to."""
+        """Update the programs by a fact, and check all of them if the interval between two checks
+        is over.
+        """
         kind = type(fact)
         self.checked = False
         if kind is Arrival:
@@ -275,7 +283,9 @@ class Programs:
     # --- one program ------------------------------------------------------------------------
 
     def _program(self, key: Key, now_s: float) -> Program | None:
-        """Return the program of `key`; None if it is new and as many as allowed are busy."""
+        """Return the program called `key`, a new one if it is unknown. Return None if it is new and
+        the allowed number of programs all have requests.
+        """
         program = self.programs.get(key)
         if program is not None:
             self.programs.move_to_end(key)
@@ -317,7 +327,7 @@ class Programs:
         self._charge(program)
 
     def _take_worker(self, program: Program) -> None:
-        """Pause a program: it has no worker until the check gives it one."""
+        """Pause a program: it has no worker until a check gives it one."""
         program.worker_id, program.paused, program.marked = None, True, False
         self.paused.add(program.key)
         self._charge(program)
@@ -370,7 +380,9 @@ class Programs:
     # --- the check --------------------------------------------------------------------------
 
     def _expire(self, now_s: float) -> None:
-        """Forget requests without a fact for too long, and programs that do not come back."""
+        """Forget requests for which no fact has come for too long, and programs that do not come
+        back.
+        """
         limits = self.limits
         for request_id, one in list(self.requests.items()):
             longest_s = limits.retention_s if one.sent else limits.hold_s
@@ -388,8 +400,8 @@ class Programs:
                 self._charge(program)
 
     def _room(self, now_s: float) -> list[tuple[float, int]]:
-        """Return (minus the free tokens, worker id) of workers with room for a resumption, in
-        order.
+        """Return (minus the free tokens, worker id) of each worker that has room to resume a
+        program, the one with most room first.
         """
         room = []
         decays = self.limits.acting_decay
@@ -402,8 +414,8 @@ class Programs:
         return sorted(room)
 
     def _resume(self, now_s: float) -> None:
-        """Resume as many programs as fit: those with a request first, then new ones, small ones
-        first.
+        """Resume as many paused programs as fit: those with a waiting request first, then new ones,
+        and small ones before large ones.
 
         The programs that fit into all free memory together are placed one by one, the largest
         first, each at the worker with the most free memory.
@@ -449,7 +461,9 @@ class Programs:
             used[worker_id] = used.get(worker_id, 0.0) + program.charged[1]
 
     def _decayed(self, now_s: float) -> Mapping[int, float]:
-        """Return each worker's tokens; those of acting programs count less, the longer they act."""
+        """Return the tokens on each worker; those of acting programs count less, the longer they
+        act.
+        """
         used: dict[int, float] = {}
         for program in self.programs.values():
             if program.worker_id is not None:
@@ -462,7 +476,9 @@ class Programs:
         return used
 
     def _pause(self) -> None:
-        """Pause acting programs of full workers, small ones first, then mark reasoning ones."""
+        """Pause acting programs of full workers, small ones first; if that is not enough, mark
+        reasoning ones to be paused later.
+        """
         limits = self.limits
         full: dict[int, list[Program]] = {
             worker_id: []

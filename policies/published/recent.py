@@ -57,9 +57,9 @@ def class_of(chain: Hashes, blocks: int) -> int:
 def hit_blocks(fact: Dispatched) -> int:
     """Return the number of the prompt's blocks that the worker held.
 
-    The fact names no block size B, but hits are k * B tokens and n blocks are floor(prompt / B), so
-    hit * n / prompt <= k < hit * (n + 1) / prompt: the two bounds are less than one apart, which
-    leaves one k.
+    The fact does not have the block size B. But the hit tokens are k * B and the prompt's n blocks
+    are floor(prompt / B), so hit * n / prompt <= k < hit * (n + 1) / prompt: the two bounds are
+    less than one apart, which leaves one k.
     """
     prompt_tokens = fact.hit_tokens + fact.uncached_tokens
     return -(-fact.hit_tokens * len(fact.chain) // prompt_tokens)

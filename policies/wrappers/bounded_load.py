@@ -1,4 +1,6 @@
-"""Bounded load: excludes a worker if the request would raise its load far above the mean."""
+"""The wrapper Bounded load excludes a worker if the request would raise its load far above the
+mean.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Late binding: holds a request for the worker with its cache, if faster than recomputing."""
+"""The wrapper Late binding holds a request for the worker with its cache, if that is faster than
+recomputing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Progressive weight: prefers affinity while the pool has room, and balance as it fills."""
+"""The wrapper Progressive prefers the policy's own costs while the pool has room, and even loads as
+it fills.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _REQUESTS = 64  # dispatches over which tokens and gaps are averaged
 
 
 class State(NamedTuple):
-    """Averages over the latest dispatches: uncached tokens, and seconds between two dispatches."""
+    """The averages over the latest dispatches: uncached tokens, and seconds between two
+    dispatches.
+    """
 
     seen: int  # up to _REQUESTS
     uncached_tokens: float

@@ -1,4 +1,6 @@
-"""Thresholds: excludes workers above a fixed load limit, or with more load than other workers."""
+"""The wrapper Thresholds excludes workers above a fixed load limit, or with more load than other
+workers.
+"""
 
 from __future__ import annotations
 
