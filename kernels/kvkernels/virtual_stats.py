@@ -1,4 +1,6 @@
-"""The statistics of a virtual worker; the Python and the native one return the same type."""
+"""The statistics of a virtual worker. The Python and the native implementation return the same
+type.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from typing import NamedTuple
 
 
 class WorkerStats(NamedTuple):
-    """The statistics of one virtual worker. Lifetime: one call. Totals count from the start,
-    through every `abort`.
+    """The statistics of one virtual worker. Lifetime: one call. Totals count from the worker's
+    start, and an `abort` does not reset them.
     """
 
     busy_ns: int  # in steps, the part of the one in flight included

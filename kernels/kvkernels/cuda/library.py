@@ -1,12 +1,12 @@
-"""The kernels' shared library: built, found, loaded and called through its C ABI.
+"""Builds, finds and loads the shared library of the kernels, and calls it through its C ABI.
 
 `python -m kvkernels.cuda.library [debug | emulator]` builds it. With `debug`, also for a GPU, a
 wait on the device that takes seconds ends as a failed launch, not as a hang. Each source becomes an
 object named by a hash of it, its headers and the flags, so that a build compiles only changed
 sources, and a library found under its name is never stale. The compiler's report on registers and
 spills is in a file next to each object. An entry point takes views (`wr_tensor` of
-`kernels/cuda/abi.h`), then a stream, checks everything that the host can know, and launches. It
-returns 0, 1 for refused arguments, 2 for a failed launch.
+`kernels/cuda/abi.h`), then a stream, checks everything that the host can know, and launches the
+kernel. It returns 0, or 1 for refused arguments, or 2 for a failed launch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RefusedError(ValueError):
 
 
 class LaunchError(RuntimeError):
-    """Raised if a kernel could not be launched, or an earlier one on the device failed."""
+    """Raised if a kernel could not be launched, or an earlier kernel on the device failed."""
 
 
 class TensorLike(Protocol):
@@ -72,9 +72,8 @@ def _code_of(dtype: Any) -> int | None:
 
 
 def view_of(tensor: TensorLike) -> bytes:
-    """Return `tensor` as C sees it, a `wr_tensor`; valid while the tensor's memory is.
-
-    Raises RefusedError for a dtype or rank that the C ABI does not have.
+    """Return the C struct `wr_tensor` that describes `tensor`; it is valid as long as the tensor's
+    memory. Raises RefusedError for a dtype or rank that the C ABI does not have.
     """
     shape, code = tensor.shape, _code_of(tensor.dtype)
     dims = len(shape)
@@ -102,7 +101,7 @@ class KeptViews:
         return len(self._kept)
 
     def of(self, tensor: TensorLike) -> bytes:
-        """Return the view of a tensor, as `view_of` does, with the same errors."""
+        """Return the view of a tensor, as `view_of` does and with the same errors, and keep it."""
         key = id(tensor)
         kept = self._kept.get(key)
         if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
@@ -138,9 +137,8 @@ class DeviceLimits(NamedTuple):
 
 
 class KernelLibrary:
-    """A loaded library. Lifetime: process; calls from any thread.
-
-    Raises OSError for a file that is no library, LaunchError for one with another ABI.
+    """A loaded library of kernels. Lifetime: process; calls from any thread. Raises OSError for a
+    file that is no library, LaunchError for one with another ABI.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,17 +152,17 @@ class KernelLibrary:
             raise LaunchError(f"{path} has tensors of {theirs} bytes, not {ours}: build it anew")
 
     def device(self) -> DeviceLimits:
-        """Return the current device. Raises RefusedError for a driver older than the library,
-        LaunchError if there is no device.
+        """Return the limits of the current device. Raises RefusedError for a driver older than the
+        library, LaunchError if there is no device.
         """
         found = (ctypes.c_int64 * len(DeviceLimits._fields))()
         self._raise(self.functions.wr_device(found), "device")
         return DeviceLimits(*found)
 
     def call(self, name: str, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """Launch `wr_<name>` on `stream` (a cudaStream_t); None is an absent tensor.
-
-        Returns once launched. Raises RefusedError before anything ran, or LaunchError.
+        """Launch the kernel `wr_<name>` on `stream` (a cudaStream_t), and return once it is
+        launched. An argument of None is an absent tensor. Raises RefusedError before anything ran,
+        or LaunchError.
         """
         function = getattr(self.functions, f"wr_{name}")
         given = [self._in_c(argument) for argument in arguments]
@@ -196,7 +194,7 @@ class BuildError(RuntimeError):
 
 
 class Target(NamedTuple):
-    """The commands that compile and link one kind of library."""
+    """One kind of library, with the commands that compile and link it."""
 
     name: str
     compiler: str
@@ -263,7 +261,7 @@ def find_cuda() -> Path | None:
 
 
 def objects(target: Target) -> dict[Path, Path]:
-    """Return each source of `target`, and the object that it is compiled to."""
+    """Return the object file that each source of `target` is compiled to, by source."""
     folder = source_folder()
     files = (path for path in folder.rglob("*.*") if path.is_file())
     texts = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
@@ -278,8 +276,8 @@ def objects(target: Target) -> dict[Path, Path]:
 
 
 def _read_with(source: str, texts: Mapping[str, bytes]) -> set[str]:
-    """Return a source and all of our headers that it includes, directly or not, by their names
-    below the source folder.
+    """Return the names of a source and of all headers of this project that it includes, directly or
+    not, below the source folder.
     """
     found, left = set(), [source]
     while left:
@@ -291,7 +289,7 @@ def _read_with(source: str, texts: Mapping[str, bytes]) -> set[str]:
 
 
 def library_path(target: Target) -> Path:
-    """Return where `build` puts the library of the current sources."""
+    """Return the path at which `build` puts the library of the current sources."""
     names = "".join(path.name for path in objects(target).values())
     digest = hashlib.sha256(names.encode()).hexdigest()[:16]
     return cache_folder() / target.name / f"libwarmroute-{digest}.so"
@@ -303,9 +301,8 @@ def compiler_log(built: Path) -> str:
 
 
 def build(target: Target = CUDA) -> Path:
-    """Return the path of the library, and build it if it does not exist. Raises BuildError.
-
-    If several processes build the same library, one of them does it and the others wait.
+    """Return the path of the library, and build it if it does not exist. Raises BuildError if that
+    fails. If several processes build the same library, one of them does it and the others wait.
     """
     path = library_path(target)
     if path.is_file():

@@ -26,7 +26,9 @@ STORED = (torch.int8, torch.float8_e4m3fn)
 
 
 def unsupported(head_dim: int, dtype: torch.dtype, stored: torch.dtype) -> str:
-    """Return why the CUDA kernel does not support this, with pages of `stored`; "" if it does."""
+    """Return the reason why the CUDA kernel does not support these sizes and dtypes, with pages of
+    `stored`; "" if it supports them.
+    """
     if why := unsupported_dtype(dtype):
         return why
     if stored not in (dtype, *STORED):
@@ -51,7 +53,7 @@ def append_on_cpu(
     k_scales: torch.Tensor | None,
     v_scales: torch.Tensor | None,
 ) -> None:
-    """Compute in float64 if q is, else in float32."""
+    """Compute the operator on the CPU, in float64 if q is float64, else in float32."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     pages, page_tokens = k_pages.shape[:2]
     _check(positions, 0, len(cos), "positions")

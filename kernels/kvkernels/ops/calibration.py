@@ -1,9 +1,10 @@
-"""Costs of shared decode, measured on the current device: plans of a small grid are timed, and
-costs are fitted.
+"""Measures the costs of shared decode on the current device: it times plans for the steps of a
+small grid, and fits costs to the times.
 
-The sum that `shared_costs` uses for time is coarse, so the fit is trusted only as far as it was
-seen to hold: if a shared plan that it would choose was measured slower than plain decode, a shared
-run has to gain more (`Costs.sharing`) until that plan is not chosen.
+The model of time in `shared_costs` is a coarse sum, so the fit is trusted only as far as it agrees
+with the measurements. If the fitted costs would choose a shared plan that was measured slower than
+plain decode, the gain that a shared run must promise (`Costs.sharing`) is raised until that plan is
+not chosen.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ ALWAYS = Costs(0.0, 1.0, 0.0, 0.0, 0.0)  # bytes are all that costs
 
 
 class Mix(NamedTuple):
-    """A step of the grid: requests with a common prefix, in groups that share nothing else."""
+    """A decode step of the grid: requests in groups, where each group has a common prefix and
+    shares nothing with other groups.
+    """
 
     requests: int
     groups: int
@@ -34,7 +37,7 @@ class Mix(NamedTuple):
     own_tokens: int
 
     def tables(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return context tokens, page table, and the number of pages."""
+        """Return the context tokens, the page table, and the number of pages of the step."""
         prefix, own = self.prefix_tokens // PAGE, -(-self.own_tokens // PAGE)
         each = self.requests // self.groups
         table = torch.empty(self.requests, prefix + own, dtype=torch.int32)
@@ -59,7 +62,9 @@ Time = Callable[[Step, torch.Tensor, int], float]
 
 
 class Measured(NamedTuple):
-    """A mix with both ways to compute it, and their times in nanoseconds."""
+    """A step of the grid, the work of its plain plan and of its shared plan, and the times of both
+    in nanoseconds.
+    """
 
     mix: Mix
     plain: Work
@@ -69,8 +74,9 @@ class Measured(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """The result of a calibration. `is_wary`: runs have to gain more than fitted, because of plans
-    that were slower.
+    """The result of a calibration: the costs and the measurements. `is_wary` is True if the gain
+    that a shared run must promise was raised above the fitted one, because shared plans were
+    measured slower than plain decode.
     """
 
     costs: Costs
@@ -84,11 +90,9 @@ def calibrate(
     grid: Sequence[Mix] | None = None,
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Calibration:
-    """Time both plans of each mix of `grid` (default GRID) in turn, report progress to `tell`, and
-    return the costs.
-
-    `time_ns(step, page_table, pages)`: the time of one run of one layer. Raises ValueError for
-    times that are not above 0.
+    """Measure the plain and the shared plan of each step of `grid` (default GRID) in turn, report
+    progress to `tell`, and return the costs. `time_ns(step, page_table, pages)` returns the time of
+    one run of one layer. Raises ValueError for times that are not above 0.
     """
     grid, measured = grid or GRID, []
     for number, mix in enumerate(grid):
@@ -111,8 +115,8 @@ def calibrate(
 
 
 def wary(shape: AttentionShape, costs: Costs, measured: Sequence[Measured]) -> Costs:
-    """Return `costs` with so large a required gain that no mix is shared that was measured slower
-    when shared.
+    """Return `costs` with the required gain of sharing raised, so far that no step is shared that
+    was measured slower when shared.
     """
     slower = [one.mix for one in measured if one.shared_ns > MOST_SLOWER * one.plain_ns]
     while any(_shares(shape, costs, mix) for mix in slower):

@@ -1,7 +1,8 @@
 """Turns a kernel into a torch operator, and says which dtypes, heads and pages the kernels support.
 
-A schema has the order of its C entry point's arguments. All operators write to tensors that they
-are given and return nothing: an operator allocates nothing, so that a CUDA graph can contain it.
+The arguments of an operator have the order of the kernel's C entry point. All operators write to
+tensors that they are given and return nothing: an operator allocates nothing, so that a CUDA graph
+can contain it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def unsupported_dtype(dtype: torch.dtype) -> str:
-    """Return why no kernel computes in `dtype`; "" if all do."""
+    """Return the reason why no kernel computes in `dtype`; "" if all kernels do."""
     return "" if dtype in DTYPES else f"dtype {dtype} (the kernel has bfloat16 and float16)"
 
 
 def unsupported_head(head_dim: int) -> str:
-    """Return why no attention kernel supports such heads; "" if all do."""
+    """Return the reason why no attention kernel supports heads of `head_dim`; "" if all
+    kernels do.
+    """
     return "" if head_dim in HEAD_DIMS else f"head_dim {head_dim} (the kernel has 64 and 128)"
 
 
@@ -37,8 +40,8 @@ def unsupported_shape(
     dtype: torch.dtype,
     most_group: int,
 ) -> str:
-    """Return why a kernel whose groups have up to `most_group` heads does not support this shape;
-    "" if it does.
+    """Return the reason why a kernel whose groups have up to `most_group` heads does not support
+    this shape; "" if it supports it.
     """
     if why := unsupported_dtype(dtype) or unsupported_head(head_dim):
         return why
@@ -84,8 +87,8 @@ def tokens_of(
     pages: torch.Tensor,
     wide: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V [tokens, head, dim] of these pages as numbers in `wide`, dequantized if
-    needed.
+    """Return K and V [tokens, head, dim] of these pages as numbers in `wide`, dequantized if they
+    were quantized.
     """
     k, v = (
         _numbers(x, factors, pages, wide).flatten(0, 1)
@@ -115,11 +118,9 @@ def cuda_library() -> KernelLibrary:
 
 
 def define(name: str, on_cpu: Callable[..., None], written: Sequence[str]) -> None:
-    """Define the operator `warmroute::name`.
-
-    On CPUs it calls `on_cpu`, whose signature is the schema; `written` names the arguments that it
-    writes to. On CUDA devices it runs `wr_name` on the current stream with the same arguments in
-    order.
+    """Define the torch operator `warmroute::name`. On CPUs it calls `on_cpu`, whose signature is
+    the operator's schema; `written` names the arguments that it writes to. On CUDA devices it runs
+    `wr_name` on the current stream with the same arguments in order.
     """
     schema = torch.library.infer_schema(on_cpu, mutates_args=written)
     LIBRARY.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
@@ -136,4 +137,6 @@ def _on_cuda(name: str, *arguments: Any) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """Do nothing: outputs are arguments, so a tracer need not know any shape."""
+    """Do nothing when torch traces an operator: outputs are arguments, so a tracer need not know
+    any shape.
+    """

@@ -63,21 +63,23 @@ class PrefillPlan(NamedTuple):
 
 
 def item_tokens(group: int) -> int:
-    """Return the query tokens of an item, for `group` query heads a KV head. Raises ValueError."""
+    """Return the number of query tokens in an item of work, for `group` query heads a KV head.
+    Raises ValueError for a group that is out of range.
+    """
     if not 1 <= group <= ROWS:
         raise ValueError(f"{group} query heads a KV head: prefill has 1 to {ROWS}")
     return ROWS // group
 
 
 def most_items(requests: int, tokens: int, group: int) -> int:
-    """Return enough items for any `requests` with `tokens` new tokens together whose keys are not
-    split.
+    """Return a number of items that is enough for any `requests` with `tokens` new tokens together,
+    if their keys are not split.
     """
     return requests + tokens // item_tokens(group)
 
 
 def words(rows: int, items: int, slots: int) -> int:
-    """Return the length of a plan's buffer."""
+    """Return the length of the int32 buffer of a plan with these sizes."""
     return 5 + ITEM_WORDS * items + rows + slots
 
 
@@ -97,11 +99,11 @@ def views(buffer: torch.Tensor, rows: int, items: int, slots: int) -> PrefillPla
 def piece_keys(
     tokens: torch.Tensor, context: torch.Tensor, page_tokens: int, group: int, kv_heads: int
 ) -> torch.Tensor:
-    """Return the keys of a piece, int64[R], in full pages, for chunks of `tokens` at the end of
-    `context`.
+    """Return the number of keys in one piece of each chunk's keys, int64[R], in full pages.
 
-    It is MAX_CONTEXT for a chunk that has CTAs enough. It depends on the request alone, so that
-    neither batch nor device changes its bits.
+    The chunks have `tokens` tokens at the end of `context`. It is MAX_CONTEXT for a chunk that has
+    enough CTAs without a split. It depends on the request alone, so that neither batch nor device
+    changes its bits.
     """
     step = math.lcm(PIECE_STEP, page_tokens)
     ctas = -(-tokens // item_tokens(group)) * kv_heads
@@ -145,7 +147,7 @@ def plan_prefill(
 
 
 def _checked(spans: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return `spans` as int64 on the CPU. Raises ValueError for an invalid one."""
+    """Return `spans` as int64 on the CPU. Raises ValueError for invalid spans."""
     spans = spans.to("cpu", torch.int64)
     if spans.dim() != 2 or spans.shape[1] != 3:
         raise ValueError(f"spans have shape {list(spans.shape)}, need [requests, 3]")
@@ -163,10 +165,9 @@ def _checked(spans: torch.Tensor, rows: int) -> torch.Tensor:
 def _cut(
     first: torch.Tensor, tokens: torch.Tensor, context: torch.Tensor, keys: torch.Tensor, step: int
 ) -> torch.Tensor:
-    """Return items int64[N, 7] without slots: runs of `step` tokens, each split at multiples of
-    `keys` that its first token sees.
-
-    Columns: request, row, tokens, position, first key, end, pieces.
+    """Return the items of work without slots, int64[N, 7]: runs of `step` tokens, each split at
+    those multiples of `keys` that its first token sees. The columns are request, row, tokens,
+    position, first key, end, pieces.
     """
     counts = -(-tokens // step)
     request = torch.repeat_interleave(torch.arange(len(tokens)), counts)
@@ -184,13 +185,13 @@ def _cut(
 
 
 def _slots_of(made: torch.Tensor) -> torch.Tensor:
-    """Return the number of slots of each of `_cut`'s items."""
+    """Return the number of slots for partial results of each item that `_cut` returned."""
     return torch.where(made[:, 6] > 1, made[:, 2], 0)
 
 
 def _filled(made: torch.Tensor, rows: int, room: int) -> PrefillPlan:
-    """Return `_cut`'s items as a plan, longest first, with the slots of each row in order of its
-    keys.
+    """Return the plan of the items that `_cut` returned, longest first, with the slots of each row
+    in order of its keys.
     """
     counts = _slots_of(made)
     slot = torch.where(counts > 0, counts.cumsum(0) - counts, -1)
@@ -210,7 +211,7 @@ def _filled(made: torch.Tensor, rows: int, room: int) -> PrefillPlan:
 def unsupported(
     heads: int, kv_heads: int, head_dim: int, page_tokens: int, dtype: torch.dtype
 ) -> str:
-    """Return why the CUDA kernel does not support this shape, by name; "" if it does."""
+    """Return the reason why the CUDA kernel does not support this shape; "" if it supports it."""
     return unsupported_shape(heads, kv_heads, head_dim, page_tokens, dtype, ROWS)
 
 
@@ -228,9 +229,7 @@ def prefill(
     is_mma: bool = False,
 ) -> None:
     """Call `torch.ops.warmroute.prefill` with a plan, its `workspace_of`, and the scales of K and
-    V.
-
-    `is_mma`: use the kernel of all GPUs on Hopper, too.
+    V. With `is_mma`, the kernel for all GPUs is used on Hopper, too.
     """
     run = torch.ops.warmroute.prefill_mma if is_mma else torch.ops.warmroute.prefill
     pages = k_pages, v_pages, page_table
@@ -254,7 +253,9 @@ def prefill_on_cpu(
     k_scales: torch.Tensor | None,
     v_scales: torch.Tensor | None,
 ) -> None:
-    """Compute in float64 if q is, else in float32, with keys in the same pieces as the kernel."""
+    """Compute the operator on the CPU, in float64 if q is float64, else in float32, with keys in
+    the same pieces as the kernel.
+    """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     page_tokens, kv_heads = k_pages.shape[1:3]
     group = q.shape[1] // kv_heads

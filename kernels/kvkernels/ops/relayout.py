@@ -43,11 +43,12 @@ MAX_ROWS = 1 << 22  # rows (head, layer, kv, token) of one unit
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """The part of the KV that one worker has, and its order in memory. Raises ValueError.
+    """The part of the KV that one worker has, and its order in memory.
 
-    `layers` and `heads` are numbers in the whole model, in steps of 1. A row is `row_bytes` of one
-    token's K or V of one head: head_dim times the element's size; 4 for a pool of scales. `order`:
-    the axes from outermost to innermost, rows within the last.
+    Raises ValueError for invalid values. `layers` and `heads` are numbers in the whole model, in
+    steps of 1. A row is `row_bytes` of one token's K or V of one head: head_dim times the element's
+    size; 4 for a pool of scales. `order` has the axes from outermost to innermost; rows are inside
+    the last one.
     """
 
     layers: range
@@ -84,11 +85,11 @@ class PoolLayout:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole pool."""
+        """Return the number of bytes of the whole pool."""
         return prod(self.shape()) * self.row_bytes
 
     def strides(self) -> dict[str, int]:
-        """Return the bytes from one item of an axis to the next."""
+        """Return, for each axis, the number of bytes from one item to the next."""
         steps, step = {}, self.row_bytes
         for axis, size in zip(reversed(self.order), reversed(self.shape()), strict=True):
             steps[axis] = step
@@ -97,7 +98,7 @@ class PoolLayout:
 
 
 class Piece(NamedTuple):
-    """The layers and heads that a target gets from one source."""
+    """The layers and heads that a target pool gets from one source pool."""
 
     source: int
     layers: range
@@ -105,11 +106,9 @@ class Piece(NamedTuple):
 
 
 def pieces(sources: Sequence[PoolLayout], target: PoolLayout, target_rank: int) -> list[Piece]:
-    """Return which source gives which part to `target`; sources that have the same take turns by
-    `target_rank`.
-
-    Raises ValueError if the sources do not have all that the target has, or have parts of it in
-    different cuts.
+    """Return the pieces of KV that `target` gets, each with the source that it comes from. Sources
+    that have the same KV take turns by `target_rank`. Raises ValueError if the sources do not have
+    all that the target has, or have parts of it in different cuts.
     """
     same: dict[tuple[range, range], list[int]] = {}
     for number, source in enumerate(sources):
@@ -130,7 +129,9 @@ def pieces(sources: Sequence[PoolLayout], target: PoolLayout, target_rank: int) 
 
 
 class CopyPlan(NamedTuple):
-    """The runs of one unit of tokens. Lifetime: as long as both layouts hold."""
+    """The runs of bytes to copy for one unit of tokens between two pools. Lifetime: as long as both
+    layouts hold.
+    """
 
     source: PoolLayout
     target: PoolLayout
@@ -139,10 +140,9 @@ class CopyPlan(NamedTuple):
 
 
 def plan(source: PoolLayout, target: PoolLayout, piece: Piece | None = None) -> CopyPlan:
-    """Return the runs that copy one unit of `piece`, or of all that both have, from source to
-    target.
-
-    Raises ValueError for layouts of different rows, or that have nothing in common.
+    """Return the plan that copies one unit of `piece` from source to target; None for `piece` means
+    all layers and heads that both have. Raises ValueError for layouts of different rows, or that
+    have nothing in common.
     """
     if source.row_bytes != target.row_bytes:
         raise ValueError(
@@ -168,7 +168,7 @@ def plan(source: PoolLayout, target: PoolLayout, piece: Piece | None = None) -> 
 def moves(
     made: CopyPlan, source_blocks: Sequence[int], target_blocks: Sequence[int], tokens: range
 ) -> torch.Tensor:
-    """Return int64[M, 2] for `tokens` of a request that has these blocks, on the CPU.
+    """Return the moves, int64[M, 2] on the CPU, for `tokens` of a request that has these blocks.
 
     `tokens.start` is a multiple of the unit; the last unit is copied whole, with what is beyond the
     last token. Raises ValueError for another start, and for blocks that a pool does not have.
@@ -189,7 +189,7 @@ def _common(a: range, b: range) -> range:
 
 
 def _offsets(owner: PoolLayout, heads: range, layers: range, index: Ints) -> Ints:
-    """Return the byte offset of every row of a unit from the block's beginning."""
+    """Return the byte offset of every row of a unit, counted from the beginning of the block."""
     step = owner.strides()
     steps = [step[axis] for axis in AXES[1:]]
     first = np.array([heads.start - owner.heads.start, layers.start - owner.layers.start, 0, 0])
@@ -198,7 +198,9 @@ def _offsets(owner: PoolLayout, heads: range, layers: range, index: Ints) -> Int
 
 
 def _merged(source: Ints, target: Ints, row_bytes: int) -> Ints:
-    """Return rows that are adjacent at both ends as one run, of at most RUN_BYTES."""
+    """Return rows as runs of bytes: rows that are adjacent in both pools become one run, of at most
+    RUN_BYTES.
+    """
     breaks = (np.diff(source) != row_bytes) | (np.diff(target) != row_bytes)
     starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     ends = np.concatenate((starts[1:], [len(source)]))
@@ -212,7 +214,9 @@ def _merged(source: Ints, target: Ints, row_bytes: int) -> Ints:
 
 
 def _bases(owner: PoolLayout, name: str, blocks: Sequence[int], first: Ints) -> Ints:
-    """Return where each unit begins, by the number of its first token."""
+    """Return the byte offset at which each unit begins in the pool; `first` has the number of each
+    unit's first token. Raises ValueError for blocks that the pool does not have.
+    """
     step, size = owner.strides(), owner.block_tokens
     ids = np.asarray(blocks, dtype=np.int64)
     if len(first) and first[-1] // size >= len(ids):
@@ -238,10 +242,9 @@ _WORDS = ((8, torch.int64), (4, torch.int32), (1, torch.int8))
 def copy_runs_on_cpu(
     source: torch.Tensor, target: torch.Tensor, runs: torch.Tensor, moves: torch.Tensor
 ) -> None:
-    """Copy runs in rows as long as all offsets and lengths allow, by two of torch's own copies a
-    batch, so that Python's lock is free meanwhile.
-
-    Nothing is copied if something would leave a pool.
+    """Copy the runs, in rows as long as all offsets and lengths allow. Each batch needs two of
+    torch's own copies, so that Python's lock is free meanwhile. Nothing is copied if some run would
+    leave a pool.
     """
     at, parts = moves.numpy(), runs.numpy()
     at = at[(at >= 0).all(axis=1)]
@@ -265,7 +268,7 @@ def copy_runs_on_cpu(
 
 
 def _check_inside(at: Ints, parts: Ints, sizes: tuple[int, int]) -> None:
-    """Raise ValueError for the first run that leaves its pool."""
+    """Raise ValueError if a run leaves its pool; the message names the first such run."""
     for side, name in enumerate(("source", "target")):
         begins = at[:, side, None] + parts[:, side]
         wrong = np.argwhere((parts[:, 2] < 0) | (begins < 0) | (begins + parts[:, 2] > sizes[side]))

@@ -1,7 +1,7 @@
-"""The cost of an item of shared decode, so that requests share a prefix only if that pays.
+"""The cost of an item of work in shared decode, by which requests share a prefix only if that pays.
 
-Time is modelled as a sum over the work of a plan, with one coefficient for each kind. That is
-coarse (a GPU overlaps them), but it can be fitted, and sums can be minimized exactly.
+Time is modelled as a sum over the work of a plan, with one coefficient for each kind of work. That
+is coarse (a GPU overlaps them), but it can be fitted, and sums can be minimized exactly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_ROWS, MANY_STEP, FEW_STEP, FEW_ROWS = 128, 32, 8, 16  # of `cuda/decode/sha
 
 
 class AttentionShape(NamedTuple):
-    """The shape of one layer of KV; one plan runs `layers` of them."""
+    """The shape of attention over one layer's KV; one plan is run by `layers` such layers."""
 
     heads: int
     kv_heads: int
@@ -37,12 +37,14 @@ class AttentionShape(NamedTuple):
 
     @property
     def requests_of_item(self) -> int:
-        """Number of requests that fit into the rows of an item."""
+        """Number of requests that fit into the rows of an item of work."""
         return MOST_ROWS // self.group
 
 
 class Work(NamedTuple):
-    """The work of a plan in one layer: the features of its cost."""
+    """The work of a plan in one layer, by kind: bytes, operations and items. The cost of a plan is
+    computed from these.
+    """
 
     first_bytes: int  # of KV, read from memory
     repeated_bytes: int  # of KV that the step has read already: perhaps still in the L2 cache
@@ -52,9 +54,11 @@ class Work(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Nanoseconds of the whole device for each unit of `Work`. The defaults are predictions for an
-    H200: memory at 4.3 TB/s, L2 at 5.5 TB/s, tensor cores by `mma.sync` at 350 TFLOP/s, partial
-    results at L2 speed, 2 us an item with 264 at once. `fit` makes measured ones."""
+    """The cost of each kind of `Work`, in nanoseconds of the whole device for each unit. The
+    defaults are predictions for an H200: memory at 4.3 TB/s, L2 at 5.5 TB/s, tensor cores by
+    `mma.sync` at 350 TFLOP/s, partial results at L2 speed, 2 us an item with 264 at once. `fit`
+    computes costs from measurements.
+    """
 
     first_mb: float = 233.0
     repeated_mb: float = 182.0
@@ -75,9 +79,9 @@ class Costs(NamedTuple):
 
 
 def fit(works: Sequence[Work], measured_ns: Sequence[float]) -> Costs:
-    """Return coefficients by least squares of relative errors, none below zero. `measured_ns` are
-    times of one layer's attention with plans of `works`; there must be at least as many as
-    coefficients. Raises ValueError for fewer, or for times that are not above 0.
+    """Return the costs that fit measurements best, by least squares of relative errors, none below
+    zero. `measured_ns` are times of one layer's attention with plans of `works`; there must be at
+    least as many as coefficients. Raises ValueError for fewer, or for times that are not above 0.
     """
     if len(works) != len(measured_ns) or len(works) < len(Work._fields):
         raise ValueError(
@@ -100,7 +104,9 @@ def fit(works: Sequence[Work], measured_ns: Sequence[float]) -> Costs:
 
 
 def padded_rows(rows: Ints) -> Ints:
-    """Return the rows that the tensor cores compute for items of `rows`."""
+    """Return the number of rows that the tensor cores compute for items of `rows` rows, padding
+    included.
+    """
     few = -(-rows // FEW_STEP) * FEW_STEP
     return np.where(rows <= FEW_ROWS, few, -(-rows // MANY_STEP) * MANY_STEP)
 
@@ -109,10 +115,8 @@ def run_cost(
     costs: Costs, shape: AttentionShape, tokens: Ints, requests: Ints, pieces: Ints, slots: Ints
 ) -> NDArray[np.float64]:
     """Return the nanoseconds for runs of `tokens` that `requests` each share, in `pieces` with
-    `slots` for each request.
-
-    All KV counts as read before: the first read is the same for every plan of a step. Arrays
-    broadcast.
+    `slots` for each request. All KV counts as if the step had read it before, because the first
+    read is the same for every plan of a step. Arrays broadcast.
     """
     whole, rest = np.divmod(requests, shape.requests_of_item)
     full = padded_rows(np.asarray(shape.requests_of_item * shape.group))
@@ -130,5 +134,5 @@ def run_cost(
 
 
 def partial_bytes_of_slot(shape: AttentionShape) -> int:
-    """Return the bytes of a slot's partial results, written and read once."""
+    """Return the number of bytes of one slot's partial results, written once and read once."""
     return 2 * 4 * shape.heads * (shape.head_dim + 1)

@@ -56,8 +56,8 @@ END, SLOT, PAGES = 3, 4, 5  # columns of an item
 
 
 class Items:
-    """The items of `runs` over requests in `order`. Lifetime: while steps have these runs and
-    pieces.
+    """The items of work for `runs` over the requests in `order`. Lifetime: as long as steps have
+    the same runs and pieces.
     """
 
     def __init__(self, runs: Runs, order: Ints, shape: AttentionShape, costs: Costs) -> None:
@@ -90,7 +90,9 @@ class Items:
         self._take_slots(np.where(slots[run] > 0, requests, 0), first)
 
     def _take_slots(self, counts: Ints, first: Ints) -> None:
-        """Assign every slot its item and place, by request and its tokens."""
+        """Give every slot its item and its place there, ordered by request and then by the
+        request's tokens.
+        """
         item = np.repeat(np.arange(self.count), counts)
         member = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)
         request = self._order[first[item] + member]
@@ -100,11 +102,11 @@ class Items:
         self._merge_ends = np.bincount(request, minlength=len(self._order)).cumsum()
 
     def grow(self, context_tokens: Ints) -> None:
-        """Extend each request's own items to its end."""
+        """Extend the last items of each request to the end of its context, which has grown."""
         self._cells[self._growing, END] = context_tokens[self._growing_of]
 
     def tokens(self) -> Ints:
-        """Return the tokens of each item."""
+        """Return the number of tokens of each item."""
         ends = self._cells[:, END].astype(np.int64)
         return ends - self.begin
 
@@ -112,8 +114,8 @@ class Items:
         return self.count <= items and self.slots <= slots
 
     def work(self, distinct_tokens: int) -> Work:
-        """Return the work of one layer in which requests have `distinct_tokens` different
-        tokens.
+        """Return the work of one layer, in which all requests together have `distinct_tokens`
+        different tokens.
         """
         shape, tokens = self.shape, self.tokens()
         return Work(
@@ -125,8 +127,8 @@ class Items:
         )
 
     def fill(self, made: SharedPlan, pages: int) -> None:
-        """Write the plan over a table of `pages` a request into `made`, which is zeros and has room
-        for it.
+        """Write the plan into `made`, which is zeros and has room for it; the page table has
+        `pages` columns for each request.
         """
         by_cost = (-(self.tokens() * self._token_ns)).argsort(kind="stable")
         counts = self._counts[by_cost]
@@ -166,11 +168,9 @@ class SharedPlan(NamedTuple):
 
 
 class Saving(NamedTuple):
-    """The effect of a plan's sharing in one step.
-
-    `shared_prefix_groups` counts the runs of tokens that several requests share; `kv_bytes_saved`
-    is KV that plain decode would have read beyond this plan, in all layers; times are the cost
-    model's, for one layer.
+    """What a plan saves by sharing in one step. `shared_prefix_groups` counts the runs of tokens
+    that several requests share; `kv_bytes_saved` is the KV that plain decode would have read beyond
+    this plan, in all layers; the times are the cost model's, for one layer.
     """
 
     shared_prefix_groups: int
@@ -180,7 +180,7 @@ class Saving(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A plan, and its saving and sizes."""
+    """The plan of one step, with what it saves, its work and its sizes."""
 
     plan: SharedPlan
     saving: Saving
@@ -188,15 +188,15 @@ class Step(NamedTuple):
 
 
 def most_items(requests: int, tokens: int) -> int:
-    """Return the number of items that fits any plan of `requests` whose contexts have `tokens`
-    together.
+    """Return a number of items that is enough for any plan of `requests` whose contexts have
+    `tokens` tokens together.
     """
     return requests * CHUNKS + tokens // LARGEST_CHUNK
 
 
 def most_slots(requests: int, tokens: int) -> int:
-    """Return the number of slots with room to share. A step that would need more shares nothing,
-    which fits.
+    """Return the number of slots with which most steps can share. A step that would need more slots
+    shares nothing, and then fits.
     """
     return requests * RUNS * CHUNKS + tokens // LARGEST_CHUNK
 
@@ -217,12 +217,14 @@ def views(buffer: torch.Tensor, requests: int, items: int, slots: int) -> Shared
 
 
 def words(requests: int, items: int, slots: int) -> int:
-    """Return the length of a plan's buffer."""
+    """Return the length of the int32 buffer of a plan with these sizes."""
     return 5 + ITEM_WORDS * items + 2 * requests + slots
 
 
 class SharedPlanner:
-    """Plans steps one after another; each plan is that of a first step. Lifetime: worker."""
+    """Plans decode steps one after another and reuses what has not changed; each plan equals the
+    plan that the step would get as the first one. Lifetime: worker.
+    """
 
     def __init__(
         self, pages: int, page_tokens: int, shape: AttentionShape, costs: Costs | None = None
@@ -267,7 +269,9 @@ class SharedPlanner:
         return Step(made, saving, work)
 
     def _items(self, tree: PrefixTree, lengths: Ints, room: tuple[int, int] | None) -> Items:
-        """Return the items of the cheapest runs, or of plain decode if these do not fit."""
+        """Return the items of the cheapest runs, or of plain decode if the cheapest runs do not
+        fit.
+        """
         is_kept = tree is self._tree
         if not (is_kept and (self._from <= lengths).all() and (lengths <= self._until).all()):
             self._choose(tree, lengths)
@@ -284,8 +288,8 @@ class SharedPlanner:
         return self._plain
 
     def _choose(self, tree: PrefixTree, lengths: Ints) -> None:
-        """Choose new runs, which stay valid as long as the data that they depend on does not
-        change.
+        """Choose new runs of pages to share, and keep them as long as the data that they depend on
+        does not change.
         """
         own = lengths[tree.order]
         runs = Runs(0 * lengths, own, np.arange(len(lengths)), 0 * lengths + 1)
@@ -308,7 +312,7 @@ def plan_shared(
     costs: Costs | None = None,
     room: tuple[int, int] | None = None,
 ) -> Step:
-    """Return the plan of one step, see `SharedPlanner.step`."""
+    """Return the plan of one step, as `SharedPlanner.step` does for its first step."""
     return SharedPlanner(pages, page_tokens, shape, costs).step(context_tokens, page_table, room)
 
 
@@ -327,7 +331,9 @@ def _plain_work(lengths: Ints, distinct_tokens: int, shape: AttentionShape) -> W
 
 
 def _distinct_tokens(tree: PrefixTree, lengths: Ints, page_tokens: int) -> int:
-    """Return the number of tokens of all requests, those of a shared page once."""
+    """Return the number of different tokens of all requests; the tokens of a shared page count
+    once.
+    """
     above = np.where(tree.parent >= 0, tree.pages[tree.parent], 0)
     twice = (tree.pages - above) * (tree.end - tree.first - 1)
     return int(lengths.sum() - page_tokens * twice.sum())
@@ -339,12 +345,12 @@ MAX_GROUP = 16
 def unsupported(
     heads: int, kv_heads: int, head_dim: int, page_tokens: int, dtype: torch.dtype
 ) -> str:
-    """Return why the CUDA kernel does not support this shape, by name; "" if it does."""
+    """Return the reason why the CUDA kernel does not support this shape; "" if it supports it."""
     return unsupported_shape(heads, kv_heads, head_dim, page_tokens, dtype, MAX_GROUP)
 
 
 class Splits(Protocol):
-    """A plan of decode, shared decode or prefill."""
+    """The interface of plans that split work: of decode, shared decode or prefill."""
 
     @property
     def merge_slots(self) -> torch.Tensor: ...
@@ -353,7 +359,9 @@ class Splits(Protocol):
 def workspace_of(
     plan: Splits, heads: int, head_dim: int, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (partial, partial_lse) with room for all that a plan of this size can split."""
+    """Return the workspace (partial, partial_lse) with room for all partial results of a plan of
+    this size.
+    """
     slots = len(plan.merge_slots)
     return (
         torch.empty(slots, heads, head_dim, dtype=torch.float32, device=device),
@@ -362,7 +370,7 @@ def workspace_of(
 
 
 def workspace_bytes(slots: int, heads: int, head_dim: int) -> int:
-    """Return the bytes of `workspace_of` for a plan with room for `slots`."""
+    """Return the number of bytes of the workspace for a plan with room for `slots` slots."""
     return slots * heads * (head_dim + 1) * torch.float32.itemsize
 
 
@@ -402,10 +410,9 @@ def shared_decode_on_cpu(
     k_scales: torch.Tensor | None,
     v_scales: torch.Tensor | None,
 ) -> None:
-    """Compute in float64 if q is, else in float32.
-
-    It follows the plan's items: the keys of the first member for all of them, and one softmax over
-    all results of a request's items.
+    """Compute the operator on the CPU, in float64 if q is float64, else in float32. It follows the
+    plan's items: the keys of the first member are used for all members of an item, and one softmax
+    covers all results of a request's items.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     page_tokens, kv_heads = k_pages.shape[1:3]

@@ -2,8 +2,8 @@
 
 The prefix tree is read from the page tables: prefix caching has turned equal prefixes into equal
 page ids, so comparing integers is enough; the tree is read again only if it may have changed. A run
-is (tokens [begin, end), requests that are adjacent in the tree's order); dynamic programming over
-the tree's nodes chooses the runs.
+is a range of tokens [begin, end) of requests that are adjacent in the tree's order; dynamic
+programming over the tree's nodes chooses the runs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ LEAST_CHUNK, LARGEST_CHUNK, CHUNK_STEP, CHUNKS = 256, 1024, 64, 8
 
 
 class PrefixTree(NamedTuple):
-    """Runs of pages that at least two requests have in common, parents before children.
+    """The tree of the pages that at least two requests have in common, with parents before
+    children.
 
     Node v stands for the requests order[first[v] : end[v]], whose tables agree on the first
-    pages[v] pages, and on no more. Its parent's requests are a superset; -1: no parent.
+    pages[v] pages, and on no more. The requests of its parent include these; a parent of -1 means
+    that it has none.
     """
 
     order: Ints  # [requests]
@@ -35,8 +37,8 @@ class PrefixTree(NamedTuple):
     depth: Ints  # 1 .. LEVELS
 
     def ancestors_pages(self) -> Ints:
-        """Return int64[nodes, LEVELS + 1]: the pages of a node's ancestor at each depth, and the
-        node's own at its depth; 0 at depth 0, and beyond the node's depth.
+        """Return int64[nodes, LEVELS + 1]: the number of pages of a node's ancestor at each depth,
+        and of the node itself at its own depth; 0 at depth 0, and beyond the node's depth.
         """
         found = np.zeros((len(self.first), LEVELS + 1), dtype=np.int64)
         for depth in range(1, int(self.depth.max(initial=0)) + 1):
@@ -48,8 +50,8 @@ class PrefixTree(NamedTuple):
 
 
 def prefix_tree(page_table: NDArray[np.int32], full_pages: Ints) -> PrefixTree:
-    """Return the tree of `page_table` [requests, pages], of whose row r the first full_pages[r]
-    count.
+    """Return the prefix tree of `page_table` [requests, pages], of which only the first
+    full_pages[r] entries of row r count.
     """
     alone = -1 - np.arange(len(full_pages))
     heads = np.where(full_pages > 0, page_table[:, 0], alone) if page_table.size else alone
@@ -69,7 +71,9 @@ def prefix_tree(page_table: NDArray[np.int32], full_pages: Ints) -> PrefixTree:
 
 
 def _sorted_rows(page_table: NDArray[np.int32], full_pages: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return `rows` with equal prefixes adjacent, and how many pages each shares with the next."""
+    """Return `rows` in an order in which equal prefixes are adjacent, and how many pages each row
+    shares with the next.
+    """
     full = full_pages[rows]
     wide = int(full.max()) + 1
     table = np.empty((len(rows), wide + wide % 2), dtype=np.int32)
@@ -88,7 +92,7 @@ def _sorted_rows(page_table: NDArray[np.int32], full_pages: Ints, rows: Ints) ->
 
 def _nodes(common: list[int]) -> list[tuple[int, int, int, int, int]]:
     """Return (first, end, pages, parent, depth) of each run of rows with a longer common prefix
-    than the rows around it; parents before children.
+    than the rows before and after it; parents come before children.
     """
     closed: list[tuple[int, int, int]] = []  # (pages, first, end), children before parents
     open_runs = [(0, 0)]  # (pages, first), longer prefixes later
@@ -122,8 +126,8 @@ class KeptTree:
         self._full_pages = np.zeros(0, dtype=np.int64)
 
     def of(self, page_table: NDArray[np.int32], full_pages: Ints) -> PrefixTree:
-        """Return the tree as `prefix_tree` does, and the same object while the tree stays
-        the same.
+        """Return the prefix tree, as `prefix_tree` does; it is the same object as long as the tree
+        stays the same.
         """
         if self._tree is None or not self._goes_on(page_table, full_pages):
             self._tree = prefix_tree(page_table, full_pages)
@@ -132,7 +136,7 @@ class KeptTree:
         return self._tree
 
     def _goes_on(self, table: NDArray[np.int32], full_pages: Ints) -> bool:
-        """Return whether this step follows the last one without a change in the tree."""
+        """Return whether the tree of the last step is also the tree of this step."""
         if len(table) != len(self._full_pages) or not len(table):
             return False
         grown = full_pages - self._full_pages
@@ -158,7 +162,9 @@ Floats = NDArray[np.float64]
 
 
 class Runs(NamedTuple):
-    """Runs as arrays int64[runs]; those of one request cover its tokens once."""
+    """The chosen runs as arrays int64[runs]. The runs of one request cover each of its
+    tokens once.
+    """
 
     begin: Ints
     end: Ints
@@ -167,40 +173,40 @@ class Runs(NamedTuple):
 
 
 def pieces_of(tokens: Ints) -> Ints:
-    """Return the number of items in which a run of `tokens` is computed."""
+    """Return the number of items of work in which a run of `tokens` is computed."""
     cut: Ints = -(-tokens // chunks_of(tokens))
     return cut
 
 
 def chunks_of(tokens: Ints) -> Ints:
-    """Return the tokens of an item of runs of `tokens`, a multiple of 64.
-
-    It is an eighth of the run, within [256, 1024]: shorter ones cost more in partial results than
-    they gain in parallelism, longer ones leave a run on too few SMs.
+    """Return the number of tokens in each item of a run of `tokens`, a multiple of 64. It is an
+    eighth of the run, within [256, 1024]: shorter items cost more in partial results than they gain
+    in parallelism, longer ones leave a run on too few SMs.
     """
     eighth: Ints = -(-tokens // (CHUNKS * CHUNK_STEP)) * CHUNK_STEP
     return np.clip(eighth, LEAST_CHUNK, LARGEST_CHUNK)
 
 
 def unchanged_until(tokens: Ints) -> Ints:
-    """Return up to how many tokens a run of at least `tokens` has the same number of pieces of the
-    same length.
-
-    That is what fills the pieces, because a chunk grows if there would be more than CHUNKS.
+    """Return up to how many tokens a run that now has `tokens` keeps the same number of pieces of
+    the same length. That number of tokens fills the pieces, because a piece grows only if there
+    would be more than CHUNKS pieces.
     """
     filled: Ints = pieces_of(tokens) * chunks_of(tokens)
     return filled
 
 
 def slots_of(begin: Ints, requests: Ints, pieces: Ints) -> Ints:
-    """Return the number of partial results of each request. A request that is computed in one piece
-    needs no merge.
+    """Return the number of partial results of each request; 0 for a request that is computed in one
+    piece, because that needs no merge.
     """
     return np.where((begin == 0) & (pieces <= 1) & (requests == 1), 0, pieces)
 
 
 class Chooser:
-    """Chooses the runs of one step. `context_tokens` are in the tree's order."""
+    """Chooses which runs of pages the requests of one step share. `context_tokens` are in the
+    tree's order.
+    """
 
     def __init__(
         self,
@@ -229,8 +235,8 @@ class Chooser:
         return run_cost(self.costs, self.shape, end - begin, requests, pieces, slots)
 
     def _alone(self, levels: int) -> Floats:
-        """Return [requests, levels]: the cost of what each request reads alone from each ancestor's
-        end to its last node's, in the pieces of all that it reads.
+        """Return the costs [requests, levels] of the tokens that each request reads alone, from the
+        end of each ancestor to the end of its last node, in the pieces of all that it reads.
         """
         begin, last = self.ends[self.leaf, :levels], self.ends[self.leaf, self.depth[self.leaf]]
         one, pieces = np.ones(1, dtype=np.int64), pieces_of(self.context[:, None] - begin)
@@ -238,8 +244,8 @@ class Chooser:
         return run_cost(self.costs, self.shape, last[:, None] - begin, one, pieces, slots)
 
     def unchanged_until(self) -> Ints:
-        """Return the context tokens of each request up to which the choice stays the same, from the
-        current ones on.
+        """Return, for each request, the number of context tokens up to which the choice stays the
+        same if contexts grow.
         """
         begin = self.ends[self.leaf, : self.deepest + 1]
         until = begin + unchanged_until(self.context[:, None] - begin)
@@ -248,7 +254,7 @@ class Chooser:
         return least
 
     def choose(self) -> Runs:
-        """Return the cheapest runs; every request's runs are in the order of their tokens."""
+        """Return the cheapest runs; the runs of every request are in the order of their tokens."""
         levels = self.deepest + 1
         # below[v, k]: the cheapest for all below node v, if what follows ancestor k's end is open.
         below = np.zeros((self.nodes + 1, levels))
@@ -265,7 +271,9 @@ class Chooser:
         return self._follow(closes)
 
     def _follow(self, closes: NDArray[np.bool_]) -> Runs:
-        """Return the runs of the choices made, from the roots on."""
+        """Return the runs that follow from the choice at each node, from the roots of the
+        tree on.
+        """
         open_at = np.zeros(self.nodes + 1, dtype=np.int64)  # depth from whose end on it is open
         is_shared = np.zeros(self.nodes, dtype=bool)
         begin = np.zeros(self.nodes, dtype=np.int64)

@@ -23,7 +23,7 @@ MAX_ROWS, INPUT_STEP, MAX_INPUTS = 64, 64, 1 << 20
 
 
 def unsupported(rows: int, inputs: int, dtype: torch.dtype) -> str:
-    """Return why the CUDA kernel does not support this shape, by name; "" if it does."""
+    """Return the reason why the CUDA kernel does not support this shape; "" if it supports it."""
     if why := unsupported_dtype(dtype):
         return why
     if rows > MAX_ROWS:
@@ -34,7 +34,7 @@ def unsupported(rows: int, inputs: int, dtype: torch.dtype) -> str:
 
 
 def w8a16_on_cpu(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
-    """Compute in float64 if x is, else in float32."""
+    """Compute the operator on the CPU, in float64 if x is float64, else in float32."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     out.copy_((x.to(wide) @ q.to(wide).T) * scales.to(wide))
 
