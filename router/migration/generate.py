@@ -1,13 +1,13 @@
-"""Streams of SGLang's own API, `/generate`: the kept token ids, and the form of the events.
+"""Keeps the token ids of streams of SGLang's own API, `/generate`, and reads and writes the forms
+of their events.
 
 Each event has the whole answer so far, text and ids (SGLang 0.5, `managers/tokenizer_manager.py`),
 or only the new part if the engine runs with `--incremental-streaming-output`; some versions with
-`--stream-output` have all of the text and the new ids. The second event shows which form it is, or
-the fifth if ids are new ones. The worker that continues must write in the form of the first one:
-engines of a pool must have the same options.
-
-The prompt's ids are not in the stream: they are those of the request, or those that this router
-made of its text if the worker counts as many.
+`--stream-output` send the whole text and only the new ids. The second event shows which form it is,
+or the fifth if its ids are only the new ones. The worker that continues an answer must write in the
+same form, so the engines of a pool must have the same options. The stream does not contain the
+prompt's ids: they are those in the request, or those that this router made of its text if the
+worker counts equally many.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class _Finish(msgspec.Struct):
-    """The reason why an answer ended."""
+    """The reason in an event why the answer ended."""
 
     type: str = ""
     status_code: int | None = None  # of an answer that was given up
 
     @property
     def gives_up(self) -> bool:
-        """True if the engine could not finish the answer, by no fault of the request."""
+        """True if the engine could not finish the answer and the request was not at fault."""
         return self.type in GIVEN_UP and (self.status_code is None or self.status_code >= 500)
 
 
 class _Meta(msgspec.Struct):
-    """The fields of an event's `meta_info` that are read."""
+    """The fields of an event's `meta_info` that the router reads."""
 
     id: msgspec.Raw = msgspec.Raw(b"null")
     finish_reason: _Finish | None = None
@@ -56,7 +56,7 @@ class _Meta(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """The data of one event."""
+    """The fields of one event of the stream that the router reads."""
 
     meta_info: _Meta
     text: str | None = None
@@ -68,10 +68,14 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 class _WorkerOutput:
-    """The output of one worker so far. Lifetime: its part of the stream."""
+    """What one worker has written of the answer so far. Lifetime: the worker's part of
+    the stream.
+    """
 
     def __init__(self, first: _WorkerOutput | None = None) -> None:
-        """`first`: the output of the first worker, whose form this one must have, too."""
+        """Start without output. `first` is the output of the stream's first worker; this worker
+        must write events in the same form.
+        """
         self.ids = array("i")
         self.text = ""
         # Whether each event has all of it; None: not known yet.
@@ -116,8 +120,8 @@ class _WorkerOutput:
         return text[len(before) :]
 
     def _guessed(self, text: str) -> str:
-        """Return the new text of an event while it is not known whether events have all text or
-        only new text.
+        """Return the text that an event adds, as long as it is not known whether events contain the
+        whole text or only new text.
         """
         latest, self._latest = self._latest, text
         if not text.startswith(latest):
@@ -135,7 +139,7 @@ class _WorkerOutput:
 
 
 class GenerateJournal(Journal):
-    """The journal of a `/generate` stream; see `Journal`. Lifetime: request."""
+    """The `Journal` of a stream of SGLang's `/generate`. Lifetime: request."""
 
     def __init__(self, plan: Plan, room: AnyRoom) -> None:
         super().__init__(plan, room)
@@ -195,7 +199,7 @@ class GenerateJournal(Journal):
         return b""
 
     def _follow(self, read: _Event, ends: bool) -> tuple[list[int], str]:
-        """Remember the ids and text of an event; return those that are new."""
+        """Keep the ids and the text of an event, and return those that it adds to the answer."""
         if not self.prompt and not self.unfit and self._plan.prompt is not None:
             self.prompt_tokens = len(self._plan.prompt)
             try:
@@ -226,9 +230,7 @@ class GenerateJournal(Journal):
     def _rewritten(
         self, first: _WorkerOutput, data: bytes, read: _Event, new: list[int], grown: str
     ) -> bytes:
-        """Return an event of a later worker in the form that the first worker would have
-        given it.
-        """
+        """Return an event of a later worker as the stream's first worker would have written it."""
         output, before = self._output, self._before
         fields: dict[str, Any] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         meta: dict[str, Any] = msgspec.json.decode(fields["meta_info"], type=dict[str, msgspec.Raw])
@@ -243,5 +245,7 @@ class GenerateJournal(Journal):
 
 
 def journal_of(plan: Plan, room: AnyRoom) -> Journal:
-    """Return the journal for streams of this plan's kind."""
+    """Return a new journal for a stream with this plan: that of `/generate` if the plan has the
+    prompt's ids, otherwise OpenAI's.
+    """
     return Journal(plan, room) if plan.prompt is None else GenerateJournal(plan, room)

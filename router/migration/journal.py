@@ -1,4 +1,4 @@
-"""The token ids kept of one stream, and the events for its client, without I/O."""
+"""Keeps the token ids of one stream, and writes the events that its client gets, without I/O."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from router.migration.plan import Plan
 
 
 class Room:
-    """The memory for kept tokens, four bytes each. Lifetime: process.
-
-    The limits may change while streams hold tokens.
+    """The limits of memory for kept token ids, at four bytes each. Lifetime: process. The limits
+    may change while streams hold ids.
     """
 
     def __init__(self, stream_tokens: int, tokens: int) -> None:
@@ -27,8 +26,8 @@ class Room:
         self.taken = 0
 
     def take(self, more: int, of_stream: int) -> bool:
-        """Reserve `more` tokens for a stream that has `of_stream` in all; return False, and reserve
-        none, beyond a limit.
+        """Reserve memory for `more` tokens of a stream that then has `of_stream` tokens. Return
+        False and reserve nothing if a limit would be exceeded.
         """
         if of_stream > self.stream_tokens or self.taken + more > self.tokens:
             return False
@@ -36,7 +35,7 @@ class Room:
         return True
 
     def give(self, tokens: int) -> None:
-        """Free the tokens of a stream."""
+        """Free the memory of a stream's tokens."""
         self.taken -= tokens
 
 
@@ -44,7 +43,9 @@ AnyRoom: TypeAlias = "Room | kvkernels.RelayRoom"
 
 
 def room_of_streams() -> AnyRoom:
-    """Return an empty room; the relay's thread shares it if there is such a thread."""
+    """Return the empty memory for the token ids of all streams; the relay's thread shares it if
+    that thread exists.
+    """
     return Room(0, 0) if kvkernels.RelayRoom is None else kvkernels.RelayRoom(0, 0)
 
 
@@ -55,7 +56,7 @@ _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Splitter:
-    """Cuts a stream at the ends of its events. Lifetime: one worker's reply."""
+    """Splits the bytes of a stream into its events. Lifetime: one worker's reply."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._buffer = bytearray()
@@ -64,7 +65,7 @@ class Splitter:
 
     @property
     def full(self) -> bool:
-        """True if the current event is longer than any event should be."""
+        """True if the present event is longer than the longest event that is expected."""
         return len(self._buffer) > self._limit_bytes
 
     def feed(self, payload: bytes) -> list[bytes]:
@@ -84,7 +85,7 @@ class Splitter:
         return events
 
     def rest(self) -> bytes:
-        """Return the bytes of an incomplete event, and forget them."""
+        """Return the bytes of the incomplete event, and drop them."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         self._searched = 0
@@ -92,7 +93,7 @@ class Splitter:
 
 
 class ChunkChoice(msgspec.Struct):
-    """One choice of a chunk, of a completion or of a chat."""
+    """One choice in an event, of a completion or of a chat."""
 
     index: int = 0
     text: str | None = None
@@ -103,15 +104,15 @@ class ChunkChoice(msgspec.Struct):
 
     @property
     def says(self) -> bool:
-        """True if the choice has text for the reader."""
+        """True if the choice has text of the answer."""
         if self.delta is None:
             return bool(self.text)
         return "content" in self.delta and bytes(self.delta["content"]) not in _NOTHING
 
     @property
     def parsed(self) -> bool:
-        """True if a parser of the engine took a part of the answer for something other
-        than text.
+        """True if the engine turned a part of the answer into something other than text, such as a
+        tool call.
         """
         if self.delta is None:
             return False
@@ -122,12 +123,14 @@ class ChunkChoice(msgspec.Struct):
 
     @property
     def opens(self) -> bool:
-        """True if the choice announces the assistant's role."""
+        """True if the choice contains the assistant's role, with which a chat's answer begins."""
         return self.delta is not None and "role" in self.delta
 
 
 class Chunk(msgspec.Struct):
-    """The fields of an event's JSON that are read; the bytes themselves are passed on."""
+    """The fields of an event's JSON that the router reads; the client gets the event's
+    own bytes.
+    """
 
     choices: list[ChunkChoice] = msgspec.field(default_factory=list)
     usage: msgspec.Raw = msgspec.Raw(b"null")
@@ -136,14 +139,16 @@ class Chunk(msgspec.Struct):
 
     @property
     def error_code(self) -> int | None:
-        """The HTTP status in an error of vLLM's and OpenAI's form; None if there is none."""
+        """The HTTP status in an event's error, in the form of vLLM and OpenAI; None if there is
+        none.
+        """
         error = _value(self.error)
         code = error.get("code") if isinstance(error, dict) else None
         return code if isinstance(code, int) else None
 
     @property
     def answer_tokens(self) -> int | None:
-        """The answer's number of tokens by its usage; None if there is no usage."""
+        """The answer's number of tokens by the usage in this event; None if it has no usage."""
         usage = _value(self.usage)
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         return tokens if isinstance(tokens, int) else None
@@ -160,7 +165,7 @@ _CHUNK = msgspec.json.Decoder(Chunk)
 
 
 def read_chunk(data: bytes) -> Chunk | None:
-    """Return the chunk in an event's data; None if it has none."""
+    """Return the parsed data of an event; None if it is not valid."""
     try:
         return _CHUNK.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -179,23 +184,22 @@ _DONE = b"data: [DONE]\n\n"
 
 
 def prefix_of(data: bytes) -> bytes | None:
-    """Return the beginning of an event before its choices: id, object, time and model; None without
-    choices.
+    """Return the part of an event before its choices, with id, object, time and model; None if the
+    event has no choices.
     """
     at = data.find(CHOICES)
     return None if at < 0 else data[:at]
 
 
 def with_prefix(data: bytes, prefix: bytes) -> bytes:
-    """Return the event with the first stream's id, object, time and model."""
+    """Return the event with the id, object, time and model of the stream's first worker."""
     at = data.find(CHOICES)
     return data if at < 0 else prefix + data[at:]
 
 
 def without_ids(data: bytes, hidden: bytes, prompt_only: bool = False) -> bytes:
-    """Return the event with `hidden` in place of its ids; if `hidden` is empty, without the fields.
-
-    `prompt_only`: only the prompt's ids are hidden.
+    """Return the event with `hidden` in place of its token ids, or without these fields if `hidden`
+    is empty. With `prompt_only`, only the prompt's ids are replaced.
     """
     if b'token_ids":' not in data:
         return data
@@ -212,10 +216,9 @@ def without_ids(data: bytes, hidden: bytes, prompt_only: bool = False) -> bytes:
 
 
 def as_chat(data: bytes) -> bytes:
-    """Return a completion's event in the form of a chat's, as vLLM writes both.
+    """Return a completion's event as an event of a chat, as vLLM writes both.
 
-    A chat has no field for the prompt's ids in its choices, and gives its stop reason only at the
-    end.
+    A chat's choices have no prompt ids, and have a stop reason only at the end.
     """
     data, texts = _TEXT.subn(lambda found: b'"delta":{"content":%b}' % found[1], data, count=1)
     if not texts:
@@ -224,8 +227,8 @@ def as_chat(data: bytes) -> bytes:
 
 
 def with_usage(data: bytes, prompt_tokens: int, said: int) -> bytes:
-    """Return the event with the counts of the whole answer, of which `said` tokens came from
-    earlier workers.
+    """Return the event with the token counts of the whole answer, of which earlier workers wrote
+    `said` tokens.
     """
     found = _USAGE.search(data)
     if found is None:
@@ -253,7 +256,9 @@ def counts(prompt_tokens: int, said: int) -> dict[str, int]:
 
 
 def closing(prefix: bytes, usage: dict[str, int] | None) -> bytes:
-    """Return the end of a stream whose answer is complete but for its usage and last line."""
+    """Return the end of a stream whose answer is complete: the event with `usage`, if it is not
+    None, and the last line.
+    """
     if usage is None:
         return _DONE
     return b'data: %b"choices":[],"usage":%b}\n\n' % (prefix, msgspec.json.encode(usage)) + _DONE
@@ -267,8 +272,8 @@ GIVEN_UP = ("abort", "error")  # why an engine ends an answer that it could not 
 
 
 class Journal:
-    """Takes the events of workers, keeps token ids, and returns the client's bytes. Lifetime:
-    request; `close` frees the ids.
+    """Reads the events of a stream's workers, keeps their token ids, and returns the bytes for the
+    client. Lifetime: request; `close` frees the ids.
     """
 
     def __init__(self, plan: Plan, room: AnyRoom) -> None:
@@ -297,11 +302,15 @@ class Journal:
         self._seams = 0
 
     def begin(self, form: StreamForm) -> None:
-        """Expect events in this form from now on: from the first worker, or after a seam."""
+        """Expect events in this form from now on, at the first worker or after a move to
+        the next.
+        """
         self._form = form
 
     def adopt(self, first: kvkernels.RelayJournal) -> None:
-        """Continue from what the relay's thread remembers of the first worker, which was lost."""
+        """Continue with the ids that the relay's thread kept of the first worker, which
+        was lost.
+        """
         self.prompt.frombytes(first.prompt)
         self.said.frombytes(first.said)
         self._kept_tokens = first.leave_room()
@@ -314,7 +323,9 @@ class Journal:
         self._usage_sent = first.usage_sent
 
     def seam(self) -> None:
-        """Forget the incomplete output of a lost worker; the next worker makes it again."""
+        """Drop the incomplete output of a worker that was lost, because the next worker generates
+        it again.
+        """
         self._events.rest()
         self._held.clear()
         if self._prompt_held:
@@ -325,7 +336,9 @@ class Journal:
         self.failure = None
 
     def feed(self, payload: bytes) -> bytes:
-        """Return the client's part of the next bytes of the reply; stop if `failure` is set."""
+        """Return the bytes for the client that result from the next bytes of the reply. If
+        `failure` is set afterwards, the reply must not be read on.
+        """
         out: list[bytes] = []
         for event in self._events.feed(payload):
             out.append(self._take(event))
@@ -338,7 +351,9 @@ class Journal:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """Return the bytes that are still kept after the worker has ended its reply properly."""
+        """Return the bytes that are still held back when the worker has ended its reply in good
+        order.
+        """
         held, self._held = self._held, []
         return b"".join(held) + self._events.rest()
 
@@ -348,8 +363,8 @@ class Journal:
 
     @property
     def closable(self) -> bool:
-        """True if the answer is complete, and the router can write the missing end of the
-        stream.
+        """True if the answer is complete, so that the router can write the end of the stream
+        without a worker.
         """
         return self.finished and not (self.unfit and self._owes_usage)
 
@@ -361,7 +376,7 @@ class Journal:
         return closing(self._prefix or b"{", usage)
 
     def close(self) -> None:
-        """Free the room of the ids."""
+        """Free the memory of the token ids."""
         self._room.give(self._kept_tokens)
         self._kept_tokens = 0
         self.prompt, self.said = array("i"), array("i")
@@ -439,7 +454,9 @@ class Journal:
         self._keep()
 
     def _keep(self) -> None:
-        """Reserve room for the ids that are remembered."""
+        """Reserve memory for the token ids that are kept now; if there is none, the stream can no
+        longer move.
+        """
         kept = len(self.prompt) + len(self.said)
         if not self.unfit and not self._room.take(kept - self._kept_tokens, kept):
             self._spoil("room")
@@ -447,8 +464,8 @@ class Journal:
             self._kept_tokens = kept
 
     def _is_answer(self, chunk: Chunk) -> bool:
-        """Return whether an error is an answer to the client; if not, another worker may
-        succeed.
+        """Return whether an event with an error goes to the client; if not, another worker may
+        continue the answer.
         """
         error = chunk.error_code
         if not self.unfit and not self.finished and (error is None or error >= 500):
@@ -458,7 +475,7 @@ class Journal:
         return True
 
     def _written(self, event: bytes, data: bytes, chunk: Chunk) -> bytes:
-        """Return the event in the form for the client."""
+        """Return the event as the client gets it."""
         new = data
         if self._seams:
             new = with_prefix(new, self._prefix or b"")
@@ -472,8 +489,8 @@ class Journal:
         return event if new is data else event.replace(data, new, 1)
 
     def _cleaned(self, event: bytes) -> bytes:
-        """Return an event that is no part of an answer without ids that the client did
-        not ask for.
+        """Return an event that is not part of the answer, without token ids that the client did not
+        ask for.
         """
         shown = self._plan.shows_ids
         return event if shown else without_ids(event, self._form.hidden)
@@ -485,7 +502,9 @@ class Journal:
         return b"".join((*held, event))
 
     def _spoil(self, why: str) -> None:
-        """Note why the stream can no longer move to another worker."""
+        """Note the reason, in a word, why the stream can no longer move to another worker, and free
+        its ids.
+        """
         if not self.unfit:
             self.unfit = why
             del self._withheld[:]  # no token waits for its text any more

@@ -1,4 +1,6 @@
-"""Decides which requests may continue at another worker, and makes the requests for the rest."""
+"""Decides which streamed requests may continue at another worker, and writes the requests for the
+rest of their answers.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +107,8 @@ _SEVERAL = re.compile(rb'\[\s*(?:\[[^\]]*\]|"(?:[^"\\]|\\.)*")\s*,')
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The properties of a request that are needed to ask for the rest of its answer. Lifetime:
-    request.
+    """What must be known of a request in order to ask another worker for the rest of its answer.
+    Lifetime: request.
     """
 
     fields: Fields
@@ -118,7 +120,9 @@ class Plan:
 
     @property
     def salt(self) -> str | None:
-        """The part of its blocks' identity besides the tokens, as `router.body.scan` reads it."""
+        """The salt that, besides its tokens, identifies the request's blocks, as `router.body.scan`
+        reads it.
+        """
         if self.prompt is not None:
             key, lora = (value_of(self.fields.get(name)) for name in ("extra_key", "lora_path"))
             return f"{lora}\n{key or ''}" if isinstance(lora, str) and lora else key or None
@@ -129,10 +133,11 @@ class Plan:
 def plan_of(
     body: bytes, path: str, max_tokens: int | None, encoded: Sequence[Tokens] = ()
 ) -> Plan | str:
-    """Return how a streamed request may continue at another worker, or a word for why it may not.
+    """Return the plan by which a streamed request may continue at another worker, or a word for why
+    it may not.
 
-    `body` was read before (`scan`), so it is a JSON object. `max_tokens`: the requested limit.
-    `encoded`: the token ids that the router made of its prompts.
+    `body` was read before (`scan`), so it is a JSON object. `max_tokens` is the requested limit of
+    the answer. `encoded` has the token ids that the router made of the prompts.
     """
     if path == GENERATE:
         return _generate_plan(_FIELDS.decode(body), max_tokens, encoded)
@@ -204,10 +209,10 @@ _DROPPED = frozenset(
 
 
 def asking_for_ids(body: bytes, plan: Plan) -> bytes:
-    """Return `body` with `return_token_ids`; all other bytes stay as they are if it had no such
-    field.
+    """Return `body` with `return_token_ids`. If it did not have this field, all its other bytes
+    stay the same.
 
-    `body` may differ from the planned body in the prompt only.
+    `body` may differ from the body of the plan only in the prompt.
     """
     if plan.shows_ids:
         return body
@@ -221,9 +226,9 @@ def asking_for_ids(body: bytes, plan: Plan) -> bytes:
 def tokens_left(
     plan: Plan, form: StreamForm, prompt_tokens: int, said: int, context_tokens: int | None
 ) -> int | None:
-    """Return how many tokens the rest may have after `said` tokens; None if that is unknown.
+    """Return how many more tokens the answer may have after `said` tokens; None if that is unknown.
 
-    `context_tokens`: the model's limit of prompt and answer; None if unknown.
+    `context_tokens` is the model's limit for prompt and answer together, or None if unknown.
     """
     limit = plan.max_tokens
     if limit is None:
@@ -237,8 +242,8 @@ def tokens_left(
 
 
 def rest_of(plan: Plan, ids: Sequence[int], said: int, left: int) -> bytes:
-    """Return the body of a completion that continues after `ids`: those of the prompt, and `said`
-    of the answer.
+    """Return the body of a completion request that continues after `ids`, which are those of the
+    prompt and of the `said` tokens of the answer.
     """
     if plan.prompt is not None:
         return _rest_of_generate(plan, ids, said, left)
@@ -261,7 +266,9 @@ def _rest_of_generate(plan: Plan, ids: Sequence[int], said: int, left: int) -> b
 
 
 def to_completions(target: str) -> str:
-    """Return the target of a completion at the same place as a chat's target, with its query."""
+    """Return the target for a completion on the same server as a chat's target, with the same
+    query.
+    """
     path, mark, query = target.partition("?")
     return (
         path.removesuffix("/chat/completions") + "/completions" + mark + query

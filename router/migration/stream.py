@@ -1,5 +1,5 @@
-"""A client's stream that may come from several workers in turn, between the relay and the client's
-reply.
+"""Connects the relay and the client's reply for a stream whose answer may come from several workers
+in turn.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
 
 
 class MigrationHost(Protocol):
-    """The parts of `router.request.service.Service` that a stream needs to continue at another
-    worker.
+    """The parts of `router.request.service.Service` that a stream needs in order to continue at
+    another worker.
     """
 
     @property
@@ -52,7 +52,9 @@ class MigrationHost(Protocol):
 
 
 class Stream(LendingSink):
-    """A `router.request.moving.MovingStream`. Lifetime: request; `close` it."""
+    """A stream that can move to another worker; a `router.request.moving.MovingStream`. Lifetime:
+    request; `close` must be called.
+    """
 
     dechunk = True  # events are looked at, so the client's chunks are framed here
 
@@ -65,7 +67,9 @@ class Stream(LendingSink):
         metrics: MigrationMetrics,
         service: MigrationHost,
     ) -> None:
-        """`moves`: how often the stream may move to another worker."""
+        """Make the stream of a request that has not been sent yet. `moves` is how often it may move
+        to another worker.
+        """
         self.begun = False  # the client has seen a part
         self.reply: ClientReply  # the client's; the first worker's once it has begun
         self._plan = plan
@@ -149,7 +153,9 @@ class Stream(LendingSink):
         return self._lose(outcome, error)
 
     def _lose(self, outcome: Outcome, error: WorkerError) -> Outcome:
-        """Handle a worker's failure in the middle of the stream."""
+        """Return the outcome after a worker failed in the middle of the stream: resumable if
+        another worker can continue it.
+        """
         journal, self._lost = self._journal, error
         if journal.closable:
             self._write(journal.closing())
@@ -174,9 +180,9 @@ class Stream(LendingSink):
         return self.reply
 
     def _whole(self, outcome: Outcome) -> Outcome:
-        """Return the last worker's outcome as that of the whole stream.
+        """Return the last worker's outcome, with the counts of the whole stream.
 
-        The time of the first byte belongs to another dispatch, so it is left out.
+        The time of the first byte is left out, because it belongs to an earlier dispatch.
         """
         if not self._events:
             return outcome
@@ -188,25 +194,27 @@ class Stream(LendingSink):
         return replace(outcome, first_byte_s=None, events=events, usage=usage)
 
     def close(self) -> None:
-        """End the request. If a defect ended it, the client's connection is closed as well."""
+        """End the stream and free its ids. If a defect of the router ended it, also close the
+        client's connection.
+        """
         if self._taken and self._shown and not self._over:
             self._break_off()
         self._journal.close()
 
     @property
     def _shown(self) -> bool:
-        """Return whether the client has received a part, also if the thread that sent it has not
-        reported to the end.
+        """True if the client has received a part of the answer, even if the thread that sent it has
+        not reported its end yet.
         """
         return self.begun or self._passing or self.reply.begun
 
     @property
     def miscounted(self) -> bool:
-        """True if the worker did not give the ids of all its output."""
+        """True if the worker counted other tokens than it sent ids for."""
         return self._journal.miscounted
 
     def _stays(self) -> str:
-        """Return why a stream whose ids are known cannot move; "" if it can."""
+        """Return a word for why a stream with known ids cannot move; "" if it can."""
         if not self._moves:
             return "moves"
         said = len(self._journal.said)
@@ -220,8 +228,11 @@ class Stream(LendingSink):
     # Methods that the relay calls; its thread calls them for the first worker.
 
     def lend(self) -> tuple[ClientReply, RelayJournalTerms] | str:
-        """See `LendingSink`. Streams of clients that asked for ids are not lent, because only
-        Python knows which ids they see.
+        """Lend the client's reply to the relay's thread, as `LendingSink` says, or return a word
+        for why not.
+
+        Streams of clients that asked for token ids are not lent, because only Python code knows
+        which ids they see.
         """
         if self.begun or self._plan.shows_ids or isinstance(self._room, Room):
             return "moved" if self.begun else "ids"
@@ -229,7 +240,7 @@ class Stream(LendingSink):
         return self.reply, RelayJournalTerms(self._room, hidden, _MIGRATABLE_LINE)
 
     def taken_back(self, end: RelayEnd) -> None:
-        """See `LendingSink`."""
+        """Take the client's reply back from the relay's thread, as `LendingSink` says."""
         journal, written = end.journal, end.written > 0
         self._over = written and not end.fault
         if journal is None:  # no stream of events, or no reply
@@ -243,7 +254,9 @@ class Stream(LendingSink):
 
     @property
     def movable(self) -> bool:
-        """True if another worker can continue after what the client has received."""
+        """True if another worker can continue the answer after the part that the client has
+        received.
+        """
         return self.begun and not self._journal.unfit and self._moves > 0
 
     @property
@@ -252,11 +265,11 @@ class Stream(LendingSink):
         return self.reply.congested
 
     async def drain(self) -> None:
-        """Wait until the client has taken what was written."""
+        """Wait until the client has read the bytes that were written."""
         await self.reply.drain()
 
     def head(self, head: ReplyHead) -> None:
-        """Begin a worker's reply; the client gets its head with the first event."""
+        """Take the head of a worker's reply. The client receives it only with the first event."""
         self._head = head
         plain = all(name.lower() != b"content-encoding" for name, _ in head.headers)
         streams = head.answers and head.event_stream and plain
@@ -267,7 +280,9 @@ class Stream(LendingSink):
             self.reply.head(head)
 
     def data(self, data: bytes) -> None:
-        """Take bytes of a worker's reply. Raises WorkerError if the worker gave up properly."""
+        """Take bytes of a worker's reply. Raises WorkerError if the worker reports that it gave the
+        answer up.
+        """
         if self._refused is not None:
             return
         if self._passing:
@@ -278,7 +293,9 @@ class Stream(LendingSink):
             raise self._journal.failure
 
     def finish(self) -> None:
-        """End a worker's reply; the client's reply ends if the answer is complete."""
+        """Note that a worker's reply ended in good order. If the answer is complete, this ends the
+        client's reply, too.
+        """
         journal = self._journal
         if self._refused is not None:
             return
@@ -291,7 +308,7 @@ class Stream(LendingSink):
             self._short = True
 
     def abort(self, late: bool = False) -> None:
-        """Note that a worker's reply broke off; `ended` decides what follows."""
+        """Do nothing, although a worker's reply broke off: `ended` decides what follows."""
 
     def _write(self, data: bytes) -> None:
         if not data:
@@ -306,7 +323,7 @@ class Stream(LendingSink):
         self.reply.data(self._framed(data))
 
     def _client_head(self) -> ReplyHead:
-        """Return the first worker's head, always framed by chunks."""
+        """Return the first worker's head for the client, with a chunked body."""
         headers = tuple(h for h in self._head.headers if h[0].lower() not in _REFRAMED)
         if self._journal.prompt and not self._journal.unfit:
             headers += ((MIGRATABLE_HEADER, b"1"),)
@@ -336,7 +353,9 @@ _BODY_BYTES, _BYTES_A_TOKEN = 1 << 20, 8  # of a body, which is more than its pr
 
 
 class Migrations:
-    """Makes the streams that may move; see `router.request.moving.Movers`. Lifetime: process."""
+    """Makes the streams that may move to another worker; see `router.request.moving.Movers`.
+    Lifetime: process.
+    """
 
     def __init__(self, service: MigrationHost, metrics: MigrationMetrics, terms: Migration) -> None:
         self.room: AnyRoom = room_of_streams()
@@ -382,8 +401,8 @@ class Migrations:
             stream.close()
 
     def _distrust(self, model: str) -> None:
-        """Do not move streams of this model any more: a rest that is built from its ids would be
-        wrong, and nobody would notice.
+        """Move no more streams of this model, because its workers do not send all token ids: the
+        rest of an answer built from them would be wrong, and nobody would notice.
         """
         if model not in self._distrusted and len(self._distrusted) < _MODELS:
             self._distrusted.add(model)

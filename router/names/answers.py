@@ -19,7 +19,7 @@ _JSON = re.compile(rb"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;|$)", re.IGNOREC
 
 
 def editor_of(path: Path, name: str) -> AnswerEditor:
-    """Return the editor of an answer to a path, which puts `name` into it."""
+    """Return the editor that puts `name` into the answer of a request to `path`."""
     inner = {"messages": "message", "responses": "response"}.get(path.reads)
     return AnswerEditor(msgspec.json.encode(name), inner)
 
@@ -27,11 +27,13 @@ def editor_of(path: Path, name: str) -> AnswerEditor:
 class AnswerEditor:
     """Puts the name that a client asked for into one answer. Lifetime: reply.
 
-    This is the `Editor` of an `EditedReply`.
+    It is the `Editor` of an `EditedReply`.
     """
 
     def __init__(self, value: bytes, inner: str | None = None) -> None:
-        """`value`: the name as JSON. `inner`: the object within an event that has a model, too."""
+        """Make an editor that writes `value`, a name as JSON. `inner` is the key of an object in
+        events that contains a model name, too.
+        """
         self._value = value
         self._inner = inner
         self._events: EventLines | None = None
@@ -60,9 +62,10 @@ class AnswerEditor:
 
 
 class EventLines:
-    """Edits a stream of server-sent events, whose data is one line of JSON. Lifetime: reply.
+    """Replaces the model's name in a stream of server-sent events, whose data is one line of JSON
+    each. Lifetime: reply.
 
-    At most one line is kept. Lines that are too long, or no JSON, go on as they came.
+    At most one line is kept in memory. Lines that are too long or not JSON are passed on unchanged.
     """
 
     def __init__(self, value: bytes, inner: str | None = None) -> None:
@@ -73,7 +76,7 @@ class EventLines:
         self._passing = False  # a line that is too long to be kept
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes of the stream, and return those that can go on."""
+        """Take the next bytes of the stream, and return the edited bytes that are complete."""
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not end:
             return self._keep(data)
@@ -87,7 +90,7 @@ class EventLines:
         return self._lines(kept + data[:end]) + self._keep(rest)
 
     def flush(self) -> bytes:
-        """Return what is kept: a last line without an end."""
+        """Return the bytes that are still kept: a last line without a line end."""
         kept, self._kept, self._kept_bytes = b"".join(self._kept), [], 0
         return self._line(kept)
 
@@ -116,9 +119,11 @@ class EventLines:
 
 
 def with_model(text: bytes, value: bytes, inner: str | None = None) -> bytes:
-    """Return the JSON object `text` with `value` as its model, and as that of its object `inner`.
+    """Return the JSON object `text` with `value` as its model, and also as the model of its object
+    `inner`.
 
-    Only strings are replaced. All other bytes stay as they are, and so does what is no object.
+    Only a value that is a string is replaced. All other bytes stay the same, and so does a text
+    that is not an object.
     """
     fault, _, found = body_fields(text, ("model", inner) if inner else ("model",))
     if fault is not None:

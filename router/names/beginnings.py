@@ -1,4 +1,4 @@
-"""The beginning of a conversation, which stays the same from turn to turn."""
+"""Finds the beginning of a conversation, which is the same in each of its requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _MESSAGE = msgspec.json.Decoder(dict[str, Any])
 
 
 def beginning_of(body: bytes) -> bytes:
-    """Return the beginning of a request's conversation: all text up to its user's first message.
+    """Return the text at the beginning of a request's conversation, up to and including the user's
+    first message.
 
-    For requests without messages, this is the beginning of their prompt. An empty text means that
-    the body has neither.
+    For a request without messages, it is the beginning of the prompt. It is empty if the body has
+    neither.
     """
     fault, _, found = body_fields(body, _FIELDS)
     if fault is not None:
@@ -39,7 +40,9 @@ def beginning_of(body: bytes) -> bytes:
 
 
 def _first_messages(raw: memoryview) -> list[bytes]:
-    """Return the texts of messages up to the user's first one; none if these are no messages."""
+    """Return the texts of the messages up to the user's first one; an empty list if `raw` does not
+    contain messages.
+    """
     texts = list[bytes]()
     for begin, end in (json_items(raw, _MOST_ITEMS) or ())[:_LOOKED_AT]:
         try:
@@ -54,7 +57,9 @@ def _first_messages(raw: memoryview) -> list[bytes]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message, without the marks that clients move from turn to turn."""
+    """Return the text of a message, without cache marks, which clients move from one turn to the
+    next.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

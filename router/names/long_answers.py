@@ -17,14 +17,14 @@ _OPENING, _CLOSING = b"{[", b"}]"
 
 
 class LongAnswer:
-    """Replaces the value of the first `model` of a JSON object. Lifetime: reply.
+    """Replaces the value of the first key `model` of a JSON object. Lifetime: reply.
 
-    Values other than strings stay, and so does `model` anywhere within the object's values. Only
-    a key, and the model's own name, are ever kept.
+    A value that is not a string stays, and so does each `model` inside the object's values. Only a
+    key and the model's name are ever kept in memory.
     """
 
     def __init__(self, value: bytes) -> None:
-        """`value`: the name as JSON."""
+        """Make an editor that writes `value`, a name as JSON."""
         self._value = value
         self._kept = b""
         self._done = False
@@ -33,7 +33,7 @@ class LongAnswer:
         self._key_next = False  # the next string of the outermost object is a key
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes of the answer, and return those that can go on."""
+        """Take the next bytes of the answer, and return the edited bytes that are complete."""
         if self._done:
             return data
         text, self._kept = self._kept + data, b""
@@ -65,22 +65,22 @@ class LongAnswer:
         return text[: len(text) - len(self._kept)]
 
     def flush(self) -> bytes:
-        """Return what is kept of an answer that has ended."""
+        """Return the bytes that are still kept when the answer has ended."""
         kept, self._kept = self._kept, b""
         return kept
 
     _from = 0  # where the model's value begins
 
     def _begins(self, text: bytes, at: int) -> bytes:
-        """Return `text`, in which nothing was replaced; note if it cannot be the beginning of an
-        object.
-        """
+        """Return `text` unchanged, and note if it cannot be the beginning of an object."""
         if self._depth == 0 and text[at:].strip(b" \t\r\n"):
             self._done = True
         return text
 
     def _nest(self, char: int) -> bool:
-        """Follow a bracket. Return False if the outermost value is no object, or has ended."""
+        """Count an opening or closing bracket. Return False if the outermost value is not an
+        object, or has ended.
+        """
         if char in _OPENING:
             if self._depth == 0:
                 if char != ord("{"):
@@ -93,7 +93,7 @@ class LongAnswer:
         return self._depth > 0
 
     def _skip_string(self, text: bytes, at: int) -> int:
-        """Return the position after a string whose value does not matter."""
+        """Return the position after a string that need not be read."""
         found = _STRING_REST.match(text, at)
         assert found is not None, "it matches nothing, too"
         end = found.end()
@@ -106,10 +106,11 @@ class LongAnswer:
         return len(text)
 
     def _key(self, text: bytes, begin: int) -> int | None:
-        """Read a key and, if it is `model`, its value.
+        """Read a key and, if it is `model`, its value. Return the position after the key or the
+        value; None if more bytes are needed.
 
-        Return where the key, or the value, ends; None if more bytes are needed. After a name was
-        found, the rest of the answer is passed on, and `_from` is the position of the name.
+        Once the name was found, `_from` is its position, and the rest of the answer is passed on
+        unchanged.
         """
         key = _STRING.match(text, begin)
         if key is None:
@@ -130,7 +131,9 @@ class LongAnswer:
         return value.end()
 
     def _wait(self, text: bytes, begin: int) -> bytes:
-        """Keep the bytes from `begin` on until more have come; return those before."""
+        """Keep the bytes from position `begin` on until more bytes arrive, and return the bytes
+        before them.
+        """
         if len(text) - begin > _KEPT_BYTES:
             self._done = True
             return text

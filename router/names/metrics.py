@@ -1,4 +1,4 @@
-"""Metrics of names: the outcomes of requests that a rule sent to a target."""
+"""Counts the outcomes of requests that a naming rule sent to a model."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ Target = tuple[str, str, str]  # the rule, the model, the revision
 
 
 class NameMetrics:
-    """Counts by rule and target. Lifetime: process."""
+    """Counts requests by naming rule and target model. Lifetime: process."""
 
     def __init__(self) -> None:
         self._results: dict[tuple[str, ...], float] = {}  # by target and result
         self._first_token: dict[Target, PlainHistogram] = {}
 
     def expect(self, rule: NameRule) -> None:
-        """Show the targets of a rule from now on, though no request has gone there."""
+        """Show the targets of a rule in the metrics from now on, even before a request was sent to
+        them.
+        """
         for target in rule.targets:
             self._key((rule.name, target.model, target.revision or _ANY))
 
     def forget(self, rules: Collection[str]) -> None:
-        """Show no more targets of rules other than these."""
+        """Remove the targets of all rules that are not in `rules` from the metrics."""
         gone = [key for key in self._first_token if key != _OTHER and key[0] not in rules]
         for key in gone:
             del self._first_token[key]
@@ -45,9 +47,9 @@ class NameMetrics:
                 del self._results[*key, result]
 
     def count(self, record: RequestRecord) -> None:
-        """Count an ended request.
+        """Count a request that has ended.
 
-        If another revision answered the request in place of its target, the target counts only a
+        If another revision answered in place of the request's target, the target counts only as a
         failure, and only if it was tried.
         """
         name = record.name
@@ -87,8 +89,8 @@ class NameMetrics:
         yield family
 
     def _key(self, target: Target) -> Target:
-        """Return the labels of a target; beyond a number of targets, the labels that all further
-        ones share.
+        """Return the labels under which a target is counted. If there are too many targets, all
+        further ones share one set of labels.
         """
         if target in self._first_token:
             return target
@@ -100,8 +102,8 @@ class NameMetrics:
 
 
 def _attempts_at_target(record: RequestRecord, name: NamedModel) -> Sequence[Attempt]:
-    """Return the attempts at workers of the target's revision; all attempts if it names no
-    revision.
+    """Return those attempts of the request that were made at workers of the target's revision; all
+    attempts if the target names no revision.
     """
     if name.revision is None:
         return record.attempts

@@ -1,4 +1,4 @@
-"""Chooses the model and revision that a name stands for."""
+"""Chooses the model and the revision for a model name of a client."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class ModelNames:
-    """Finds the model, and its revision, that a name stands for by the rules of the configuration.
+    """Finds the model and the revision for a name, by the rules of the configuration. Lifetime:
+    process.
 
-    This is the `NameResolver` of the request path. Lifetime: process.
+    It is the `NameResolver` of the request path.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class ModelNames:
         metrics: NameMetrics,
         known: Callable[[str], bool] | None = None,
     ) -> None:
-        """`known`: returns whether a name is that of a model, even if no worker serves it now."""
+        """Use the rules in `settings`. `known` returns whether a name is the name of a model, even
+        if no worker serves that model now.
+        """
         self._workers = workers
         self._known = known or self._served
         self._version = -1  # of the workers, when these were asked
@@ -54,7 +57,7 @@ class ModelNames:
         self._expect()
 
     def renew(self, settings: NameSettings) -> None:
-        """Follow these rules from now on."""
+        """Use the rules in `settings` from now on."""
         if settings != self._settings:
             self.rules = NameRules(settings)
             self._settings, self._version = settings, -1
@@ -63,7 +66,9 @@ class ModelNames:
             self._expect()
 
     def _expect(self) -> None:
-        """Show the counts of targets that share a name, also while they are zero."""
+        """Show the counts of all targets among which a rule divides requests, even while they are
+        zero.
+        """
         for rule in self.rules.exact.values():
             if len(rule.targets) > 1:
                 self._metrics.expect(rule)
@@ -166,7 +171,7 @@ class ModelNames:
         return self._workers.serves(model)
 
     def _look(self) -> None:
-        """Forget what was remembered of workers if any has changed since."""
+        """Drop what was computed from the workers if any worker has changed since."""
         if self._version != self._workers.version:
             self._version = self._workers.version
             self._open.clear()
@@ -174,9 +179,10 @@ class ModelNames:
             self._hidden = self._cards = None
 
     def _open_targets(self, rule: NameRule) -> tuple[NameTarget, ...]:
-        """Return the targets that have a share now: those with workers that take requests.
+        """Return the targets among which the rule's requests are divided now: those that have a
+        worker which takes requests.
 
-        If no target has any, all targets keep their shares.
+        If no target has such a worker, all targets are returned.
         """
         if len(rule.targets) == 1:
             return rule.targets
@@ -184,7 +190,7 @@ class ModelNames:
         return tuple(one for one in weighted if self._takes(rule, one)) or weighted
 
     def _takes(self, rule: NameRule, target: NameTarget) -> bool:
-        """Return True if a worker takes requests for the target now."""
+        """Return True if at least one worker takes requests for the target now."""
         self._look()
         following = self.rules.follows(rule, target)
         if following is not None:
@@ -206,7 +212,7 @@ class ModelNames:
 
 
 def _card_of(name: str, model: str, of_model: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the card of a name, which shows its model's limit and parent."""
+    """Return the model card of a name, with the context limit and the parent of its model."""
     card = {
         "id": name,
         "object": "model",
@@ -220,10 +226,11 @@ def _card_of(name: str, model: str, of_model: dict[str, Any] | None) -> dict[str
 
 
 def heaviest(rule: str, whose: bytes, targets: Sequence[NameTarget]) -> NameTarget:
-    """Return the target of the largest weight in a draw that is always the same.
+    """Return the target that a weighted draw chooses; the draw is always the same for the same
+    `rule` and `whose`.
 
-    This is weighted rendezvous hashing: each target's draw depends on itself alone, so that a
-    changed weight moves only those to or from that target.
+    This is weighted rendezvous hashing: each target's draw depends on that target alone, so that a
+    changed weight moves only requests to or from its target.
     """
     seed = xxh3_64_intdigest(msgspec.msgpack.encode((rule, whose)))
 
@@ -235,7 +242,9 @@ def heaviest(rule: str, whose: bytes, targets: Sequence[NameTarget]) -> NameTarg
 
 
 async def _identity(tenant: str | None, session: str | None, body: bytes) -> bytes:
-    """Return the bytes that all requests of a session, or of a conversation, have in common."""
+    """Return bytes that are the same for all requests of a session, or of a conversation if there
+    is no session.
+    """
     if session is not None:
         return msgspec.msgpack.encode((tenant, session))
     if len(body) < LONG_BYTES:

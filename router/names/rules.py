@@ -1,4 +1,4 @@
-"""The rules that map names of clients to one model, or to one of several."""
+"""Defines the rules that map a client's model name to one model, or to one of several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WEIGHTED = "NAME=MODEL@REVISION:WEIGHT,..., as in chat=llama@v1:90,llama@v2:10"
 
 @dataclass(frozen=True, slots=True)
 class NameTarget:
-    """One of the models that a name means. Lifetime: until the next reload."""
+    """One of the models to which a naming rule sends requests. Lifetime: until the next reload."""
 
     model: str
     revision: str | None = None  # None: any
@@ -36,19 +36,25 @@ class NameTarget:
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """A name, or a pattern of names, and what it means. Lifetime: until the next reload."""
+    """A model name, or a pattern of names, and the models to which it is mapped. Lifetime: until
+    the next reload.
+    """
 
     name: str
     targets: tuple[NameTarget, ...]
 
     @property
     def splits_itself(self) -> bool:
-        """True if the name is also one of its targets, as where a model's revisions share it."""
+        """True if the name is also the model of one of its targets, for example when revisions of
+        one model share its requests.
+        """
         return any(target.model == self.name for target in self.targets)
 
 
 class Pattern:
-    """A name with `*`, each of which stands for any text. Lifetime: until the next reload."""
+    """A pattern of model names in which each `*` matches any text. Lifetime: until the
+    next reload.
+    """
 
     __slots__ = ("_first", "_last", "_middle", "literal_chars", "rule")
 
@@ -59,7 +65,9 @@ class Pattern:
         self.literal_chars = len(rule.name) - rule.name.count("*")
 
     def matches(self, name: str) -> bool:
-        """Return True if the pattern stands for `name`. Each part is looked for once."""
+        """Return True if the pattern matches `name`. The time is linear, because each part is
+        searched once.
+        """
         if len(name) < self.literal_chars or not name.startswith(self._first):
             return False
         if not name.endswith(self._last):
@@ -74,7 +82,7 @@ class Pattern:
 
 
 class NameRules:
-    """All rules of a configuration. Lifetime: until the next reload.
+    """All naming rules of a configuration. Lifetime: until the next reload.
 
     Raises ValueError for rules that contradict each other.
     """
@@ -107,15 +115,17 @@ class NameRules:
 
     @property
     def exact(self) -> Mapping[str, NameRule]:
-        """The rules of names without `*`."""
+        """The rules for names without `*`, by name."""
         return self._exact
 
     def exact_rule(self, name: str) -> NameRule | None:
-        """Return the rule of exactly this name."""
+        """Return the rule for exactly this name, or None."""
         return self._exact.get(name)
 
     def pattern_rule(self, name: str) -> NameRule | None:
-        """Return the rule of the matching pattern that has most letters beside `*`."""
+        """Return the rule of the matching pattern with the most characters other than
+        `*`, or None.
+        """
         if not self._patterns:
             return None
         if name in self._memo:
@@ -127,9 +137,10 @@ class NameRules:
         return found
 
     def follows(self, rule: NameRule, target: NameTarget) -> NameRule | None:
-        """Return the rule of a target that is itself a name; None if the target is a model.
+        """Return the rule of a target that is itself a name with a rule; None if the target is a
+        model.
 
-        A target with a revision is a model, and so is the rule's own name.
+        A target with a revision is a model, and so is a target with the name of the rule itself.
         """
         if target.revision is not None or target.model == rule.name:
             return None
@@ -141,8 +152,8 @@ class NameRules:
                 yield following
 
     def _check_ways(self) -> None:
-        """Raise ValueError for a name that leads back to itself, or only through too many names to
-        a model.
+        """Raise ValueError for a name that leads back to itself, or that leads to a model only
+        through too many other names.
         """
         steps: dict[str, int] = {}  # from a name to its models, at most
         for start in self._exact.values():
@@ -167,7 +178,7 @@ class NameRules:
 
 
 def alias_of(line: str) -> NameRule:
-    """Return the rule of `NAME=MODEL` or `NAME=MODEL@REVISION`. Raises ValueError."""
+    """Parse a rule of the form `NAME=MODEL` or `NAME=MODEL@REVISION`. Raises ValueError."""
     name, model = _halves(line, _ALIAS)
     if "," in model:
         raise ValueError(f"{_shown(line)}: an alias is one model; {_USE_TARGETS}")
@@ -175,7 +186,7 @@ def alias_of(line: str) -> NameRule:
 
 
 def weighted_of(line: str) -> NameRule:
-    """Return the rule of `NAME=MODEL@REVISION:WEIGHT,...`. Raises ValueError."""
+    """Parse a rule of the form `NAME=MODEL@REVISION:WEIGHT,...`. Raises ValueError."""
     name, rest = _halves(line, _WEIGHTED)
     parts = rest.split(",")
     if len(parts) > _TARGETS:

@@ -1,10 +1,10 @@
-"""One request and its answer as the data plane reports them, without I/O.
+"""Handles the messages of one request that a data plane such as Envoy sends itself, without I/O.
 
-Each message gets the answer that Envoy expects, by the mode in which bodies of its direction are
-sent; the answer to the request waits until the request is placed or refused. Whatever messages
-arrive, in whatever order, the exchange stays one that Envoy accepts, or ends with an answer of the
-router that says why. It never ends in silence, which would give a client an empty answer that looks
-complete.
+Each message gets the reply that Envoy expects for the mode in which bodies of its direction are
+sent; the reply to the request waits until the request is placed at a worker or refused. Whatever
+messages arrive, in any order, the exchange either stays valid for Envoy, or ends with an error
+answer of the router that has the reason. It never ends without an answer, which a client would see
+as an empty answer that looks complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _OF_WORKER = "via_upstream"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The worker to which a request goes, and the changes to the request. Lifetime: request."""
+    """The worker to which the data plane shall send a request, and the changes to the request.
+    Lifetime: request.
+    """
 
     endpoints: str  # HOST:PORT of the worker, and after commas those to try after it
     sets: tuple[Header, ...] = ()
@@ -43,7 +45,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneReply:
-    """The head of an answer as the data plane reports it. Lifetime: request."""
+    """The head of a request's answer, as the data plane reports it. Lifetime: request."""
 
     head: ReplyHead
     served: str | None = None  # HOST:PORT that answered; empty: none did; None: unknown
@@ -52,8 +54,8 @@ class DataPlaneReply:
 
     @property
     def by_worker(self) -> bool:
-        """True if a worker gave the answer, as far as is known; False if the data plane made it
-        itself.
+        """True if a worker gave the answer, or if that is unknown; False if the data plane made the
+        answer itself.
         """
         if self.details is not None:
             return self.details == _OF_WORKER
@@ -61,15 +63,17 @@ class DataPlaneReply:
 
 
 class PickerExchange:
-    """The messages of one request. `feed` takes a message; its results are sent in order. Lifetime:
-    request.
+    """The state of one request of a data plane. `feed` takes a message and returns the messages to
+    send in reply. Lifetime: request.
 
-    Once `asks` is True, `place` or `refuse` must follow. Then the answer arrives: `reply`, its
-    pieces by `taken`, and `over` at its end.
+    Once `asks` is True, `place` or `refuse` must be called. After that the answer arrives: its head
+    is `reply`, `taken` returns pieces of its body, and `over` is True at its end.
     """
 
     def __init__(self, body_bytes: int) -> None:
-        """`body_bytes` is the largest allowed body of a request."""
+        """Wait for the first message of a request. `body_bytes` is the largest allowed body of a
+        request.
+        """
         self.headers: list[Header] = []  # of the request, names that begin with a colon included
         self.subset: list[str] | None = None  # endpoints that it may go to; None: any
         self.client = ""  # HOST:PORT, where the data plane says so
@@ -98,30 +102,30 @@ class PickerExchange:
 
     @property
     def body(self) -> bytes:
-        """The request's body, as far as it is visible."""
+        """The request's body, as far as the data plane shows it to the router."""
         if self.blind:
             return b""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     @property
     def shows_pieces(self) -> bool:
-        """True if the answer's body passes through the exchange in pieces, as it is made."""
+        """True if the data plane shows the answer's body to the router piece by piece."""
         return self._response_mode in _PIECES
 
     @property
     def shows_body(self) -> bool:
-        """True if the answer's body passes through the exchange."""
+        """True if the data plane shows the answer's body to the router."""
         return self._response_mode is not Mode.NONE
 
     def taken(self) -> list[bytes]:
-        """Return the pieces of the answer that arrived since the last call."""
+        """Return the pieces of the answer's body that arrived since the last call."""
         taken, self._taken = self._taken, []
         return taken
 
     # --- what comes ---------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that answer a message of the data plane."""
+        """Return the replies to one message of the data plane."""
         if self.refused or self.idle:
             return []
         message = messages.read(data)
@@ -273,10 +277,10 @@ class PickerExchange:
         return [PLAIN["response_trailers"]]
 
     def closed(self) -> None:
-        """Note that no more messages arrive.
+        """Note that no more messages will arrive.
 
-        That is the answer's end if its body does not pass here, or arrived whole: the data plane
-        may end the exchange before it sends the empty last piece.
+        If the answer's body is not shown, or was shown as a whole, this is the end of the answer:
+        the data plane may end the exchange before it sends the empty last piece.
         """
         if self.reply is None:
             return
@@ -285,7 +289,7 @@ class PickerExchange:
     # --- what is decided ----------------------------------------------------------------------
 
     def place(self, at: Destination) -> list[bytes]:
-        """Return the messages that send the request to this destination."""
+        """Return the messages that make the data plane send the request to this destination."""
         assert self.asks, "it is asked for, once"
         self.asks, self.placed = False, True
         self._named = at.endpoints.partition(",")[0]
@@ -309,7 +313,9 @@ class PickerExchange:
         return said
 
     def _pieces_of(self, changed: bytes | None, ends: bool) -> Iterable[bytes]:
-        """Return the body in pieces, as received or changed; the last one ends it."""
+        """Return the request's body in pieces, as received or replaced by `changed`; the last piece
+        ends the body.
+        """
         pieces = self._pieces
         if changed is not None:
             starts = range(0, len(changed), PIECE_BYTES)
@@ -322,8 +328,8 @@ class PickerExchange:
         ]
 
     def refuse(self, status: int, headers: Iterable[Header], body: bytes, code: str) -> list[bytes]:
-        """Return the message that answers in the worker's place; none if it is too late, or nobody
-        listens.
+        """Return the messages that make the data plane answer with this error; none if it is too
+        late, or if the data plane waits for no reply.
         """
         if self.refused or self.idle or self.over:
             return []

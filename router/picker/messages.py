@@ -1,8 +1,8 @@
-"""The messages of Envoy's ext_proc v3 that a picker reads and writes.
+"""Reads and writes the messages of Envoy's ext_proc v3 that an endpoint picker exchanges.
 
 Fields and their numbers are those of envoyproxy/data-plane-api, `envoy/service/ext_proc/v3` and
-`envoy/config/core/v3/base.proto`; unlisted fields are skipped. Names of headers and metadata are
-those of the Gateway API Inference Extension (proposal 004, 1.6) and of llm-d.
+`envoy/config/core/v3/base.proto`; fields that are not listed here are skipped. Names of headers and
+metadata are those of the Gateway API Inference Extension (proposal 004, 1.6) and of llm-d.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ _SUBSET_MAX = 4_096  # endpoints of a hint; those beyond are left out
 
 
 class Mode(IntEnum):
-    """The ways in which bodies of one direction are sent (`ProcessingMode.BodySendMode`)."""
+    """The ways in which the data plane sends the bodies of one direction
+    (`ProcessingMode.BodySendMode`).
+    """
 
     NONE = 0
     STREAMED = 1
@@ -87,7 +89,7 @@ class Mode(IntEnum):
 
 
 def read(data: bytes) -> Any:
-    """Return a message of Envoy's, or None if it is malformed."""
+    """Return a parsed message of Envoy, or None if it is malformed."""
     try:
         return Request.FromString(data)
     except (DecodeError, RecursionError):
@@ -95,7 +97,9 @@ def read(data: bytes) -> Any:
 
 
 def arm_of(message: Any) -> str | None:
-    """Return which part of an exchange a message carries, or None if it is unknown."""
+    """Return the name of the part of a request or answer that a message contains, or None if it is
+    unknown.
+    """
     arm: str | None = message.WhichOneof("request")
     return arm
 
@@ -106,7 +110,7 @@ def headers_of(headers: Any) -> list[Header]:
 
 
 def attributes_of(message: Any) -> dict[str, str]:
-    """Return the attributes of a message, as text; those without a value are empty."""
+    """Return the attributes of a message as texts, by name; an attribute without a value is ""."""
     found = message.attributes
     if _FILTER not in found:
         return {}
@@ -119,7 +123,9 @@ def _text(value: Any) -> str:
 
 
 def metadata(message: Any, space: str, key: str) -> list[str] | None:
-    """Return a list of texts in a message's metadata, or None if there is none."""
+    """Return the texts in a list that a message's metadata has under `space` and `key`, or None if
+    there is no such list.
+    """
     spaces = message.metadata_context.filter_metadata
     if space not in spaces or key not in (fields := spaces[space].fields):
         return None
@@ -129,14 +135,14 @@ def metadata(message: Any, space: str, key: str) -> list[str] | None:
 
 
 def endpoints_of(texts: Iterable[str]) -> list[str]:
-    """Return the endpoints in texts that separate them by commas."""
+    """Return the single endpoints in texts that each list endpoints separated by commas."""
     parts = (part for text in texts for part in text.split(","))
     return [text for part in parts if (text := part.strip())][:_SUBSET_MAX]
 
 
 def mutation(sets: Iterable[Header], removes: Iterable[str] = ()) -> Any:
-    """Return a change of headers: those to set, in place of headers with the same names, and names
-    to remove.
+    """Return a change of headers: `sets` replaces headers of the same names, and the headers named
+    in `removes` are removed.
     """
     made = _CLASSES["HeaderMutation"](remove_headers=removes)
     for name, value in sets:
@@ -146,7 +152,7 @@ def mutation(sets: Iterable[Header], removes: Iterable[str] = ()) -> Any:
 
 
 def chosen(endpoints: str) -> Any:
-    """Return metadata with the chosen endpoints, best first."""
+    """Return metadata that names the chosen endpoints, the best first."""
     made = _CLASSES["Struct"]()
     made.fields[CHOSEN_SPACE].struct_value.fields[DESTINATION].string_value = endpoints
     return made
@@ -155,7 +161,9 @@ def chosen(endpoints: str) -> Any:
 def immediate(
     status: int, headers: Iterable[Header], body: bytes, details: str, removes: Sequence[str] = ()
 ) -> bytes:
-    """Return an answer in place of the worker's. `details` is for the data plane's log."""
+    """Return a message with an answer that the data plane sends in place of a worker's answer.
+    `details` is for the data plane's log.
+    """
     made = Answer()
     response = made.immediate_response
     response.status.code, response.body, response.details = status, body, details
@@ -165,7 +173,7 @@ def immediate(
 
 
 def _plain(arm: str) -> bytes:
-    """Return the answer that changes nothing."""
+    """Return the reply to a message that changes nothing."""
     made = Answer()
     getattr(made, arm).SetInParent()
     data: bytes = made.SerializeToString()
@@ -182,9 +190,8 @@ PLAIN = {
 
 
 def headers_answer(arm: str, change: Any, routed: str = "") -> bytes:
-    """Return the answer to headers, or to a whole body, with changed headers.
-
-    `routed` has the chosen endpoints, if this answer names them.
+    """Return the reply to headers, or to a whole body, that changes headers. `routed` names the
+    chosen endpoints, or is "".
     """
     made = Answer()
     common = getattr(made, arm).response
@@ -197,7 +204,9 @@ def headers_answer(arm: str, change: Any, routed: str = "") -> bytes:
 
 
 def whole_body(change: Any, routed: str, body: bytes | None) -> bytes:
-    """Return the answer to a whole request body. `body` replaces it; None leaves it as received."""
+    """Return the reply to a whole request body. `body` replaces the body; None leaves it
+    unchanged.
+    """
     made = Answer()
     common = made.request_body.response
     common.header_mutation.CopyFrom(change)
@@ -210,7 +219,7 @@ def whole_body(change: Any, routed: str, body: bytes | None) -> bytes:
 
 
 def piece(arm: str, body: bytes, end: bool) -> bytes:
-    """Return a piece of a streamed body."""
+    """Return a message with one piece of a streamed body."""
     made = Answer()
     streamed = getattr(made, arm).response.body_mutation.streamed_response
     streamed.body, streamed.end_of_stream = body, end

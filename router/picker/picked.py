@@ -1,9 +1,9 @@
-"""A request that another data plane carries: the router decides it like any other, and sends it by
-naming its worker.
+"""Routes a request that another data plane sends: the router chooses a worker as for its own
+requests, and names it to the data plane.
 
-To an attempt, the data plane takes the place of a relay: it gets the worker's name, and reports the
-answer. If it did otherwise, the answer shows that: it tried another worker of the list, or answered
-by itself.
+For an attempt, the data plane takes the place of the relay: it gets the worker's name, and reports
+the answer. The answer also shows if the data plane tried another worker of the list or answered by
+itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _KINDS: tuple[tuple[re.Pattern[str], WorkerErrorKind], ...] = (
 
 
 class Call(Protocol):
-    """The data plane's side of one exchange."""
+    """The connection to the data plane for one request."""
 
     exchange: PickerExchange
 
@@ -80,11 +80,13 @@ class Call(Protocol):
         """Send messages to the data plane."""
 
     def decided(self, deadline_s: float | None) -> None:
-        """Note that the request has its worker. At `deadline_s` its answer is no longer wanted."""
+        """Note that a worker was chosen for the request. Its answer is no longer wanted after
+        `deadline_s`.
+        """
 
 
 class PickedHttp(Request):
-    """An HTTP request that the data plane carries. Lifetime: request."""
+    """A client's HTTP request that the data plane sends to its worker itself. Lifetime: request."""
 
     __slots__ = ("call",)
 
@@ -97,13 +99,13 @@ class PickedHttp(Request):
 
     @property
     def peer(self) -> str | None:
-        """The data plane's address."""
+        """The data plane's address, or None if it is unknown."""
         return self.connection.host or None
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The target's query, or the model from a route's header, for bodies that the router does
-        not see.
+        """The query parameters of the target, or the model that a route's header names, for a
+        request whose body the router does not see.
         """
         for name in ("x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite"):
             if (model := self.headers.get(name)) is not None:
@@ -112,13 +114,13 @@ class PickedHttp(Request):
 
 
 def host_of(endpoint: str) -> str:
-    """Return the host of HOST:PORT."""
+    """Return the host in an endpoint of the form HOST:PORT."""
     return endpoint.rpartition(":")[0].strip("[]")
 
 
 @lru_cache(maxsize=4_096)
 def _place_of(url: str) -> tuple[str, int, bool]:
-    """Return a worker's host and port, and whether the host is an IP address."""
+    """Return the host and the port in a worker's URL, and whether the host is an IP address."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
@@ -130,7 +132,9 @@ def _place_of(url: str) -> tuple[str, int, bool]:
 
 
 class Endpoints:
-    """Finds workers by the addresses by which a data plane knows them. Lifetime: process."""
+    """Finds the workers for the addresses that a data plane uses, and the addresses of workers.
+    Lifetime: process.
+    """
 
     def __init__(self, fleet: FleetManager, clock: Callable[[], float]) -> None:
         self._fleet = fleet
@@ -138,7 +142,7 @@ class Endpoints:
         self._known: dict[str, tuple[str, float]] = {}  # host -> address, and until when
 
     async def of(self, member: Member) -> str | None:
-        """Return HOST:PORT of a worker, with an IP address as host; None if it has none."""
+        """Return a worker's address as IP:PORT; None if its host name has no IP address."""
         host, port, literal = _place_of(member.spec.url)
         address = host if literal else await self._address(host)
         if address is None:
@@ -146,8 +150,8 @@ class Endpoints:
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     async def among(self, hint: list[str] | None) -> tuple[int, ...] | None:
-        """Return the ids of the workers that a hint allows, each given by HOST:PORT or HOST; None
-        allows any.
+        """Return the ids of the workers that a data plane's list of HOST:PORT or HOST allows. For
+        None, return None: any worker is allowed.
         """
         if hint is None:
             return None
@@ -160,7 +164,9 @@ class Endpoints:
         return tuple(sorted(found))
 
     async def at(self, endpoint: str) -> tuple[int, ...]:
-        """Return the ids of the workers at an address; several are ranks of one engine."""
+        """Return the ids of the workers at an address; several workers at one address are ranks of
+        one engine.
+        """
         return await self.among([endpoint]) or ()
 
     async def _address(self, host: str) -> str | None:
@@ -190,8 +196,8 @@ def ip_like(text: str) -> bool:
 
 
 class PickedReply:
-    """A sink for an answer that passes elsewhere, so that nothing is written here. Lifetime:
-    dispatch.
+    """A `ReplySink` that writes nothing, because the data plane sends the answer to the client.
+    Lifetime: dispatch.
     """
 
     movable = False
@@ -207,7 +213,7 @@ class PickedReply:
         self._http = http
 
     def head(self, head: ReplyHead) -> None:
-        """Keep the answer's status."""
+        """Keep the status of the answer."""
         self.status = head.status
 
     def data(self, data: bytes) -> None:
@@ -225,9 +231,8 @@ class PickedReply:
 
 
 class PickedCarrier(Carrier):
-    """Tells the data plane, a proxy that sends the request itself, which worker to use.
-
-    Lifetime: request.
+    """Tells the data plane, a proxy that sends the request itself, which worker to use. Lifetime:
+    request.
     """
 
     __slots__ = (
@@ -246,9 +251,10 @@ class PickedCarrier(Carrier):
         among: tuple[int, ...] | None,
         terms: PickerTerms,
     ) -> None:
-        """Carry the request `http`, which the data plane (a proxy) will send to the worker itself.
+        """Make the carrier of the request `http`, which the data plane (a proxy) will send to the
+        worker itself.
 
-        among: the ids of the workers that may get the request; None if all may.
+        `among` has the ids of the workers that may get the request; None if all may.
         """
         super().__init__(http)
         self.call = http.call
@@ -301,14 +307,16 @@ class PickedCarrier(Carrier):
 
     @property
     def follows(self) -> bool:
-        """True if another worker got the request, which is charged next."""
+        """True if the data plane sent the request to another worker than the chosen one; the
+        request counts as that worker's load next.
+        """
         return self._moved_to is not None
 
     # --- what the data plane is told, and tells -------------------------------------------------
 
     async def name(self, sent: UpstreamRequest, member: Member, attempt: Attempt) -> None:
-        """Tell the data plane where to send the request. Raises WorkerError if the worker has no
-        address.
+        """Tell the data plane to which worker it shall send the request. Raises WorkerError if the
+        worker has no IP address.
         """
         endpoint = await self._endpoints.of(member)
         if endpoint is None:
@@ -331,7 +339,7 @@ class PickedCarrier(Carrier):
 
     async def went_elsewhere(self, reply: DataPlaneReply, member: Member) -> WorkerError | None:
         """Return the error with which the attempt ends if another worker than the chosen one
-        answered, else None.
+        answered; None if the chosen one did.
         """
         if not reply.served or reply.served == self._named:
             return None
@@ -350,7 +358,7 @@ class PickedCarrier(Carrier):
 
 
 class PickerTerms:
-    """The parameters of all requests. Lifetime: process, replaced on reload."""
+    """The endpoint picker's limits for all requests. Lifetime: process, replaced on reload."""
 
     def __init__(
         self,
@@ -360,8 +368,11 @@ class PickerTerms:
         found: Callable[[str], int | None],
         counts: Any,
     ) -> None:
-        """`found` returns the priority of an objective that is not in the configuration's
-        `objectives`. `counts` counts, by word, where data planes did other than requested.
+        """Set the limits. `found` returns the priority of an objective that is not among the
+        configured `objectives`.
+
+        `counts` counts, by a word each, the cases in which a data plane did not do what the router
+        told it.
         """
         self.decision_s = decision_s
         self.endpoints = endpoints
@@ -370,15 +381,15 @@ class PickerTerms:
         self.counts = counts
 
     def priority_of(self, objective: str) -> int | None:
-        """Return the priority of an objective, by the configuration first; None if it is
-        unknown.
+        """Return the priority of an objective, from the configuration or else from discovery; None
+        if it is unknown.
         """
         configured = self._objectives.get(objective)
         return self._found(objective) if configured is None else configured
 
 
 class _DataPlane:
-    """Sends one request by naming its worker. Lifetime: dispatch."""
+    """Sends one request by telling the data plane which worker to use. Lifetime: dispatch."""
 
     def __init__(
         self,
@@ -401,8 +412,8 @@ class _DataPlane:
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """Send the request and follow its answer, as `Sends` says. The data plane decides how long
-        each step may take.
+        """Let the data plane send the request, and follow the answer, as `Sends` says. The data
+        plane decides how long each step may take.
         """
         picked, outcome = self._carrier, Outcome(self._clock())
         call, exchange = picked.call, picked.call.exchange
@@ -434,14 +445,14 @@ class _DataPlane:
         return await watch.follow(call, sink)
 
     def abandon_silent(self) -> None:
-        """Do nothing: the data plane has the request."""
+        """Do nothing, because the data plane has the request and the router cannot take it back."""
 
     async def aclose(self) -> None:
-        """Do nothing: no connection is open."""
+        """Do nothing, because the router has no connection to the worker here."""
 
 
 class _Watch:
-    """Follows an answer as it passes. Lifetime: dispatch."""
+    """Follows an answer as the data plane reports it, and measures it. Lifetime: dispatch."""
 
     def __init__(
         self,
@@ -471,7 +482,7 @@ class _Watch:
         self._keeps_ends = request.keeps_ends
 
     async def follow(self, call: Call, sink: ReplySink) -> Outcome:
-        """Follow the answer to its end, and return the outcome."""
+        """Wait for the answer's end, and return the outcome."""
         exchange, outcome = call.exchange, self._outcome
         while True:
             for piece in exchange.taken():
@@ -518,8 +529,8 @@ def _left() -> ClientError:
 
 
 def _own_answer(reply: DataPlaneReply) -> WorkerError | ClientError | None:
-    """Return the error behind an answer that the data plane made itself: a WorkerError or a
-    ClientError.
+    """Return the error, a WorkerError or a ClientError, because of which the data plane made an
+    answer itself.
     """
     details = reply.details or ""
     for pattern, kind in _KINDS:

@@ -1,7 +1,8 @@
-"""The port for Envoy's external processing: one stream for each request of the data plane.
+"""Serves Envoy's external processing protocol: the data plane opens one gRPC stream for each
+request.
 
-Requests are handled as at the client port, with the same keys, limits and logs; an answer of the
-router's own replaces the worker's. `exchange.py` has the order of messages.
+Requests are handled as at the client port, with the same keys, limits and logs. An error answer of
+the router replaces the worker's answer. `exchange.py` has the order of messages.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ log = logging.getLogger(__name__)
 
 
 class PickerPort(GrpcListener):
-    """Serves data planes, and answers health checks at a port of its own. Lifetime: process."""
+    """Serves the streams of data planes, and answers health checks at a port of its own. Lifetime:
+    process.
+    """
 
     def __init__(
         self,
@@ -73,9 +76,11 @@ class PickerPort(GrpcListener):
         counts: Counter[str],
         found: Callable[[str], int | None],
     ) -> None:
-        """`dialects` are those of `ClientPort`. `counts` counts the ends of requests by word
-        (`picker_metrics` shows them). `found` returns the priority of an objective by discovery, or
-        None.
+        """Make the port, which does not listen yet.
+
+        `dialects` are the same as for `ClientPort`. `counts` counts how requests end, by a word
+        each (`picker_metrics` shows the counts). `found` returns the priority that discovery gives
+        an objective, or None.
         """
         self._inference = inference
         self._service = service
@@ -92,12 +97,12 @@ class PickerPort(GrpcListener):
         self._terms = self.terms_of(settings().picker)
 
     def terms_of(self, picker: Picker) -> PickerTerms:
-        """Return the parameters of requests."""
+        """Return the limits for requests that the configuration section `picker` gives."""
         known = objectives_of(picker.objectives)
         return PickerTerms(picker.decision_s, picker.endpoints, known, self._found, self._counts)
 
     def settle(self) -> None:
-        """Take over the configuration in force."""
+        """Use the limits in the present configuration from now on."""
         self._terms = self.terms_of(self._picking().picker)
 
     async def listen(self) -> None:
@@ -110,13 +115,15 @@ class PickerPort(GrpcListener):
         await self.probed.aclose()  # probes are answered to the end
 
     def _method(self, method: str) -> Any:
-        """Return the handler of a method, or None if there is none."""
+        """Return the handler for a gRPC method, or None if it is unknown."""
         if method == PROCESS:
             return grpc.stream_stream_rpc_method_handler(self._process)
         return None
 
     def _serves(self, service: str) -> bool | None:
-        """Return whether a service serves; None if there is none of this name."""
+        """Return whether a gRPC service is ready, for health checks; None if there is no service of
+        this name.
+        """
         if service == _LIVENESS:
             return not self._service.hangs()
         return serves(self._service) if service in _SERVICES else None
@@ -151,14 +158,16 @@ class PickerPort(GrpcListener):
             self._counts["broken" if broken else _end_of(exchange)] += 1
 
     async def _request(self, call: _Stream) -> None:
-        """Read messages until the exchange asks, or is over."""
+        """Read messages until a worker must be chosen for the request, or until the
+        exchange ends.
+        """
         exchange = call.exchange
         while not (exchange.asks or exchange.refused or exchange.reply):
             if not await call.receive():
                 return
 
     async def _answer(self, call: _Stream) -> None:
-        """Decide the request, and follow its answer."""
+        """Choose a worker for the request, or refuse it, and follow its answer."""
         exchange = call.exchange
         try:
             http = self._http(call)
@@ -175,7 +184,7 @@ class PickerPort(GrpcListener):
             await self._refuse(call, error_response(504, why, DEADLINE))
 
     async def _refuse(self, call: _Stream, answer: Response) -> None:
-        """Send the data plane an answer of the router's own in place of a worker's."""
+        """Make the data plane send an error answer of the router in place of a worker's answer."""
         code = _code_of(answer.body)
         headers: list[Header] = [
             (name.lower().encode(), value.encode("latin-1", "replace"))
@@ -189,8 +198,8 @@ class PickerPort(GrpcListener):
         )
 
     def _http(self, call: _Stream) -> PickedHttp:
-        """Return the request as if it had come over HTTP. Raises RefusedError if it is not
-        valid.
+        """Return the request as if the client had sent it to the router by HTTP. Raises
+        RefusedError if it is not valid.
         """
         exchange, peer = call.exchange, GrpcPeer(call.context.peer())
         head = self._head(exchange.headers)
@@ -199,7 +208,7 @@ class PickerPort(GrpcListener):
         return http
 
     def _head(self, headers: list[Header]) -> Head:
-        """Return a request head parsed by the grammar of HTTP/1.1, which is stricter than the data
+        """Parse the request's headers by the grammar of HTTP/1.1, which is stricter than the data
         plane's.
         """
         named = {name: value for name, value in headers if name.startswith(b":")}
@@ -218,7 +227,9 @@ class PickerPort(GrpcListener):
         return head_of(text + b"\r\n\r\n", False)
 
     async def _pick(self, http: Request, target: Target | None = None) -> Answer:
-        """Handle the request as `Inference.handle` does, within the time for a decision."""
+        """Handle the request as `Inference.handle` does, but stop if no worker is chosen within the
+        time limit for a decision.
+        """
         assert isinstance(http, PickedHttp), "made here"
         call, terms, service = http.call, self._terms, self._service
         assert isinstance(call, _Stream), "made here"
@@ -250,7 +261,9 @@ class PickerPort(GrpcListener):
         return state.account.answered(answer, state.attempts)
 
     def _hint(self, http: Request, exchange: PickerExchange) -> list[str] | None:
-        """Return the endpoints to which the request may go; None allows any."""
+        """Return the endpoints to which the data plane allows the request to be sent; None if it
+        allows any.
+        """
         if not self._picking().picker.conformance:
             return exchange.subset
         exchange.tells_served = True
@@ -262,7 +275,7 @@ _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect
 
 
 class _Stream:
-    """The data plane's side of one exchange. Lifetime: call."""
+    """The gRPC stream of the data plane for one request. Lifetime: call."""
 
     def __init__(self, context: Any, exchange: PickerExchange, clock: Callable[[], float]) -> None:
         self.context = context
@@ -282,11 +295,12 @@ class _Stream:
         return True
 
     async def _read(self) -> Any:
-        """Return the next message, or EOF if the stream ends with the answer, however it ends.
+        """Return the data plane's next message, or EOF at the end of the stream if the answer has
+        ended.
 
-        If no body passes here, Envoy (1.40) resets a stream at the answer's end as it does when its
-        client leaves, and gRPC may report either as a plain end: all of these count as the answer's
-        end.
+        If the answer's body is not shown, Envoy (1.40) resets the stream at the answer's end as it
+        does when its client leaves, and gRPC may report either as a plain end. All of these count
+        as the end of the answer.
         """
         try:
             return await self.context.read()
@@ -296,7 +310,7 @@ class _Stream:
             return aio.EOF
 
     def _ended(self) -> bool:
-        """Return whether a cancellation is only the answer's end."""
+        """Return whether the stream was cancelled only because the answer has ended."""
         task, exchange = asyncio.current_task(), self.exchange
         unseen = exchange.reply is not None and not exchange.shows_body
         if task is None or not unseen or self._clock() >= self.deadline_s:
@@ -342,7 +356,7 @@ def _code_of(body: bytes) -> str:
 
 
 def _end_of(exchange: PickerExchange) -> str:
-    """Return the end of a request, in a word."""
+    """Return how a request ended, as the word under which it is counted."""
     if exchange.idle:
         return "watched"
     if exchange.refused:

@@ -1,4 +1,4 @@
-"""Settings of the endpoint picker."""
+"""Defines the configuration keys of the endpoint picker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ MESSAGE_BYTES = 1 << 20  # of a message, in addition to a body
 
 @dataclass(frozen=True, slots=True)
 class PickerSettings:
-    """The picker's section, its two ports and its limits. Lifetime: until the next reload."""
+    """The endpoint picker's configuration section, with its two ports and its limits. Lifetime:
+    until the next reload.
+    """
 
     picker: Picker
     port: GrpcPortSettings

@@ -1,9 +1,9 @@
-"""Sets how often the garbage collector of the router's process looks for cycles.
+"""Sets how often the router's process looks for garbage in cycles.
 
 A request leaves no cycle behind (`tests/router` checks that), but its hundred or so objects live
-while it runs. At Python's own thresholds the collector visits those of all requests in flight again
-and again, and with them all objects that live as long as the router: a third of the CPU of a
-request (`docs/notes/performance.md`).
+while it runs. With Python's own thresholds the collector visits the objects of all running requests
+again and again, and with them all objects that live as long as the router. This took a third of the
+CPU time of a request (`docs/notes/performance.md`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SWITCH_S = 0.0005  # the event loop asks for Python's lock once an event: it mus
 
 def settle() -> None:
     """Treat all present objects as permanent, look for cycles more rarely, and let threads that
-    read long bodies yield sooner.
+    read long bodies yield sooner. It is called once, after the router was built.
 
-    Call it once the router is built. Cycles are still found, at the latest after YOUNG_OBJECTS *
-    YOUNG_ROUNDS * MIDDLE_ROUNDS new objects that stay.
+    Cycles are still found, at the latest after YOUNG_OBJECTS * YOUNG_ROUNDS * MIDDLE_ROUNDS new
+    objects that stay alive.
     """
     gc.collect()
     gc.freeze()
@@ -31,5 +31,7 @@ def settle() -> None:
 
 
 def release() -> None:
-    """Let the objects that `settle` made permanent be collected again, because the router ends."""
+    """Let the collector free the objects again that `settle` made permanent, because the router
+    ends.
+    """
     gc.unfreeze()

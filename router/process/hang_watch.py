@@ -1,5 +1,5 @@
-"""Handles a policy that hangs or is slow: it is detected and logged, and the process ends if it
-must.
+"""Detects and logs policies that hang or are slow, and ends the process if a policy never
+returns.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ THREAD_USE: Callable[[], Use] | None = (
 
 
 class PolicyTrouble:
-    """Logs a policy's faults at the 1st, 2nd, 4th, 8th ... of a kind. Lifetime: process.
+    """Logs the faults of a policy, each kind of fault at its 1st, 2nd, 4th, 8th ... occurrence.
+    Lifetime: process.
 
-    Every request may meet the same fault, which must not fill the log.
+    Every request may cause the same fault, which must not fill the log.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class PolicyTrouble:
         self._policy = ""
 
     def report(self, fault: PolicyFaultError) -> None:
-        """Count a fault, and log it if it is due."""
+        """Count a fault, and log it if this occurrence is one to log."""
         if fault.policy != self._policy:
             self._policy = fault.policy
             self._faults.clear()
@@ -59,12 +60,12 @@ class PolicyTrouble:
 
 
 class HangWatch:
-    """A thread that ends the process if one call of the policy lasts too long.
+    """A thread that ends the process if one call of the policy takes too long. Lifetime: process.
 
     The event loop cannot do that, because it waits for the policy. The program that started the
-    process restarts it (`docs/deploy`), and finds on stderr which policy hung, and where. Code that
-    never releases the interpreter stops this thread, too; then the process's own CPU time runs out,
-    and SIGPROF kills it after its stack was written. Lifetime: process.
+    process restarts it (`docs/deploy`), and stderr says which policy hung, and where. A policy
+    whose code never releases the interpreter stops this thread, too; then the process's CPU time
+    limit runs out, and SIGPROF ends it after its stack was written.
     """
 
     def __init__(self, guard: PolicyGuard, clock: Callable[[], float], hang_s: float) -> None:
@@ -75,13 +76,13 @@ class HangWatch:
         self._thread = threading.Thread(target=self._watch, name="policy watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch. Call it in the main thread."""
+        """Begin to watch the policy's calls. It must be called in the main thread."""
         faulthandler.register(signal.SIGPROF, file=sys.stderr, chain=True)
         self._wind_up()
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching, because the router ends by itself."""
+        """Stop watching, because the router is ending normally."""
         self._over.set()
         self._thread.join()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -102,8 +103,9 @@ class HangWatch:
         signal.setitimer(signal.ITIMER_PROF, self._hang_s * _CPU_FACTOR)
 
     def _end(self, lasted_s: float) -> None:
-        """End the process. The text does not go through `logging`, whose locks may be part of the
-        trouble.
+        """End the process because a call of the policy has taken `lasted_s` seconds.
+
+        The message does not use `logging`, because its locks may be held by the code that hangs.
         """
         policy = self._guard.policy
         text = (

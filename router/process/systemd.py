@@ -1,4 +1,6 @@
-"""Messages to systemd, and signs of life for its watchdog and for probes of `/health`."""
+"""Sends messages to systemd, and shows its watchdog and the probes of `/health` that the router
+works.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ def notify(*lines: str) -> None:
 
 
 def notify_ready() -> None:
-    """Report that this process serves, even if another process did before."""
+    """Tell systemd that this process serves now, even if another process did before."""
     notify(f"MAINPID={os.getpid()}", "READY=1", "STATUS=serving")
 
 
 @contextmanager
 def reloading() -> Iterator[None]:
-    """Report that the configuration is being reloaded, and that the router is ready again at the
-    end.
+    """Tell systemd that the configuration is being reloaded, and at the end of the block that the
+    router is ready again.
     """
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
@@ -45,10 +47,11 @@ def reloading() -> Iterator[None]:
 
 
 def watchdog_s() -> float | None:
-    """Return how long systemd waits for a sign of life before it ends this process, in seconds;
-    None for ever.
+    """Return for how many seconds systemd waits for a sign of life before it ends this process;
+    None if it waits for ever.
 
-    WATCHDOG_PID is the process that was started; its successor (`Successor`) has none.
+    WATCHDOG_PID is the process that systemd started; a process that took over from it (`Successor`)
+    has no watchdog.
     """
     wanted, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not (wanted.isdecimal() and int(wanted)) or pid not in ("", str(os.getpid())):
@@ -57,14 +60,15 @@ def watchdog_s() -> float | None:
 
 
 class Pulse:
-    """Shows that the router works, to systemd's watchdog and to probes of `/health`.
+    """Shows that the router works, to systemd's watchdog and to probes of `/health`. Lifetime:
+    process.
 
-    Each beat is one turn of the event loop and one of the relay's thread. A loop that hangs sends
-    no beat; if only the thread hangs, `/health` says so. Lifetime: process.
+    Each beat takes one turn of the event loop and one of the relay's thread. If the event loop
+    hangs, no beat is sent; if only the relay's thread hangs, `/health` says so.
     """
 
     def __init__(self, beat: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
-        """Start without a beat. `beat` returns once the relay's thread has had a turn."""
+        """Start without a beat. `beat` returns once the relay's thread has run a turn."""
         self._serves = False
         self._beat = beat
         self._clock = clock
@@ -73,14 +77,14 @@ class Pulse:
         self._asked_s = math.inf  # when the beat under way began
 
     def serve(self, serves: bool) -> None:
-        """Send beats to systemd's watchdog from now on, or stop, because another process then
-        serves.
+        """Send beats to systemd's watchdog from now on; or stop, if `serves` is False, because
+        another process serves then.
         """
         self._serves = serves
 
     @property
     def serves(self) -> bool:
-        """True if this process serves, and no other in its place."""
+        """True if this process serves clients, and has not been replaced by another one."""
         return self._serves
 
     def hangs(self) -> str:
@@ -88,7 +92,7 @@ class Pulse:
         return "the relay's thread hangs" if self._clock() - self._asked_s > _THREAD_S else ""
 
     async def run(self) -> None:
-        """Give a sign of life at regular intervals, for ever."""
+        """Send a beat at regular intervals until cancelled."""
         while True:
             self._asked_s = self._clock()
             await self._beat()

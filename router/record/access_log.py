@@ -1,6 +1,8 @@
-"""The access log: one JSON line for each inference request, for people and for log collectors.
+"""Writes the access log: one JSON line for each inference request, for people and for log
+collectors.
 
-The event loop puts a `RequestRecord` into a bounded queue; a thread makes lines and writes them.
+The event loop puts a `RequestRecord` into a bounded queue; a thread makes lines of the records and
+writes them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _MODEL_CHARS = 256
 
 class AccessLine(msgspec.Struct, frozen=True):
     """One request's line in the access log. Times are in ms; null means unknown, or that the
-    request did not get so far.
+    request never reached that step.
     """
 
     at: float  # arrival, unix seconds
@@ -120,8 +122,8 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
 
 
 def names_in(record: RequestRecord) -> dict[str, Any]:
-    """Return the requested name, its rule and the revision, as fields of a log's line. There are
-    none if no rule applied.
+    """Return the model name that the client asked for, its naming rule and the chosen revision, as
+    fields of a log's line; empty if no rule applied.
     """
     name = record.name
     if name is None:
@@ -153,8 +155,8 @@ class AccessLog(QueuedLog[RequestRecord]):
 
 
 def unix_offset_s() -> float:
-    """Return the difference between unix time and the router's monotonic clock, as of now: the
-    machine's date may be corrected while the router runs.
+    """Return the difference between Unix time and the router's monotonic clock now. It may change
+    later, because the machine's date may be corrected while the router runs.
     """
     return time.time() - time.monotonic()
 

@@ -1,4 +1,4 @@
-"""The reasons for a decision, as JSON and as the value of an answer's header."""
+"""Writes the reasons for a routing decision as JSON, and as the value of a response header."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _IN_A_HEADER = 3  # workers
 def explanation(
     request_id: int, worker_id: int, decision: Decision, routed_by: str = ""
 ) -> dict[str, Any]:
-    """Return a decision in short: the best three workers, the chosen one first, with the terms of
-    their costs if these were requested.
+    """Return a short description of a decision for JSON: the best three workers, the chosen one
+    first, with the terms of their costs if these were requested.
 
-    `routed_by` says by what the request was routed; it is empty if that is obvious.
+    `routed_by` says by what the request was routed, such as load alone; it is "" if that is
+    obvious.
     """
     seen = {} if decision.details is None else {one.worker_id: one for one in decision.details.seen}
     return {
@@ -53,7 +54,9 @@ def explanation(
 
 
 def everything(details: Details) -> dict[str, Any]:
-    """Return all that a decision saw: the request, the pool and the best eight workers."""
+    """Return all that the policy saw at a decision, for JSON: the request, the pool and the best
+    eight workers.
+    """
     return {
         "of_request": _numbers(details.request),
         "of_pool": _numbers(details.pool),
@@ -63,7 +66,7 @@ def everything(details: Details) -> dict[str, Any]:
 
 
 def columns_in_header(details: Details) -> dict[str, Any]:
-    """Return the known columns of the best three workers, which is as much as a header may hold."""
+    """Return the known columns of the best three workers; more would be too long for a header."""
     known = {
         str(seen.worker_id): {
             name: value for name, value in _numbers(seen.columns).items() if value is not None
@@ -87,15 +90,15 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for JSON, rounded, with None for NaN and infinity."""
+    """Return a value for JSON: numbers rounded, and None for NaN and infinity."""
     if isinstance(value, bool) or not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def withheld(request_id: int, hold: Withheld) -> dict[str, Any]:
-    """Return a held request in short: how long it is held, its standing, and what the best three
-    workers would cost.
+    """Return a short description of a held request for JSON: how long it is held, its place in the
+    queue, and what the best three workers would cost.
     """
     seen = hold.details.seen[:_IN_A_HEADER]
     limit = {"limit": hold.limit} if hold.limit else {}
@@ -125,9 +128,10 @@ _HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a lin
 
 
 def explanation_line(attempt: Attempt, full: bool, prefill: Attempt | None = None) -> bytes:
-    """Return why a request was sent to its worker, as an answer's header: a sentence, then JSON.
+    """Return why a request was sent to its worker as the value of a response header: a sentence,
+    then JSON. `full` adds the workers' columns.
 
-    `full` adds the workers' columns. `prefill` is the attempt at the worker that prefills for this
+    `prefill` is the attempt at the worker that computes the prompt's KV for this one, if there is
     one.
     """
     decision, request_id = attempt.decision, attempt.request_id
@@ -148,19 +152,23 @@ def explanation_line(attempt: Attempt, full: bool, prefill: Attempt | None = Non
 
 
 def name_of(attempt: Attempt) -> dict[str, Any]:
-    """Return the effect of a naming rule on the request's model name, for JSON; empty if there is
-    no rule.
+    """Return for JSON what a naming rule did to the request's model name; empty if no
+    rule applied.
     """
     return {} if attempt.name is None else {"name": attempt.name.shown()}
 
 
 def hits_of(attempt: Attempt) -> dict[str, Any]:
-    """Return the hit mode of the attempt's worker for JSON; empty if it was not requested."""
+    """Return for JSON how exactly the cache of the attempt's worker was known; empty if that was
+    not requested.
+    """
     return {} if attempt.hits is None else {"hits": attempt.hits.shown()}
 
 
 def why_there(attempt: Attempt, prefill: Attempt | None = None) -> str:
-    """Say in one plain sentence why a request went to its worker, and to the one that prefills."""
+    """Return one plain sentence on why a request went to its worker, and to the worker that
+    computes its prefill.
+    """
     if prefill is None:
         return why_sentence(attempt.worker_id, attempt.decision, attempt.block_size, attempt.hits)
     of_prefill = prefill.worker_id, prefill.decision, prefill.block_size, prefill.hits
@@ -174,11 +182,12 @@ def why_sentence(
     hits: HitVerdict | None = None,
     does: str = "",
 ) -> str:
-    """Return a sentence that says why a decision chose its worker: what the worker holds, what the
-    next best would cost, and any other reason.
+    """Return a sentence that says why a decision chose its worker: which cached tokens the worker
+    holds, what the next best worker would cost, and any other reason. The text is ASCII, without
+    braces.
 
-    The text is ASCII, without braces. `hits` says how exact the hits are. `does` says what else the
-    worker does.
+    `hits` says how exactly the cache is known. `does` says what else the worker does for the
+    request.
     """
     mode = "approximate" if decision.approximate else "exact" if hits is None else hits.mode
     verb = {"exact": "holds", "degraded": "is known to hold", "approximate": "holds about"}[mode]
@@ -199,7 +208,9 @@ _REASONS = {
 
 
 def _next_best(decision: Decision, size: int, unit: str) -> str:
-    """Return how much more the next best worker would have cost, or how much it holds."""
+    """Return a text that says how much more the next best worker would have cost, or how many
+    tokens of the prompt it holds.
+    """
     other, best = runner_up(decision), next(iter(decision.candidates), None)
     if other is None or best is None or not math.isfinite(other.cost):
         return "no other worker could take it"
@@ -218,7 +229,7 @@ def _duration(seconds: float) -> str:
 
 
 def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Reject) -> str | None:
-    """Return why no worker takes a held request, as of `now_s`, for the header of its refusal; None
+    """Return why no worker took a held request until `now_s`, as the header of its refusal; None
     for other refusals.
     """
     if not isinstance(choice, Withheld):
@@ -228,9 +239,9 @@ def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Rej
 
 
 def _line(why: str, shown: dict[str, Any]) -> bytes:
-    """Return the value of a header: a sentence, then JSON from the first brace on.
+    """Return the value of a response header: a sentence, and then JSON from the first brace on.
 
-    The JSON is shortened if the header would be too long for clients' parsers.
+    The JSON is shortened if the header would otherwise be too long for clients' parsers.
     """
     sentence = f"{why}; ".encode("ascii", "replace")
     for part in ("columns", "best"):

@@ -51,7 +51,9 @@ _LENGTH = struct.Struct(">I")
 
 
 class RecordingError(ValueError):
-    """Raised when a file is not a recording that can be played; the text says where and why."""
+    """Raised when a file is not a recording that can be replayed; the text says where the error is,
+    and why.
+    """
 
 
 class Preamble(msgspec.Struct, frozen=True):
@@ -67,7 +69,7 @@ class Preamble(msgspec.Struct, frozen=True):
 
 
 def framed(record: Any) -> bytes:
-    """Return a record as bytes for the file: its length, then msgpack."""
+    """Return a record as bytes for the file: its length, followed by the record in msgpack."""
     data = msgspec.msgpack.encode(record, enc_hook=_plain_value)
     return _LENGTH.pack(len(data)) + data
 
@@ -99,8 +101,8 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def preamble_of(record: Any, path: Path) -> Preamble:
-    """Return the first record as a checked Preamble. Raises RecordingError if it is another
-    thing.
+    """Return the first record of a file as a checked Preamble. Raises RecordingError if it is
+    something else.
     """
     try:
         preamble = msgspec.convert(record, Preamble)
@@ -166,7 +168,9 @@ def fact_of(kind: Any, fields: Any) -> Any:
 
 
 def hashes(data: bytes) -> Hashes:
-    """Return uint64[blocks] from bytes. Raises ValueError if the length is not a multiple of 8."""
+    """Return the uint64[blocks] that the bytes contain. Raises ValueError if their length is not a
+    multiple of 8.
+    """
     return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
 
 
@@ -212,8 +216,8 @@ Answer = list[Any] | str  # actions as [kind, fields], or the name of the error 
 
 @dataclass(frozen=True, slots=True)
 class FactDifference:
-    """One fact to which the fresh core gave other actions than the recorded core. Later differences
-    may follow from the first.
+    """One fact at which the fresh core returned other actions than the recorded core. Later
+    differences may result from the first.
     """
 
     fact: int  # its number, from 0
@@ -228,7 +232,7 @@ class FactDifference:
 
 
 class Player:
-    """Plays a recording to a fresh core and compares the actions. Lifetime: one playing of one
+    """Replays a recording with a fresh core and compares the actions. Lifetime: one replay of one
     file.
     """
 
@@ -246,8 +250,8 @@ class Player:
         self._core = self._fresh_core(self.preamble)
 
     def differences(self) -> Iterator[FactDifference]:
-        """Play the file to its end and yield the differences; call it once. Raises RecordingError
-        if the file is damaged.
+        """Replay the file to its end and yield the differences. It can be called only once. Raises
+        RecordingError if the file is damaged.
         """
         for number, record in enumerate(records(self._path)):
             if number == 0:
@@ -325,10 +329,10 @@ class Player:
         return answer
 
     def _with_chains(self, fact: facts.KvEvents) -> facts.KvEvents:
-        """Return the fact with a chain for each stored block.
+        """Return the fact with a chain of hashes for each stored block.
 
-        A block whose parent never arrived waits for its parent in the fresh core, too, so any chain
-        will do for it.
+        A block whose parent never arrived waits for its parent in the fresh core, too, so that it
+        may get any chain.
         """
         events = tuple(
             replace(event, chain=self._chain(position, event))
@@ -346,4 +350,4 @@ class Player:
 
 
 def _forgive(error: PolicyError) -> None:
-    """Ignore a policy's error, as the router does: it decides without the policy."""
+    """Ignore a policy's error, because the router also does so and decides without the policy."""

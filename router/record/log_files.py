@@ -1,4 +1,4 @@
-"""Log files and folders that only grow, and the thread that writes them."""
+"""Writes log files and folders to which lines are only appended, in a thread of their own."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _BATCH_ITEMS = 64  # written at once: other threads get a turn in between
 
 
 class Sink(Protocol[T_contra]):
-    """Takes queued items in the log's thread. It handles errors of files itself."""
+    """Receives queued items in the log's thread, and handles errors of files itself."""
 
     def write(self, items: Sequence[T_contra]) -> None:
-        """Take the next items, in the order in which they were queued."""
+        """Write the next items, which are in the order in which they were queued."""
 
     def reopen(self) -> None:
         """Open the file again, because it may have been moved."""
@@ -47,8 +47,8 @@ class Sink(Protocol[T_contra]):
 
 
 class Background(Generic[T]):
-    """A queue whose items a thread of its own hands to a sink. One other thread fills it. Lifetime:
-    process.
+    """A queue whose items a thread of its own passes to a sink; one other thread fills the queue.
+    Lifetime: process.
     """
 
     def __init__(self, name: str, sink: Sink[T], items_max: int, bytes_max: int) -> None:
@@ -67,8 +67,8 @@ class Background(Generic[T]):
         self._thread.start()
 
     def put(self, item: T, size_bytes: int) -> bool:
-        """Queue an item that keeps about `size_bytes` of memory alive. Return False if there is no
-        room and the item is lost.
+        """Queue an item that uses about `size_bytes` of memory. Return False if the queue is full
+        and the item is lost.
         """
         items = self._items
         waiting_bytes = self._put_bytes - self._taken_bytes
@@ -81,13 +81,13 @@ class Background(Generic[T]):
         return True
 
     def reopen(self) -> None:
-        """Let the sink open its file again, soon."""
+        """Make the sink open its file again soon. Returns at once."""
         self._reopen.set()
         self._wake.set()
 
     def close(self, timeout_s: float) -> int:
-        """Write the queued items, and end. Return how many items were left after `timeout_s`
-        seconds.
+        """Write the queued items, and stop the thread. Return how many items were not written
+        within `timeout_s` seconds.
         """
         self._stop.set()
         self._wake.set()
@@ -129,7 +129,7 @@ class CountingSink(Sink[T_contra], Protocol[T_contra]):
 
 
 class QueuedLog(Generic[T]):
-    """A log that a thread of its own writes, with counts of items written and lost. Lifetime:
+    """A log written by a thread of its own, which counts the items written and lost. Lifetime:
     process.
     """
 
@@ -150,14 +150,14 @@ class QueuedLog(Generic[T]):
         return self._no_room + self._sink.lost
 
     def queue(self, item: T, size_bytes: int) -> None:
-        """Queue an item that keeps about `size_bytes` of memory alive. Never waits."""
+        """Queue an item that uses about `size_bytes` of memory. It never waits."""
         if not self._background.put(item, size_bytes):
             self._no_room += 1
             if worth_a_line(self._no_room):
                 log.error("%s: %d lost: they come too fast", self._name, self._no_room)
 
     def reopen(self) -> None:
-        """Let the thread open a new file, because the old one was moved. Returns at once."""
+        """Make the log's thread open a new file, because the old one was moved. Returns at once."""
         self._background.reopen()
 
     def close(self) -> None:
@@ -168,8 +168,8 @@ class QueuedLog(Generic[T]):
 
 
 class LineFile(Protocol):
-    """A file, or a folder of files, to which whole lines are appended. Each method may raise
-    OSError, except `close`.
+    """A file, or a folder of files, to which whole lines are appended. Each method except `close`
+    may raise OSError.
     """
 
     @property
@@ -178,7 +178,7 @@ class LineFile(Protocol):
     def where(self) -> str: ...  # for people
 
     def make_room(self, size_bytes: int) -> None:
-        """Begin a new file if `size_bytes` more would exceed the limit."""
+        """Begin a new file if `size_bytes` more bytes would exceed the limit."""
 
     def append(self, data: bytes) -> None:
         """Append whole lines to the file, or none of them."""
@@ -191,8 +191,8 @@ class LineFile(Protocol):
 
 
 class LineSink(Generic[T]):
-    """Makes lines of items and appends them to a file, in the thread of a log. Lifetime:
-    process.
+    """Turns items into lines and appends them to a file, in the thread of a log.
+    Lifetime: process.
     """
 
     def __init__(
@@ -202,7 +202,9 @@ class LineSink(Generic[T]):
         lines: Callable[[Sequence[T]], bytes],
         heading: Callable[[], bytes] = bytes,
     ) -> None:
-        """`name` is the log's name for people; `heading` returns the first line of a file."""
+        """Write to `file`. `name` is the log's name for people, `lines` turns items into lines, and
+        `heading` returns the first line of a file.
+        """
         self.written = 0
         self.lost = 0
         self.outdated = False  # the last heading is no longer true
@@ -230,7 +232,7 @@ class LineSink(Generic[T]):
             self._trouble_lines = 0
 
     def reopen(self) -> None:
-        """Open the file to which the path leads now."""
+        """Open the file that the path names now."""
         try:
             self._file.reopen()
         except OSError as error:
@@ -252,7 +254,9 @@ class LineSink(Generic[T]):
 
 @contextmanager
 def opening(key: str, path: Path) -> Iterator[None]:
-    """Add the configuration key and the file to the text of an OSError raised inside."""
+    """Add the configuration key and the file's path to the text of an OSError that is raised in the
+    block.
+    """
     try:
         yield
     except OSError as error:
@@ -267,8 +271,8 @@ _MODE = 0o600  # shared prefixes and times of requests must not be readable for 
 class LogFile:
     """A file to which one thread appends lines. Lifetime: process.
 
-    If it would grow beyond `limit_bytes`, a regular file is renamed to `FILE.1`, which replaces an
-    older one, and a new file is begun. `fresh` is set when a heading is due.
+    If it would grow beyond `limit_bytes`, a regular file is renamed to `FILE.1`, replacing an older
+    one, and a new file is begun. `fresh` is True when a heading must be written first.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -284,7 +288,7 @@ class LogFile:
         return str(self.path)
 
     def append(self, data: bytes) -> None:
-        """Write whole lines, or none of them. Raises OSError if that fails."""
+        """Append whole lines to the file, or none of them. Raises OSError if that fails."""
         start = os.fstat(self._fd).st_size if self._regular else 0
         try:
             rest = memoryview(data)
@@ -297,8 +301,8 @@ class LogFile:
         self.fresh = False
 
     def make_room(self, size_bytes: int) -> None:
-        """Begin a new file if `size_bytes` more would exceed the limit. Raises OSError if that
-        fails.
+        """Begin a new file if `size_bytes` more bytes would exceed the limit. Raises OSError if
+        that fails.
         """
         if not self._regular:
             return
@@ -309,8 +313,8 @@ class LogFile:
             self._open_anew()
 
     def reopen(self) -> None:
-        """Open the path again if it now leads to another file or to none. Raises OSError if that
-        fails.
+        """Open the path again if it now names another file or none. Raises OSError if
+        that fails.
         """
         try:
             there = os.stat(self.path)
@@ -341,7 +345,7 @@ class LogFile:
 
 
 class Stdout(LogFile):
-    """Standard output as a file for lines. Lifetime: process."""
+    """Standard output, used like a log file. Lifetime: process."""
 
     def __init__(self) -> None:
         self.path = Path("-")
@@ -362,7 +366,7 @@ _STEP = timedelta(microseconds=1)
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of the folder `record`, which keeps the request log in parts."""
+    """The limits of the folder `record`, in which the request log is kept in parts."""
 
     part_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 40, description="size at which a new part is begun, bytes")
@@ -385,8 +389,8 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parts:
-    """A folder of log files, each a part of the log. Used by one thread; several routers may share
-    a folder. Lifetime: process.
+    """A folder of log files, each of which is a part of the log. One thread uses it; several
+    routers may share a folder. Lifetime: process.
     """
 
     def __init__(self, folder: Path, limits: Recording, now_s: Callable[[], float]) -> None:
@@ -415,7 +419,9 @@ class Parts:
         return str(self._folder)
 
     def make_room(self, size_bytes: int) -> None:
-        """End the part if `size_bytes` more would exceed its limit, or if its time span is over."""
+        """End the present part if `size_bytes` more bytes would exceed its limit, or if its time
+        span is over.
+        """
         span = int(self._now_s() // self._limits.part_s)
         full = self._held_bytes + size_bytes > self._limits.part_bytes
         if self._file is not None and self._held_bytes and (full or span != self._span):
@@ -423,7 +429,7 @@ class Parts:
         self._span = span
 
     def append(self, data: bytes) -> None:
-        """Write whole lines, or none of them. Raises OSError if that fails."""
+        """Append whole lines to the present part, or none of them. Raises OSError if that fails."""
         if self._file is None:
             self._file = self._begun()
         self._file.append(data)
@@ -445,7 +451,7 @@ class Parts:
             self._file = None
 
     def _begun(self) -> LogFile:
-        """Begin a new part after making room for it. Raises OSError if that fails."""
+        """Begin a new part, after removing old parts if necessary. Raises OSError if that fails."""
         limits = self._limits
         self._forget(limits.parts - 1, limits.total_bytes - limits.part_bytes)
         at = datetime.fromtimestamp(self._now_s(), UTC)
@@ -494,8 +500,8 @@ class Parts:
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """Return the parts of a recording, the oldest first. Raises OSError if the folder cannot be
-    read.
+    """Return the paths of a recording's parts, the oldest first. Raises OSError if the folder
+    cannot be read.
     """
     found = {path.name: path for path in folder.iterdir() if _NAME.fullmatch(path.name)}
     return [found[name] for name in sorted(found) if f"{name}.gz" not in found]

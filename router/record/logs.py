@@ -33,43 +33,47 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def configure(level: str, form: LogFormat) -> None:
-    """Log to standard error from now on."""
+    """Send the router's log to standard error from now on, at this level and in this form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def about(request: str, trace: str) -> dict[str, str]:
-    """Return the `extra` of a log call for a line about one request: the request's id and its
+    """Return the `extra` argument for a log line about one request: the request's id and its
     trace's id.
     """
     return {"request": request, "trace": trace}
 
 
 def worth_a_line(occurrences: int) -> bool:
-    """Return whether to log a repeated event: at its 1st, 2nd, 4th, 8th, ... occurrence."""
+    """Return whether a repeated event should be logged: at its 1st, 2nd, 4th, 8th, ...
+    occurrence.
+    """
     return occurrences & (occurrences - 1) == 0
 
 
 class TextLines(logging.Formatter):
-    """Formats log lines as text, with the ids behind the message. Lifetime: process."""
+    """Formats log lines as text, with the ids of the request after the message. Lifetime:
+    process.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """Return the line with its ids; see `logging.Formatter`."""
+        """Return the text of a log line with the request's ids; see `logging.Formatter`."""
         ids = [f"{name}={value}" for name in _IDS if (value := getattr(record, name, ""))]
         line = super().formatMessage(record)
         return f"{line} [{' '.join(ids)}]" if ids else line
 
 
 class JsonLines(logging.Formatter):
-    """Formats each log line as one JSON object, whatever was logged. Lifetime: process."""
+    """Formats each log line as one JSON object, whatever text it has. Lifetime: process."""
 
     def __init__(self) -> None:
         super().__init__()
         self._encode = msgspec.json.Encoder().encode
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line as JSON; see `logging.Formatter`."""
+        """Return a log line as JSON; see `logging.Formatter`."""
         ids: dict[str, Any] = {name: str(getattr(record, name, "")) for name in _IDS}
         exception = ""
         if record.exc_info:
@@ -91,5 +95,5 @@ def _cut_front(text: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """Return the text without unpaired surrogates, which JSON cannot hold."""
+    """Return the text without unpaired surrogates, which JSON cannot contain."""
     return text.encode("utf-8", "replace").decode()

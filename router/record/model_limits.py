@@ -1,4 +1,6 @@
-"""Limits of models as an operator writes them, and as a recording of facts keeps them."""
+"""Parses limits of models in the form in which an operator writes them and a recording of facts
+keeps them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _KEYS = ", ".join(_LIMITS)
 
 
 def model_limits(lines: Iterable[str]) -> dict[str, ModelLimit]:
-    """Return the limits by model, from lines of the form `MODEL:KEY=NUMBER,...`. Raises ValueError
+    """Return each model's limits, from lines of the form `MODEL:KEY=NUMBER,...`. Raises ValueError
     if a line is malformed.
     """
     found: dict[str, ModelLimit] = {}

@@ -1,4 +1,4 @@
-"""The recorder of facts: it writes the core's facts and actions to a file, for debugging."""
+"""Records the core's facts and actions in a file, for debugging."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NOT_KNOWN: Hashes = np.zeros(0, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The chain of event number `event` of fact number `fact`, found later. Lifetime: until
-    written.
+    """The chain of the event number `event` in the fact number `fact`, which became known only
+    later. Lifetime: until it is written.
     """
 
     fact: int
@@ -48,8 +48,8 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class _Orphan:
-    """Stored blocks whose parent is not known yet. Lifetime: until the parent arrives, or room is
-    needed.
+    """Stored blocks whose parent block is not known yet. Lifetime: until the parent arrives, or
+    memory is needed.
     """
 
     fact: int
@@ -59,7 +59,9 @@ class _Orphan:
 
 @dataclass(slots=True)
 class _WorkerNames:
-    """The names of blocks in one worker's events, with their chain hashes. Lifetime: worker."""
+    """The engine's names of blocks in one worker's KV events, each with its chain hash. Lifetime:
+    worker.
+    """
 
     chain_of: dict[int, int] = field(default_factory=dict)  # the latest used are last
     orphans: dict[int, list[_Orphan]] = field(default_factory=dict)  # by parent
@@ -68,11 +70,11 @@ class _WorkerNames:
 
 
 class ChainNames:
-    """Finds the chain hashes of all workers' blocks by the engines' names for them. Lifetime:
+    """Finds the chain hashes of all workers' blocks by the engines' names for the blocks. Lifetime:
     recording.
 
-    At most `names_max` names are kept; within a worker the least recently used are forgotten first.
-    At most `waiting_max` blocks wait for their parents.
+    At most `names_max` names are kept; within a worker, the least recently used name is dropped
+    first. At most `waiting_max` blocks wait for their parents.
     """
 
     def __init__(self, names_max: int, waiting_max: int) -> None:
@@ -84,8 +86,8 @@ class ChainNames:
         self._workers: dict[int, _WorkerNames] = {}
 
     def translate(self, number: int, fact: KvEvents) -> tuple[KvEvents, list[Late]]:
-        """Return fact number `number` with chains in place of tokens, and the chains of earlier
-        facts found by it.
+        """Return the fact number `number` with chains in place of tokens, and the chains of earlier
+        facts that became known by it.
 
         Events that every core ignores are left out: blocks with missing fields, and cache groups
         that do not count.
@@ -108,15 +110,15 @@ class ChainNames:
         return replace(fact, events=tuple(events)), late
 
     def worker_changed(self, fact: WorkerChange) -> None:
-        """Forget the names of a worker that is gone."""
+        """Drop the block names of a worker that is gone."""
         if fact.state == "gone" and (worker := self._workers.pop(fact.worker_id, None)):
             self._names -= len(worker.chain_of)
             for orphans in worker.orphans.values():
                 self._waiting -= sum(len(orphan.stored.hashes) for orphan in orphans)
 
     def _switch_group(self, worker: _WorkerNames, event: Stored) -> Sequence[KvEvent]:
-        """Let the first cache group of full attention be the one that counts. Return events that
-        remove the other groups' blocks.
+        """Make the first cache group with full attention the one that counts. Return events that
+        remove the blocks of other groups.
         """
         if not event.full_attention or worker.full_attention:
             return ()
@@ -163,8 +165,8 @@ class ChainNames:
         worker.orphans.setdefault(block_name(parent), []).append(orphan)
 
     def _wake(self, worker: _WorkerNames, event: Stored, chain: Hashes) -> Iterator[Late]:
-        """Yield the chains of blocks that waited for a block of `event`, and of those that waited
-        for them.
+        """Yield the chains of blocks whose parent is a block of `event`, and of blocks that waited
+        for them in turn.
         """
         if not worker.orphans:
             return
@@ -225,7 +227,7 @@ _CLOSE_S = 5.0
 
 
 class FactRecorder:
-    """Records a core's facts and actions; used by the one thread that calls the core. Lifetime:
+    """Records a core's facts and actions; only the thread that calls the core uses it. Lifetime:
     process.
     """
 
@@ -252,7 +254,9 @@ class FactRecorder:
         return self._sink.is_closed
 
     def record(self, fact: Fact, take: Callable[[Fact], list[Action]]) -> list[Action]:
-        """Hand a fact to the core, and record the fact and the core's actions."""
+        """Pass a fact to the core by `take`, record the fact and the core's actions, and return the
+        actions.
+        """
         if isinstance(fact, Arrival):
             fact = self._shown(fact)
         elif isinstance(fact, PeerDispatched):
@@ -273,8 +277,8 @@ class FactRecorder:
         return actions
 
     def explain(self, arrival: Arrival) -> Arrival:
-        """Record a question where `arrival` would go. Return the arrival as the core must see
-        it.
+        """Record the question to which worker `arrival` would go. Return the arrival as the core
+        must see it.
         """
         arrival = self._shown(arrival)
         served = self._core.workers.serving(arrival.model)
@@ -282,7 +286,9 @@ class FactRecorder:
         return arrival
 
     def advance(self, now_s: float) -> None:
-        """Record that the load was read as of `now_s`, which drains queues up to that time."""
+        """Record that the load was read at `now_s`, because that changes the core's estimate of
+        queues up to then.
+        """
         self._note("advance", now_s, None)
 
     def set_policy(self, spec: str) -> None:
@@ -300,7 +306,7 @@ class FactRecorder:
         self._note("slow", (now_s, took_s), None)
 
     def close(self) -> None:
-        """Write the queued facts, and end. This takes up to five seconds."""
+        """Write the queued facts, and stop recording. This takes up to five seconds."""
         if left := self._background.close(_CLOSE_S):
             log.error("facts recorder: %d facts were not written before the end", left)
 
@@ -315,8 +321,8 @@ class FactRecorder:
         )
 
     def _nameless(self, arrival: Arrival, actions: list[Action]) -> tuple[Arrival, list[Action]]:
-        """Return an arrival and its actions with a digest in place of a model name that no worker
-        serves, which may be any text.
+        """Return an arrival and its actions with a digest in place of the model name if no worker
+        serves it, because such a name may be any text.
         """
         name, digest = arrival.model, pseudonym(arrival.model, self._key)
         assert digest is not None
@@ -337,7 +343,9 @@ class FactRecorder:
 
 
 class _FactSink:
-    """Frames the records and writes them, in the recorder's thread. Lifetime: recording."""
+    """Writes records with their lengths to the file, in the recorder's thread. Lifetime:
+    recording.
+    """
 
     def __init__(
         self, file: LogFile, limit_bytes: int, preamble: Preamble, names: ChainNames
@@ -352,17 +360,17 @@ class _FactSink:
 
     @property
     def is_closed(self) -> bool:
-        """True if nothing more will be written to the file."""
+        """True if no more records will be written to the file."""
         return bool(self._why)
 
     def end(self, why: str) -> None:
-        """End the recording after the facts that are queued already; called by either thread."""
+        """End the recording after the facts that are already queued. Either thread may call it."""
         if not self._why:
             self._why = why
             log.error("facts recorder ends: %s", why)
 
     def write(self, items: Sequence[Told]) -> None:
-        """Append a record for each item, and the chains found by them."""
+        """Append a record for each item, and records for the chains that became known by it."""
         if self._over:
             return
         data = b"".join(frame for told in items for frame in self._frames(told))

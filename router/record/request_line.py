@@ -1,12 +1,12 @@
-"""The request log's format: JSON lines, a `Header` and then one `RequestLine` for each request.
+"""Defines the request log's format: JSON lines, a `Header` and then one `RequestLine` for each
+request.
 
-Lines are in the order in which requests ended; to get the order of arrivals, sort by `at`. A file
-has a header in its first line, and another one wherever a restarted router continues it and
-wherever the policy or the workers change. Sessions and tenants can be compared between headers with
-the same salt; worker numbers only within one run of a router.
-
-A line holds no text, no token ids, no headers and no keys. Of a prompt it has only chain hashes;
-sessions and tenants are digests whose key is not stored in the log.
+Lines are in the order in which requests ended; sort them by `at` for the order of arrivals. A
+file's first line is a header, and there is another one wherever a restarted router continues the
+file and wherever the policy or the workers change. Sessions and tenants can be compared between
+headers with the same salt; worker numbers only within one run of a router. A line has no text, no
+token ids, no headers and no keys. Of a prompt it has only chain hashes; sessions and tenants are
+digests, and the log does not contain the key of these digests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _PSEUDONYM_BYTES = 12  # 96 bits: no two of a thousand million sessions are like
 
 
 class FleetPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A number of equal workers, as the router knew them. None means not known, or no threshold."""
+    """A group of equal workers, as the router knew them, with their number. None means unknown, or
+    no threshold.
+    """
 
     count: int
     block_size: int
@@ -39,7 +41,9 @@ class FleetPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The policy, the workers and the salt of the lines below, up to the next header."""
+    """The policy, the workers and the salt that apply to the lines below it, up to the
+    next header.
+    """
 
     started: float  # unix seconds
     policy: str  # specification, every parameter written out
@@ -63,12 +67,12 @@ class Best(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestLine(msgspec.Struct, frozen=True):
-    """One request that was dispatched, rejected or given up. None is written as null and means not
-    known.
+    """One request that was dispatched, rejected or abandoned. None is written as null and means
+    unknown.
 
-    `chain` is base64 of the chain hashes of the full blocks, keyed with a salt
-    (`router.record.salt`), uint64 little-endian, eight bytes a block (`hashes_of`). They are not
-    numbers, because not every JSON reader keeps numbers beyond 2^53.
+    `chain` has the chain hashes of the full blocks, keyed with a salt (`router.record.salt`), as
+    base64 of uint64 little-endian, eight bytes for each block (`hashes_of`). They are not written
+    as numbers, because not every JSON reader keeps numbers beyond 2^53.
     """
 
     at: float  # arrival, unix seconds, 6 decimals
@@ -117,7 +121,7 @@ def chain_bytes(chain: Hashes) -> bytes:
 
 
 def hashes_of(chain: bytes) -> Hashes:
-    """Return uint64[blocks] of `RequestLine.chain`. Raises ValueError if its length is not a
+    """Return the uint64[blocks] in `RequestLine.chain`. Raises ValueError if its length is not a
     multiple of 8.
     """
     if len(chain) % 8:
@@ -126,7 +130,9 @@ def hashes_of(chain: bytes) -> Hashes:
 
 
 def pseudonym(name: str | None, key: bytes) -> str | None:
-    """Return a digest of the name, the same for equal names under one key; None for None."""
+    """Return a digest of the name, which is the same for equal names with one key; None
+    for None.
+    """
     if name is None:
         return None
     data = name.encode("utf-8", "surrogatepass")
@@ -134,7 +140,7 @@ def pseudonym(name: str | None, key: bytes) -> str | None:
 
 
 def pseudonyms(identity: Identity, key: bytes) -> Identity:
-    """Return an identity with the pseudonym of each of its ids."""
+    """Return an identity in which each id is replaced by its pseudonym."""
     return Identity(
         group=pseudonym(identity.group, key),
         parent=pseudonym(identity.parent, key),

@@ -1,7 +1,7 @@
-"""The request log: one line for each request, for replays.
+"""Writes the request log: one line for each request, for replays.
 
-The event loop only puts a request's record into a bounded queue; a thread makes lines of records
-and writes them. If the disk is slow or full, lines are lost and counted.
+The event loop only puts a request's record into a bounded queue; a thread makes lines of the
+records and writes them. If the disk is slow or full, lines are lost and counted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NO_CHAIN: Hashes = np.zeros(0, dtype=np.uint64)
 
 
 class LineMaker:
-    """Makes lines of records, in the thread of the log. Lifetime: process."""
+    """Turns records of requests into lines, in the thread of the log. Lifetime: process."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class LineMaker:
         self._encoder = msgspec.json.Encoder()
 
     def settle(self, policy: str) -> bool:
-        """Make the heading for requests that ended under `policy`. Return whether it differs from
-        the previous one.
+        """Make the heading for requests that ended while `policy` was in use. Return whether it
+        differs from the previous heading.
         """
         before, header = self._says, self._header(self._now_s())
         self._says = msgspec.structs.replace(header, policy=policy)
@@ -92,8 +92,8 @@ class LineMaker:
         return self._encoder.encode_lines([msgspec.structs.replace(says, salt=self._salt.mark)])
 
     def _keyed(self, chains: Sequence[Hashes]) -> Sequence[Hashes]:
-        """Return all chains keyed with the salt, in one call, because each call costs a hundred
-        numpy calls.
+        """Return all chains keyed with the salt. They are keyed together, because each call costs a
+        hundred numpy calls.
         """
         ends = np.cumsum([len(chain) for chain in chains])
         return np.split(self._salt.keyed(np.concatenate(chains)), ends[:-1])
@@ -155,7 +155,7 @@ def _identity_in(identity: Identity, key: bytes) -> dict[str, Any]:
 
 
 def _end_of(record: RequestRecord) -> tuple[int, str | None]:
-    """Return the status and the error of a request's line, from its last attempt."""
+    """Return the status and the error of the request's last attempt, for its line."""
     last = record.last
     status = None if last is None or last.outcome is None else last.outcome.status
     error = None
@@ -172,7 +172,9 @@ def _end_of(record: RequestRecord) -> tuple[int, str | None]:
 
 
 def _hindsight(record: RequestRecord, first_byte_s: float | None) -> dict[str, Any]:
-    """Return the fields that are known only after the decision, and what the decision saw."""
+    """Return the fields of a line that became known only after the decision, and what the policy
+    saw at the decision.
+    """
     last = record.last
     if last is None:
         return {}
@@ -203,9 +205,8 @@ _RECORD_BYTES = 2_048  # memory of a record besides its chains, roughly
 
 
 def request_log_file(path: Path, limit_bytes: int) -> tuple[LogFile, Salt]:
-    """Return the file of a log that is one file, and its salt.
-
-    Raises OSError that says which file cannot be written and why.
+    """Return the file of a request log that is a single file, and the log's salt. Raises OSError
+    that says which file cannot be written and why.
     """
     with opening(_KEY, path):
         return LogFile(path, limit_bytes), salt_beside(path)
@@ -215,7 +216,9 @@ Ended = tuple[str, RequestRecord]  # the policy in force when a request ended, a
 
 
 class RequestSink(LineSink[Ended]):
-    """Appends lines below a heading that matches them. Lifetime: process."""
+    """Appends lines of requests, each below a heading with the policy and the workers that apply to
+    it. Lifetime: process.
+    """
 
     def __init__(self, file: LineFile, maker: LineMaker) -> None:
         super().__init__(
@@ -245,26 +248,30 @@ class RequestLog(QueuedLog[Ended]):
         header: Callable[[float], Header],
         policy: str,
     ) -> None:
-        """`clock` is the router's clock, `now_s` returns unix time, `header` makes a header for a
-        unix time. `policy` is the specification in force; `set_policy` changes it.
+        """Start the log. `clock` is the router's clock, `now_s` returns Unix time, and `header`
+        makes a header for a Unix time.
+
+        `policy` is the specification of the present policy; `set_policy` changes it.
         """
         maker = LineMaker(salt, header, now_s, unix_offset_s=now_s() - clock())
         super().__init__(_NAME, RequestSink(file, maker), _WAITING_RECORDS, _WAITING_BYTES)
         self._policy = policy  # of requests that end from now on
 
     def set_policy(self, policy: str) -> None:
-        """Write requests that end from now on under this policy."""
+        """Record `policy` as the policy of requests that end from now on."""
         self._policy = policy
 
     def put(self, record: RequestRecord) -> None:
-        """Queue the record of a request that reached the core and is over."""
+        """Queue the record of a request that reached the core and has ended."""
         assert record.arrival is not None, "what was refused before has no line"
         chains = record.arrival.chains.values()
         self.queue((self._policy, record), _RECORD_BYTES + sum(chain.nbytes for chain in chains))
 
 
 def fleet_parts(workers: Iterable[WorkerFacts]) -> tuple[FleetPart, ...]:
-    """Return the workers grouped by kind, in the order in which each kind first appears."""
+    """Return the workers in groups of equal ones, in the order in which each group first
+    appears.
+    """
     kinds = Counter(
         FleetPart(
             0,

@@ -1,7 +1,8 @@
-"""The record of one request, from which logs, spans and the list of latest decisions are made.
+"""Defines the record of one request, from which logs, spans and the list of latest decisions are
+made.
 
-The event loop only fills these records in; lines and spans are made elsewhere. They hold no text,
-no key, and no headers except those of identity.
+The event loop only fills in these records; lines and spans are made elsewhere. Records contain no
+text, no key, and no headers except those that identify the client.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ _NO_USAGE = Usage()
 
 
 class Attempt:
-    """One attempt at one worker: why that worker was chosen, and the outcome.
-
-    Lifetime: until its request's record is written and 1,000 other attempts followed.
+    """One attempt at one worker: why the worker was chosen, and what the outcome was. Lifetime:
+    until its request's record is written and 1,000 other attempts have followed.
     """
 
     __slots__ = (
@@ -48,7 +48,9 @@ class Attempt:
         asked_s: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        """`asked_s` is when the core got the request; `block_size` is the worker's, in tokens."""
+        """Begin an attempt at `sent_s`. `asked_s` is when the core got the request; `block_size` is
+        the worker's, in tokens.
+        """
         self.request_id = arrival.request_id
         self.arrived_s = arrival.now_s
         self.model = arrival.model
@@ -96,8 +98,8 @@ class Attempt:
 
     @property
     def finish(self) -> str:
-        """The way in which the attempt ended: "ok", the kind of the worker's error,
-        "deadline_exceeded" or "client_left".
+        """How the attempt ended: "ok", the kind of the worker's error, "deadline_exceeded" or
+        "client_left".
         """
         if self.error is None:
             return "ok"
@@ -105,8 +107,8 @@ class Attempt:
 
     @property
     def prefilled(self) -> bool:
-        """True if this was a prefill leg that succeeded. Its answer was for the router, not for the
-        client.
+        """True if this attempt was a successful prefill for another worker, whose answer the client
+        does not receive.
         """
         outcome = self.outcome
         return self.leg == "prefill" and outcome is not None and not self.error and outcome.answers
@@ -129,30 +131,36 @@ class Attempt:
 
     @property
     def worker_prompt_tokens(self) -> int | None:
-        """The prompt tokens that the worker counted, or None; the router may count others."""
+        """The number of prompt tokens that the worker counted, or None; the router's own count may
+        differ.
+        """
         usage = None if self.outcome is None else self.outcome.usage
         return None if usage is None else usage.prompt_tokens
 
     @property
     def regret_s(self) -> float | None:
-        """The seconds of regret, as `router.core.contract.actions` defines it."""
+        """The seconds by which the first token came later than the second-best worker's cost
+        predicted, or None (`router.core.contract.actions.regret_s`).
+        """
         return regret_s(self.decision, self.first_token_s)
 
     @property
     def regret_hit_tokens(self) -> int | None:
-        """The hit tokens of regret, as `router.core.contract.actions` defines them."""
+        """The prompt tokens that the second-best worker had cached beyond the chosen one, or None
+        (`router.core.contract.actions.regret_hit_tokens`).
+        """
         return regret_hit_tokens(self.decision, self.cached_tokens)
 
 
 class LatestAttempts:
-    """The last 1,000 attempts, which are read newest first. Lifetime: process."""
+    """The last 1,000 attempts of all requests, which are read newest first. Lifetime: process."""
 
     def __init__(self) -> None:
         self._attempts: deque[Attempt] = deque(maxlen=_KEPT)
         self.added = 0  # ever
 
     def add(self, attempt: Attempt) -> None:
-        """Remember an attempt. Of a large pool only its best workers are kept, not all costs."""
+        """Add an attempt. In a large pool, only the costs of the best workers are kept with it."""
         attempt.decision.trim(_WEIGHED)
         self._attempts.appendleft(attempt)
         self.added += 1
@@ -162,13 +170,15 @@ class LatestAttempts:
         return [attempt for attempt, _ in zip(self._attempts, range(count), strict=False)]
 
     def of(self, request_id: int) -> list[Attempt]:
-        """Return the kept attempts at one request, newest first."""
+        """Return the kept attempts of one request, newest first."""
         return [attempt for attempt in self._attempts if attempt.request_id == request_id]
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request that is over. Times are of the router's clock. Lifetime: until it is written."""
+    """One request that has ended. Times are on the router's clock. Lifetime: until it is
+    written.
+    """
 
     began_s: float
     end_s: float
@@ -194,26 +204,26 @@ class RequestRecord:
 
     @property
     def last(self) -> Attempt | None:
-        """The latest attempt, or None."""
+        """The latest attempt, or None if the request was sent to no worker."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def last_ended(self) -> Attempt | None:
-        """The latest attempt at an answer whose outcome is known, or None."""
+        """The latest attempt at an answer for the client whose outcome is known, or None."""
         done = (one for one in reversed(self.attempts) if one.outcome and not one.prefilled)
         return next(done, None)
 
     @property
     def prefill(self) -> Attempt | None:
-        """The prefill leg whose KV the latest attempt decoded, or None."""
+        """The prefill attempt whose KV the latest attempt used to decode, or None."""
         if len(self.attempts) < 2 or not self.attempts[-2].prefilled:
             return None
         return self.attempts[-2]
 
     @property
     def usage(self) -> Usage:
-        """The usage that the worker of the latest outcome reported, with the cached tokens of the
-        prefill if it reported none.
+        """The token counts that the worker of the latest outcome reported; if it reported no cached
+        tokens, those of the prefill worker.
         """
         ended, prefill = self.last_ended, self.prefill
         usage = (ended.outcome.usage if ended and ended.outcome else None) or _NO_USAGE
@@ -223,7 +233,7 @@ class RequestRecord:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcomes of attempts whose answers were for the client, in their order."""
+        """The outcomes, in order, of the attempts whose answers were for the client."""
         return [one.outcome for one in self.attempts if one.outcome and not one.prefilled]
 
 

@@ -1,8 +1,8 @@
-"""A secret with which chain hashes and names are keyed before they are written to a log.
+"""Keys chain hashes and names with a secret before they are written to a log.
 
-Without its salt, a log cannot be used to check guessed prompts, nor be compared with another log.
-With the salt, it can be used as if it had plain hashes. So the salt is in a file of its own, mode
-0600.
+Without the salt, nobody can use a log to check guessed prompts, or compare it with another log.
+With the salt, a log can be used as if its hashes were plain. So the salt is in a file of its own,
+with mode 0600.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ _LENGTH = np.uint64(8 << 56)  # the last word of an input of eight bytes
 
 
 class Salt:
-    """A secret for one or more logs, and the keys made from it. Lifetime: as its file."""
+    """A secret for one or more logs, and the keys derived from it. Lifetime: as long as
+    its file.
+    """
 
     def __init__(self, secret: bytes) -> None:
-        """Take a secret of 32 bytes. Raises ValueError if it has another length."""
+        """Derive the keys from a secret of 32 bytes. Raises ValueError if it has another length."""
         if len(secret) != SALT_BYTES:
             raise ValueError(f"holds {len(secret)} bytes; expected {SALT_BYTES}")
         sip = blake2b(key=secret, digest_size=16, person=b"chain hashes").digest()
@@ -42,8 +44,9 @@ class Salt:
 
     def keyed(self, hashes: Hashes) -> Hashes:
         """Return SipHash-2-4 of each hash's eight bytes, little endian: uint64[n] -> uint64[n].
+        Equal hashes give equal results.
 
-        Equal hashes stay equal. SipHash: Aumasson and Bernstein, 2012.
+        SipHash: Aumasson and Bernstein, 2012.
         """
         return siphash_words(hashes, self._sip)
 
@@ -61,7 +64,9 @@ def siphash_words(words: Hashes, key: tuple[int, ...]) -> Hashes:
 
 
 class _Sip:
-    """The SipHash state of all words together, changed in place. Lifetime: a call."""
+    """The SipHash states of all words, which are computed together and changed in place. Lifetime:
+    a call.
+    """
 
     def __init__(self, words: Hashes, key: tuple[int, ...]) -> None:
         self._words = words
@@ -106,8 +111,8 @@ class _Sip:
 
 
 def salt_in(path: Path) -> Salt:
-    """Return the salt in a file, which is created if it is missing. Raises OSError that says what
-    is wrong.
+    """Return the salt in a file; create the file with a new salt if it is missing. Raises OSError
+    that says what is wrong.
     """
     try:
         return Salt(_read(path))
@@ -129,10 +134,8 @@ def salt_in(path: Path) -> Salt:
 
 
 def salt_beside(path: Path) -> Salt:
-    """Return the salt of a log, from `FILE.salt`; if the log is not a regular file, a salt for this
-    process only.
-
-    Raises OSError if the salt's file is unusable.
+    """Return the salt of a log, which is in `FILE.salt`; if the log is not a regular file, return a
+    new salt for this process only. Raises OSError if the salt's file is unusable.
     """
     if path.exists() and not path.is_file():
         return Salt(secrets.token_bytes(SALT_BYTES))

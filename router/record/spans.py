@@ -38,7 +38,7 @@ Attributes = dict[str, str | bool | int | float]
 
 
 class SpanMaker:
-    """Makes OpenTelemetry spans of requests' records. Lifetime: process."""
+    """Makes OpenTelemetry spans from the records of requests. Lifetime: process."""
 
     def __init__(self, service_name: str) -> None:
         self._resource = Resource.create({"service.name": service_name})
@@ -46,7 +46,9 @@ class SpanMaker:
         self._draw = random.Random()
 
     def spans(self, record: RequestRecord) -> list[ReadableSpan]:
-        """Return the spans of a traced request that is over, the request's own span first."""
+        """Return the spans of a traced request that has ended, the span of the whole
+        request first.
+        """
         trace = record.trace
         assert trace is not None, "only what is traced comes here"
         self._offset_s = unix_offset_s()
@@ -68,7 +70,7 @@ class SpanMaker:
         return spans
 
     def _unanswered(self, trace: Trace, record: RequestRecord, asked_s: float) -> ReadableSpan:
-        """Return the span of a wait or of a decision that found no worker."""
+        """Return the span of a wait in the queue, or of a decision, that found no worker."""
         code = None if record.answered_s is None or record.refused is None else record.refused[1]
         waited = code is None or code in HELD_CODES
         ended_s = record.end_s if record.answered_s is None else record.answered_s
@@ -78,7 +80,7 @@ class SpanMaker:
     def _of_attempt(
         self, trace: Trace, attempt: Attempt, resends: int, end_s: float
     ) -> Iterator[ReadableSpan]:
-        """Yield the spans of one attempt: the wait, the decision, the dispatch."""
+        """Yield the spans of one attempt: its wait in the queue, the decision and the dispatch."""
         begun_s = attempt.asked_s
         if attempt.decision.reason == _HELD:
             yield self._child(trace, "queue", begun_s, attempt.sent_s, {})
@@ -183,8 +185,8 @@ class SpanMaker:
 
 
 def _names(record: RequestRecord) -> dict[str, Any]:
-    """Return the attributes for a model name with a rule: the requested name and the model that
-    answers.
+    """Return the attributes of a request to whose model name a rule applied: the requested name and
+    the model that answers.
     """
     name = record.name
     if name is None:
@@ -203,7 +205,9 @@ def _context(trace: Trace, span_id: int, remote: bool = False) -> SpanContext:
 
 
 def _shown(record: RequestRecord) -> Sequence[Attempt]:
-    """Return the attempts that get spans: all, or of very many the first ones and the last."""
+    """Return the attempts that get spans: all of them, or if there are very many, the first ones
+    and the last.
+    """
     room = _MAX_TRIES - (record.asked_s is not None)
     if len(record.attempts) <= room:
         return record.attempts
@@ -250,12 +254,12 @@ def _outcome(attempt: Attempt, outcome: Outcome) -> Attributes:
 
 
 def _says(value: Any) -> bool:
-    """Return whether a span can hold the value: it is neither None nor infinite nor NaN."""
+    """Return whether an attribute with this value is written: it is not None, infinite or NaN."""
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _blame(line: AccessLine) -> str:
-    """Return who caused the request's failure: "client", "router" or "worker"; "none" if it
+    """Return who caused the failure of a request: "client", "router" or "worker"; "none" if it
     succeeded.
     """
     if line.finish == "ok":

@@ -1,7 +1,8 @@
-"""The choice of requests that are traced: the caller decides, else a share of them by the trace's
-number.
+"""Chooses the requests that are traced: the caller decides, or else the trace's number, for a
+configured share of requests.
 
-W3C Trace Context, level 1 (w3.org/TR/trace-context), is read strictly and written again.
+W3C Trace Context, level 1 (w3.org/TR/trace-context), is parsed strictly, and written for the
+workers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LOWER = (1 << 64) - 1
 
 @record
 class TraceContext:
-    """The trace and the caller's span to which a request belongs."""
+    """The trace and the caller's span that a request's headers name."""
 
     trace_id: int  # 128 bits, not 0
     span_id: int  # 64 bits, not 0: of the caller's span
@@ -36,9 +37,8 @@ class TraceContext:
 
 
 class Trace:
-    """The trace to which a request belongs, and the trace headers that its workers get.
-
-    Lifetime: request, and then until its record is written.
+    """The trace of a request, and the trace headers that its workers get. Lifetime: the request's,
+    and then until its record is written.
     """
 
     __slots__ = ("parent_id", "replaces", "sampled", "span_id", "state", "told_id", "trace_id")
@@ -51,8 +51,8 @@ class Trace:
         parent: TraceContext | None = None,
         replaces: bool = True,
     ) -> None:
-        """`replaces` says whether these ids replace the client's own trace headers, if it sent
-        any.
+        """Make the trace of a request. `replaces` says whether these ids replace the client's own
+        trace headers, if it sent any.
         """
         self.trace_id = trace_id
         self.span_id = span_id  # of the request
@@ -63,33 +63,33 @@ class Trace:
         self.replaces = replaces
 
     def to_worker(self) -> tuple[Header, ...]:
-        """Return the trace headers of the next attempt, which replace the client's own."""
+        """Return the trace headers for the next attempt, in place of the client's own."""
         return headers_of(self.trace_id, self.told_id, self.sampled, self.state)
 
 
 class Tracer:
-    """Decides which requests are traced, and gives traces and spans their numbers. Lifetime:
+    """Decides which requests are traced, and draws the numbers of traces and spans. Lifetime:
     process.
     """
 
     def __init__(self, below: int, draw: random.Random | None = None) -> None:
-        """`below` sets the share of requests that is sampled if the caller does not decide
-        (`below_of`).
+        """Trace the share of requests that `below` means (`below_of`), unless a caller decides
+        itself.
         """
         self._below = below
         self._draw = draw or random.Random()
 
     def renew(self, below: int) -> None:
-        """Sample by another share from now on."""
+        """Trace another share of requests from now on."""
         self._below = below
 
     def begin(self, request: Request) -> Trace | None:
-        """Return the trace of a new request, or None if it is not traced and its headers pass
-        unchanged.
+        """Return the trace of a new request; None if it is not traced, and its trace headers are
+        passed on unchanged.
 
-        A new trace's number is random. It is sampled if the lower half of the number is below the
-        share, as in OpenTelemetry's `TraceIdRatioBased`, so that all programs decide alike for one
-        number.
+        A new trace's number is random. The trace is sampled if the lower half of the number is
+        below the bound for the share, as in OpenTelemetry's `TraceIdRatioBased`, so that all
+        programs decide alike for one number.
         """
         given = request.headers.get
         if given("traceparent") is None and given("tracestate") is None:
@@ -104,11 +104,13 @@ class Tracer:
         return Trace(parent.trace_id, parent.span_id, False)
 
     def span_id(self) -> int:
-        """Return a random number for a span."""
+        """Return a random number for a new span."""
         return span_id_of(self._draw)
 
     def _begun(self, replaces: bool) -> Trace:
-        """Return a trace that begins here. Most requests take this path, and few are sampled."""
+        """Return a new trace that begins at this router. Most requests take this path, and few are
+        sampled.
+        """
         number = self._draw.getrandbits(192)
         trace_id = number >> 64 or 1
         if trace_id & _LOWER < self._below:
@@ -117,8 +119,8 @@ class Tracer:
 
 
 def below_of(share: float) -> int:
-    """Return the bound for a share in [0, 1]: a trace is sampled if the lower half of its number is
-    below it.
+    """Return the bound for a share from 0 to 1: a trace is sampled if the lower half of its number
+    is below the bound.
     """
     return round(share * (1 << 64))
 
@@ -129,10 +131,10 @@ def span_id_of(draw: random.Random) -> int:
 
 
 def read_context(headers: Iterable[Header]) -> TraceContext | None:
-    """Return the trace context in a request's headers, or None if `traceparent` is missing,
-    repeated or malformed.
+    """Return the trace context in a request's headers; None if `traceparent` is missing, repeated
+    or malformed.
 
-    A `tracestate` that is malformed or too long is dropped.
+    A `tracestate` that is malformed or too long is ignored.
     """
     parents, states = [], []
     for name, value in headers:
@@ -155,13 +157,13 @@ def read_context(headers: Iterable[Header]) -> TraceContext | None:
 
 
 def headers_of(trace_id: int, span_id: int, sampled: bool, state: str = "") -> tuple[Header, ...]:
-    """Return the trace headers of a request whose parent is the router's span."""
+    """Return the trace headers of a request to a worker; its parent is the router's span."""
     parent: Header = (TRACEPARENT, b"00-%032x-%016x-%02x" % (trace_id, span_id, sampled))
     return (parent, (TRACESTATE, state.encode())) if state else (parent,)
 
 
 def _state(said: bytes) -> str:
-    """Return `tracestate` in its normal form, or "" if it is malformed."""
+    """Return a `tracestate` header in its normal form, or "" if it is malformed."""
     members = [member.strip(" \t") for member in said.decode("latin-1").split(",")]
     members = [member for member in members if member]
     joined = ",".join(members)

@@ -1,4 +1,4 @@
-"""The export of traces to a collector (OTLP over HTTP), and its settings."""
+"""Sends traces to a collector (OTLP over HTTP), and defines the settings for it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _LIBRARY = "opentelemetry.exporter.otlp.proto.http.trace_exporter"  # its logger
 
 
 class Exporter(QueuedLog["RequestRecord"]):
-    """Posts the spans of traced requests to a collector. `written` counts traces that the collector
-    accepted. Lifetime: process.
+    """Sends the spans of traced requests to a collector. `written` counts the traces that the
+    collector accepted. Lifetime: process.
     """
 
     def __init__(self, url: str, posting: OTLPSpanExporter, maker: SpanMaker) -> None:
@@ -49,18 +49,20 @@ class Exporter(QueuedLog["RequestRecord"]):
         self._posting = posting
 
     def put(self, record: RequestRecord) -> None:
-        """Queue the record of a traced request that is over. Never waits."""
+        """Queue the record of a traced request that has ended. It never waits."""
         chains = () if record.arrival is None else record.arrival.chains.values()
         self.queue(record, _TRACE_BYTES + sum(chain.nbytes for chain in chains))
 
     def close(self) -> None:
-        """Post the queued traces. This takes up to five seconds, after which the rest is lost."""
+        """Send the queued traces. This takes up to five seconds, after which the remaining ones are
+        lost.
+        """
         super().close()
         self._posting.shutdown()  # type: ignore[no-untyped-call]
 
 
 class _Posting:
-    """Makes spans of traces and posts them, in the thread of the queue. Lifetime: process."""
+    """Makes spans of traces and sends them, in the thread of the queue. Lifetime: process."""
 
     def __init__(self, url: str, posting: OTLPSpanExporter, maker: SpanMaker) -> None:
         self.written = 0
@@ -72,7 +74,7 @@ class _Posting:
         self._said = _ExportLog()
 
     def write(self, items: Sequence[RequestRecord]) -> None:
-        """Make spans of the records and post them."""
+        """Make spans of the records and send them to the collector."""
         spans = [span for record in items for span in self._maker.spans(record)]
         if self._posting.export(spans).name == "SUCCESS":
             self.written += len(items)
@@ -87,15 +89,15 @@ class _Posting:
         self._trouble += len(items)
 
     def reopen(self) -> None:
-        """Do nothing: there is no file."""
+        """Do nothing, because traces are not written to a file."""
 
     def close(self) -> None:
-        """Do nothing: `Exporter.close` shuts the client down."""
+        """Do nothing, because `Exporter.close` shuts the client down."""
 
 
 class _ExportLog(logging.Handler):
-    """Catches the library's log line of each failed post, so that the router logs the reason
-    once.
+    """Receives OpenTelemetry's log line about each failed request to the collector, so that the
+    router can log the reason once.
     """
 
     def __init__(self) -> None:
@@ -106,7 +108,7 @@ class _ExportLog(logging.Handler):
         library.handlers = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason that this line gives; see `logging.Handler`."""
+        """Keep the reason in a log line of OpenTelemetry; see `logging.Handler`."""
         said = record.getMessage()
         if not any(part in said for part in _NO_REASONS):
             told = (meaning for part, meaning in _MEANINGS if part in said)
@@ -114,7 +116,7 @@ class _ExportLog(logging.Handler):
 
 
 class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of the export of requests' spans to a collector."""
+    """The settings for sending requests' spans to a collector."""
 
     endpoint: Annotated[
         str | None,
@@ -141,7 +143,7 @@ class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 def check_endpoint(url: str) -> None:
     """Raise ValueError if a collector's address is malformed or a library for it is missing; the
-    text says which.
+    text says which of these it is.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -155,8 +157,8 @@ def check_endpoint(url: str) -> None:
 
 
 def traces_url(endpoint: str) -> str:
-    """Return the URL to which traces are posted: `endpoint`, with OTLP's own path if it has
-    none.
+    """Return the URL to which traces are sent: `endpoint`, with OTLP's own path if it has
+    no path.
     """
     parts = urlsplit(endpoint)
     path = parts.path if parts.path.strip("/") else "/v1/traces"
@@ -164,8 +166,8 @@ def traces_url(endpoint: str) -> str:
 
 
 def exporter(terms: Tracing) -> Exporter | None:
-    """Return the exporter, or None if tracing is off. Loads OpenTelemetry, which is an extra of its
-    own.
+    """Return the exporter of traces, or None if tracing is off. It imports OpenTelemetry, which is
+    an optional dependency.
     """
     if terms.endpoint is None:
         return None

@@ -1,8 +1,8 @@
-"""One connection to the Redis server that has a fleet's keys, and its errors in words for people.
+"""Connects to the Redis server that has a fleet's keys, and describes its errors for people.
 
-All keys of a fleet are in one slot of a cluster, and so on one server, for any URL. Sentinels and
-cluster nodes are only asked where that server is. If it moves, calls fail, and the next connection
-finds it again.
+All keys of a fleet are in one slot of a cluster, and therefore on one server, for any URL.
+Sentinels and cluster nodes are only asked where that server is. If it moves, calls fail, and the
+next connection finds it again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ _CLASSES = (
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error of Redis as words that follow its address, as in `redis://HOST:6379 ...`."""
+    """Return an error of Redis as words that can follow its address, as in
+    `redis://HOST:6379 ...`.
+    """
     text = redacted(" ".join(str(error).split()))
     for part, meaning in _TEXTS.items():
         if part in text:
@@ -86,18 +88,19 @@ _COMMON: Mapping[str, Any] = MappingProxyType({"protocol": 2})
 
 
 class Wire:
-    """A connection that sends commands and returns their replies in order. Lifetime: until a call
-    fails; to be closed.
+    """A connection to Redis that sends commands and returns their replies in order. Lifetime: until
+    a call fails; it must be closed.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def call(self, commands: Sequence[Command], within_s: float) -> list[Any]:
-        """Return the reply to each command: bytes, int, list or None; an error reply as
-        `ResponseError`.
+        """Return the reply to each command: bytes, int, list or None, or `ResponseError` for an
+        error reply.
 
-        Raises TimeoutError, redis-py's errors and OSError; after that, no more calls are possible.
+        Raises TimeoutError, redis-py's errors and OSError; after an error, no more calls are
+        possible.
         """
         connection, replies = self._connection, []
         async with asyncio.timeout(within_s):
@@ -188,6 +191,8 @@ async def _owner(url: RedisUrl, key: str) -> Address:
 
 
 def _asking() -> dict[str, Any]:
-    """Return the arguments of clients that send one question without retries."""
+    """Return the arguments for a client of sentinels or cluster nodes, which asks one question
+    without retries.
+    """
     timeouts = {"socket_timeout": _ASKED_S, "socket_connect_timeout": _ASKED_S}
     return {**_COMMON, **timeouts, "retry": Retry(NoBackoff(), 0)}

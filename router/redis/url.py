@@ -45,7 +45,7 @@ _TRUTHS = MappingProxyType({"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A checked address of Redis. Lifetime: process."""
+    """A checked Redis URL. Lifetime: process."""
 
     kind: Kind
     tls: bool
@@ -101,7 +101,7 @@ def parse_redis_url(text: str) -> RedisUrl:
 
 
 def shared_secret(text: str, fleet: str) -> str:
-    """Return a text that all routers of a fleet have, and that their Redis does not store.
+    """Return a text that all routers of a fleet can compute, and that their Redis does not store.
 
     It is made of the password in the URL and the fleet's name; without a password it is not secret.
     Raises ValueError as `parse_redis_url` does.
@@ -116,7 +116,7 @@ def redacted(text: str) -> str:
 
 
 def address_text(host: str, port: int) -> str:
-    """Return an address as people write it, HOST:PORT."""
+    """Return an address in the form HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -146,7 +146,7 @@ def _addresses(text: str, kind: Kind) -> tuple[Address, ...]:
 
 
 def _path(path: str, kind: Kind) -> tuple[str, int]:
-    """Return the service and the database in a URL's path."""
+    """Return the service name and the database number in a URL's path."""
     service = ""
     if kind == "sentinel":
         service, _, path = path.partition("/")
@@ -162,7 +162,9 @@ def _path(path: str, kind: Kind) -> tuple[str, int]:
 
 
 def _options(query: str, kind: Kind, tls: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options for the servers and those for the sentinels."""
+    """Return the URL's options for connections to servers, and those for connections to
+    sentinels.
+    """
     for_servers: dict[str, Any] = {}
     for_sentinels: dict[str, Any] = {}
     known = (*_TLS_OPTIONS, *(_SENTINEL_OPTIONS if kind == "sentinel" else ()))

@@ -1,4 +1,4 @@
-"""Models that are known to exist, though no worker may serve them now."""
+"""Knows which models exist, even if no worker serves them now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEEN_MAX = 4_096
 
 
 class KnownModels:
-    """The models that an operator names, that workers serve, or that workers served lately.
+    """The models that an operator names, that workers serve, or that workers served recently.
     Lifetime: process.
     """
 
@@ -22,9 +22,8 @@ class KnownModels:
         named: Callable[[], frozenset[str]],
         seen_s: Callable[[], float],
     ) -> None:
-        """Know only the models of `workers` and those that `named` returns.
-
-        seen_s: returns for how many seconds a model stays known after its last worker left.
+        """Know only the models of `workers` and those that `named` returns. `seen_s` returns for
+        how many seconds a model stays known after its last worker left.
         """
         self._workers = workers
         self._clock = clock
@@ -49,15 +48,16 @@ class KnownModels:
         return {*self.named(), *self._served, *filter(self._is_awaited, self._left)}
 
     def _is_awaited(self, model: str) -> bool:
-        """Return True if a model whose workers left may return with a first worker.
+        """Return True if a model whose workers all left may return with a new worker.
 
-        An adapter of a model that still has workers may not, because these would have it.
+        A LoRA adapter whose base model still has workers may not: those workers would have loaded
+        it.
         """
         until_s, base = self._left[model]
         return self._clock() < until_s and (base == model or base not in self._served)
 
     def _look(self) -> None:
-        """Note which models left with their last worker since the last look."""
+        """Note the models whose last worker left since the last call."""
         if self._version == self._workers.version:
             return
         self._version = self._workers.version

@@ -6,22 +6,23 @@ import math
 
 
 class Pace:
-    """Lets few requests go at first, and more in each second, so that a new worker is not flooded.
+    """Limits how many waiting requests are sent in each second, so that a new worker is not
+    flooded.
 
-    In the first second after the first worker joined, `per_s` requests may go for each ready
-    worker, in the next one twice as many, then three times, and so on, spread evenly over each
-    second. Unused room of a second is lost, so that no crowd goes after a pause of this program.
-    Lifetime: from the first worker of a model until none of its requests waits.
+    In the first second after the first worker joined, `per_s` requests may be sent for each ready
+    worker, in the next second twice as many, then three times, and so on, spread evenly over each
+    second. What is not used of a second is lost, so that no crowd of requests follows a pause of
+    this program. Lifetime: from the first worker of a model until none of its requests waits.
     """
 
     def __init__(self, since_s: float) -> None:
-        """Begin at `since_s`, when the first worker was seen."""
+        """Start the first second at `since_s`, when the model's first worker was seen."""
         self._since_s = since_s
         self._second = 0
         self._gone = 0  # in this second
 
     def room(self, per_s: int, workers: int, now_s: float) -> int:
-        """Return how many more requests may be sent to workers now."""
+        """Return how many more requests may be sent to workers at the time `now_s`."""
         second, part = divmod(max(now_s - self._since_s, 0.0), 1.0)
         if int(second) != self._second:
             self._second, self._gone = int(second), 0
@@ -32,5 +33,5 @@ class Pace:
         self._gone += 1
 
     def _most(self, per_s: int, workers: int) -> int:
-        """Return how many requests may be sent in this second."""
+        """Return how many requests in all may be sent in the present second."""
         return per_s * workers * (self._second + 1)

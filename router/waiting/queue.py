@@ -1,8 +1,9 @@
-"""Keeps requests until a worker of their model takes requests, then lets them go little by little.
+"""Holds requests until a worker of their model takes requests, and then sends them little by
+little.
 
-This is what scaling to zero needs: an engine takes minutes to start, and until then its requests
-are kept here, with limits on their number, their bytes and their time. The most urgent go first,
-and tenants get their shares, as among requests that wait for room at workers
+This makes scaling to zero possible: an engine takes minutes to start, and until then its requests
+are held here, with limits on their number, their bytes and their time. The most urgent ones are
+sent first, and tenants get their shares, as among requests that wait for room at workers
 (`router.core.placement.hold_queue`). The first worker does not get all of them at once (`pace`).
 """
 
@@ -42,7 +43,7 @@ class Began(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A request that waits. Lifetime: as long as it waits."""
+    """One request that waits. Lifetime: as long as it waits."""
 
     model: str
     others: Callable[[], frozenset[str]]  # models whose workers would also do now
@@ -58,19 +59,21 @@ class Waiter:
 
     @property
     def crowd(self) -> tuple[int, str | None, str]:
-        """The priority, tenant and model, which requests of one place in the queue share."""
+        """The priority, tenant and model of the request; requests that have all three in common are
+        counted together.
+        """
         return self.priority, self.tenant, self.model
 
 
 class _ModelLine:
-    """The waiting requests of one model. Lifetime: as long as one waits."""
+    """The waiting requests of one model. Lifetime: as long as one of them waits."""
 
     def __init__(self) -> None:
         self.by_priority: dict[int, FairQueue[Waiter]] = {}
         self.count = 0
 
     def __iter__(self) -> Iterator[Waiter]:
-        """Return the requests that still wait, in the order in which they would go."""
+        """Return the requests that still wait, in the order in which they would be sent."""
         for priority in sorted(self.by_priority):
             turns = self.by_priority.get(priority)
             if turns is not None:
@@ -100,9 +103,8 @@ class WorkerWait:
         clock: Callable[[], float],
         terms: Callable[[], WaitingSettings],
     ) -> None:
-        """Start with no waiting request.
-
-        clock: returns seconds, on the clock of arrivals. terms: returns the limits in force.
+        """Start with no waiting request. `clock` returns seconds, on the clock of arrivals; `terms`
+        returns the present limits.
         """
         self.known = known
         self.ends: Counter[str] = Counter(
@@ -148,7 +150,7 @@ class WorkerWait:
         return ready
 
     def arrives(self, arrival: Arrival) -> bool:
-        """Count a request, and return True if it has to `wait` before the core is asked."""
+        """Count a request, and return True if it must `wait` before the core chooses a worker."""
         model, requests = arrival.model, self.requests
         if model in requests:
             requests[model] += 1
@@ -170,9 +172,10 @@ class WorkerWait:
         return model in self._lines or not self.ready_workers(model)
 
     def is_promised(self, model: str | None = None) -> bool:
-        """Return True if a model is one of `waiting.models`; for None, if there is any of these.
+        """Return True if `model` is listed in `waiting.models`, or, for None, if any model is
+        listed there.
 
-        Its operator wants its requests to come here, though it has no worker.
+        The operator wants requests for a listed model to be held here although it has no worker.
         """
         terms = self.terms()
         return terms.wait_s > 0 and (bool(terms.models) if model is None else model in terms.models)
@@ -189,10 +192,11 @@ class WorkerWait:
         began: Began,
         others: Callable[[], frozenset[str]] = frozenset,
     ) -> Rejection | None:
-        """Wait until the request may go to a worker; else return why it is refused.
+        """Wait until the request may be sent to a worker, and return None; or return why it is
+        refused.
 
-        others: returns the models whose workers would do now as well. Cancelling the call ends the
-        wait.
+        `others` returns the further models whose workers could answer the request by now.
+        Cancelling the call ends the wait.
         """
         terms = self.terms()
         if arrival.model not in self.known:
@@ -222,7 +226,9 @@ class WorkerWait:
         return end
 
     def tick(self) -> None:
-        """Let the requests go that may, and refuse those that have waited for too long."""
+        """Send the waiting requests that may be sent now, and refuse those that have waited too
+        long.
+        """
         now_s, terms = self._clock(), self.terms()
         for waiter in [one for one in self._waiters if now_s >= one.until_s]:
             self._end(waiter, "late", self._late(waiter))
@@ -246,8 +252,8 @@ class WorkerWait:
                     break
 
     def _served_as(self, line: _ModelLine, model: str) -> str | None:
-        """Return a model whose ready workers would do for some requests of a line; None if there is
-        none.
+        """Return a model with ready workers that could answer some requests of `line`; None if
+        there is none.
         """
         if self.ready_workers(model):
             return model
@@ -269,7 +275,7 @@ class WorkerWait:
         return len(waiters)
 
     def _unknown(self, model: str) -> str:
-        """Return a text that says that a model is unknown, and lists the known ones."""
+        """Return an error text which says that a model is unknown, and lists the known models."""
         names = sorted(self.known.names())
         more = ", ..." if len(names) > _MODELS_NAMED else ""
         return (
@@ -279,11 +285,12 @@ class WorkerWait:
     def _victims(
         self, arrival: Arrival, body_bytes: int, terms: WaitingSettings
     ) -> list[Waiter] | None:
-        """Return the requests that must give way so that one more may wait; None if it may not.
+        """Return the waiting requests that must be refused so that one more may wait; None if the
+        new request must be refused instead.
 
-        Less urgent ones give way, the newest first. Of equally urgent ones, the newest request of
-        the tenant and model with the most requests for their weight gives way, if these would still
-        have more than the newcomer's.
+        Less urgent requests are refused first, the newest first. Among equally urgent ones, it is
+        the newest request of the tenant and model with the most requests for their weight, if these
+        still have more than the new request's tenant and model.
         """
         over = len(self) + 1 - terms.requests
         over_bytes = self.bytes + body_bytes - terms.bytes
@@ -304,8 +311,8 @@ class WorkerWait:
         return [one] if one.body_bytes >= over_bytes else None
 
     def _of_largest_crowd(self, arrival: Arrival) -> Waiter | None:
-        """Return the request that should give way to an equally urgent newcomer; None if there is
-        none.
+        """Return the waiting request that should be refused in favour of an equally urgent new one;
+        None if there is none.
         """
         own = self._crowds[arrival.priority, arrival.tenant, arrival.model] + 1
         newest: dict[tuple[int, str | None, str], Waiter] = {}
@@ -347,7 +354,7 @@ class WorkerWait:
         )
 
     def _late(self, waiter: Waiter) -> Rejection:
-        """Return the refusal of a request that has waited as long as it may."""
+        """Return the refusal for a request that has waited for as long as it may."""
         if waiter.wait_s is None:
             return _LATE
         states = sorted({worker.shown_state for worker in self._workers.serving(waiter.model)})
@@ -365,7 +372,9 @@ class WorkerWait:
         self._remove(waiter, served=result is None)
 
     def _remove(self, waiter: Waiter, served: bool) -> None:
-        """Remove a request from its line."""
+        """Remove a request from the line of its model; `served` says whether it is sent to a
+        worker.
+        """
         del self._waiters[waiter]
         self.bytes -= waiter.body_bytes
         self._crowds[waiter.crowd] -= 1

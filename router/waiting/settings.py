@@ -1,4 +1,4 @@
-"""The keys of the section `waiting`."""
+"""Defines the keys of the configuration section `waiting`."""
 
 from __future__ import annotations
 
