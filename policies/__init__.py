@@ -6,7 +6,7 @@ Never imports: router, engine, simulator, kvkernels; only numpy and the standard
 Start reading at: `contract.py`, then `least_requests.py`, then `hybrid.py`.
 
 A policy is one file around one pure function. To add a built-in policy, write the file, add its
-line below, a row in `docs/catalogue.md` and a test. A policy of your own needs no line: use
+line below, an entry in `docs/catalogue.md` and a test. A policy of your own needs no line: use
 `package.module:attr`, or an entry point of the group `warmroute.policies`, in place of a name.
 `docs/policies.md` has the formulas.
 """

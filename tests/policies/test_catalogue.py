@@ -19,45 +19,44 @@ from tests.policies.wide import wide_fleet
 
 CATALOGUE = Path(__file__).parents[2] / "docs" / "catalogue.md"
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
+ENTRY = re.compile(r"- `(\w+)` \([^)]+\): [^\[\s].*?(?: \[(`.+)\])?")
 
 
-def rows_of(text: str) -> dict[str, list[str]]:
-    """Return the cells of each policy's row, from all tables with a column `parameters`."""
-    rows: dict[str, list[str]] = {}
-    heads: list[str] = []
+def entries_of(text: str) -> dict[str, str]:
+    """Return the parameters of each policy's entry, as written; an entry has a source and a cost,
+    too.
+    """
+    entries: dict[str, str] = {}
     for line in text.splitlines():
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if not cells:
-            heads = []
-        elif not heads:
-            heads = cells
-        elif "parameters" in heads and (name := re.fullmatch(r"`(\w+)`", cells[0])):
-            assert name[1] not in rows, f"{name[1]} stands in the catalogue twice"
-            assert len(cells) == len(heads), f"{name[1]}: {len(cells)} cells for {heads}"
-            rows[name[1]] = [cells[heads.index("parameters")], *cells]
-    return rows
+        if line.startswith("- `"):
+            entry = ENTRY.fullmatch(line)
+            assert entry, f"not a name, a source, a cost and parameters: {line}"
+            assert entry[1] not in entries, f"{entry[1]} stands in the catalogue twice"
+            entries[entry[1]] = entry[2] or ""
+    return entries
 
 
 def test_the_catalogue_names_every_policy_with_its_defaults():
-    rows = rows_of(CATALOGUE.read_text(encoding="utf-8"))
+    entries = entries_of(CATALOGUE.read_text(encoding="utf-8"))
     wrong = []
     for name in POLICIES:
-        if name not in rows:
+        if name not in entries:
             wrong.append(f"{name} is not in {CATALOGUE.name}")
             continue
-        written = dict(re.findall(r"`(\w+)=([^`]*)`", rows[name][0]))
+        written = dict(re.findall(r"`(\w+)=([^`]*)`", entries[name]))
         real = {key: text_of(value) for key, value in load(name).params.items()}
         if written != real:
             wrong.append(f"{name} has the parameters {real}, the catalogue says {written}")
-        wrong += [f"{name}: an empty cell" for cell in rows[name][2:4] if not cell]
-    wrong += [f"{name} is no policy" for name in rows.keys() - POLICIES.keys()]
+    wrong += [f"{name} is no policy" for name in entries.keys() - POLICIES.keys()]
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_row_of_the_catalogue_is_read_as_it_is_written():
-    text = "| name | rule | parameters |\n|---|---|---|\n| `a` | x \\| y | `b=1`, `c=none` |\n"
-    assert rows_of(text) == {"a": ["`b=1`, `c=none`", "`a`", "x \\| y", "`b=1`, `c=none`"]}
-    assert rows_of("| name | default |\n|---|---|\n| `a` | 1 |\n") == {}
+def test_an_entry_of_the_catalogue_is_read_as_it_is_written():
+    text = "- `a` (ours): x | y [`b=1`, `c=none`]\n- `d` (a classic): 0\n"
+    assert entries_of(text) == {"a": "`b=1`, `c=none`", "d": ""}
+    for faulty in ("- `a`: 0", "- `a` (): 0", "- `a` (ours):  [`b=1`]", text + text):
+        with pytest.raises(AssertionError):
+            entries_of(faulty)
 
 
 @every_policy
