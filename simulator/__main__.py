@@ -1,10 +1,12 @@
-"""`python -m simulator`, the same as `warmroute-sim`."""
+"""Runs `warmroute-sim` as `python -m simulator`."""
 
 import sys
 
 
 def main() -> int:
-    """Run the program; without a native build it refuses to start."""
+    """Run the program and return its exit code; if the native library was not built, refuse to
+    start.
+    """
     try:
         import kvkernels  # noqa: F401
     except ImportError as error:

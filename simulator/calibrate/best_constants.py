@@ -179,7 +179,7 @@ class _Balance:
         return [-inf, *np.linspace(low, high, steps + 1).tolist(), inf]
 
     def lowest(self, balance: float) -> _Valley:
-        """Return the least error at this balance."""
+        """Return the valley of least error at this balance."""
         weights, linear = exp(min(-balance, 0.0)), exp(min(balance, 0.0))
         norm = hypot(weights, linear)
         weights, linear = weights / norm, linear / norm
@@ -285,13 +285,17 @@ def _least_quadratic(curvature: Floats, pull: Floats) -> Floats:
 
 
 def _error(wrong: Floats, point: Floats) -> float:
-    """Return half of the objective: the loss of the relative errors, and the price of `point`."""
+    """Return half of the objective: the loss of the relative errors `wrong`, and the price of
+    `point`.
+    """
     loss = _mean_product(wrong, wrong / (1.0 + _steepness(wrong)))
     return loss + 0.5 * PRICE * float(point @ point)
 
 
 def _steepness(wrong: Floats) -> Floats:
-    """Return 1 for small relative errors, and more for those beyond `OUTLIER_SHARE`."""
+    """Return the factor by which the loss of each error is flattened: 1 for small relative errors,
+    and more for those beyond `OUTLIER_SHARE`.
+    """
     share = wrong / OUTLIER_SHARE
     steepness: Floats = np.sqrt(1.0 + share * share)
     return steepness

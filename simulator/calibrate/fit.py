@@ -37,7 +37,7 @@ class ObservationError(ValueError):
 
 
 class ComputedLoad(NamedTuple):
-    """The work of one step; an `engine.step_time.StepLoad`."""
+    """Return the best constants for this exponent of the soft maximum."""
 
     prefill_tokens: int = 0
     prefill_seqs: int = 0
@@ -69,8 +69,9 @@ class Observation(NamedTuple):
 
 
 def prefill_loads(prompt_tokens: int, chunk_tokens: int) -> tuple[ComputedLoad, ...]:
-    """Return the steps of one prompt that is prefilled alone, in chunks of at most
-    `chunk_tokens`.
+    """Finds the least error at each balance between `weights_s` and `linear_s`. Constants are
+    counted in units; one unit alone takes the measured times, in the mean square. A balance is the
+    logarithm of linear work over weights, both in their units.
     """
     loads = []
     for start in range(0, prompt_tokens, chunk_tokens):
@@ -194,7 +195,9 @@ def _step_time(best: Best, like: StepTime | None) -> StepTime:
 
 
 def _experts_of_weights(like: StepTime) -> float:
-    """Return the share of routed experts in the time to read all weights."""
+    """Return the share of routed experts in the time that the model `like` takes to read all its
+    weights.
+    """
     return like.experts_s / (like.weights_s + like.experts_s)
 
 
@@ -268,7 +271,9 @@ UNITS = {  # constant -> (factor, unit, what it is)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A fitted profile, and its errors against the measurements."""
+    """Return the soft maximum of these two numbers of units for each measurement, as a share of its
+    time, and its derivative by the balance.
+    """
 
     profile: Profile
     fit: Fit

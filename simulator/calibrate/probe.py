@@ -23,7 +23,7 @@ FIRST_TOKEN_ID = 1_000  # below lie the special tokens of most vocabularies
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The engine to measure; nothing else should use it meanwhile. Lifetime: measurement."""
+    """The engine to measure; no other client should use it meanwhile. Lifetime: measurement."""
 
     url: str  # base address, as http://127.0.0.1:8000
     model: str
@@ -35,7 +35,9 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The measurements to make. Batch and context of the decodes must vary independently."""
+    """The measurements to make. Batch size and context length of the decodes must vary
+    independently.
+    """
 
     prefill_tokens: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 8192, 12288, 16384)
     prefill_repeats: int = 3
@@ -51,8 +53,8 @@ async def probe(
     on_done: Callable[[int, int], None] = lambda done, of: None,
     course: Course = Course(),
 ) -> list[Observation]:
-    """Return the times of the prefills and decodes of `course` at the endpoint, as far as it
-    accepts them.
+    """Return the measured times of the prefills and decodes of `course` at the endpoint, as far as
+    it accepts them.
 
     Prompts are random tokens that no cache holds. `on_done` gets the number of finished
     measurements. Raises `ObservationError` if the endpoint does not answer as it should.
@@ -74,7 +76,7 @@ async def probe(
 
 
 class _Prober:
-    """Measures through one HTTP session. Lifetime: measurement."""
+    """Measures an endpoint through one HTTP session. Lifetime: measurement."""
 
     def __init__(self, endpoint: Endpoint, random: Random) -> None:
         self._endpoint = endpoint
@@ -91,14 +93,18 @@ class _Prober:
         await self._session.close()
 
     async def prefill(self, tokens: int) -> Observation:
-        """Return the time to the first token of one prompt that is sent alone."""
+        """Measure one prompt that is sent alone; return the time to its first token as an
+        observation.
+        """
         started_s = _now_s()
         (times_s,) = await self.streams([tokens], 1)
         seconds = (times_s[0] - started_s) * self._endpoint.speed
         return Observation(prefill_loads(tokens, self._endpoint.chunk_tokens), seconds, 1)
 
     async def decode(self, streams: int, tokens: int, output_tokens: int) -> Observation:
-        """Return the time between tokens while all `streams` decode and nothing is prefilled."""
+        """Measure decoding while all `streams` decode and nothing is prefilled; return the time
+        between tokens as an observation.
+        """
         times_s = await self.streams([tokens] * streams, output_tokens)
         first_s = max(times[0] for times in times_s)
         last_s = min(times[-1] for times in times_s)

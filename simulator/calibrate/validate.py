@@ -28,8 +28,8 @@ Unit = Literal["points", "%", ""]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A figure from the live run and from the replay. `difference`: simulated against live, in
-    `unit`.
+    """One figure of the live run and of the replay. `difference` is the simulated value against the
+    live one, in `unit`.
     """
 
     name: str
@@ -48,10 +48,11 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Placements(msgspec.Struct, frozen=True):
-    """The share of requests on whose worker and cached tokens both runs agree.
+    """The shares of requests for which live run and replay have the same worker, and the same
+    cached tokens.
 
-    Workers are alike, so the names of one run are first matched to those of the other so that most
-    requests agree. Shares are of the requests that both runs completed.
+    Workers are alike, so the workers of one run are first matched to those of the other so that
+    most requests agree. Shares are of the requests that both runs completed.
     """
 
     requests: int
@@ -69,8 +70,8 @@ class Placements(msgspec.Struct, frozen=True):
 def metric(
     name: str, live: float | None, simulated: float | None, unit: Unit, limit: float | None = None
 ) -> Metric:
-    """Return the difference of two figures: in points for shares, in per cent of the live figure,
-    or in neither.
+    """Return the metric with the difference of the two figures: in points for shares, in per cent
+    of the live figure, or in the figure's own unit.
     """
     difference = None
     if live is not None and simulated is not None:
@@ -87,9 +88,9 @@ def metric(
 def placements(
     outcomes: Sequence[Outcome], table: RequestTable, workers: Sequence[str]
 ) -> Placements:
-    """Compare request `serial` of `outcomes` with row `serial` of `table`.
-
-    `workers`: the names of the live workers as the outcomes have them, as many as the replay has.
+    """Return how many requests have the same worker and the same cached tokens live and simulated;
+    request `serial` of `outcomes` is row `serial` of `table`. `workers` has the names of the live
+    workers as in the outcomes; there are as many as in the replay.
     """
     both = [
         outcome
@@ -142,7 +143,9 @@ def _share(rows: npt.NDArray[np.bool_]) -> float:
 def _transport_ms(
     both: Sequence[Outcome], table: RequestTable, rows: I64, alike: npt.NDArray[np.bool_]
 ) -> float | None:
-    """Return the live time of a request beyond the model: HTTP, hashing, a busy machine."""
+    """Return the median of the milliseconds that first tokens came later live than in the replay:
+    HTTP, hashing, a busy machine. Only requests with the same decision in both runs count.
+    """
     extra = [
         outcome.ttft_ms - (table.first_token_ns[row] - table.arrival_ns[row]) / NS_PER_MS
         for outcome, row, chosen in zip(both, rows, alike, strict=True)
@@ -208,7 +211,9 @@ def same_ranking(found: Sequence[Validation]) -> bool:
 
 
 def _ahead(one: Validation, other: Validation, world: World) -> int:
-    """Return 1 if `one` has the lower mean TTFT, -1 if `other` has, 0 if they are equal."""
+    """Return 1 if `one` has the lower mean TTFT in this world (live or simulated), -1 if `other`
+    has, 0 if they count as equal.
+    """
     mine, theirs = (_mean_ttft(v, world) for v in (one, other))
     if mine == theirs or abs(mine - theirs) <= LEVEL_SHARE / 100 * min(mine, theirs):
         return 0
@@ -216,7 +221,9 @@ def _ahead(one: Validation, other: Validation, world: World) -> int:
 
 
 def _mean_ttft(validation: Validation, world: World) -> float:
-    """Return the mean TTFT; infinite if no request was completed."""
+    """Return the mean TTFT in this world (live or simulated); infinite if no request was
+    completed.
+    """
     metric = next(one for one in validation.metrics if one.name == MEAN_TTFT)
     value: float | None = getattr(metric, world)
     return math.inf if value is None else value
@@ -276,7 +283,9 @@ def validation_table(found: Validation) -> Table:
 
 
 def explained(found: Validation) -> list[str]:
-    """Return sentences on the differences between live run and replay, request by request."""
+    """Return sentences that explain the differences between live run and replay, request by
+    request.
+    """
     by = found.placements
     if not by.requests:
         return ["no request was completed in both worlds"]
@@ -301,7 +310,7 @@ def explained(found: Validation) -> list[str]:
 
 
 def summary(found: Sequence[Validation]) -> str:
-    """Return one line on all policies."""
+    """Return one line that says how well the replays of all policies agree with the live runs."""
     order = "the same" if same_ranking(found) else "ANOTHER"
     beyond = [one.policy for one in found if not one.passed]
     limits = f"beyond a limit: {', '.join(beyond)}" if beyond else "all within their limits"

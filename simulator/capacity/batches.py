@@ -104,7 +104,9 @@ class Batches:
         return self._seconds(0.0)
 
     def within(self, sign: int) -> list[float]:
-        """Return s(b) at one end of its 95 % interval: 1 for the slow end, -1 for the fast one."""
+        """Return s(b) for each b at one end of its 95 % interval: `sign` is 1 for the slow end, -1
+        for the fast one.
+        """
         return self._seconds(float(sign))
 
     def error_s(self, batch: int) -> float | None:
@@ -138,16 +140,15 @@ class Batches:
 
 
 def given(base_s: float, per_request_s: float, max_batch: int) -> Batches:
-    """Return the times of a model whose line the user gave."""
+    """Return the times of a model whose constants a and c the user gave."""
     if not base_s + per_request_s > 0:
         raise MeasurementError("--base-s and --per-request-s are both 0: a request takes time")
     return Batches("given", 1, base_s, per_request_s, max_batch)
 
 
 def fit(measured: MeasuredBatches, max_batch: int | None = None) -> Batches:
-    """Return the line through a measurement. `max_batch` replaces the model's own largest batch.
-
-    Raises MeasurementError if the measured sizes allow no line.
+    """Return the line that fits the measured batches. `max_batch` replaces the model's own largest
+    batch. Raises MeasurementError if the measured sizes allow no line.
     """
     sizes = _merged(measured.sizes)
     asked = max_batch or max(1, measured.max_batch_size)

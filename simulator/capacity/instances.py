@@ -82,8 +82,8 @@ def load_of(jobs: Iterable[Job]) -> ArrivingLoad:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The results with one number of instances. Lifetime: process. Waits are infinite if they are
-    overloaded.
+    """The results that one number of instances gives. Lifetime: process. Waits are infinite if the
+    instances are overloaded.
     """
 
     instances: int
@@ -140,7 +140,7 @@ def row(
     delay_s: float = 0.0,
     seed: int = 1,
 ) -> Row:
-    """Simulate one number of instances, and return its results."""
+    """Simulate one number of instances under `load`, and return its results."""
     most_per_s = instances * (len(seconds) - 1) / seconds[-1]
     share = load.rate_per_s / most_per_s
     if share >= 1.0:
@@ -176,13 +176,15 @@ class ServiceTarget:
 
     @property
     def tightest(self) -> tuple[str, float]:
-        """The limit that bounds a single execution most: its name and value."""
+        """The limit that bounds a single execution most, as its name and value."""
         bounds = {"p99": self.p99_s, "p50": self.p50_s, "mean": self.mean_s}
         name = min(bounds, key=lambda one: bounds[one])
         return name, bounds[name]
 
     def misses(self, row: Row) -> str | None:
-        """Return the limit that a row misses, with value and bound; None if it keeps all limits."""
+        """Return the limit that a row of results misses, with its value and its bound; None if the
+        row keeps all limits.
+        """
         if row.overloaded:
             return "overloaded"
         for name in ("mean", "p50", "p99"):
@@ -228,11 +230,11 @@ class InstancePlan:
 
 
 class Planner:
-    """Simulates as many numbers of instances as a plan needs. Lifetime: process.
+    """Simulates as many numbers of instances as a plan needs.
 
-    `measured`: one model, measured with several numbers of instances. A number of instances is
-    planned with the measurement of the largest number that does not exceed it, or else of the
-    smallest number.
+    Lifetime: process. `measured` has the measurements of one model with several numbers of
+    instances. A number of instances is planned with the measurement of the largest number that does
+    not exceed it, or else of the smallest number.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class Planner:
         self._reserved = replace(load, rate_per_s=load.rate_per_s / (1.0 - target.headroom))
 
     def batches(self, instances: int) -> Batches:
-        """Return the measured times to plan this number of instances with."""
+        """Return the measured times with which this number of instances is planned."""
         below = [one for one in self.measured if one.instances <= instances]
         return below[-1] if below else self.measured[0]
 
@@ -276,8 +278,8 @@ class Planner:
         )  # fmt: skip
 
     def _in_flight(self, instances: int) -> int:
-        """Return the least number of requests in flight at each instance that gives the rate with
-        headroom.
+        """Return the least number of requests in flight at each instance with which the instances
+        serve the load and its reserve.
         """
         batches = self.batches(instances)
         each_per_s = self._reserved.rate_per_s / instances
@@ -286,7 +288,7 @@ class Planner:
         return next(enough, batches.largest)
 
     def row_reserved(self, instances: int) -> Row:
-        """Return the results of this number of instances at the load with headroom."""
+        """Return the results of this number of instances under the load plus the reserve."""
         return self._row(self._reserved, instances)
 
     def _row(self, load: ArrivingLoad, instances: int, delay_s: float = 0.0, sign: int = 0) -> Row:
@@ -296,7 +298,7 @@ class Planner:
 
     def _least(self, load: ArrivingLoad, sign: int = 0) -> int | None:
         """Return the least number of instances that keeps the target; None if no allowed number
-        does.
+        does. `sign` 1 or -1 takes the slow or the fast end of the measured times' interval.
         """
         for instances in range(1, self.most + 1):
             found = self._row(load, instances, sign=sign)
@@ -311,8 +313,8 @@ class Planner:
         return fast, slow
 
     def _delay(self, instances: int) -> tuple[float, Row | None]:
-        """Return a queue delay that lowers latency through fuller batches, and its row; (0, None)
-        if there is none.
+        """Return a queue delay that lowers the latency by fuller batches, and its results; (0,
+        None) if no tried delay does.
         """
         name, _ = self.target.tightest
         plain = self.row_reserved(instances)
@@ -324,7 +326,7 @@ class Planner:
         return best.delay_s, best
 
     def _notes(self, needed: int | None) -> Iterator[str]:
-        """Yield notes on the limits of the plan."""
+        """Yield notes that say where the plan is uncertain or limited."""
         used = self.batches(needed or 1)
         if used.asked:
             yield (

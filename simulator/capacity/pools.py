@@ -38,7 +38,7 @@ _APART = 1.005  # points of a front
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The workers of one role. Lifetime: process."""
+    """The workers of one role in a pool. Lifetime: process."""
 
     role: str  # prefill, decode, both
     shape: Shape
@@ -47,7 +47,7 @@ class Part:
 
     @property
     def gpus(self) -> float:
-        """GPUs of all these workers."""
+        """The number of GPUs of all workers of this role."""
         return self.workers * self.shape.gpus
 
 
@@ -63,12 +63,12 @@ class WorkerPool:
 
     @property
     def gpus(self) -> float:
-        """GPUs of all workers of the pool."""
+        """The number of GPUs of all workers of the pool."""
         return sum(part.gpus for part in self.parts)
 
     @property
     def per_gpu(self) -> float:
-        """Requests per second for each GPU."""
+        """The requests per second of the pool, divided by its GPUs."""
         return self.requests_per_s / self.gpus
 
     def workers(self, role: str) -> float:
@@ -78,9 +78,8 @@ class WorkerPool:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The kinds of workers that each role may consist of. Lifetime: process.
-
-    Without a shape for `both`, there is no pool to compare with.
+    """The kinds of workers that each role may consist of. Lifetime: process. If `both` is empty, no
+    pool of workers that do whole requests is computed.
     """
 
     prefill: tuple[Shape, ...]
@@ -147,8 +146,8 @@ def split(
 
 
 def alone(mix: Mix, both: Shape, targets: WaitTargets, gpus: int | None) -> WorkerPool | None:
-    """Return the pool of workers that do whole requests on `gpus` GPUs; None for `gpus` means one
-    worker.
+    """Return the pool of workers that do whole requests on `gpus` GPUs; if `gpus` is None, the pool
+    has one worker.
     """
     each = aggregated(both, mix, targets)
     workers = 1 if gpus is None else gpus // both.gpus
@@ -165,7 +164,9 @@ def alone(mix: Mix, both: Shape, targets: WaitTargets, gpus: int | None) -> Work
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The best pool of each kind; None if it cannot keep the targets. Lifetime: process."""
+    """The best pool of each kind: workers with separate roles, workers that do both, and a mixture.
+    A pool that cannot keep the targets is None. Lifetime: process.
+    """
 
     split: WorkerPool | None
     alone: WorkerPool | None
@@ -173,14 +174,14 @@ class Match:
 
     @property
     def best(self) -> WorkerPool | None:
-        """The pool that serves most requests for each GPU that it was given."""
+        """The pool that serves the most requests per second."""
         found = [pool for pool in (self.alone, self.split, self.mixed) if pool is not None]
         return max(found, key=lambda pool: round(pool.requests_per_s, 9), default=None)
 
 
 def match(mix: Mix, shapes: Shapes, targets: WaitTargets, link: Link, gpus: int | None) -> Match:
-    """Return the best pools of all shapes on `gpus` GPUs; None for `gpus` means any ratio, compared
-    by GPU.
+    """Return the best pools of all shapes on `gpus` GPUs. If `gpus` is None, a pool may have any
+    size, and pools are compared by their rate for each GPU.
     """
     pairs = [(p, d) for p in shapes.prefill for d in shapes.decode]
     if gpus is None:
@@ -205,8 +206,8 @@ def _mixed(
 ) -> WorkerPool | None:
     """Return the best pool that has workers of separate roles as well as workers that do both.
 
-    The shapes are those that are best alone. Such a pool is better than both others only by what
-    whole numbers leave over.
+    Their shapes are those that are best in pools of one kind. Such a mixture is better than both
+    other pools only by using GPUs that whole numbers of workers leave over there.
     """
     if halves is None or whole is None:
         return None
@@ -247,8 +248,8 @@ class FrontPoint:
 
 
 def speeds(shapes: Shapes, points: int) -> list[float]:
-    """Return times per output token, spaced by an equal factor, from the shortest possible step of
-    any worker on.
+    """Return values of the time per output token, each larger than the previous one by the same
+    factor, from the shortest possible step of any worker on.
     """
     floor_s = min(
         float(step_s(one.step_time, 1.0, 1.0, 0.0, 0.0)) for one in (*shapes.decode, *shapes.both)
@@ -264,10 +265,9 @@ def pareto(
     link: Link,
     gpus: int | None,
 ) -> tuple[list[FrontPoint], list[FrontPoint]]:
-    """Return the fronts (split, aggregated) of throughput for each GPU against speed, ordered by
-    speed.
-
-    Each of `tpots_s` takes the place of `targets.tpot_s` in turn.
+    """Return two fronts of throughput for each GPU against speed, ordered by speed: of pools with
+    separate roles, and of workers that do both. Each of `tpots_s` takes the place of
+    `targets.tpot_s` in turn.
     """
     found: dict[str, list[FrontPoint]] = {"split": [], "aggregated": []}
     for tpot_s in tpots_s:
@@ -282,7 +282,7 @@ def pareto(
 
 
 def _front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
-    """Return the points that no other point equals in both figures, slowest first; near-equal
+    """Return the points that no other point reaches in both figures, slowest first; near-equal
     points count once.
     """
     kept: list[FrontPoint] = []
@@ -293,7 +293,9 @@ def _front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
 
 
 def gain(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> Iterator[str]:
-    """Yield a line on the factor by which the split front is above the other one at equal speed."""
+    """Yield a line on the factor by which the front of pools with separate roles is above the other
+    front at equal speed.
+    """
     if not split or not alike:
         return
     speeds = [one.per_user for one in alike]
@@ -393,10 +395,9 @@ def trial(
 
 
 def climb(start: int, most: int, try_number: Callable[[int], PoolTrial]) -> list[PoolTrial]:
-    """Return trials of numbers of prefill workers, ordered by number.
-
-    The search begins at `start` and goes to either side as long as more requests are good, or
-    equally many with a shorter TTFT.
+    """Return trials of different numbers of prefill workers, ordered by that number. The search
+    begins at `start` and goes to either side as long as more requests are good, or equally many
+    with a shorter TTFT.
     """
     found: dict[int, PoolTrial] = {}
 

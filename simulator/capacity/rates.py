@@ -102,7 +102,9 @@ class Mix:
 
 
 def attention_pairs(prompt_tokens: Floats, uncached_tokens: Floats) -> Floats:
-    """Return the query-key pairs of computing the last `uncached_tokens` of a prompt."""
+    """Return the number of query-key pairs of attention when the last `uncached_tokens` of a prompt
+    are computed.
+    """
     return uncached_tokens * (prompt_tokens - uncached_tokens / 2.0)
 
 
@@ -124,13 +126,12 @@ def measure(
     kv_tokens: int,
     cached_by: CachedBy | None = None,
 ) -> Measured:
-    """Return the mix of `jobs`, with the cached part of each prompt.
-
-    "log": as the workers reported it, or the mean share if a worker did not. "caches": as `caches`
-    workers of `kv_tokens` each would have found it with a router that looks for it (`RULE`).
-    "none": nothing is cached. The default is the log if it knows most requests, else the caches. At
-    least one token of a prompt is always computed. Raises MixError if there are no requests, or for
-    "log" if the log has no reports.
+    """Return the mix of `jobs`, with the cached part of each prompt. "log" takes that part as the
+    workers reported it, or the mean share for a prompt without a report. "caches" takes it as
+    `caches` workers of `kv_tokens` each would have it with a router that looks for cached prefixes
+    (`RULE`). "none": nothing is cached. The default is the log if it has reports of most requests,
+    else the caches. At least one token of a prompt is always computed. Raises MixError if there are
+    no requests, or for "log" if the log has no reports.
     """
     prompts, outputs, logged, found = (array("d") for _ in range(4))
     rule = make_rule(RULE, caches, max(1, kv_tokens // block_tokens))
@@ -168,10 +169,8 @@ def measure(
 
 
 def _logged_share(logged: Floats, prompt: Floats) -> tuple[Floats, float]:
-    """Return the cached share of each prompt by the log, and the share of prompts that the log has
-    it for.
-
-    A prompt without a logged share gets the mean of the others.
+    """Return the cached share of each prompt as the log has it, and the share of prompts for which
+    the log has it. A prompt without a logged share gets the mean of the others.
     """
     says = logged >= 0
     shares = np.clip(logged / prompt, 0.0, 1.0)
@@ -209,11 +208,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The network between workers that KV is moved over. Lifetime: process. Raises ValueError.
+    """The network between workers, over which KV is moved.
 
-    `gbps` is the rate of each GPU's own connection, in gigabits per second, for sending and
-    receiving alike; a worker's KV is spread evenly over its GPUs. `setup_s` is added to each
-    transfer.
+    Lifetime: process. Raises ValueError for invalid values. `gbps` is the rate of each GPU's own
+    connection, in gigabits per second, for sending and receiving alike; a worker's KV is spread
+    evenly over its GPUs. `setup_s` is added to each transfer.
     """
 
     gbps: float = 200.0
@@ -227,18 +226,21 @@ class Link:
             )
 
     def transfer_s(self, kv_bytes: float, gpus: int) -> float:
-        """Return the seconds of a transfer that has the connections of this many GPUs alone."""
+        """Return the seconds of a transfer that uses the connections of this many GPUs, while no
+        other transfer does.
+        """
         return self.setup_s + kv_bytes * 8 / (self.gbps * 1e9 * gpus)
 
     def rate(self, kv_bytes: float, gpus: int) -> float:
-        """Return how many transfers of this size a worker's connections carry per second."""
+        """Return how many transfers of this size the connections of a worker with this many GPUs
+        carry per second.
+        """
         return LINK_SHARE * self.gbps * 1e9 * gpus / 8 / kv_bytes if kv_bytes else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTargets:
-    """The latency limits of a request. Lifetime: process. Raises ValueError.
-
+    """The latency limits of a request. Lifetime: process. Raises ValueError for invalid limits.
     `tpot_s` limits the mean time between tokens; with `every_step`, it limits each step.
     """
 
@@ -267,7 +269,7 @@ NONE = Rate(0.0, "floor")
 
 
 def step_s(step_time: StepTime, tokens: Any, seqs: Any, pairs: Any, context: Any) -> Any:
-    """Return the seconds of steps: `StepTime.seconds` over arrays."""
+    """Return the seconds of many steps at once: `StepTime.seconds` computed over arrays."""
     p, tokens = step_time.softmax_p, np.asarray(tokens, np.float64)
     untouched = (1.0 - step_time.expert_share) ** tokens
     read_s = step_time.weights_s + step_time.experts_s * (1.0 - untouched)
@@ -347,10 +349,9 @@ def prefill(
     load: float | None = None,
     decode_step_s: float = 0.0,
 ) -> Rate:
-    """Return R_P = load / E[S]: the rate of each of `workers` that prefill for others.
-
-    Without a `load`, the load is the highest that keeps the mean TTFT: wait + S + second call +
-    transfer + the first step of the decode worker.
+    """Return R_P = load / E[S]: the rate of each of `workers` that prefill for other workers.
+    Without a `load`, the load is the highest that keeps the mean TTFT, which is the sum of wait, S,
+    second call, transfer, and the first step of the decode worker.
     """
     of = service(shape.step_time, mix)
     moved_bytes = mix.moved * shape.kv_bytes_per_token
@@ -367,7 +368,9 @@ def prefill(
 
 
 def decode(shape: Shape, mix: Mix, targets: WaitTargets, link: Link) -> Rate:
-    """Return R_D = B / ((o - 1) t(B)), with the largest batch B whose step keeps the target."""
+    """Return R_D = B / ((o - 1) t(B)), the rate of a worker that only decodes, with the largest
+    batch B whose step keeps the target.
+    """
     if not mix.steps:
         return Rate(link.rate(mix.moved * shape.kv_bytes_per_token, shape.gpus), "link")
     by_kv = KV_SHARE * shape.kv_tokens / mix.context
@@ -395,10 +398,10 @@ def decode(shape: Shape, mix: Mix, targets: WaitTargets, link: Link) -> Rate:
 def aggregated(shape: Shape, mix: Mix, targets: WaitTargets, *, load: float | None = None) -> Rate:
     """Return the best rate of workers that prefill in chunks while they decode.
 
-    It is the largest R whose steps take at most s, for `_STEP_TIMES` values of s up to the target.
-    A step holds B = R (o - 1) s decodes and n = R s u prefill tokens; if the target holds for every
-    step, n is divided by `load`, the share of steps that have any. Without a `load`, the best one
-    that keeps the mean TTFT is used.
+    For `_STEP_TIMES` step times s up to the target, the largest R is found whose steps take at most
+    s. A step holds B = R (o - 1) s decodes and n = R s u prefill tokens; if the target holds for
+    every step, n is divided by `load`, the share of steps that have any. Without a `load`, the best
+    one that keeps the mean TTFT is used.
     """
     loads = (_LOADS if load is None else np.array([load]))[None, :]
     floor_s = float(step_s(shape.step_time, 0.0, 0.0, 0.0, 0.0))
@@ -424,8 +427,8 @@ def aggregated(shape: Shape, mix: Mix, targets: WaitTargets, *, load: float | No
 def _mixed_rates(
     shape: Shape, mix: Mix, lengths_s: Floats, crowd: Floats
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Return the largest R of each step time [:, None] and crowd [None, :], and whether KV limits
-    it.
+    """Return the largest R for each step time [:, None] and each factor of prefill tokens in a
+    step, `crowd` [None, :]. Also return whether the KV memory limits R there.
     """
     pairs_per_token = mix.pairs / mix.uncached
     steps = max(mix.steps, 1e-9)

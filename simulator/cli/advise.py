@@ -36,7 +36,7 @@ examples:
 
 
 class AdvisedTargets(Targets, frozen=True):
-    """The targets of a pool that runs, where some requests may be lost."""
+    """The targets of a pool in service, where some requests may be lost."""
 
     max_lost_share: Annotated[float, "largest share of requests that may be rejected or lost"] = (
         0.01
@@ -204,9 +204,8 @@ def _recorded_groups(pool: Pool, recorded: Recorded) -> tuple[WorkerGroup, ...]:
 
 
 def _measured(part: LogPart, recorded: Recorded) -> Recorded:
-    """Return the record without what clients saw, if only a part of the log is replayed.
-
-    The measurements are of the whole log and do not describe the part.
+    """Return the record without the latencies and hits that clients saw if only a part of the log
+    is replayed, because these describe the whole log.
     """
     if part.requests or part.skip or part.seconds:
         return msgspec.structs.replace(recorded, ttft_ms=None, hit_rate=None)
@@ -214,8 +213,8 @@ def _measured(part: LogPart, recorded: Recorded) -> Recorded:
 
 
 def _write_advice(options: Advise, console: Console, advice: Advice) -> None:
-    """Keep the forecast, and write the advice as JSON if asked; its file appears once it
-    is whole.
+    """Keep the forecast, and write the advice as JSON if the options ask for that. The JSON file
+    appears only when it is complete.
     """
     path = options.state or state_path(options.setup.trace)
     try:

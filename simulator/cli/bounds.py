@@ -73,7 +73,7 @@ def hits(options: Hits, console: Console) -> bool:
 
 
 class OneDraw(Draws):
-    """Policies that are compared on one draw."""
+    """The policies that are compared on one draw of the workload."""
 
     seed: Annotated[Seeds, "seed of all random draws; default: 0; only one"
     ] = ()  # fmt: skip

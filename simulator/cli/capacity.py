@@ -267,7 +267,9 @@ def _link(asked: Capacity) -> Link:
 
 
 def _measured(asked: Capacity, console: Console, shapes: Shapes) -> tuple[Measured, int]:
-    """Return the mix of requests, and the number of caches that was assumed."""
+    """Return the traffic mix of the requests, and the number of caches that was assumed to compute
+    its cached part.
+    """
     gpus, caches = asked.workers.gpus, asked.cached.caches
     if caches is None:
         caches = CACHES if gpus is None else max(1, gpus // (2 * shapes.prefill[0].gpus))
@@ -284,7 +286,9 @@ def _measured(asked: Capacity, console: Console, shapes: Shapes) -> tuple[Measur
 def _trials(
     asked: Capacity, gpus: int, found: Match, targets: WaitTargets, link: Link
 ) -> tuple[float, list[PoolTrial]]:
-    """Replay the best split, its neighbours, and the best workers with both roles, at one rate."""
+    """Replay the best split of workers into roles, its neighbours, and the best pool of workers
+    with both roles, all at one rate. Return the rate and the trials.
+    """
     assert found.split is not None
     p, d = (part.shape for part in found.split.parts)
     spec = workload_of(asked.trace, asked.requests)
@@ -382,7 +386,7 @@ def _trials_table(trials: Sequence[PoolTrial], rate_per_s: float) -> Table:
 def _advice(
     found: Match, measured: Measured, targets: WaitTargets, shapes: Shapes, gpus: int | None
 ) -> Iterator[str]:
-    """Yield the conclusions from the table."""
+    """Yield the conclusions that follow from the table."""
     best = found.best if gpus is not None else _better(found)
     if best is None:
         slowest = min(float(step_s(d.step_time, 1.0, 1.0, 0.0, measured.mix.context)) for d in

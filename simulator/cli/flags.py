@@ -48,7 +48,9 @@ def _whole(text: str) -> int:
 
 
 def _reader(read: Callable[[str], T], fits: Callable[[T], bool], what: str) -> Callable[[str], T]:
-    """Return a reader of values that fit; its error is the text followed by `what`."""
+    """Return a function that reads a value from a text and checks it with `fits`; its error is the
+    text followed by `what`.
+    """
 
     def checked(text: str) -> T:
         value = read(text)
@@ -69,12 +71,12 @@ port = _reader(_whole, lambda value: 0 <= value <= 65_535, " is not a port, 0 to
 
 
 def at_most(most: int) -> Callable[[str], int]:
-    """Return the reader of a whole number from 1 to `most`."""
+    """Return a function that reads a whole number from 1 to `most`."""
     return _reader(count, lambda value: value <= most, f": {most} at most")
 
 
 def capacity(text: str) -> int | None:
-    """Return a count of tokens, or None for "inf"."""
+    """Return the number of tokens that a text has, or None for "inf"."""
     return None if text == "inf" else count(text)
 
 
@@ -103,14 +105,14 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Marks a positional argument, which has no flag. Lifetime: process."""
+    """Marks a positional argument, which is given without a flag. Lifetime: process."""
 
     many: str | None = None  # argparse's nargs
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """The values that a text may have. Lifetime: process."""
+    """Marks an option whose text must be one of these values. Lifetime: process."""
 
     values: tuple[str, ...]
 
@@ -216,7 +218,7 @@ def _help(text: str, default: object) -> str:
 def _fields(
     struct: type[msgspec.Struct],
 ) -> Iterator[tuple[msgspec.structs.FieldInfo, Any, tuple[Any, ...]]]:
-    """Yield each field in order, with its type and its marks."""
+    """Yield each field of the struct in order, with its type and its marks."""
     hints = hints_of(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         yield field, *_unwrapped(hints[field.name])

@@ -95,7 +95,7 @@ class Times(Struct):
 
 
 class LoadOptions(Struct):
-    """The load on the instances."""
+    """The load on the instances: the requests that arrive."""
 
     rate: Annotated[float | None, "R", "requests per second, at the peak"] = None
     log: Annotated[str | None, "LOG", "a request log of the router (--request-log), or another "
@@ -232,7 +232,9 @@ def _seconds(ms: float | None) -> float:
 
 
 def _most(options: Instances, measured: Sequence[Batches]) -> int:
-    """Return the most instances to plan with: as many as memory holds, if it is known."""
+    """Return the largest number of instances to plan with, which is as many as the memory holds if
+    the memory is known.
+    """
     most, headroom, given = options.target.most_instances, options.target.headroom, options.memory
     if given.device_gib is None and given.instance_gib is None:
         return most
@@ -341,7 +343,7 @@ def _answer(planner: Planner, plan: InstancePlan) -> Iterator[str]:
 
 
 def _no(planner: Planner, plan: InstancePlan, reserved: float) -> Iterator[str]:
-    """Yield the reason why there is no answer, and what would make one possible."""
+    """Yield the reason why no number of instances is enough, and what would make one enough."""
     batches = planner.batches(plan.most)
     name, bound_s = planner.target.tightest
     if batches.seconds[1] > bound_s:

@@ -94,7 +94,9 @@ def profiles(options: Profiles, console: Console) -> bool:
 
 
 def _why(name: str) -> str:
-    """Return the catalogue's reason for rows that are off, or ""."""
+    """Return the catalogue's reason for the rows in which the profile is off, or "" if it
+    has none.
+    """
     return BY_NAME[name].why if name in BY_NAME else ""
 
 

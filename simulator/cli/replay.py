@@ -144,8 +144,8 @@ def _seeds(options: Replay) -> Sequence[int]:
 
 
 def _of_one_recording(setups: Sequence[Setup]) -> bool:
-    """Return True if the seeds only break ties of one recording, so that their intervals mean
-    little.
+    """Return True if the seeds only break ties in the replay of one recording, so that intervals
+    over them mean little.
     """
     work = setups[0].workload
     several = len({setup.seed for setup in setups}) > 1
@@ -189,7 +189,9 @@ def _side_by_side(options: Replay, setups: Sequence[Setup], console: Console, do
 
 
 def _tried(setup: Setup, drawn: bool) -> Replayed | Exception:
-    """Run one replay in a child process; the parent raises the exception that this returns."""
+    """Run one replay in a child process; return its results or the exception that it raised, which
+    the parent raises again.
+    """
     try:
         return _replayed(setup, drawn)
     except Exception as error:  # noqa: BLE001 - handed on
@@ -222,7 +224,7 @@ def _label(setup: Setup) -> str:
 
 
 class Sources(Struct):
-    """The options of `sources`, which has none."""
+    """The options of the command `sources`, which has no flags."""
 
 
 @command("")

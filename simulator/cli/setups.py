@@ -152,7 +152,7 @@ class OpenLoop(Requests):
 
 
 class GoodAnswer(Struct):
-    """The limits within which an answer is good."""
+    """The limits within which an answer counts as good."""
 
     good_ttft_ms: Annotated[float, "longest time to first token of a good answer"] = (
         Goodput().ttft_ms
@@ -166,7 +166,7 @@ _WORLD = World()
 
 
 class Around(Struct):
-    """The network, events and replicas around the workers."""
+    """The surroundings of the workers: the network, faults and router replicas."""
 
     network_ms: Annotated[NotNegative, "network time from router to worker, one way"] = (
         _WORLD.network_ms
@@ -347,7 +347,7 @@ def known() -> str:
 
 
 class Runs(Struct):
-    """The processes or the cluster that many replays run on."""
+    """The place where many replays run: processes of this machine, or a cluster."""
 
     jobs: Annotated[int | None, "processes; default: one for each core"] = None
     dask: Annotated[str | None, "tcp://HOST:PORT", "run on this Dask cluster instead"] = None

@@ -71,7 +71,7 @@ def sweep(options: Sweep, console: Console) -> bool:
 
 
 def _source(workload: WorkloadSpec) -> WorkloadSpec:
-    """Return the part of the workload that decides which lines are read, and how."""
+    """Return only the part of the workload that decides which lines are read, and how."""
     return WorkloadSpec(
         workload.source,
         format=workload.format,

@@ -1,4 +1,4 @@
-"""The commands `validate` and `calibrate`, which compare the model with real engines."""
+"""The commands `validate` and `calibrate`, which compare the step-time model with real engines."""
 
 from __future__ import annotations
 

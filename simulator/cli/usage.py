@@ -21,8 +21,7 @@ class UsageError(ValueError):
 
 
 def base_url(text: str) -> str:
-    """Return `text` without the `/v1` that some clients want and this one adds.
-
+    """Return a base address without the `/v1` that some clients need; this program adds it itself.
     Raises `UsageError` for a text that is no base URL.
     """
     url = text.rstrip("/").removesuffix("/v1").rstrip("/")
@@ -58,10 +57,9 @@ def check_file(option: str, path: Path) -> None:
 
 
 def check_files(read: Iterable[object], **written: Path | None) -> None:
-    """Raise `UsageError` unless all files can be written and no file is named twice.
-
-    `written` has an option's file by its name; `read` has the files that the command may read, or
-    None. No written file may be one that is read.
+    """Raise `UsageError` unless all files can be written and no file is named twice. `written` maps
+    each option to its file; `read` has the files that the command may read, or None. The command
+    must not write to a file that it reads.
     """
     files = [path for path in map(Path, map(str, filter(None, read))) if path.is_file()]
     taken = {path.resolve(): f"{path} is read by this command" for path in files}
@@ -76,7 +74,7 @@ def check_files(read: Iterable[object], **written: Path | None) -> None:
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Make the folder. Raises `UsageError` if it cannot be made or written to."""
+    """Make the folder of an option. Raises `UsageError` if it cannot be made or written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -35,14 +35,13 @@ def most_hits(requests: Sequence[Sequence[int]], reusable: Sequence[int], capaci
 
     `requests` are lists of ids, each once in a request. Only the first `reusable` ids of a request
     can be hits; all its ids can be kept afterwards. `capacity` blocks, at least 1, are kept from
-    one request to the next.
-
-    Keeping a block for its next hit occupies one place over all the gaps between; the most such
-    intervals are wanted with at most `capacity` over each gap. Taking them as they come, and
-    dropping the one that ends last if there are too many, is optimal (Belady, 1966, for pages;
-    Carlisle and Lloyd, 1995, for intervals). Blocks count one by one here, while a real cache has
-    only whole prefixes to offer: one more reason why this is a bound. It also bounds a pool of
-    caches with `capacity` in all: a hit in one is a hit in their union.
+    one request to the next. Keeping a block for its next hit occupies one place during all gaps
+    between requests until then; the most such intervals are wanted with at most `capacity` in each
+    gap. Taking them as they come, and dropping the one that ends last if there are too many, is
+    optimal (Belady, 1966, for pages; Carlisle and Lloyd, 1995, for intervals). Blocks count one by
+    one here, while a real cache has only whole prefixes to offer: one more reason why this is a
+    bound. It also bounds a pool of caches with `capacity` in all: a hit in one is a hit in their
+    union.
     """
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1 block, got {capacity}")
@@ -109,10 +108,9 @@ def srpt_mean_flow(releases: Sequence[float], works: Sequence[float]) -> float:
 
 
 def fcfs_completions(releases: Sequence[float], works: Sequence[float]) -> list[float]:
-    """Return when each request is done, first come first served.
-
-    The longest flow time is the least possible, and the last completion is that of any schedule
-    that is never idle while there is work.
+    """Return the time at which each request is done, first come first served. The longest flow time
+    is the least possible, and the last completion is at the same time in every order that never
+    idles while there is work.
     """
     now = -inf
     ends: list[float] = []
@@ -186,13 +184,13 @@ class ProvenBound(msgspec.Struct, frozen=True):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Bounds for one workload on one fleet. Times in ms unless named otherwise.
+    """The bounds for one workload on one fleet; times are in ms unless their names say otherwise.
 
     Lower bounds: `ttft_ms`, `e2e_ms` (keys mean, p50, p90, p95, p99, max) and `makespan_s`. They
     hold for runs that complete every request; turning some away makes the others faster. Upper
     bounds: `goodput_share` and `hit_rate_tokens`, which hold for every run. `belady_hit_rate` is
     the most that caches with the fleet's memory could give if requests were served in order of
-    arrival; a run that reorders a burst may pass it by a little.
+    arrival; a run that reorders a burst may exceed it by a little.
     """
 
     requests: int
@@ -207,7 +205,9 @@ class Bounds(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Times of each request, in seconds and nanoseconds, for each way to divide steps."""
+    """Times of each request, in seconds and nanoseconds, for each way to divide the time of steps
+    among tokens.
+    """
 
     floor_ttft_ns: list[int]
     floor_e2e_ns: list[int]
@@ -220,9 +220,9 @@ class _Times:
 def lower_bounds(
     known: Known, machines: Sequence[Machine], network_ns: int, goodput: Goodput
 ) -> Bounds:
-    """Return all bounds. `network_ns`: from router to worker, and again back.
-
-    Raises ValueError for a workload without a request that can run.
+    """Return all bounds of a workload on a fleet. `network_ns` is the time from router to worker,
+    which applies again to the way back. Raises ValueError for a workload without a request that can
+    run.
     """
     if not known.jobs:
         raise ValueError("no request of the workload can run on these workers: nothing to bound")
@@ -277,9 +277,9 @@ def _times(known: Known, machines: Sequence[Machine], network_ns: int) -> _Times
 def _flows(
     floor_ns: list[int], times: _Times, works: list[list[float]], way_s: float
 ) -> dict[str, ProvenBound]:
-    """Return mean and maximum by the better of both relaxations, and quantiles by single requests.
-
-    Every request takes at least its own minimum, so every order statistic does, too.
+    """Return bounds of the mean and the maximum, each the better one of two relaxations, and bounds
+    of quantiles from single requests. Every request takes at least its own minimum, so every order
+    statistic does, too.
     """
     floors = msgspec.structs.asdict(spread(np.array(floor_ns, dtype=np.int64)))
     bounds = {name: ProvenBound(value, FLOOR) for name, value in floors.items()}
@@ -298,8 +298,8 @@ def _flows(
 
 
 def _makespan(known: Known, times: _Times, way_s: float) -> ProvenBound:
-    """Return the bound from the first arrival to the last token: the work that arrives after any
-    instant takes its time.
+    """Return a bound of the time from the first arrival to the last token: the work that arrives
+    after any instant takes its time.
     """
     first_s = times.releases_s[0]
     pooled_s = max(fcfs_completions(times.releases_s, w)[-1] for w in times.whole_s) + way_s
@@ -311,8 +311,8 @@ def _makespan(known: Known, times: _Times, way_s: float) -> ProvenBound:
 
 
 def _goodput(known: Known, times: _Times, way_s: float, goodput: Goodput) -> ProvenBound:
-    """Return how many requests could be good alone and, of those, can be prefilled in time by the
-    pooled workers.
+    """Return an upper bound of the share of good requests: the number of those that could be good
+    alone and that the workers together can prefill in time.
     """
     limit_s = goodput.ttft_ms / 1e3
     able = [

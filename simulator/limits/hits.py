@@ -58,10 +58,9 @@ class LruCache:
 
 
 class Holders:
-    """The workers that hold each id, as bits: one look-up a block instead of one a worker.
-    Lifetime: one row of a table.
-
-    `match` and `insert` of one worker are those of `LruCache`.
+    """The workers that hold each id, as the bits of one number, so that a block needs one look-up
+    in place of one for each worker. Lifetime: one row of a table. For a single worker, `match` and
+    `insert` do as in `LruCache`.
     """
 
     def __init__(self, workers: int, capacity: int | None) -> None:
@@ -114,11 +113,11 @@ class Rule(Protocol):
         """
 
     def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
-        """Charge `worker` with the cost of the last placed request."""
+        """Add the cost of the request that was placed last to the work of `worker`."""
 
 
 class Blind:
-    """A rule that does not look at caches: `round_robin`, `random`, `hash_1`, `hash_2`."""
+    """A routing rule that does not look at caches: `round_robin`, `random`, `hash_1`, `hash_2`."""
 
     def __init__(self, name: str, workers: int, capacity: int | None) -> None:
         self._name = name
@@ -148,8 +147,8 @@ class Blind:
 
 
 class Greedy:
-    """Chooses the longest match; among equals the worker with least uncached work so far, then the
-    first.
+    """Chooses the worker with the longest match; among equals, the one with least uncached work so
+    far, then the first.
     """
 
     def __init__(self, workers: int, capacity: int | None) -> None:
@@ -174,8 +173,8 @@ class Greedy:
 
 
 class Bounded(Greedy):
-    """Chooses as Greedy, but the idlest worker if the best had over 1.25 times the mean work of the
-    last minute.
+    """Chooses the worker that `Greedy` chooses, but the worker with least work if the best one had
+    over 1.25 times the mean work of the last minute.
     """
 
     def __init__(self, workers: int, capacity: int | None) -> None:
@@ -201,11 +200,9 @@ class Bounded(Greedy):
 
 
 def _seconds(at_ns: int) -> float:
-    """Return milliseconds times a rounded thousandth, and not a quotient, as in the published
-    tables.
-
-    Traces have times in whole seconds, and this rounding decides whether work that is exactly a
-    minute old still counts.
+    """Return the nanoseconds as seconds, computed as milliseconds times a rounded thousandth and
+    not as a quotient, as in the published tables. Traces have times in whole seconds, and this
+    rounding decides whether work that is exactly a minute old still counts.
     """
     return at_ns / 1_000_000 * 0.001
 
@@ -233,10 +230,10 @@ MAX_WORKERS = 4096
 class HitRow(msgspec.Struct, frozen=True):
     """The hit rates of one rule, each in [0, 1].
 
-    The three rates answer different questions: of all prompt tokens, full blocks only (what is
-    saved), of all block ids listed, with a partial last one (what an index sees), and the mean over
-    requests of the share of each prompt that listed blocks cover (short prompts weigh as much as
-    long ones).
+    The three rates answer different questions. One is the share of all prompt tokens, in full
+    blocks only (the saved computation). One is the share of all block ids listed, with a partial
+    last block (the view of an index). One is the mean over requests of the share of each prompt
+    that listed blocks cover (short prompts weigh as much as long ones).
     """
 
     rule: str
@@ -250,7 +247,7 @@ class HitRow(msgspec.Struct, frozen=True):
 
 
 class _Tally:
-    """The sums of one row."""
+    """Adds up the hits of one rule, for one row of the table."""
 
     def __init__(self, name: str, workers: int, kv_tokens: int | None, block_tokens: int) -> None:
         self.name, self.workers, self.kv_tokens = name, workers, kv_tokens
@@ -298,10 +295,10 @@ def hits(
 ) -> list[HitRow]:
     """Return one row for each rule, in the order of `rules`, from one pass over `jobs`.
 
-    `workers` caches of `kv_tokens` each (None: without limit), in blocks of `block_tokens`, the
-    size of a block of the jobs. `single_lru` is one cache of `kv_tokens`, `pooled_lru` one as large
-    as all of them together, `ideal` one without limit. Raises ValueError for an unknown rule or a
-    size out of range.
+    The rules choose among `workers` caches of `kv_tokens` each (None: without limit), in blocks of
+    `block_tokens`, which is also the size of the jobs' blocks. `single_lru` is one cache of
+    `kv_tokens`, `pooled_lru` one as large as all of them together, `ideal` one without limit.
+    Raises ValueError for an unknown rule or a size out of range.
     """
     _check(block_tokens, workers, kv_tokens, rules)
     pool_tokens = None if kv_tokens is None else kv_tokens * workers

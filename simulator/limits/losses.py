@@ -1,5 +1,5 @@
-"""Measures where a policy loses time: one effect after another is switched off, with its decisions
-kept.
+"""Measures where a policy loses time: replays keep the policy's decisions and switch off one effect
+after another.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def serve(worker: VirtualWorker, tasks: Sequence[WorkerTask]) -> list[Served]:
 
 
 def warm(worker: VirtualWorker, chains: Sequence[tuple[Hashes, int]]) -> int:
-    """Let an idle `worker` compute `chains` (full blocks, their tokens) one by one; return the
-    nanoseconds it took.
+    """Let an idle `worker` compute `chains` (full blocks and their tokens) one by one; return the
+    nanoseconds that this took.
     """
     now_ns = 0
     for number, (chain, tokens) in enumerate(chains):
@@ -99,8 +99,8 @@ OWN = 20  # bits for a block's depth in a name of its own
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """The mean time to first token that is saved when one more effect is switched off; it can be
-    negative.
+    """The mean time to first token, in ms, that is saved when one more effect is switched off; it
+    can be negative.
     """
 
     name: str
@@ -126,14 +126,13 @@ def losses(
     fresh_ms: float,
     bound_ms: float,
 ) -> tuple[Loss, ...]:
-    """Return the losses from `as_is_ms` down to `bound_ms`, in the order of `NAMES`.
-
-    stale information: the same policy with all signals at once (`fresh_ms`, and `decisions` are
-    that run's). memory, eviction: caches that keep everything, and room for every request at once.
+    """Return the losses from `as_is_ms` down to `bound_ms`, in the order of `NAMES`. stale
+    information: the same policy with all signals at once (`fresh_ms`; `decisions` are those of that
+    run). memory, eviction: caches that keep everything, and room for every request at once.
     recompute: all blocks of earlier requests are cached on the chosen worker. interference: answers
-    end with their first token, so no prefill shares a step with a decode. imbalance: all workers'
-    speed in one worker, first come first served; no less than each request takes alone. The rest is
-    the time that the bound's best order saves, or that the bound leaves out.
+    end with their first token, so no prefill shares a step with a decode. imbalance: one worker
+    with the speed of all workers, first come first served; no less than each request takes alone.
+    The rest is the time that the bound's best order saves, or that the bound leaves out.
     """
     pool = _Pool(known, machines, decisions, network_ns)
     levels = [as_is_ms, fresh_ms]
@@ -149,7 +148,9 @@ def losses(
 
 
 class _Pool:
-    """The workers, with caches that keep everything, and their tasks."""
+    """The workers of a fleet, with caches that keep everything, and the tasks that each of them
+    gets.
+    """
 
     def __init__(
         self,
@@ -165,8 +166,8 @@ class _Pool:
         ]
 
     def as_one(self) -> _Pool:
-        """Return one worker in place of all: of the first one's kind, as fast as all together,
-        never full.
+        """Return one worker in place of all workers: it is of the first one's kind, as fast as all
+        together, and never full.
         """
         speed = sum(machine.speed for machine in self._machines)
         batch = sum(machine.max_batch_size for machine in self._machines)
@@ -222,7 +223,9 @@ class _Pool:
         return [one._replace(first_ns=one.first_ns - began_ns) for one in serve(engine, tasks)]
 
     def _roomy(self, machine: Machine, order: list[int]) -> Machine:
-        """Return a worker with memory for everything that `order` ever computes."""
+        """Return the worker with enough memory for everything that the requests in
+        `order` compute.
+        """
         jobs = [self._known.jobs[n] for n in order]
         size = machine.block_size
         blocks = sum((job.prompt_tokens + job.output_tokens) // size + 2 for job in jobs)
@@ -230,8 +233,8 @@ class _Pool:
 
 
 def own_chain(known: Known, n: int) -> Hashes:
-    """Return names for the prompt's full blocks that no other request has; shared blocks are
-    warmed.
+    """Return names for the prompt's full blocks that no other request has, because blocks that
+    requests share are computed before the run.
     """
     blocks = known.jobs[n].prompt_tokens // known.block_size
     names: Hashes = np.arange(blocks, dtype=np.uint64) + np.uint64((n + 1) << OWN)

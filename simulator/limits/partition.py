@@ -64,11 +64,12 @@ SHARE = 4  # a block in more than 1 of (this x workers) requests belongs to no s
 
 
 def groups(known: Known, workers: int) -> list[int]:
-    """Return the group of each request, numbered from 0 in order of first arrival.
+    """Return the number of each request's group; groups are numbered from 0 in order of first
+    arrival.
 
-    The group is the session if the source has one. Otherwise requests belong together if they share
-    the first block of their chains that is not so common that one worker could not take all its
-    requests; a request without such a block is alone.
+    The group is the session if the source has sessions. Otherwise requests belong together if they
+    share the first block of their chains that is not so common that one worker could not take all
+    its requests; a request without such a block is a group of its own.
     """
     common = len(known) / (SHARE * workers)
     counts: Counter[int] = Counter()
@@ -88,11 +89,11 @@ def groups(known: Known, workers: int) -> list[int]:
 
 
 def partition(known: Known, machines: Sequence[Machine]) -> list[int]:
-    """Return the worker of each request: whole groups, longest work first, to the worker that is
-    done first.
+    """Return the worker of each request.
 
-    Work is the time of what is not shared, and of the answers as an eighth of a batch decodes them.
-    (Longest processing time first: Graham, 1969.) Workers are numbered in the order of the
+    Whole groups, longest work first, go to the worker that is done first. The work of a group is
+    the time of its tokens that are not shared, and of its answers as an eighth of a batch decodes
+    them. (Longest processing time first: Graham, 1969.) Workers are numbered in the order of the
     machines, each kind `count` times.
     """
     kinds = [machine for machine in machines for _ in range(machine.count)]

@@ -1,5 +1,5 @@
-"""Compares policies with what is possible: lower bounds, the best achieved, and the
-losses between.
+"""Compares policies with what is possible: it computes lower bounds, the best times achieved, and
+the losses between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from simulator.workloads.open import Chainer, JobStream, open_jobs
 
 
 class HitLosses(msgspec.Struct, frozen=True):
-    """Token hit rates from the upper limit down to the measured one, each with less freedom.
+    """Token hit rates from the upper limit down to the measured one, each under one more
+    restriction.
 
     `ceiling`: one cache without limit. `union`: one cache with the fleet's memory that knows the
     future. `placed`: each worker's cache with its own requests, which knows the future. `measured`:
@@ -48,11 +49,12 @@ class HitLosses(msgspec.Struct, frozen=True):
 
 
 class Distance(msgspec.Struct, frozen=True):
-    """One policy's distance from the bounds. Times in ms, means over requests; gaps in percent.
+    """One policy's distance from the bounds.
 
-    `gap`: (M - bound) / (M of round robin - bound): 0 at the bound, 100 at round robin. `regret`: M
-    / best achieved - 1. Both are None if not every request that can run was completed (then M is a
-    mean over other requests), or if the divisor is 0.
+    Times are in ms, as means over requests; gaps are in percent. With M for the policy's mean,
+    `gap` is (M - bound) / (M of round robin - bound): 0 at the bound, 100 at round robin. `regret`
+    is M / best achieved - 1. Both are None if not every request that can run was completed (then M
+    is a mean over other requests), or if the divisor is 0.
     """
 
     policy: str
@@ -124,7 +126,9 @@ class BoundError(ValueError):
 
 
 class Achieved(msgspec.Struct, frozen=True):
-    """The times of an assignment in a replay in which every request was completed, in ms."""
+    """The best times that one fixed assignment achieved in a replay in which every request was
+    completed, in ms.
+    """
 
     name: str
     ttft_ms: float
@@ -200,7 +204,7 @@ class _PolicyRun:
 
 
 class _Desk:
-    """The workload, read once, and its replays with any policy."""
+    """A workload, read once, and its replays with any policy."""
 
     def __init__(self, setup: Setup, open_stream: Callable[[], JobStream]) -> None:
         self.setup = setup
@@ -230,7 +234,9 @@ class _Desk:
         return replay(setup, stream=self._open_stream())
 
     def by_row(self, workers: Sequence[int]) -> list[int]:
-        """Return the workers of the known requests, for all rows of the workload."""
+        """Return the worker for each row of the workload, from the workers of the known requests; a
+        row that no worker can run gets `ANYWHERE`.
+        """
         rows = self.known.rows
         spread = [ANYWHERE] * (rows[-1] + 1)
         for row, worker in zip(rows, workers, strict=True):

@@ -31,7 +31,9 @@ class Machine:
     prefix_wait_tokens: int  # least prefix in flight that a request waits for; 0: never
 
     def takes(self, prompt_tokens: int) -> bool:
-        """Return whether a prompt of this length can ever get a token here."""
+        """Return whether these workers can ever compute the first token of a prompt of
+        this length.
+        """
         return prompt_tokens + 1 <= self.sequence_tokens
 
 
@@ -65,15 +67,16 @@ ChainOf = Callable[[Job, int], Hashes]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The requests that some worker can run; lists have one entry for each. Lifetime: process.
+    """The requests that some worker can run; lists have one entry for each.
 
-    `matched_tokens` are the tokens that no worker needs to compute for a request after its arrival:
-    the longest prefix of full blocks that was in the prompt of an earlier request, or in an answer
-    of any request. (A later request may be served first and compute what both need. But then it is
-    computed after this one's arrival, on this one's worker, and this one waits for it: no first
-    token is earlier for it. Answers count whenever they come, so that no decoded block is ever
-    taken for prefill.) A request can find at most `reusable_blocks` cached, because its last token
-    is always computed; `shared_tokens` is that part of `matched_tokens`.
+    Lifetime: process. `matched_tokens` are the tokens that no worker needs to compute for a request
+    after its arrival: the longest prefix of full blocks that was in the prompt of an earlier
+    request, or in an answer of any request. (A later request may be served first and compute what
+    both need. But then it is computed after this one's arrival, on this one's worker, and this one
+    waits for it: no first token is earlier for it. Answers count whenever they come, so that no
+    decoded block is ever taken for prefill.) A request can find at most `reusable_blocks` cached,
+    because its last token is always computed; `shared_tokens` is the part of `matched_tokens` that
+    lies in these blocks.
     """
 
     jobs: tuple[Job, ...]
@@ -95,10 +98,9 @@ class Known:
 
 
 def know(jobs: Iterable[Job], chain_of: ChainOf, block_size: int, most_tokens: int) -> Known:
-    """Read all `jobs`, which are in order of arrival, and keep them.
-
-    `chain_of(job, row)`: hashes of full blocks of `block_size` tokens. `most_tokens`: longest
-    prompt plus first token that any worker takes.
+    """Read all `jobs`, which are in order of arrival, and keep what the bounds need of them.
+    `chain_of(job, row)` returns the hashes of full blocks of `block_size` tokens. `most_tokens` is
+    the longest prompt plus first token that any worker takes.
     """
     kept: list[Job] = []
     rows: list[int] = []
@@ -129,8 +131,8 @@ def know(jobs: Iterable[Job], chain_of: ChainOf, block_size: int, most_tokens: i
 
 
 def reuse_ceiling_tokens(known: Known) -> int:
-    """Return the most prompt tokens that can be found cached in all, whatever runs where and in
-    which order.
+    """Return the most prompt tokens that can be found cached in all, wherever and in whatever order
+    requests run.
 
     Every block is computed before it is found, so of the requests whose prompt or answer has the
     block, at least one does not find it. (Requests in which it holds the last token, and answers,
@@ -172,7 +174,7 @@ class _Load:
 
 
 def step_s(step_time: StepTime, tokens: int, seqs: int = 1) -> float:
-    """Return the seconds of a step of this many new tokens in `seqs` sequences, without
+    """Return the seconds of a step that computes this many new tokens in `seqs` sequences, without
     attention.
     """
     return step_time.seconds(_Load(tokens, seqs))
@@ -240,8 +242,8 @@ def _least_ns(total_s: float, steps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One way to divide a step: the seconds of it that each of its tokens is charged, without
-    attention.
+    """One way to divide the time of a step: the seconds of it that each of its tokens is charged,
+    without attention.
     """
 
     prefill_s: float
@@ -249,15 +251,15 @@ class Share:
 
 
 def shares(machine: Machine) -> tuple[Share, ...]:
-    """Return valid ways to divide a step; each gives a bound, and none is the best for every
-    workload.
+    """Return valid ways to divide the time of a step; each gives a bound, and none is the best for
+    every workload.
 
-    Let g(T) be the time of a step of T tokens besides attention and sequences. By tokens alone,
-    each is charged the least g(T) / T there is, that of the fullest step. Or a tangent at some T0
-    of a convex function below g is divided: each token is charged its slope, and the rest, the
-    fixed part of a step, is charged to its decodes, of which there are at most `max_batch_size`; so
-    a step without decodes is charged less than it takes. Tangents are secants of neighbouring T
-    here.
+    Let g(T) be the time of a step of T tokens besides attention and sequences. In the first way,
+    each token is charged the least g(T) / T there is, that of the fullest step. The other ways take
+    a tangent at some T0 of a convex function below g: each token is charged its slope, and the
+    rest, the fixed part of a step, is charged to its decodes, of which there are at most
+    `max_batch_size`; so a step without decodes is charged less than it takes. Tangents are secants
+    of neighbouring T here.
     """
     tokens, batch = machine.max_num_tokens, machine.max_batch_size
     even_s = step_s(machine.step_time, tokens, 0) / tokens
@@ -283,7 +285,8 @@ def prefill_works_s(machines: Sequence[Machine], known: Known) -> list[list[floa
 
 
 def decode_works_s(machines: Sequence[Machine], known: Known) -> list[list[float]]:
-    """Return the same for the time between each first token and the last.
+    """Return, for each way to divide steps, the seconds of work at speed 1 between each request's
+    first token and its last.
 
     Each token is a decode, or ends the prefill that follows a preemption, whichever is cheaper:
     such a prefill computes the last, partial block, as full blocks may be cached.

@@ -1,4 +1,4 @@
-"""Sends one request of a workload over HTTP and reports what became of it."""
+"""Sends one request of a workload over HTTP and reports its outcome."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def prompt_tokens(
     vocabulary: int = DEFAULT_VOCABULARY,
     seed: int = 0,
 ) -> npt.NDArray[np.int32]:
-    """Return the prompt of a request as token ids: int32[input_tokens], each
+    """Return the prompt of a request as token ids: int32[input_tokens], each in
     FIRST_TOKEN_ID..vocabulary-1.
 
-    The last block is cut to `input_tokens`. If `ids` name fewer blocks than the prompt has, the
-    rest of the prompt is private to the request with this `serial`. Raises ValueError if the
-    vocabulary is too small for a token.
+    The last block is cut so that the prompt has `input_tokens`. If `ids` names fewer blocks than
+    the prompt has, the rest of the prompt is private to the request with this `serial`. Raises
+    ValueError if the vocabulary is too small for a token.
     """
     if vocabulary <= FIRST_TOKEN_ID:
         raise ValueError(f"vocabulary {vocabulary}: must be above {FIRST_TOKEN_ID}")
@@ -79,11 +79,11 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class StreamMeter:
-    """Measures the times of the tokens and of the end of one server-sent event stream.
+    """Measures when the tokens and the end of one server-sent event stream arrive.
 
     Events are counted, not parsed: one `data:` line is one token, which holds for engines that send
-    each token as it is made. If the usage is sent, its token count is used instead. Lifetime:
-    request.
+    each token as it is made. If the stream has a usage, the token count there is used instead.
+    Lifetime: request.
     """
 
     def __init__(self) -> None:
@@ -205,10 +205,9 @@ class Sender:
     started_s: float  # on `clock`: zero of the outcomes' times
 
     async def send(self, job: Job, serial: int, body: bytes, due_s: float) -> Outcome:
-        """Send `body`, read the whole answer, and return the outcome. `due_s` is on the sender's
-        clock.
-
-        A fault of the other side raises nothing: it becomes the outcome's verdict and error.
+        """Send `body`, read the whole answer, and return the outcome. `due_s` is the planned time
+        on the sender's clock. An error of the endpoint is not raised: it becomes the outcome's
+        verdict and error.
         """
         sent_s = self.clock()
         meter = StreamMeter()

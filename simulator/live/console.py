@@ -14,8 +14,8 @@ from simulator.report.page import Claim
 
 
 class LoadBoard(Board):
-    """Shows how many live runs, and how many requests of the current run, are done. Lifetime:
-    process.
+    """A progress display: how many live runs, and how many requests of the current run, are done.
+    Lifetime: process.
     """
 
     def __init__(self, console: Console, runs: int) -> None:
