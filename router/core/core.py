@@ -1,4 +1,4 @@
-"""The decision core; one object, facts in, actions out."""
+"""The decision core: one object that takes facts and returns actions."""
 
 from __future__ import annotations
 
@@ -106,15 +106,11 @@ class RequestListener:
 
 
 class RouterCore:
-    """The decision core, which takes facts and returns actions, without any I/O.
-
-    The core is not thread-safe: one thread passes it facts, in the order of time.
-
-    report: called when the policy fails; by default it raises. If it returns, the fallback policy
-        decides (`guard`).
-    clock: measures how long each call of the policy takes; by default no time is measured.
-
-    Lifetime: process.
+    """The decision core, which takes facts and returns actions, without any I/O. The core is not
+    thread-safe: one thread passes it facts, in the order of time. `report` is called when the
+    policy fails; by default it raises an error. If it returns, the fallback policy decides
+    (`guard`). `clock` measures how long each call of the policy takes; by default no time is
+    measured. Lifetime: process.
     """
 
     def __init__(
@@ -172,11 +168,13 @@ class RouterCore:
         return self.guard.policy
 
     def set_model_limits(self, limits: Mapping[str, ModelLimit]) -> None:
-        """Replace the limits of models by these, from now on."""
+        """Replace the limits of all models by the given limits."""
         self.model_limits.limits = limits
 
     def set_policy(self, policy: LoadedPolicy) -> None:
-        """Decide by another policy from the next request on; it starts without memory."""
+        """Decide by another policy from the next request on. The new policy starts without memory
+        of earlier requests.
+        """
         self.guard.set_policy(policy)
         self.session_tracking.follow(
             policy, [*self._pending.values(), *self.peer_requests.pending()]
@@ -184,12 +182,16 @@ class RouterCore:
 
     @property
     def inflight_requests(self) -> int:
-        """The number of requests that were accepted and have not ended, dispatched or held."""
+        """The number of requests that were accepted and have not ended; both dispatched and held
+        requests count.
+        """
         return len(self._pending)
 
     @property
     def is_quiet(self) -> bool:
-        """True if no request is under way, of this router or, as far as it knows, of its peers."""
+        """True if neither this router nor, as far as it knows, any of its peer routers has an
+        unfinished request.
+        """
         return not self._pending and not len(self.ledger)
 
     @property
@@ -237,10 +239,9 @@ class RouterCore:
         return [*actions, *self._prefill_leg_served(pending, now_s, None)]
 
     def on_prefilled(self, fact: Prefilled) -> list[Action]:
-        """Dispatch the decode leg of a request whose prefill leg is over.
-
-        If no worker of the group can decode the request now, place the request anew. If both legs
-        started together, only release the charge of the prefill leg.
+        """Dispatch the decode leg of a request whose prefill leg is over. If no worker of the group
+        can decode the request now, choose workers for the request again. If both legs started
+        together, only release the charge of the prefill leg.
         """
         pending = self._pending.get(fact.request_id)
         if pending is None:
@@ -314,7 +315,9 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def on_failure(self, fact: Failure) -> list[Action]:
-        """Release the load of a failed dispatch, and retry its request if `fact` asks for it."""
+        """Release the load of a failed dispatch. If `fact` asks for a retry, try the
+        request again.
+        """
         pending = self._pending.get(fact.request_id)
         if pending is not None and fact.leg == "prefill" and not fact.retry:
             return self._prefill_leg_failed(pending, fact)
@@ -356,10 +359,9 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def _spares(self, pending: Pending, fact: Failure) -> bool:
-        """Return True if another worker may serve a request that its worker refused.
-
-        This is so if the worker was busy and another one is not, or if the worker does not have the
-        model and another one may have it.
+        """Return True if another worker may serve a request that its worker refused. This is so if
+        the worker was busy and another worker is not, or if the worker does not have the model and
+        another worker may have it.
         """
         leg: Role = "prefill" if fact.leg == "prefill" else pending.leg
         if fact.reason == NO_MODEL:
@@ -441,9 +443,8 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s, refused_max)]
 
     def on_load_report(self, fact: LoadReport) -> list[Action]:
-        """Record a worker's load report.
-
-        Reported load beyond that of this router's requests counts as the load of other clients.
+        """Record a worker's load report. Reported load that exceeds the load of this router's own
+        requests counts as the load of other clients.
         """
         self._observe(fact)
         self.ledger.advance(fact.now_s)
@@ -473,9 +474,8 @@ class RouterCore:
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_kv_heard(self, fact: KvHeard) -> list[Action]:
-        """Record that a worker's KV events begin or stop to reach this router.
-
-        The events may come directly from the worker or through a peer router.
+        """Record that a worker's KV events begin or stop to reach this router, either directly from
+        the worker or through a peer router.
         """
         self.caches.kv_heard(fact)
         return []
@@ -483,20 +483,18 @@ class RouterCore:
     # --- dry runs ---------------------------------------------------------------------------
 
     def explain(self, fact: Arrival) -> Choice | Withheld | Reject:
-        """Return the decision for an arriving request as a dry run, without changing any state.
-
-        The decision uses the loads at the time of the last fact. The estimated queues are not
-        advanced to the present: that would change later decisions in the last digits, and a replay
-        of the recorded facts would not repeat them.
+        """Return the decision for an arriving request as a dry run, without changing any state. The
+        decision uses the loads at the time of the last fact. The estimated queues are not advanced
+        to the present, because that would change later decisions in the last digits, so that a
+        replay of the recorded facts would give other results.
         """
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
         self.session_tracking.look(pending)
         return self.disaggregation.explain(pending, fact.now_s, "policy")
 
     def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
-        """Return the decision for a held request if made now, or None if the request is not held.
-
-        This is a dry run, which changes no state.
+        """Return the decision that the core would make now for a held request, or None if the
+        request is not held. This is a dry run, which changes no state.
         """
         pending = self._pending.get(request_id)
         if pending is None or not pending.held:
@@ -529,10 +527,9 @@ class RouterCore:
         return [self._dispatch(pending, placement, now_s)]
 
     def _dispatch(self, pending: Pending, placement: Placement, now_s: float) -> Dispatch:
-        """Charge a request to the workers chosen for it, and return the `Dispatch` action.
-
-        If two workers serve the request, there are two ways. Either both legs start now, or only
-        the prefill leg starts and capacity at the decode worker is reserved.
+        """Charge a request to the workers chosen for it, and return the `Dispatch` action. If two
+        workers serve the request, either both legs start now, or only the prefill leg starts and KV
+        memory at the decode worker is reserved.
         """
         decode, prefill = placement
         computing = prefill or decode  # the worker that computes the prompt
@@ -684,8 +681,7 @@ class RouterCore:
         return self.workers.get(charge.worker_id)
 
     def _stays_charged(self, pending: Pending, now_s: float) -> bool:
-        """Keep the charge of a request whose client left, as its worker may still compute it.
-
+        """Keep the charge of a request whose client left, because its worker may still compute it.
         Return True, or False if the request has no charge.
         """
         charge = pending.charge
@@ -782,7 +778,7 @@ class RouterCore:
         return self._end_charge(leg, leg.charge, finish)
 
     def _drop(self, pending: Pending, now_s: float) -> None:
-        """Forget a request whose end the caller knows already."""
+        """Forget a request. The caller knows already that it has ended."""
         self._release(pending, now_s)
         self.session_tracking.ended(pending, now_s)
         self.admission.wait_over(pending, now_s)
@@ -794,7 +790,9 @@ class RouterCore:
 
 
 def _at_revision(rest: Arrival, worker: Worker | None) -> Arrival:
-    """Return the rest of a begun answer, for a worker of the revision that began it if possible."""
+    """Return the rest of a request whose answer has begun. If possible, it asks for a worker of the
+    revision that began the answer.
+    """
     revision = None if worker is None else worker.facts.revision
     if revision is None or rest.revision is not None:
         return rest

@@ -45,10 +45,9 @@ class SeenWorker:
 
 @record
 class Details:
-    """The numbers that one decision read: the request, the pool, and the best eight workers.
-
-    The chosen worker is first; the others are in the order of cost. Workers with cost +inf are
-    last, most hit tokens first.
+    """The numbers that one decision read about the request, the pool and the best eight workers.
+    The chosen worker is first; the others follow in the order of their costs. Workers with cost
+    +inf are last, those with the most hit tokens first.
     """
 
     request: Mapping[str, Any]
@@ -96,9 +95,8 @@ def details_of(
 
 
 def checked_terms(terms: Any, rows: int) -> dict[str, Floats]:
-    """Return the terms of a policy's costs as float64[rows] each.
-
-    Raises TermsError unless each term has one number for each row.
+    """Return the terms of a policy's costs by name, each as float64[rows]. Raises TermsError unless
+    each term has one number for each row.
     """
     if not isinstance(terms, Mapping) or len(terms) > MAX_TERMS:
         raise TermsError(f"terms must be a mapping of at most {MAX_TERMS} names to arrays")
@@ -132,7 +130,9 @@ _EXPLAINED = 3  # candidates named in a decision
 
 @record
 class Stage:
-    """The part of a request that a worker does: all of it ("both"), its prefill, or its decode."""
+    """The part of a request that one worker does: the whole request ("both"), its prefill, or its
+    decode.
+    """
 
     worker_id: int
     role: Role
@@ -170,11 +170,10 @@ class Ranking:
 
 
 class Decision:
-    """The record of the reason why a request is sent to a worker.
-
-    A decision never changes after its creation, and two decisions with the same values are equal;
-    `unit`, `details` and `loaded_tokens` are neither compared nor recorded. The best workers are
-    looked up only when they are first read, because few decisions are ever read.
+    """Records why a request is sent to a worker. A decision never changes after its creation, and
+    two decisions with the same values are equal; `unit`, `details` and `loaded_tokens` are neither
+    compared nor recorded. The best workers are looked up only when they are first read, because few
+    decisions are ever read.
     """
 
     __slots__ = (
@@ -233,9 +232,8 @@ class Decision:
 
 @record
 class Dispatch:
-    """Send the request to its worker or workers, to which the core has already charged it.
-
-    If there are two stages, a prefill and a decode, both start at the same time.
+    """Tells the caller to send the request to its worker or workers, to which the core has already
+    charged it. If there are two stages, a prefill and a decode, both start at the same time.
     """
 
     request_id: int
@@ -252,7 +250,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the request; a later action dispatches or rejects it."""
+    """Tells the caller to keep the request; a later action dispatches or rejects it."""
 
     request_id: int
     reason: str
@@ -260,9 +258,8 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer the client with an error.
-
-    `retry_after_s` is the number of seconds to wait before a retry, or None if a retry cannot help.
+    """Tells the caller to answer the client with an error. `retry_after_s` is the number of seconds
+    to wait before a retry, or None if a retry cannot help.
     """
 
     request_id: int
@@ -274,7 +271,9 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Ask for a replay of a worker's KV events from number `from_seq`, because some were missed."""
+    """Tells the caller to request a replay of a worker's KV events from number `from_seq` on,
+    because some events were missed.
+    """
 
     worker_id: int
     from_seq: int
@@ -282,7 +281,7 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop what the worker does for this request."""
+    """Tells the caller to stop what the worker does for this request."""
 
     request_id: int
     worker_id: int
@@ -291,7 +290,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
-    """Tell people that a worker failed too often and gets no new requests for a while."""
+    """Reports that a worker failed too often and gets no new requests for a while."""
 
     worker_id: int
     ejected_s: float
@@ -300,14 +299,14 @@ class Ejected:
 
 @dataclass(frozen=True, slots=True)
 class Reinstated:
-    """Tell people that an ejected worker has answered and gets requests as before."""
+    """Reports that an ejected worker has answered and gets requests as before."""
 
     worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Busied:
-    """Report that a worker is busy, so that other workers are preferred for `busy_s` seconds."""
+    """Reports that a worker is busy, so that other workers are preferred for `busy_s` seconds."""
 
     worker_id: int
     busy_s: float
@@ -315,7 +314,9 @@ class Busied:
 
 @dataclass(frozen=True, slots=True)
 class Relieved:
-    """Report that a busy worker counts as free again, after a while without a busy report."""
+    """Reports that a busy worker counts as free again, because it has not reported for a while that
+    it is busy.
+    """
 
     worker_id: int
     lasted_s: float  # from the first time that it said so to the end of the last spell
@@ -323,16 +324,17 @@ class Relieved:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Send the requests of a silent worker to other workers, except those with a begun answer."""
+    """Tells the caller to send the requests of a silent worker to other workers, except those whose
+    answers have begun.
+    """
 
     worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Panic:
-    """Report that most workers of a base model are silent at the same time, or no longer are.
-
-    While they are, no request of the model moves to another worker.
+    """Reports that most workers of a base model stopped answering probes at the same time, or that
+    most answer again. While most do not answer, no request of the model moves to another worker.
     """
 
     model: str
@@ -343,7 +345,9 @@ class Panic:
 
 @dataclass(frozen=True, slots=True)
 class Doubted:
-    """Report that a worker's KV events are wrong or useless, and count less or not at all."""
+    """Reports that a worker's KV events are wrong or useless, so that the cache hits which they
+    promise count less or not at all.
+    """
 
     worker_id: int
     # overflow: it reports more blocks than fit; refuted: answers find fewer; useless: no event can
@@ -354,10 +358,9 @@ class Doubted:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Report the block size that the router reads from a worker's KV events.
-
-    This is done if the size differs from the one that the worker reports about itself, or if the
-    events were unusable before.
+    """Reports the block size that the router reads from a worker's KV events. The core reports it
+    if it differs from the size that the worker reports about itself, or if the events were unusable
+    before.
     """
 
     worker_id: int
@@ -367,14 +370,18 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """Report that a worker's KV events can be trusted again, because its answers confirm them."""
+    """Reports that a worker's KV events can be trusted again, because the worker's answers confirm
+    them.
+    """
 
     worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Report that other clients send many requests to the workers, too, or no longer do."""
+    """Reports that clients other than this router send many requests to the workers, too, or that
+    they no longer do.
+    """
 
     share: float  # of all that workers reported, 0..1
     many: bool
@@ -382,7 +389,9 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Probe a worker at once, and pass the result to the core as a `Probed` fact."""
+    """Tells the caller to probe a worker at once, and to pass the result to the core as a `Probed`
+    fact.
+    """
 
     worker_id: int
     within_s: float | None = None  # how long it may take; None: as long as any probe

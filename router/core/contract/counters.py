@@ -81,10 +81,9 @@ HELD_SECONDS = (0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.
 
 @dataclass(slots=True)
 class HeldTimes:
-    """A histogram of the seconds that requests waited at the router.
-
-    There is one for each standing, which says if the request's session is new, warm or cold.
-    Lifetime: process.
+    """A histogram of the seconds that requests waited at the router. The core has one for each
+    standing, which says if the request's session is new, warm (its KV is cached) or cold. Lifetime:
+    process.
     """
 
     sum_s: float = 0.0
@@ -108,7 +107,7 @@ class HeldTimes:
 
 @dataclass(slots=True)
 class CoreCounters:
-    """Counts of decisions and their ends, which only grow. Lifetime: process."""
+    """Counts decisions and how requests ended; the counts only grow. Lifetime: process."""
 
     decisions: Counter[tuple[str, str]] = field(default_factory=Counter)  # (policy, reason)
     # By the part of a request that a worker was to do.

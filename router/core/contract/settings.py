@@ -1,4 +1,4 @@
-"""The core's bounds and times."""
+"""The settings of the decision core: its limits and times."""
 
 from __future__ import annotations
 

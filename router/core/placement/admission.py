@@ -24,8 +24,8 @@ _MODELS_MAX = 1_024
 
 @dataclass(slots=True)
 class _Pool:
-    """The queued and the recently computed prompt tokens of one model, or of one kind of its
-    requests. Its time passes only while there is something to compute.
+    """Counts the queued and the recently computed prompt tokens of one model, or of one kind of the
+    model's requests. The clock of the pool runs only while there are tokens to compute.
     """
 
     at_s: float
@@ -44,8 +44,7 @@ class _Pool:
 
 class Drain(Generic[K]):
     """Counts the queued prompt tokens of each pool, and measures how fast the pool computes them.
-
-    A pool is named by a key `K`: a model, or a model and a kind of its requests. Lifetime: process.
+    The key `K` of a pool is a model, or a model and a kind of its requests. Lifetime: process.
     """
 
     def __init__(self, memory_s: float = _MEMORY_S) -> None:
@@ -107,9 +106,8 @@ class ModelLimit:
 
 
 class ModelLimits:
-    """Compares the requests that this router sent for each model with the model's limits.
-
-    Lifetime: process.
+    """Compares the unfinished requests that this router sent for each model with the model's
+    limits. Lifetime: process.
     """
 
     def __init__(self, drain: Drain[str]) -> None:
@@ -122,7 +120,9 @@ class ModelLimits:
         return self._requests[model]
 
     def sent(self, pending: Pending) -> None:
-        """Count a request against its model's limit: once, even if its legs are sent separately."""
+        """Count a request against its model's limit. The request counts once, even if its legs are
+        sent separately.
+        """
         if pending.counted is None:
             pending.counted = pending.arrival.model
             self._requests[pending.counted] += 1
@@ -160,9 +160,8 @@ DISPLACED = Rejection(503, "displaced", "others that go first need the place of 
 
 
 class Admission:
-    """Decides if a request is admitted, held or refused, and owns the hold queue.
-
-    `modelled_rate` returns the tokens per second that a model's workers should prefill. It is used
+    """Decides if a request is admitted, held or refused, and owns the hold queue. `modelled_rate`
+    returns the tokens per second that a model's workers should prefill by calibration; it is used
     until their real rate is measured. Lifetime: process.
     """
 
@@ -185,10 +184,9 @@ class Admission:
     def admit(
         self, arrival: Arrival, inflight_requests: int
     ) -> tuple[Rejection | None, Pending | None]:
-        """Decide if an arriving request may come in; it may if both results are None.
-
-        The first result is the rejection of the arriving request. The second result is a held
-        request of lower priority that must be rejected to make room.
+        """Decide if an arriving request may come in; it may if both results are None. The first
+        result is the rejection of the arriving request. The second result is a held request of
+        lower priority that the caller must reject to make room.
         """
         settings = self._settings
         if inflight_requests >= settings.inflight_requests:
@@ -330,15 +328,16 @@ class Admission:
         return Reject(arrival.request_id, status, code, message, retry_after_s)
 
     def _answer_tokens(self, arrival: Arrival) -> float:
-        """Return how many tokens an answer will have, by the client's word or as others had."""
+        """Return how many tokens an answer will probably have: the number that the client expects,
+        or else the average of earlier answers, but not more than the request's limit.
+        """
         most, expected = arrival.max_output_tokens, float(arrival.expected_output_tokens or 0)
         expected = expected or self._output_tokens
         return max(expected if most is None else min(expected, most), 0.0)
 
 
 def _kind(pending: Pending) -> tuple[str, bool]:
-    """Return a request's model, and True if its session has begun.
-
-    The throughput of the hold queue is measured for each such pair.
+    """Return a request's model, and True if its session has sent a request before. For each such
+    pair the throughput of the hold queue is measured separately.
     """
     return pending.arrival.model, not pending.turn[0]

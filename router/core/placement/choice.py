@@ -22,7 +22,9 @@ class Choice:
 
 
 class Placement(NamedTuple):
-    """The workers chosen for a request: one for all of it, or one each for prefill and decode."""
+    """The workers chosen for a request: one worker for the whole request, or one for the prefill
+    and one for the decode.
+    """
 
     decode: Choice  # without a `prefill`: for all of the request
     prefill: Choice | None = None

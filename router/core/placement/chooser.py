@@ -41,10 +41,10 @@ def tier_hits(
     confidence: Floats | None = None,
 ) -> tuple[Ints, Ints]:
     """Return the leading prompt tokens beyond `hit_tokens` that each worker holds in host memory
-    and on disk, each int64[rows]. `confidence` is the share of each row's hits that counts, 0..1;
-    None counts all. A block counts in the highest tier that also holds all blocks before it: host
-    tokens continue where the GPU's end, and disk tokens where the host's end. At least one token of
-    the prompt is left to compute.
+    and on disk, each int64[rows]. `confidence` is the share of each worker's hits that counts,
+    0..1; None means that all hits count. A block counts in the highest tier that also holds all
+    blocks before it: host tokens continue where the GPU's end, and disk tokens where the host's
+    end. At least one token of the prompt is left to compute.
     """
     # The leading tokens that host memory, and the disk, could serve.
     reach = np.zeros((2, len(rows)), dtype=np.int64)
@@ -209,11 +209,10 @@ class Chooser:
         ask: Callable[[RequestView, FleetView], Verdict],
         explains: bool = False,
     ) -> Considered | Reject | None:
-        """Find the workers that may take the leg, and call `ask` for the policy's choice of one.
-
-        An obstacle, such as a limit of the model, may keep the request from all workers. Then the
-        policy is called only if `explains` is True. Return None if the obstacle appears before the
-        workers' data are read.
+        """Find the workers that may take the leg, and call `ask` for the policy's choice of one. An
+        obstacle, such as a limit of the model, may keep the request from all workers. In this case
+        the policy is called only if `explains` is True. Return None if the obstacle appears before
+        the workers' data are read.
         """
         rows = self._eligibility.rows(pending, leg, group)
         if isinstance(rows, Reject):
@@ -268,8 +267,8 @@ class Chooser:
         return max(arrival.prompt_tokens - int(hits.max()), 1)
 
     def modelled_rate(self, model: str) -> float:
-        """Return the tokens per second that a model's workers should prefill together, by
-        calibration.
+        """Return the tokens per second that a model's workers together should prefill, according to
+        their calibrated speeds.
         """
         rates, able = self._columns.prefill_tokens_per_s, self._workers.serving(model)
         return sum(float(rates[worker.slot]) for worker in able if worker.takes_requests)
@@ -368,10 +367,9 @@ class Chooser:
     def _below_gpu(
         self, arrival: Arrival, rows: Rows, hits: Ints
     ) -> Callable[[], tuple[Ints, Ints]] | None:
-        """Return a function that looks up hits in host memory and on disk.
-
-        The function looks the hits up when it is first called, and remembers them. Return None if
-        no worker has such tiers.
+        """Return a function that returns each worker's hit tokens in host memory and on disk. The
+        function computes them when it is first called, and remembers them. Return None if no worker
+        has such tiers.
         """
         index = self._caches.index
         if index.tiers == 1:

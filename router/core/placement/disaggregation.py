@@ -1,14 +1,12 @@
-"""Decides if a request is prefilled and decoded by a pair of workers, or by one worker alone.
-
-A decision calls the policy twice: for the workers that decode and for the workers that prefill,
-each with its own hits. Then it compares the pair with the decode worker alone, in seconds. The
-decode worker gets the whole request if its first token comes no later than that of the pair. The
-delay that its prefill causes to its running answers is included. This is conditional
-disaggregation, as in Dynamo 1.6 and TensorRT-LLM, whose thresholds are in tokens.
-
-The decode leg usually follows the prefill leg, and capacity at the decode worker is reserved until
-then. With engines whose workers contact each other directly, both legs start and are charged at the
-same time.
+"""Decides if a request is prefilled and decoded by a pair of workers, or by one worker alone. A
+decision calls the policy twice: for the workers that decode and for the workers that prefill, each
+with their own hits. Then it compares the time to the first token by the pair with that by the
+decode worker alone. The decode worker gets the whole request if its first token comes no later than
+that of the pair; the delay that the prefill causes to the worker's running answers is included.
+This is conditional disaggregation, as in Dynamo 1.6 and TensorRT-LLM, whose thresholds are in
+tokens. The decode leg usually follows the prefill leg, and KV memory at the decode worker is
+reserved until then. With engines whose workers contact each other directly, both legs start and are
+charged at the same time.
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ _PATIENCE_S = 2.0  # a transfer that failed sooner did not delay its request
 
 def was_waited_for(pending: Pending, fact: Failure, serves_alone: bool) -> bool:
     """Return True if a request failed after a long wait for its KV, and must not be split again.
-
     Workers may wait minutes for KV, and the request must not wait that long for another pair.
-    `serves_alone` is True if the decode worker could do all of the request. If it could not, an
+    `serves_alone` is True if the decode worker could do the whole request. If it could not, an
     error of the worker itself (status 5xx) does not count as such a wait, because another pair may
     succeed.
     """
@@ -170,11 +167,10 @@ class Disaggregation:
         )
 
     def place_decode(self, pending: Pending, now_s: float) -> Choice | Reject | Held:
-        """Choose the decode worker of a request whose prefill is over.
-
-        This is the worker whose capacity was reserved, if it still takes requests and has the group
-        that it had then. Otherwise it is another worker of that group. Raises FallbackError if
-        both the policy and the fallback policy fail.
+        """Choose the decode worker of a request whose prefill is over. This is the worker whose KV
+        memory was reserved, if it still takes requests and still has the same group. Otherwise it
+        is another worker of that group. Raises FallbackError if both the policy and the fallback
+        policy fail.
         """
         chosen, group = pending.decode, pending.decode_group
         assert chosen is not None, "it has a decode place"
@@ -223,9 +219,9 @@ class Disaggregation:
     def _pair_of_one_revision(
         self, pending: Pending, ask: Ask[T], now_s: float, reason: str
     ) -> Placement | Reject | T:
-        """Choose both workers within the revision that should serve a request, or else another.
-
-        If every revision refuses the request, workers that have failed lately may get it, too.
+        """Choose both workers within one revision of the model: the revision that should serve the
+        request, or else another one. If every revision refuses the request, workers that have
+        failed lately may get it, too.
         """
         answer: Placement | Reject | T | None = None
         for groups in self._revisions.groups_for(pending):
@@ -242,7 +238,9 @@ class Disaggregation:
     def _pair(
         self, pending: Pending, ask: Ask[T], groups: Group | None, now_s: float, reason: str
     ) -> Placement | Reject | T:
-        """Choose the decode worker in one of `groups` (None: in any), and the prefill worker."""
+        """Choose the decode worker in one of `groups`, or in any group if it is None, and then the
+        prefill worker.
+        """
         decode = ask(pending, "decode", groups, now_s, reason)
         if not isinstance(decode, Choice):  # no worker has room to decode it, so no prefill begins
             return decode
@@ -274,8 +272,7 @@ class Disaggregation:
 
     def replaceable(self, pending: Pending, worker: Worker, leg: Role) -> bool:
         """Return True if another worker could do this leg of the request in place of `worker`.
-
-        Workers that have failed the request already do not count.
+        Workers that have already failed the request do not count.
         """
         tried, group = pending.tried, worker.facts.group
         return any(
@@ -287,12 +284,10 @@ class Disaggregation:
     def _alone_is_better(
         self, pending: Pending, prefill: Choice, decode: Choice, now_s: float
     ) -> bool:
-        """Return True if the decode worker should do the prefill, too.
-
-        This is so if the decode worker alone gives the first token no later than the pair would.
-        The prefill also delays the answers that run on the decode worker. If the accepted time per
-        token is known, this delay must not exceed it; otherwise the delay is added to the time of
-        the decode worker.
+        """Return True if the decode worker should do the prefill, too, because it alone gives the
+        first token no later than the pair would. The prefill also delays the answers that run on
+        the decode worker. If the accepted time per token is known, this delay must not exceed it;
+        otherwise the delay is added to the time of the decode worker.
         """
         if prefill.worker is decode.worker:
             return True
@@ -319,10 +314,9 @@ class Disaggregation:
         return alone_s <= split_s
 
     def _bears_s(self, worker: Worker, now_s: float) -> float:
-        """Return the seconds of prefill by which a worker's running answers may be delayed now.
-
-        A decode step that is shorter than the accepted time per token leaves time unused. The
-        unused time adds up, to a limit, and earlier prefills have used some of it.
+        """Return for how many seconds a prefill may delay the running answers of a worker now. A
+        decode step that is shorter than the accepted time per token leaves time unused. The unused
+        time adds up, to a limit, and earlier prefills have used some of it.
         """
         # Tolerated delay of each token.
         left_s = max(self._tpot_s - self._cells.step_s[worker.slot], 0.0)
@@ -342,5 +336,5 @@ class Disaggregation:
 
 
 def _alone(choice: Choice | T) -> Placement | T:
-    """Return a `Choice` as the `Placement` of a whole request, and anything else unchanged."""
+    """Return a `Choice` as the `Placement` of a whole request. Return any other value unchanged."""
     return Placement(choice) if isinstance(choice, Choice) else choice

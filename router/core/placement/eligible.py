@@ -57,9 +57,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """The workers that could take a request, if most of them are silent: they answer no probes.
-
-    No other worker could take the request, so it waits until one of these workers answers.
+    """The workers that could take a request if they were not silent, that is, if they answered
+    probes. No other worker could take the request, so it waits until one of these workers answers.
     """
 
     rows: Rows
@@ -68,8 +67,8 @@ class Unheard:
 @dataclass(frozen=True, slots=True)
 class _Open:
     """The workers of a pool that take requests, and the conditions under which all of them may take
-    a request. It is valid until a worker changes. Nearly every request meets the conditions;
-    otherwise each decision would cost a look at the whole pool.
+    a request. It is valid until a worker changes. Nearly every request meets the conditions, so
+    that most decisions need not check each worker of the pool.
     """
 
     rows: Rows
@@ -107,9 +106,8 @@ class _Open:
 
 def does(worker: Worker, leg: Role, group: Group | None) -> bool:
     """Return True if a worker's role allows a leg of a request, or the whole request ("both").
-
-    `group` is the group of the worker that does the other leg, or several groups, of which the
-    worker's must be one; None allows any group.
+    `group` is the group of the worker that does the other leg, or a set of groups to one of which
+    the worker must belong; None allows any group.
     """
     facts = worker.facts
     if leg == "both":
@@ -122,8 +120,7 @@ def does(worker: Worker, leg: Role, group: Group | None) -> bool:
 
 
 def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> list[Worker]:
-    """Return the workers that can prefill alone or have a prefill worker in their group.
-
+    """Return the workers of `able` that can prefill alone or have a prefill worker in their group.
     `able` are the candidates for a decode leg; for any other leg, they are returned unchanged. Only
     workers in `ready` count as prefill workers. A group may lack them during a rollout, when a new
     version has only decode workers. If no worker would be left, all `able` workers are returned.
@@ -135,12 +132,16 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
 
 
 def without_busy(able: list[Worker]) -> list[Worker]:
-    """Return the workers that did not report that they are busy, or all if every one did so."""
+    """Return the workers that did not report that they are busy, or all workers if every one did
+    so.
+    """
     return [w for w in able if not w.busy] or able
 
 
 def with_model(able: list[Worker], model: str) -> list[Worker]:
-    """Return the workers that did not report the model as missing, or all if every one did."""
+    """Return the workers that did not report the model as missing, or all workers if every one did
+    so.
+    """
     return [w for w in able if model not in w.facts.denied] or able
 
 
@@ -190,7 +191,9 @@ class Eligibility:
     def ask_each(
         self, pending: Pending, leg: Role = "both", group: Group | None = None
     ) -> Rows | Reject | Unheard:
-        """Return what `rows` returns, by checking every worker without remembered results."""
+        """Return the same result as `rows`, but check every worker and use no remembered
+        results.
+        """
         arrival = pending.arrival
         pool = self._workers.serving(arrival.model)
         if not pool:
@@ -332,7 +335,7 @@ def _one_role_only(model: str, ready: list[Worker]) -> str:
 
 
 def _meet(ready: list[Worker]) -> bool:
-    """Return True if a prefill worker and a decode worker have a group in common."""
+    """Return True if some group has both a prefill worker and a decode worker."""
     groups = {leg: {w.facts.group for w in ready if w.facts.role == leg} for leg in _LEGS}
     return bool(groups["prefill"] & groups["decode"] - {None})
 

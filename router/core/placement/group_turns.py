@@ -10,25 +10,23 @@ _REMEMBERED_MAX = 4_096  # most groups without waiting requests whose finish tag
 
 
 def group_of(arrival: Arrival) -> str | None:
-    """Return the id under which a request is counted, or None if it counts by itself.
-
-    This is the group, that is, one person's main agent with its sub-agents, else the cache group,
-    else the user.
+    """Return the id under which a request is counted, or None if the request counts by itself. The
+    id is that of the group (one person's main agent with its sub-agents), else of the cache group,
+    else of the user.
     """
     identity = arrival.identity
     return identity.group or identity.cache_group or identity.user
 
 
 class GroupTurns:
-    """Gives the waiting requests of one tenant start tags; the lowest is served first.
-
-    Start-time fair queueing (Goyal, Vin and Cheng, 1996): a request starts at the virtual time of
-    its arrival, or where its group's request before it finishes, if that is later. So 30 sub-agents
-    that one person starts at once do not keep others waiting until the last of them is served. The
-    virtual time advances by the served work divided by the number of groups that wait, as if all of
-    them were served at once (generalized processor sharing: Parekh and Gallager, 1993). Requests
-    without a group are groups of their own, in the order of their arrival.
-    Lifetime: as long as a request of the tenant waits.
+    """Gives the waiting requests of one tenant start tags; the request with the lowest tag is
+    served first. This is start-time fair queueing (Goyal, Vin and Cheng, 1996): a request starts at
+    the virtual time of its arrival, or when the request before it in its group finishes, if that is
+    later. So 30 sub-agents that one person starts at once do not keep other persons waiting until
+    the last of them is served. The virtual time advances by the served work divided by the number
+    of groups that wait, as if all groups were served at once (generalized processor sharing: Parekh
+    and Gallager, 1993). A request without a group is a group of its own; such requests keep the
+    order of their arrival. Lifetime: as long as a request of the tenant waits.
     """
 
     def __init__(self) -> None:
@@ -39,9 +37,8 @@ class GroupTurns:
         self._alone = 0  # waiting requests without a group
 
     def begins(self, group: str | None, work: float) -> float:
-        """Count a request that begins to wait, and return its start tag.
-
-        work: predicted, in tokens.
+        """Count a request that begins to wait, and return its start tag. `work` is the request's
+        predicted work in tokens.
         """
         if group is None:
             self._alone += 1
@@ -50,7 +47,7 @@ class GroupTurns:
         return self._charge(group, work)
 
     def ends(self, group: str | None) -> None:
-        """Count a request that waits no more, for any reason."""
+        """Count a request that stops waiting, for any reason."""
         if group is None:
             self._alone -= 1
             return
@@ -59,10 +56,9 @@ class GroupTurns:
             del self._waiting[group]
 
     def served(self, group: str | None, work: float, waited: bool) -> None:
-        """Advance the virtual time by the work of a request that is sent to a worker.
-
-        A request that waited must be counted as waiting still, so `ends` comes after this.
-        waited: False if it did not wait here. Then its group is charged now.
+        """Advance the virtual time by the work of a request that is sent to a worker. `waited` says
+        whether the request waited here. If it did, it must still be counted as waiting, so `ends`
+        is called after this method. If it did not, its group is charged now.
         """
         groups = len(self._waiting) + self._alone
         if not waited:
@@ -79,7 +75,9 @@ class GroupTurns:
         return start
 
     def _forget(self) -> None:
-        """Forget groups that are owed nothing, and those nearest to that if it is not enough."""
+        """Forget the groups whose work the virtual time has passed. If too many groups are left,
+        also forget those that it will pass next.
+        """
         kept = {g: tag for g, tag in self._finish.items() if tag > self._now or g in self._waiting}
         for group in sorted(kept, key=kept.__getitem__):
             if len(kept) <= _REMEMBERED_MAX // 2 + len(self._waiting):

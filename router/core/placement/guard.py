@@ -26,11 +26,10 @@ _RECENT_FAULTS = 10  # more of the recent decisions than this being faulty suspe
 
 
 class Suspension:
-    """Counts the faulty decisions of one policy, and decides when the policy is suspended.
-
-    Five faulty decisions in a row, or more than half of the last twenty, suspend the policy. After
-    a suspension there is a trial, in which one fault suspends the policy again for twice as long.
-    Several faults between two decisions count as one. Lifetime: until another policy is set.
+    """Counts the faulty decisions of one policy, and decides when the policy is suspended. Five
+    faulty decisions in a row, or more than half of the last twenty, suspend the policy. After a
+    suspension the policy is on trial: one fault then suspends it again for twice as long. Several
+    faults between two decisions count as one. Lifetime: until another policy is set.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,9 @@ class Suspension:
         self._trial = 0  # decisions left in the trial plus one: the trial is over at that one
 
     def decided(self) -> None:
-        """Count a new decision as good; a later call of `fault` changes it to faulty."""
+        """Count a new decision as good. If `fault` is called before the next decision, it counts as
+        faulty instead.
+        """
         self._recent = self._recent << 1 & _RECENT
         if self._trial:
             self._trial -= 1
@@ -79,7 +80,9 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Use(Protocol):
-    """The CPU time of a thread and its voluntary context switches, as in `resource.getrusage`."""
+    """The CPU time of a thread and its number of voluntary context switches, as in
+    `resource.getrusage`.
+    """
 
     @property
     def ru_utime(self) -> float: ...  # CPU seconds
@@ -102,7 +105,7 @@ _TEXT_CHARS = 500  # of an error's own text
 
 
 class PolicyFaultError(PolicyError):
-    """An error for a fault of a policy; its text names the policy and says what was expected."""
+    """Raised for a fault of a policy; its text names the policy and says what was expected."""
 
     def __init__(self, policy: str, kind: FaultKind, text: str) -> None:
         super().__init__(f"policy {policy} {text}")
@@ -112,7 +115,9 @@ class PolicyFaultError(PolicyError):
         self.suspended_s = 0.0  # for this long the policy is suspended because of this fault
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the parts for pickling, so that the error can be passed to another process."""
+        """Return the parts of the error for pickling, so that it can be passed to another
+        process.
+        """
         return PolicyFaultError, (self.policy, self.kind, self._text)
 
 
@@ -121,24 +126,25 @@ class FallbackError(RuntimeError):
 
 
 def raising(fault: PolicyFaultError) -> None:
-    """Raise the policy's fault, so that a replay stops and does not continue with the fallback."""
+    """Raise the policy's fault, so that a replay of recorded facts stops and does not continue with
+    the fallback policy.
+    """
     raise fault
 
 
 def no_time() -> float:
-    """Return 0.0: a clock on which no policy is ever slow, for example in a simulation."""
+    """Return 0.0 as the time, so that no policy ever counts as slow, for example in a
+    simulation.
+    """
     return 0.0
 
 
 class PolicyGuard:
-    """Calls the policy in use, keeps its memory, and suspends it if it fails too often.
-
-    report: called with every fault of the policy; if it returns, the fallback policy decides.
-    clock: measures the seconds of each call; a call longer than `slow_s` is a fault.
-    use: returns the CPU time of the thread, which shows if the policy is slow or the machine was
-        paused. If it is None, all of a call's time counts.
-
-    Lifetime: process.
+    """Calls the policy in use, keeps its memory, and suspends it if it fails too often. `report` is
+    called with every fault of the policy; if it returns, the fallback policy decides. `clock`
+    measures the seconds of each call; a call longer than `slow_s` is a fault. `use` returns the CPU
+    time of the thread, which shows if the policy is slow or the machine was paused; if it is None,
+    all of a call's time counts. Lifetime: process.
     """
 
     def __init__(
@@ -208,7 +214,9 @@ class PolicyGuard:
         return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def observe(self, fact: Fact) -> None:
-        """Pass a fact to a policy with a memory; if the policy fails, its memory is unchanged."""
+        """Pass a fact to a policy with a memory. If the policy fails, its memory stays
+        unchanged.
+        """
         if not self.remembers or self.suspension.active:
             return
         try:
@@ -250,9 +258,8 @@ class PolicyGuard:
             self.since_s = math.inf
 
     def settle_slow(self, now_s: float, took_s: float) -> None:
-        """Count a policy call that took `took_s` seconds as a fault.
-
-        This is a separate method, so that a recording can repeat the call.
+        """Count a policy call that took `took_s` seconds as a fault. Recordings repeat a call of
+        this method, which is separate for that reason.
         """
         self.overdue_s = 0.0
         limit_ms = self._slow_s * 1e3
@@ -351,9 +358,8 @@ class PolicyGuard:
 
 
 def _row(costs: Floats, draw: float, temperature: float) -> int:
-    """Return the row that `policies.pick.pick` returns, by faster native code if possible.
-
-    `pick` itself is called if the costs are not valid, because it raises the right error.
+    """Return the row that `policies.pick.pick` would return, by faster native code if possible. If
+    the costs are not valid, `pick` itself is called, because it raises the right error.
     """
     if temperature == 0.0:
         try:

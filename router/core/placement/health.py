@@ -65,7 +65,9 @@ class StallDetection:
         self._probed_s.pop(worker_id, None)
 
     def still(self, worker_id: int) -> bool:
-        """Return True if a worker has neither answered its latest probe nor sent a token since."""
+        """Return True if a worker has neither answered its latest probe nor sent a token since that
+        probe.
+        """
         return worker_id in self._probed_s
 
 
@@ -80,10 +82,9 @@ _MADE_GOOD = 1 / 12
 
 
 class OutlierDetection:
-    """Ejects workers that fail requests too often: they get no requests for a while.
-
-    After an ejection, only requests that were sent later count. Otherwise the many requests that
-    fail when a worker dies would each count against it. Lifetime: process.
+    """Ejects workers that fail requests too often, so that they get no requests for a while. After
+    an ejection, only requests that were sent later count. Otherwise the many requests that fail
+    when a worker dies would each count against it. Lifetime: process.
     """
 
     def __init__(
@@ -192,11 +193,10 @@ class OutlierDetection:
         return self._reinstate(worker, "its stall ends", now_s) if stalled else []
 
     def due(self, now_s: float) -> list[Action]:
-        """Return probes of workers whose ejection is over, and reinstate workers without a trial.
-
-        A worker that answers its probe is on trial: its next request decides. But a policy may send
-        every request to workers with a cached prefix. So a worker that gets no request for long is
-        reinstated; otherwise it would stay on trial for ever.
+        """Return probes of workers whose ejection is over, and reinstate workers that got no
+        request during their trial. A worker that answers its probe is on trial: its next request
+        decides. But a policy may send every request to workers with a cached prefix. So a worker
+        that gets no request for long is reinstated; otherwise it would stay on trial for ever.
         """
         actions: list[Action] = []
         for worker_id in sorted(self._ejected):
@@ -313,7 +313,9 @@ class SlowStart:
         return len(self._since)
 
     def joined(self, worker: Worker, others: Iterable[Worker], now_s: float) -> None:
-        """Begin the slow start of a new worker, if another one of its model has run long enough."""
+        """Begin the slow start of a new worker, if another worker of its model has run
+        long enough.
+        """
         models = set(worker.facts.models)
         settled_s = now_s - self._slow_start_s
         if self._slow_start_s > 0.0 and any(
@@ -433,7 +435,9 @@ class Health:
         return self._outliers.failed(worker, pending, fact.reason, fact.now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Return probes of silent or ejected workers, and news of busy and silent workers."""
+        """Return the actions that are due: probes of silent or ejected workers, and reports about
+        busy and silent workers.
+        """
         actions = [*self.silences.look(), *self.busy.tick(now_s), *self._outliers.due(now_s)]
         for worker_id in self._stalls.suspects(now_s):
             worker = self._workers.get(worker_id)

@@ -1,4 +1,6 @@
-"""Requests held until a worker should take them, fair between tenants and between their groups."""
+"""Holds requests until a worker should take them. The order is fair between tenants, and between
+the groups of a tenant's requests.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class QueueMember(Protocol):
 
     @property
     def turn(self) -> Turn:
-        """Sort key of the item among its tenant's items; the lowest is served first."""
+        """The key by which the items of one tenant are sorted; the item with the lowest key is
+        served first.
+        """
 
     @property
     def fair_work(self) -> float:
@@ -41,9 +45,8 @@ M = TypeVar("M", bound=QueueMember)
 @dataclass(slots=True, eq=False)
 class Flow(Generic[M]):
     """The waiting items of one tenant, at least one, and the tenant's position in the fair queue.
-
-    `start` is the start tag of start-time fair queueing: the tenant with the lowest is served next.
-    Lifetime: as long as an item of the tenant waits.
+    `start` is the start tag of start-time fair queueing: the tenant with the lowest tag is served
+    next. Lifetime: as long as an item of the tenant waits.
     """
 
     start: float
@@ -95,10 +98,9 @@ class FairQueue(Generic[M]):
             self._owe(tenant, flow.start)
 
     def served(self, tenant: str | None, fair_work: float, waited: bool) -> None:
-        """Charge a tenant `fair_work` for a served request, so that others are served before it.
-
-        `waited` is True if the request waited in the queue; it must be removed only after this
-        call.
+        """Charge a tenant `fair_work` for a served request, so that other tenants are served before
+        its next request. `waited` is True if the request waited in the queue; it must be removed
+        only after this call.
         """
         flow = self._flows.get(tenant)
         if flow is None:
@@ -267,7 +269,9 @@ class HoldQueue:
             self._watcher.waits(pending)
 
     def remove(self, pending: Pending) -> None:
-        """Stop holding a request (dispatched, expired, displaced, or its client left)."""
+        """Stop holding a request, because it is dispatched, has expired or is displaced, or because
+        its client left.
+        """
         arrival = pending.arrival
         turns = self._classes[arrival.priority]
         turns.remove(arrival.tenant, pending)
@@ -287,7 +291,9 @@ class HoldQueue:
             self._watcher.waits_no_more(pending)
 
     def served(self, pending: Pending) -> None:
-        """Charge tenant and group for a request that is sent, so that their next come later."""
+        """Charge the tenant and the group of a request that is sent, so that their next requests
+        come later.
+        """
         if self._watcher is not None:
             self._watcher.sent(pending)
         arrival = pending.arrival
@@ -300,9 +306,9 @@ class HoldQueue:
 
     def victim(self, arrival: Arrival) -> Pending | None:
         """Return the held request that should give way to `arrival` if there is no room for both,
-        or None. It is the newest of the least important requests: one of a lower priority, or one
-        of the tenant that has the most requests for its weight, if that is more than the newcomer's
-        tenant would then have.
+        or None. It is the newest of the least important held requests. Such a request has a lower
+        priority than `arrival`, or belongs to the tenant that has the most requests for its weight,
+        if these are more than the tenant of `arrival` would then have for its weight.
         """
         if not self._classes:
             return None
@@ -320,9 +326,9 @@ class HoldQueue:
 
     def work_before(self, arrival: Arrival, begun: bool) -> float:
         """Return the tokens of work that would be done before `arrival` if it were the last of its
-        tenant's requests. Only requests count that are of its model and whose sessions have begun
-        like its own (`begun`) or not. Of requests with its own priority, no more counts than its
-        tenant's share makes it wait for.
+        tenant's requests. Only requests of the same model count, and only those whose sessions have
+        begun, or have not, like the session of `arrival` (`begun`). Of requests with the same
+        priority, only as much work counts as fair sharing between tenants would serve before it.
         """
 
         def work(waiting: Iterable[Pending]) -> float:
@@ -342,7 +348,7 @@ class HoldQueue:
         return before + min(work(same), mine * (1 + weights / arrival.weight))
 
     def expired(self, now_s: float, hold_s: float) -> list[Pending]:
-        """Return the requests that have waited as long as allowed, or are past their deadline."""
+        """Return the requests that have waited as long as allowed, or whose deadline has passed."""
         return [
             p
             for p in self

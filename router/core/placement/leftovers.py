@@ -57,9 +57,8 @@ class Leftovers:
 
     def reported_over(self, fact: LoadReport) -> list[Pending]:
         """Remove and return the abandoned requests that are over, as a worker's load report shows.
-
-        Their number is the number of charges at the worker less the number of requests in the
-        report. The oldest abandoned requests are returned first.
+        Their number is the number of requests charged to the worker, minus the number of requests
+        in the report. The oldest abandoned requests are returned first.
         """
         if not self._kept:
             return []

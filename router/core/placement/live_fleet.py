@@ -1,7 +1,6 @@
-"""The workers as a policy reads them in one decision, backed by the decision core's columns.
-
-A column is made when it is read, because most policies read few of the two dozen columns, and most
-of those once. Most columns are read-only views of the core's arrays. Only the result of a look-up
+"""Shows the workers to a policy in one decision, backed by the decision core's columns. A column is
+made when it is read, because most policies read few of the two dozen columns, and read most of
+these only once. Most columns are read-only views of the core's arrays. Only the result of a look-up
 or a sum is remembered.
 """
 
@@ -40,12 +39,11 @@ class LiveFleet(FleetView):
         below_gpu: Callable[[], tuple[Ints, Ints]] | None = None,
         sessions: SessionView | None = None,
     ) -> None:
-        """Build the fleet of the workers in `rows`, from their `columns`.
-
-        others_s: time of the latest report of other clients' load.
-        stale_s: seconds for which such a report counts.
-        below_gpu: returns the hit tokens in host memory and on disk; None if no worker has such.
-        sessions: the session data of the decision, or None while sessions are not tracked.
+        """Build the fleet of the workers in `rows`, from their `columns`. `others_s` is the time of
+        the latest report about other clients' load, and `stale_s` the seconds for which such a
+        report counts. `below_gpu` returns the hit tokens in host memory and on disk; it is None if
+        no worker has such tiers. `sessions` is the session data of the decision, or None while
+        sessions are not tracked.
         """
         hit_tokens.setflags(write=False)  # the ledger charges by them, so no policy may change them
         self.columns = columns
@@ -68,7 +66,9 @@ class LiveFleet(FleetView):
 
     @property
     def foreign_load_max_age_s(self) -> float:
-        """Age in seconds up to which a load report of other clients counts; -inf if none counts."""
+        """The age in seconds up to which a report about other clients' load counts; -inf if no
+        report counts.
+        """
         return -math.inf if self._fresh is None else self._stale_s
 
     @property

@@ -32,10 +32,9 @@ class NativeWarmset:
         self._of: Sessions | None = None  # the sessions whose arrays `_costs` reads
 
     def costs(self, request: RequestView, fleet: FleetView) -> Floats | None:
-        """Return the costs in seconds, float64[rows], or None if Python must compute them.
-
-        Python must compute them while sessions are not tracked, if workers have tiers below the
-        GPU, or if `fleet` is not a `LiveFleet`.
+        """Return the costs in seconds, float64[rows], or None if Python must compute them. Python
+        must compute the costs if sessions are not tracked, if workers have tiers below the GPU, or
+        if `fleet` is not a `LiveFleet`.
         """
         if type(fleet) is not LiveFleet:
             return None
@@ -74,9 +73,8 @@ class NativeWarmset:
 
 
 def native_costs(policy: LoadedPolicy) -> NativeWarmset | None:
-    """Return the native code for `policy`, or None if there is none.
-
-    Only `warmset` without wrappers has native code.
+    """Return the native code that computes the costs of `policy`, or None if there is none. Only
+    the policy `warmset` without wrappers has native code.
     """
     inside = policy.policy
     return NativeWarmset(inside) if type(inside) is Warmset and not policy.wrappers else None

@@ -1,6 +1,5 @@
-"""Requests that peer routers sent to shared workers, charged here like this router's own.
-
-A peer's request costs its worker as much as one of this router's requests, leaves blocks in the
+"""Charges requests that peer routers sent to shared workers like this router's own requests. A
+peer's request costs its worker as much as one of this router's requests, leaves blocks in the
 worker's cache, and belongs to a session and a tenant. So a decision sees one pool, whichever router
 a request came through. The speed and health of a worker are learned from this router's requests
 only, because news of peers' requests comes late.
@@ -40,7 +39,7 @@ class PeerRequests:
         guard: PolicyGuard,
         most: int,
     ) -> None:
-        """Start without requests. `most` is the limit of requests of all peers together."""
+        """Start without requests. At most `most` requests of all peers together are kept."""
         self._workers, self._ledger, self._caches = workers, ledger, caches
         self._arrivals, self._session_tracking, self._admission = (
             arrivals,
@@ -64,7 +63,7 @@ class PeerRequests:
         return self._pending.values()
 
     def take(self, fact: facts.PeerFact) -> None:
-        """Handle a fact about a peer's request, of any kind."""
+        """Handle a fact of any kind about a peer's request."""
         if isinstance(fact, facts.PeerDispatched):
             self.dispatched(fact)
         elif isinstance(fact, facts.PeerEnded):
@@ -151,9 +150,8 @@ class PeerRequests:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 
     def forget(self, request_id: int, now_s: float) -> bool:
-        """End a peer's request because its worker was removed.
-
-        Return False if `request_id` is no peer's request.
+        """End a peer's request because its worker was removed. Return False if `request_id` is not
+        that of a peer's request.
         """
         known = request_id in self._pending
         self.ended(facts.PeerEnded(now_s, request_id))

@@ -31,7 +31,7 @@ class PrefillLeg:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request the core has accepted and not finished. Lifetime: request."""
+    """A request that the core has accepted and that has not ended. Lifetime: request."""
 
     arrival: Arrival
     serial: int

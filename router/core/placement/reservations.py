@@ -1,4 +1,6 @@
-"""Reserves a worker for the request that has waited longest, if many other requests pass it."""
+"""Reserves a worker for the request that has waited longest, if many other requests were sent
+before it.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,8 @@ _Line = dict[int, "_Wait"]  # by serial, in the order in which they began to wai
 
 @dataclass(slots=True)
 class _Wait:
-    """A waiting request, with the number of requests that passed it and the worker reserved for it.
-
-    Lifetime: as long as the request waits.
+    """A waiting request, with the number of later requests that were sent before it, and the worker
+    reserved for it. Lifetime: as long as the request waits.
     """
 
     pending: Pending
@@ -139,11 +140,10 @@ class Reservations:
             wait.worker_id = None
 
     def _best(self, wait: _Wait, rows: Rows, hits: Ints) -> int | None:
-        """Return the id of the best worker to reserve for a waiting request, or None.
-
-        The best worker has the most KV memory. Among equal workers, it is the one with most of the
-        prompt cached, and then the one with the fewest requests. Workers that the request did not
-        take although they were idle are left out.
+        """Return the id of the best worker to reserve for a waiting request, or None if there is
+        none. The best worker has the most KV memory. Among workers with equal KV memory, it is the
+        one with most of the prompt cached, and then the one with the fewest requests. Workers that
+        were idle but did not get this request are left out.
         """
         columns, slots = self._columns, rows.slot_ids
         large = np.nan_to_num(columns.kv_capacity_tokens[slots], nan=0.0)

@@ -1,8 +1,7 @@
-"""Decides if a failed request is sent to another worker, and after how many seconds.
-
-The number of retries is limited to a share of the requests, so that an overloaded pool does not get
-its work several times (a budget as in Finagle's `RetryBudget`). Retries after a worker was removed
-do not count, nor do retries that move a request from a busy worker to one that is not.
+"""Decides if a failed request is sent to another worker, and after how many seconds. The number of
+retries is limited to a share of the requests, so that an overloaded pool does not get its work
+several times (a budget as in Finagle's `RetryBudget`). Retries after a worker was removed do not
+use the budget, nor do retries that move a request from a busy worker to one that is not busy.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ def draw_of(seed: int, serial: int) -> float:
 
 
 class Retries:
-    """Decides if failed requests are tried again, within a budget of retries.
-
-    The random wait before a retry follows from the request's serial number and its number of
-    attempts, so a replay repeats it. Lifetime: process.
+    """Decides if failed requests are tried again, within a budget of retries. The random wait
+    before a retry is computed from the request's serial number and its number of attempts, so a
+    replay gives the same wait. Lifetime: process.
     """
 
     def __init__(self, settings: CoreSettings, counters: CoreCounters, seed: int) -> None:
@@ -57,11 +55,10 @@ class Retries:
         now_s: float,
         spared: bool = False,
     ) -> Rejection | None:
-        """Allow another attempt of a failed request, or return a rejection of the request.
-
-        The attempt starts at `pending.not_before_s` at the earliest. `worker` is the worker that
-        failed the request, or None if it was removed. `spared` is True if that worker is busy or
-        lacks the model, and another worker may take the request.
+        """Allow another attempt of a failed request, or return a rejection of the request. The
+        attempt does not start before `pending.not_before_s`. `worker` is the worker that failed the
+        request, or None if it was removed. `spared` is True if that worker is busy or lacks the
+        model, and another worker may take the request.
         """
         if cause == NO_MODEL and not spared:
             return Rejection(404, "model_not_found", "no worker that was asked has the model")

@@ -1,9 +1,9 @@
-"""Chooses the revision of a model whose workers serve both legs of a request.
-
-During a rollout a model has workers of several revisions, and KV passes within one revision only.
-The scarcest role bounds what a revision can carry: with 2 of 2 prefill workers but 1 of 9 decode
-workers, a ninth. Requests are shared out by these bounds. Weighted rendezvous hashing keeps a
-session at its revision while the shares move, and moves only as many sessions as it must.
+"""Chooses the revision of a model whose workers serve both legs of a request. During a rollout a
+model has workers of several revisions, and KV passes only between workers of the same revision. The
+scarcest role bounds the share of requests that a revision can carry: with 2 of 2 prefill workers
+but 1 of 9 decode workers, the share is a ninth. Requests are shared out by these bounds. Weighted
+rendezvous hashing keeps a session at its revision while the shares change, and moves only as many
+sessions as necessary.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ class RevisionShare:
 
 
 def shares_of(workers: Iterable[Worker], tried: Container[int] = ()) -> tuple[RevisionShare, ...]:
-    """Return the share of each revision of a model's workers, or nothing for one revision.
-
-    Only workers that take requests count, and of these not those in `tried`, which have failed the
-    request. A revision that lacks a role has the weight 0, unless its decode workers can do all of
-    a request.
+    """Return the share of each revision of a model's workers, or nothing if there is only one
+    revision. Only workers that take requests count, without those in `tried`, which have failed the
+    request. A revision that lacks a role has the weight 0, unless its decode workers can do whole
+    requests.
     """
     ready = [w for w in workers if w.takes_requests and w.worker_id not in tried]
     counts = {leg: Counter(w.facts.revision for w in ready if does(w, leg, None)) for leg in _LEGS}
@@ -70,9 +69,9 @@ def shares_of(workers: Iterable[Worker], tried: Container[int] = ()) -> tuple[Re
 def key_of(arrival: Arrival, serial: int) -> bytes:
     """Return bytes that are equal for all requests that should stay at one revision. They are made
     of the client's own identification (`policies.facts.whose`), else of the first `_KEY_TOKENS`
-    tokens of the prompt, else of the request alone. The beginning of a prompt is less specific,
-    because conversations often share it. For a shorter prompt, its length represents the tokens
-    after its last full block.
+    tokens of the prompt, else of the request alone. The beginning of a prompt identifies a
+    conversation less well, because conversations often share it. For a shorter prompt, its length
+    represents the tokens after its last full block.
     """
     if (person := whose(arrival.session, arrival.identity)) is not None:
         return repr((arrival.tenant, person)).encode()
@@ -86,9 +85,8 @@ def key_of(arrival: Arrival, serial: int) -> bytes:
 
 
 def in_order(shares: Iterable[RevisionShare], key: bytes) -> list[RevisionShare]:
-    """Return the revisions that have a weight, the best for a key first.
-
-    The order is that of weighted rendezvous hashing.
+    """Return the revisions with a weight above 0, the best one for a key first. The order is that
+    of weighted rendezvous hashing.
     """
     scores = []
     for share in shares:
@@ -113,10 +111,9 @@ class Revisions:
         self._shares: dict[str, tuple[RevisionShare, ...]] = {}  # of models that are served
 
     def groups_for(self, pending: Pending) -> list[frozenset[str]]:
-        """Return the groups of each revision that could serve a request in two legs, best first.
-
-        Return an empty list if the model has one revision only, or none has both roles. A revision
-        that the request names goes before those by shares.
+        """Return for each revision that could serve a request in two legs the groups of its
+        workers, the best revision first. A revision that the request names comes before the others.
+        Return an empty list if the model has only one revision, or if no revision has both roles.
         """
         if self._version != self._workers.version:
             self._version = self._workers.version

@@ -71,9 +71,8 @@ class SessionView:
         return "new"
 
     def working_set_tokens(self) -> Floats:
-        """Return the KV tokens at each worker that live sessions will probably use again.
-
-        The shape is float64[rows]. The session of this request is left out.
+        """Return how many KV tokens at each worker live sessions will probably use again,
+        float64[rows]. The session of this request is left out.
         """
         sets = self.sessions.sets
         tokens: Floats = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
@@ -84,9 +83,8 @@ class SessionView:
         return np.maximum(tokens, 0.0, out=tokens)
 
     def working_set_s(self) -> Floats:
-        """Return the seconds to recompute each worker's tokens that only one session uses.
-
-        These are the private tokens of `working_set_tokens`. The shape is float64[rows]. The
+        """Return the seconds that each worker would need to recompute the tokens that only one
+        session uses, float64[rows]. These are the private tokens of `working_set_tokens`. The
         session of this request is left out.
         """
         speeds = self._columns.prefill_tokens_per_s[self._slots]
@@ -98,9 +96,8 @@ class SessionView:
         return np.maximum(seconds, 0.0, out=seconds)
 
     def holds_trunk(self) -> Bools:
-        """Return True for each worker that caches another session with the same shared prefix.
-
-        The shape is bool[rows].
+        """Return True for each worker that caches another session with the same shared prefix,
+        bool[rows].
         """
         sets, tracked = self.sessions.sets, self._tracked
         holding = sets.holding(tracked.trunk)[self._slots]
@@ -127,11 +124,10 @@ class SessionView:
         }
 
     def own(self) -> tuple[int, float, float, Bools, bool]:
-        """Return the share of this request's own session in the sums of its worker.
-
-        The result is: the worker's slot or -1; the session's tokens there; the work to recompute
-        them, in tokens without attention; bool[slots] of workers that hold the session's shared
-        prefix; and True if in its own slot this session alone has that prefix.
+        """Return the share of this request's own session in the sums of its worker. The result has
+        five parts: the worker's slot or -1; the session's tokens there; the work to recompute
+        these, in tokens without attention; bool[slots] of the workers that hold the session's
+        shared prefix; and True if this session alone has that prefix at its worker.
         """
         sets, tracked, slot = self.sessions.sets, self._tracked, self._own_slot
         holding = sets.holding(tracked.trunk)
@@ -272,11 +268,10 @@ class SessionTracking:
         *,
         refused: bool = False,
     ) -> None:
-        """Record the end of a request.
-
-        `output_tokens` is the length of the answer, or None if it was not completed. `refused` is
-        True if the worker refused the request. Then its session has no cache there: the prompt may
-        exceed the worker's memory.
+        """Record the end of a request. `output_tokens` is the length of the answer, or None if the
+        answer was not completed. `refused` is True if the worker refused the request. A refused
+        request's session has no cache at the worker, because the prompt may exceed the worker's
+        memory.
         """
         tracked, pending.tracked = pending.tracked, None
         if self.sessions is None or tracked is None:
@@ -304,11 +299,11 @@ class SessionTracking:
             self.sessions.refresh(now_s)
 
     def _look_for_unowned(self, sessions: Sessions, now_s: float) -> None:
-        """Estimate the tokens in each worker's cache that belong to no session this router knows.
-
-        Such tokens come from other routers, or from this router's predecessor. Each worker is
-        examined once its cache is known, or once a replay, a snapshot or a peer's copy has listed a
-        part of it. In the second case the worker is examined again when its whole cache is known.
+        """Estimate how many tokens in each worker's cache belong to no session that this router
+        knows. Such tokens come from other routers, or from the router that ran before this one.
+        Each worker is examined once its cache is known, or once a replay, a snapshot or a peer's
+        copy has listed a part of it. In the second case the worker is examined again when its whole
+        cache is known.
         """
         if len(self._looked_at) == len(self._workers) and all(self._looked_at.values()):
             return

@@ -61,11 +61,9 @@ _OTHERS, _OURS = 0.1, 0.05
 
 
 class OthersShare:
-    """Measures which share of the workers' requests comes from clients other than this router.
-
-    Such requests fill the workers' caches without this router's knowledge, so its cost estimates
-    are wrong if there are many.
-    Lifetime: process.
+    """Measures which share of the workers' requests comes from clients other than this router. Such
+    requests fill the workers' caches without this router's knowledge, so its cost estimates are
+    wrong if there are many such requests. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -216,10 +214,9 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _forget(self, worker: Worker, suspended: Suspension | None = None) -> None:
-        """Forget the blocks of a worker's cache, because the cache may be lost.
-
-        New KV events will report the blocks that remain. `suspended`: "asleep" or "paused" if the
-        engine only pauses and will go on later; None if the worker is down or has been replaced.
+        """Forget the blocks of a worker's cache, because the cache may be lost. New KV events will
+        report the blocks that remain. `suspended` is "asleep" or "paused" if the engine only pauses
+        and will continue later; it is None if the worker is down or has been replaced.
         """
         if suspended is None:
             worker.kv.reset()
@@ -231,9 +228,8 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _empty(self, worker: Worker) -> None:
-        """Forget the blocks of a worker whose load report shows an emptied cache.
-
-        The KV event that reports the same arrives later or not at all.
+        """Forget the blocks of a worker whose load report shows that its cache was emptied. The KV
+        event that reports the same arrives later or not at all.
         """
         worker.kv.empty()
         self.speculative.clear_worker(worker.slot)
@@ -302,10 +298,9 @@ class WorkerCaches:
         columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - coming
 
     def is_a_peers(self, worker: Worker) -> None:
-        """Subtract one request from the load of other clients at a worker.
-
-        The caller has charged this request as one of another router. Without the subtraction the
-        request would count twice until the worker's next load report.
+        """Subtract one request from the load of other clients at a worker, because the request
+        turned out to be that of a peer router, and the caller has charged it as such. Without the
+        subtraction the request would count twice until the worker's next load report.
         """
         columns, slot = self._columns, worker.slot
         if columns.foreign_running[slot] > 0:
@@ -373,10 +368,9 @@ class WorkerCaches:
 
     def _settle(self, worker: Worker, emptied: int, current: bool, told_anew: bool = False) -> None:
         """Update the data that depends on a worker's KV state, after the KV state changed.
-
         `emptied` and `current` are the values of the attributes `KvState.emptied` and
-        `KvState.current` before the change. `told_anew` is True if a snapshot reported the whole
-        cache again.
+        `KvState.current` before the change. `told_anew` is True if a snapshot has reported the
+        whole cache again.
         """
         kv, slot = worker.kv, worker.slot
         if kv.emptied > emptied:  # the cache was emptied: no expected block is on its way
@@ -402,18 +396,16 @@ class WorkerCaches:
         return news
 
     def first_question(self, worker_id: int) -> int:
-        """Return the number of the batch of KV events at which a new connection must begin.
-
-        The connection asks the worker to replay its events from this batch on. 0 means that the
-        connection asks for a snapshot of the cache first.
+        """Return the number of the batch from which a new connection to a worker must request KV
+        events. The worker replays its events from this batch on. 0 means that the connection
+        requests a snapshot of the cache first.
         """
         worker = self._workers.get(worker_id)
         return 0 if worker is None else worker.kv.first_question
 
     def wants_snapshot(self, worker_id: int) -> bool:
-        """Return True if replayed KV events cannot complete the record of this worker's cache.
-
-        Then the router must ask for a snapshot, the list of all cached blocks.
+        """Return True if replayed KV events cannot complete the record of this worker's cache. In
+        this case the router must request a snapshot, the list of all cached blocks.
         """
         worker = self._workers.get(worker_id)
         return worker is not None and worker.kv.wants_snapshot
@@ -479,10 +471,9 @@ class WorkerCaches:
 
     def expected_by_events(self, worker: Worker, arrival: Arrival, alone: bool) -> EventHits | None:
         """Return how many prompt blocks a worker should find cached, according to its KV events.
-
-        The answer's own count is later compared with this number. Return None if the events say too
-        little for a comparison. `alone` is True if no other request of this router or its peers
-        waits at the worker.
+        Later this number is compared with the number in the worker's answer. Return None if the
+        events say too little for a comparison. `alone` is True if no other request of this router
+        or its peers waits at the worker.
         """
         facts, kv, slot = worker.facts, worker.kv, worker.slot
         if not worker.tells or arrival.approximate or not kv.current:
@@ -591,11 +582,10 @@ class WorkerCaches:
         return self._counted(rows, np.minimum(hits, most, out=hits))
 
     def _counted(self, rows: Rows, hits: Ints) -> Ints:
-        """Return how many of each worker's hit tokens count, int64[rows].
-
-        A worker's answers may teach that it computes the last block of each hit again. The rest is
-        multiplied by the confidence in its KV events, 0..1, which is below 1 for a worker whose
-        answers contradict them.
+        """Return how many of each worker's hit tokens count, int64[rows]. If a worker's answers
+        show that it computes the last block of each hit again, this block does not count. The other
+        hits are multiplied by the confidence in the worker's KV events, 0..1, which is below 1 if
+        the worker's answers contradict them.
         """
         hits = self.last_blocks.without(hits, rows.slots)
         if not self.confidence.discounted:
@@ -604,26 +594,23 @@ class WorkerCaches:
         return counted
 
     def copies(self, last_hash: int) -> int:
-        """Return how many workers have cached the block with this chain hash, or soon will have.
-
-        A chain hash stands for the block and all blocks before it.
+        """Return how many workers have cached the block with this chain hash, or will soon have
+        cached it. A chain hash stands for the block and all blocks before it.
         """
         return int(np.count_nonzero(self.holders(last_hash)))
 
     def holders(self, last_hash: int) -> Bools:
-        """Return which worker slots have cached the block with this chain hash, or soon will have.
-
-        The shape is bool[slots]. A chain hash stands for the block and all blocks before it.
+        """Return which worker slots have cached the block with this chain hash, or will soon have
+        cached it, bool[slots]. A chain hash stands for the block and all blocks before it.
         """
         chain = np.array([last_hash], dtype=np.uint64)
         return self._with_expected(chain, self.index.longest_prefix(chain)) > 0
 
     def _hit_blocks(self, chain: Hashes, most: int) -> Blocks:
-        """Return how many leading blocks of `chain` each worker can reuse, or soon will.
-
-        The shape is int32[slots]. The sources are KV events, this router's recent dispatches, and
-        the estimated caches of workers without usable events. `most` is the most blocks that a
-        worker can reuse of this prompt.
+        """Return how many leading blocks of `chain` each worker can reuse now or soon,
+        int32[slots]. The sources are KV events, this router's recent dispatches, and the estimated
+        caches of workers without usable events. `most` is the most blocks that a worker can reuse
+        of this prompt.
         """
         blocks = self._promised(chain, most)
         self._by_events = chain, blocks.copy()
@@ -642,9 +629,9 @@ class WorkerCaches:
         return blocks
 
     def _with_expected(self, chain: Hashes, blocks: Blocks) -> Blocks:
-        """Raise `blocks` to the leading blocks of `chain` that no KV event has reported yet.
-
-        These are expected from recent dispatches, or estimated for workers without usable events.
+        """Raise the numbers in `blocks` where more leading blocks of `chain` are expected than KV
+        events have reported. Blocks are expected because of recent dispatches, or are estimated for
+        workers without usable events.
         """
         self.speculative.raise_prefix(blocks, chain)
         self.mirrors.raise_prefix(blocks, chain)
@@ -657,9 +644,8 @@ def _capacity_blocks(facts: WorkerFacts) -> float:
 
 
 def _cache_of(facts: WorkerFacts) -> tuple[object, ...]:
-    """Return the parts of a worker's description that change if another engine takes its place.
-
-    If any of them changes, what the router knows of the cache is void.
+    """Return the parts of a worker's description that change if another engine takes the worker's
+    place. If one of them changes, all that the router knows about the cache becomes invalid.
     """
     capacity = facts.kv_capacity_tokens
     known = None if math.isnan(capacity) else capacity

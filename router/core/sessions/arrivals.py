@@ -24,10 +24,9 @@ class ArrivalEstimator:
         self._sessions: OrderedDict[tuple[str | None, str], float] = OrderedDict()
 
     def arrival(self, session: str | None, now_s: float, tenant: str | None = None) -> None:
-        """Count an arriving request, and mark its session as live.
-
-        `session`: the session's id, or None if the request names none. Sessions of different
-        tenants are different, even if their ids are equal.
+        """Count an arriving request, and mark its session as live. `session` is the session's id,
+        or None if the request names none. Sessions of different tenants are different, even if
+        their ids are equal.
         """
         self._rate_per_s = self.rate_per_s(now_s) + 1.0 / _TIME_CONSTANT_S
         self._seen_s = now_s

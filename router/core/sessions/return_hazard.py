@@ -34,10 +34,9 @@ def bins_of(idle_s: Floats) -> Ints:
 
 class ReturnHazard:
     """Estimates the chance that an idle session sends another request, learned from past sessions.
-
     Idle time is divided into bins. For each bin, the class counts the idle periods that reached the
     bin and those that ended in it. The caller must report each period once per bin. `renew`
-    computes the chances from the counts, so that a decision need not.
+    computes the chances from the counts in advance, so that a decision only looks them up.
     Lifetime: process.
     """
 
@@ -48,20 +47,17 @@ class ReturnHazard:
 
     def entered(self, before: Ints, now: Ints) -> None:
         """Count sessions' idle periods that still last and have reached new bins of idle time.
-
-        before: the last bin in which each period was counted; -1 if it was not counted yet.
-        now: the bin that each period has reached.
+        `before` has the last bin in which each period was counted, or -1 if it was not counted yet.
+        `now` has the bin that each period has reached.
         """
         starts = np.bincount(before + 1, minlength=_BINS + 2)
         ends = np.bincount(now + 1, minlength=_BINS + 2)
         self._risk += np.cumsum(starts - ends)[: _BINS + 1]
 
     def returned(self, before: int, idle_s: float) -> None:
-        """Count a session's idle period that ended because the session sent a request.
-
-        before: the last bin of idle time in which the period was counted; -1 if it was not counted
-        yet.
-        idle_s: the length of the period in seconds.
+        """Count a session's idle period that ended because the session sent a request. `before` is
+        the last bin of idle time in which the period was counted, or -1 if it was not counted yet.
+        `idle_s` is the length of the period in seconds.
         """
         last = bisect_right(_EDGES, idle_s) - 1
         if last > before:

@@ -90,10 +90,9 @@ class SessionRows:
         return self._keys[row]
 
     def take(self, tenant: str | None, model: str, session: str | None, serial: int = -1) -> int:
-        """Return a row for a new session, and clear the row. The table must not be full.
-
-        session: the session's id, or None.
-        serial: the serial number to use, that of a session that was forgotten; -1 for a new number.
+        """Return a row for a new session, and clear the row. The table must not be full. `session`
+        is the session's id, or None. `serial` is the serial number of a forgotten session that the
+        new session gets again; -1 means a new number.
         """
         assert not self.full, "asked to follow more sessions than the limit"
         row = self._free.pop() if self._free else self.used
@@ -190,15 +189,13 @@ _ENDING_TOKENS = 16  # tokens at the end of a template, such as the start of an 
 
 
 class SessionFinder:
-    """Finds the session of a request, by its session id or by the prompt that it continues.
-
-    An id is checked against the prompts, because agents' clients give one id to several
-    conversations at once. If a request comes while another one of its id is under way, and its
-    prompt does not continue the other's, then the id counts as mixed, and from then on its requests
-    are distinguished by the prompts that they continue.
-
-    `owners` records for each prompt block which session uses it, or that several sessions do. It
-    may name sessions that were forgotten. Lifetime: process.
+    """Finds the session of a request, by its session id or by the prompt that it continues. An id
+    is checked against the prompts, because the clients of agents give one id to several
+    conversations at once. If a request comes while another request with its id is unfinished, and
+    its prompt does not continue the other's prompt, the id counts as mixed. From then on, the
+    requests with this id are distinguished by the prompts that they continue. `owners` records for
+    each prompt block which session uses it, or that several sessions do. It may name sessions that
+    were forgotten. Lifetime: process.
     """
 
     def __init__(self, rows: SessionRows, entries: int) -> None:
@@ -206,9 +203,8 @@ class SessionFinder:
         self.owners = PrefixOwners(entries)
 
     def row(self, fact: Arrival, chain: Hashes, owner: int) -> int:
-        """Return the row of a request's session, or -1 if the session is not known.
-
-        owner: the serial number of the session that is recorded for the prompt's last known block.
+        """Return the row of a request's session, or -1 if the session is not known. `owner` is the
+        serial number of the session that is recorded for the prompt's last known block.
         """
         rows = self._rows
         if fact.session is not None:
@@ -225,7 +221,9 @@ class SessionFinder:
         return -1 if fact.session is not None and isinstance(name, str) else row
 
     def name(self, row: int, fact: Arrival) -> None:
-        """Give a session the id that its present request names, if both are free for that."""
+        """Give the session in `row` the id that its present request names, if the session has no id
+        and no other session has this one.
+        """
         rows = self._rows
         if fact.session is None or isinstance(rows.key(row)[2], str):
             return
@@ -233,12 +231,10 @@ class SessionFinder:
             rows.rename(row, key)
 
     def new(self, fact: Arrival, owner: int) -> int:
-        """Return a row for the new session of a request. The table must not be full.
-
-        owner: the serial number of the session that is recorded for the prompt's last known block,
-        or -1. If that session was forgotten, the new session gets the same serial number, for it is
-        probably the same session. With another number, its prompt would seem to be shared by two
-        sessions.
+        """Return a row for the new session of a request. The table must not be full. `owner` is the
+        serial number of the session that is recorded for the prompt's last known block, or -1. If
+        that session was forgotten, the new session gets its serial number, because it is probably
+        the same session. With another number, its prompt would seem to be shared by two sessions.
         """
         rows = self._rows
         heir = owner if owner >= 0 and rows.row_of(owner) < 0 else -1
@@ -251,18 +247,19 @@ class SessionFinder:
         return rows.take(fact.tenant, fact.model, session, heir)
 
     def keep_tip(self, row: int, chain: Hashes, block_size: int, prompt_tokens: int) -> None:
-        """Remember how the next prompt of this session begins."""
+        """Remember how the next prompt of this session should begin: with its present prompt,
+        except for the last tokens.
+        """
         cells, blocks = self._rows.cells, len(chain)
         whole = max(min((prompt_tokens - _ENDING_TOKENS) // block_size, blocks), min(blocks, 1))
         cells.tip_blocks[row] = whole
         cells.tip[row] = int(chain[whole - 1]) if whole else 0
 
     def _is_named_rightly(self, row: int, chain: Hashes) -> bool:
-        """Return True if a request belongs to the session in `row` whose id it names.
-
-        A prompt of less than a block cannot be compared, so its id is trusted. The id is also
-        trusted while no other request of the session is under way, because clients begin new
-        conversations under the same id, as after a compaction.
+        """Return True if a request belongs to the session in `row` whose id it names. A prompt of
+        less than a block cannot be compared, so its id is trusted. The id is also trusted while no
+        other request of the session is unfinished, because clients begin new conversations under
+        the same id, for example after they compact a conversation.
         """
         cells = self._rows.cells
         if not len(chain) or not cells.tip_blocks[row] or self._continues(row, chain):

@@ -64,12 +64,11 @@ class Cycle:
         self._quickest_s[slot] = np.inf
 
     def seconds(self, slots: Ints) -> float:
-        """Return the mean seconds of a session's cycle: its pause, then the decode of an answer.
-
-        The result is 0 before any session has returned. The decode time uses the mean step time of
-        the workers in `slots`. A worker's step time counts as at most 1.3 times its shortest recent
-        one. Otherwise an overloaded pool, whose steps are long, would make cycles seem long, and
-        keeping caches for the next cycle would seem useless.
+        """Return the mean seconds of a session's cycle: its pause, and then the decode of an
+        answer. The result is 0 before any session has returned. The decode time uses the mean step
+        time of the workers in `slots`. A worker's step time counts as at most 1.3 times its
+        shortest recent step time. Otherwise an overloaded pool, whose steps are long, would make
+        cycles seem long, and keeping caches for the next cycle would seem useless.
         """
         if self._pause_s is None or self._output_tokens is None:
             return 0.0
@@ -90,9 +89,8 @@ _ROWS_PER_S = 100_000.0
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """One request as the session tracking records it: its session and its prompt's tokens.
-
-    Lifetime: request.
+    """One request as the session tracking records it: its session, and the numbers of its prompt
+    tokens. Lifetime: request.
     """
 
     row: int  # of its session; -1: one that is only looked at, and whose session is not known
@@ -132,7 +130,9 @@ class Sessions:
         return len(self._rows)
 
     def count(self) -> tuple[int, int]:
-        """Return two numbers of sessions: those with a request in flight, and those without one."""
+        """Return the number of sessions with a request in flight, and the number of sessions
+        without one.
+        """
         idle = len(self._rows.idle())
         return len(self) - idle, idle
 
@@ -222,10 +222,9 @@ class Sessions:
     # --- time -------------------------------------------------------------------------------
 
     def refresh(self, now_s: float) -> None:
-        """Compute again how much each idle session counts, and forget those idle for too long.
-
-        A session counts by its chance to return in time to use its cache. The work is done at most
-        twice a second.
+        """Compute again how much each idle session counts, and forget the sessions that have been
+        idle for too long. A session counts by its chance to return in time to use its cache. The
+        method does this at most twice a second.
         """
         if now_s - self._refreshed_s < max(_REFRESH_S, len(self._rows) / _ROWS_PER_S):
             return
@@ -254,12 +253,11 @@ class Sessions:
 
     def own(self, tracked: TrackedRequest) -> tuple[int, float, float]:
         """Return what a request's session adds to the wanted tokens of the worker that caches it.
-
-        The result is the worker's slot (-1 if no worker has the cache), the session's cached
-        tokens, and the work to compute its private tokens again. Private tokens and work are
+        The result has three parts: the worker's slot (-1 if no worker has the cache), the session's
+        cached tokens, and the work to compute its private tokens again. Private tokens and work are
         multiplied by the session's chance to return. A shared prefix counts in full if no other
-        session at the worker uses it, and else not at all. The unit of work is one token computed
-        without attention.
+        session at the worker uses it, and otherwise not at all. The unit of work is one token
+        computed without attention.
         """
         cells, row = self._rows.cells, tracked.row
         slot = cells.home[row] if row >= 0 else -1
@@ -272,11 +270,10 @@ class Sessions:
         return slot, tokens, weight * cells.cold_work[row]
 
     def return_chance(self, tracked: TrackedRequest, slots: Ints) -> float:
-        """Return the chance, 0..1, that the request's session returns in time to use its cache.
-
-        In time means: before a worker that computes such tokens all the time would have filled its
-        KV memory once, or within 15 minutes if this takes longer. If the size of the memory is
-        unknown, it means within one minute. Speed and memory are means over the workers in `slots`.
+        """Return the chance, 0..1, that the request's session returns in time to use its cache. The
+        time ends when a worker that computes such tokens all the time would have filled its KV
+        memory once, and after 15 minutes at the latest. If the size of the memory is unknown, the
+        time is one minute. Speed and memory are means over the workers in `slots`.
         """
         private = max(tracked.prompt_tokens - tracked.trunk_tokens, 1)
         columns = self._columns
@@ -289,7 +286,9 @@ class Sessions:
         return self.hazard.soon(horizon_s)
 
     def has_trunk(self, tracked: TrackedRequest) -> bool:
-        """Return True if the session's recorded shared prefix (trunk) is that of this request."""
+        """Return True if the shared prefix (trunk) recorded for the session is that of this
+        request.
+        """
         return self._rows.cells.trunk[tracked.row] == tracked.trunk
 
     # --- inside -----------------------------------------------------------------------------

@@ -56,11 +56,9 @@ def _within(value: float, low: float, high: float) -> float:
 
 
 class PoolSpeed:
-    """Averages how much faster workers prefill than their descriptions say, over the whole pool.
-
-    It averages the logarithms of learned rate / described rate. A worker with more samples weighs
-    more, up to a limit.
-    Lifetime: process.
+    """Averages over the whole pool how much faster workers prefill than their descriptions say. The
+    average is that of the logarithms of learned rate / described rate. A worker with more samples
+    weighs more, up to a limit. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -73,11 +71,10 @@ class PoolSpeed:
         return self._sum / self._weight if self._weight else 0.0
 
     def learned(self, slot: int, samples: int, log_ratio: float) -> None:
-        """Set how much faster a worker prefills than its description says.
-
-        samples: the number of samples from which this was learned.
-        log_ratio: the logarithm of learned rate / described rate.
-        The value of a worker that left stays in the mean until another worker takes its slot.
+        """Set how much faster a worker prefills than its description says. `samples` is the number
+        of samples from which this was learned, and `log_ratio` the logarithm of learned rate /
+        described rate. The value of a worker that left stays in the mean until another worker takes
+        its slot.
         """
         old_weight, old = self._known.get(slot, (0.0, 0.0))
         weight = float(min(samples, _MEDIAN_SAMPLES))
@@ -153,10 +150,9 @@ class SpeedEstimator:
         step_s[slot] = _moved(step_s[slot], gap_s, _STEP_RANGE_S)
 
     def _prefilled(self, charge: Charge, work: float, elapsed_s: float, single: bool) -> None:
-        """Learn a worker's prefill rate from prefills that took `elapsed_s` seconds in all.
-
-        work: the work of these prefills; its unit is one token computed without attention.
-        single: True if this was the prefill of `charge` alone.
+        """Learn a worker's prefill rate from prefills that took `elapsed_s` seconds in all. `work`
+        is the work of these prefills; its unit is one token computed without attention. `single` is
+        True if only the prompt of `charge` was prefilled.
         """
         cells, slot = self._cells, charge.slot
         known, step_s = cells.prefill_tokens_per_s[slot], cells.step_s[slot]
@@ -220,14 +216,13 @@ _OWN_SHARE = 0.8  # of what was loaded: by so much one tier accounts for the tim
 
 
 class LoadEstimator:
-    """Keeps `host_tokens_per_s` and `disk_tokens_per_s` of the worker columns. Lifetime: process.
-
-    It learns from prompts that were prefilled alone, and of which more tokens were loaded than
-    computed. The time of such a prompt is the prefill at the worker's known rate, plus the load,
-    plus half a step of waiting before each of the two if other requests run there. The rate is at
-    first the median of samples, one of which is the assumed rate, and later a mean of logarithms,
-    as for prefill. If a worker's description changes, its rates are unknown again: its cells are
-    NaN.
+    """Learns how fast each worker loads KV, and writes `host_tokens_per_s` and `disk_tokens_per_s`
+    of the worker columns. It learns from prompts that were prefilled alone, and of which more
+    tokens were loaded than computed. The time of such a prompt is the prefill at the worker's known
+    rate, plus the load, plus half a step of waiting before each of the two if other requests run
+    there. The rate is at first the median of samples, one of which is the assumed rate, and later a
+    mean of logarithms, as for prefill. If a worker's description changes, its rates are unknown
+    again (NaN). Lifetime: process.
     """
 
     def __init__(self, columns: WorkerColumns) -> None:

@@ -1,9 +1,8 @@
-"""Sums up the tokens that live sessions want in each worker's cache.
-
-A session's private tokens count at the worker that the session was last sent to. They are
-multiplied by the chance that the session returns in time to use them. A prefix that several
-sessions share (a trunk) counts once per worker. Each request changes the sums. They are computed
-again at each refresh, so that rounding errors do not add up.
+"""Sums up the tokens that live sessions want in each worker's cache. A session's private tokens
+count at the worker to which the session was last sent. They are multiplied by the chance that the
+session returns in time to use them. A prefix that several sessions share (a trunk) counts once per
+worker. Each request changes the sums. They are computed again at each refresh, so that rounding
+errors do not add up.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ class WorkingSets:
         self._work_cells[slot] += cold_work
 
     def enter(self, slot: int, trunk: int, tokens: int) -> None:
-        """Count one more session that uses the shared prefix `trunk` at a worker.
-
-        tokens: the length of the prefix. The prefix counts once, however many sessions use it.
-        trunk: its chain hash; 0 means that the session shares no prefix.
+        """Count one more session that uses the shared prefix `trunk` at a worker. `tokens` is the
+        length of the prefix, which counts once, however many sessions use it. `trunk` is the chain
+        hash of the prefix; 0 means that the session shares no prefix.
         """
         if not trunk:
             return
