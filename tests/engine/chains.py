@@ -1,4 +1,4 @@
-"""Prompts and the chain hashes of their blocks, for tests."""
+"""Makes prompts and the chain hashes of their blocks, for tests."""
 
 from __future__ import annotations
 

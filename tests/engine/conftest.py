@@ -1,6 +1,4 @@
-"""Fixtures: a tiny model, the tokens that it must give, and a folder that has only a real
-tokenizer.
-"""
+"""Fixtures: a tiny model, the tokens that it must give, and a folder with only a real tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real worker on loopback for tests: real HTTP, real ZMQ, and ports that the system chooses."""
+"""Runs a real worker on loopback for tests, with real HTTP and ZMQ and ports that the system
+chooses.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ DEADLINE_S = 10.0
 
 @dataclass
 class Running:
-    """A running worker, and a client session for it."""
+    """A running worker and an HTTP session for its clients."""
 
     url: str
     worker: Worker
@@ -85,7 +87,7 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
 async def subscriber(worker: Worker) -> AsyncIterator[zmq.asyncio.Socket]:
     """Yield a SUB socket that is certain to receive the next events.
 
-    Subscribing takes a moment, so the function causes batches until one arrives.
+    A subscription takes a moment, so the function causes batches of events until one arrives.
     """
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)
@@ -103,7 +105,7 @@ async def subscriber(worker: Worker) -> AsyncIterator[zmq.asyncio.Socket]:
 
 
 async def drain_live(socket: zmq.asyncio.Socket, last_seq: int) -> list[Live]:
-    """Return the live batches up to `last_seq`."""
+    """Return the live event batches up to number `last_seq`."""
     got: list[Live] = []
     async with asyncio.timeout(DEADLINE_S):
         while not got or got[-1].seq < last_seq:
@@ -112,7 +114,9 @@ async def drain_live(socket: zmq.asyncio.Socket, last_seq: int) -> list[Live]:
 
 
 async def replay(worker: Worker, start_seq: int) -> list[Live]:
-    """Return the batches that the worker's replay socket (ROUTER) gives from `start_seq` on."""
+    """Return the event batches that the worker's replay socket (ROUTER) sends from number
+    `start_seq` on.
+    """
     context = zmq.asyncio.Context()
     try:
         socket = context.socket(zmq.DEALER)

@@ -1,4 +1,4 @@
-"""Model directories like those that users serve, built here without downloads.
+"""Makes model directories like those that users serve, without downloads.
 
 They have small tokenizers of each kind, trained on a few sentences, and chat templates written for
 these tests with the features of real ones: tools, thinking, trims, content parts, refusals.
@@ -189,8 +189,8 @@ def tokenizer_text(kind: str) -> str:
 def write_model(
     directory: Path, kind: str = "bytes", template: str = "chatml", **config: Any
 ) -> Path:
-    """Write a model directory with a tokenizer of `kind`, one of TEMPLATES, and more configuration;
-    return it.
+    """Write a model directory with a tokenizer of `kind`, one of TEMPLATES, and the fields `config`
+    in its configuration; return the directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "tokenizer.json").write_text(tokenizer_text(kind))

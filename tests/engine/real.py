@@ -1,4 +1,4 @@
-"""A worker that computes with a tiny random model in this process, and the tokens that it must
+"""A worker in this process that computes with a tiny random model, and the tokens that it must
 give.
 """
 
@@ -42,8 +42,8 @@ def loaded(
     host_kv_tokens: int = 0,
     **scheduler: Any,
 ) -> Loaded:
-    """Load the model in `directory`. `ranks` are its tensor-parallel ranks and stages; `scheduler`
-    are limits of its scheduler.
+    """Load the model in `directory`. `ranks` are its numbers of tensor-parallel ranks and of
+    stages; `scheduler` has limits of its scheduler.
     """
     limits = Limits(
         block_size=block_size,
@@ -92,7 +92,7 @@ async def computing(model: Loaded, **changes: Any) -> AsyncIterator[Running]:
 
 
 def greedy(prompt: object, tokens: int, **fields: object) -> dict[str, object]:
-    """Return the body of a request for the `tokens` likeliest tokens."""
+    """Return the body of a request for `tokens` tokens, chosen greedily."""
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     return body | {"return_token_ids": True} | fields
 
@@ -117,8 +117,8 @@ class Reference:
         torch.set_num_threads(1)
 
     def greedy(self, prompt: Sequence[int], count: int, ends: bool = False) -> list[int]:
-        """Return the `count` likeliest next tokens, or fewer with `ends`, up to the model's own
-        end.
+        """Return the `count` likeliest next tokens; if `ends` is true, stop at the model's end
+        token.
         """
         blocks = -(-(len(prompt) + count) // BLOCK_SIZE)
         kv = KvCache(self._config, blocks, BLOCK_SIZE)

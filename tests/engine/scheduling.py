@@ -1,5 +1,5 @@
-"""Helpers for tests of the scheduler: prompts, tokens that follow from earlier tokens, and a
-driver.
+"""Helpers for tests of the scheduler: prompts, tokens that follow from earlier tokens, and a driver
+of steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make(blocks: int = 64, size: int = SIZE, **limits: float) -> Scheduler:
 
 @dataclass
 class Driver:
-    """Runs steps of one scheduler, each of `step_s` in virtual time."""
+    """Runs steps of one scheduler, each of which takes `step_s` of virtual time."""
 
     scheduler: Scheduler
     step_s: Callable[[Step], float] = lambda step: 0.01
@@ -80,7 +80,7 @@ class Driver:
 
 
 def alone(prompt: list[int], max_output_tokens: int) -> list[int]:
-    """Return what a request answers if nothing else is in the engine."""
+    """Return the answer that a request gets if nothing else is in the engine."""
     driver = Driver(make(blocks=256))
     driver.scheduler.add(request(0, prompt, max_output_tokens), 0.0)
     driver.run()

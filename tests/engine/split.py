@@ -1,4 +1,6 @@
-"""The two legs of a split request: what a router sends to both workers and carries between them."""
+"""Sends the two requests of prefill and decode at separate workers as a router does, and what it
+carries between them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ PATH = "/v1/completions"
 
 
 async def prefilled(worker: Running, body: dict[str, Any], path: str = PATH) -> Any:
-    """Send the first leg; return the `kv_transfer_params` of its answer."""
+    """Send the prefill request; return the `kv_transfer_params` of its answer."""
     leg = body | {"max_tokens": 1, "stream": False, "kv_transfer_params": ASK}
     status, answer = await worker.post(path, leg)
     assert status == 200, answer
@@ -25,7 +27,7 @@ async def prefilled(worker: Running, body: dict[str, Any], path: str = PATH) -> 
 async def split(
     prefill: Running, decode: Running, body: dict[str, Any], path: str = PATH
 ) -> dict[str, Any]:
-    """Send both legs; return the answer of the second."""
+    """Send the prefill and the decode request; return the answer of the decode worker."""
     params = await prefilled(prefill, body, path)
     assert params is not None
     status, answer = await decode.post(path, body | {"kv_transfer_params": params})
@@ -34,12 +36,12 @@ async def split(
 
 
 def computed(worker: Running) -> int:
-    """Return the prompt tokens that the worker has computed so far."""
+    """Return how many prompt tokens the worker has computed so far."""
     return int(worker.worker.steps.tokens["prefill"])
 
 
 async def at_rest(*workers: Running) -> None:
-    """Wait until nothing of any transfer is left except cached blocks."""
+    """Wait until nothing is left of any KV transfer except cached blocks."""
 
     def idle() -> bool:
         parts = [one.worker.transfers for one in workers]

@@ -1,4 +1,4 @@
-"""Tests of the block pool: hits, sharing, eviction order, events, accounting."""
+"""Tests of the pool of KV blocks: hits, sharing, eviction order, events, accounting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.oracles.block_pool import check_pool
 
 
 def fill(pool: BlockPool, tokens: list[int]) -> list[int]:
-    """Hold and publish all full blocks of `tokens`; return the ids held."""
+    """Hold and publish all full blocks of `tokens`; return the block ids."""
     chain = chain_of(tokens)
     hit = pool.hit(chain)
     ids = pool.acquire(chain, hit)
@@ -193,7 +193,7 @@ def test_misuse_is_loud():
 
 
 def churn(pool: BlockPool) -> None:
-    """Store new blocks often enough to pass the pool's limit of changes that nobody has read."""
+    """Store new blocks often enough to exceed the pool's limit of changes that nobody has read."""
     for turn in range(4 * pool.blocks + 1025):
         pool.release(fill(pool, prompt(turn, 1)))
 

@@ -1,5 +1,5 @@
-"""Tests of the block pool and its pins against a naive model: a tree, stamps, and a search for the
-leaf of least worth.
+"""Tests of the block pool and its pins against a naive model: a tree with time stamps, and a search
+for the leaf of least worth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORTHS = st.sampled_from([STANDARD, Worth(0), Worth(34), Worth(80), Worth(80, 3.
 
 @dataclass(eq=False)
 class Node:
-    """One block of the model. `path` is its whole prefix in tokens, or None if it was never
+    """One block of the naive model. `path` is its whole prefix in tokens, or None if it was never
     visible.
     """
 
@@ -46,7 +46,7 @@ class Node:
 
 @dataclass(eq=False)
 class Holder:
-    """One request of the model, with the blocks that it holds in the real pool."""
+    """One request of the naive model, with the blocks that it holds in the real pool."""
 
     tokens: list[int]
     chain: list[int]
@@ -62,7 +62,7 @@ class Holder:
 
 @dataclass(eq=False)
 class ModelPin:
-    """A pin of the model, with the prefixes it wants and the blocks it holds."""
+    """A pin of the naive model, with the prefixes it wants and the blocks it holds."""
 
     paths: list[tuple[int, ...]]
     until_s: float
@@ -71,7 +71,9 @@ class ModelPin:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Runs random histories of requests; after each step the pool and the model must agree."""
+    """Runs random histories of requests; after each step the pool and the naive model
+    must agree.
+    """
 
     def __init__(self) -> None:
         super().__init__()

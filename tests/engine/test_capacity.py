@@ -1,5 +1,5 @@
-"""Tests of the capacity beside a model, counted in blocks and requests, and refused if nothing
-fits.
+"""Tests of the KV capacity that is left next to a model: it is counted in blocks and requests, and
+refused if no request fits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def test_the_report_counts_what_fits() -> None:
 
 
 def test_a_default_that_holds_one_request_is_named_as_what_limits() -> None:
-    """A default that holds one request is named as the limit: 2,560 tokens for a window of 2,560
-    give eight active and one scheduled request (docs).
+    """A default capacity that holds only one request is named as the limit: with 2,560 KV tokens
+    and a context window of 2,560, as in the docs, one request runs at a time.
     """
     limits = Limits(
         max_tokens_in_paged_kv_cache=2560, expected_input_tokens=2048, expected_output_tokens=512

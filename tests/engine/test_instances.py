@@ -1,4 +1,6 @@
-"""Tests of several instances on one device before they start: shares, ports, refusals, waits."""
+"""Tests of several engine instances on one device before they start: shares of memory, ports,
+refusals, waits.
+"""
 
 from __future__ import annotations
 
@@ -158,8 +160,8 @@ def test_bad_flags(
 def test_a_model_that_is_not_there_is_exit_code_1(
     tmp_path: Path, instances: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A missing model gives exit code 1. Several instances are first measured by another program,
-    which `--instances 9` in the test below starts.
+    """A missing model ends the program with exit code 1. Several instances are first measured by
+    another program, which the test below starts with `--instances 9`.
     """
     assert cli.main(["serve", str(tmp_path / "none"), "--instances", instances]) == 1
     assert "none" in capfd.readouterr().err

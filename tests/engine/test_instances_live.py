@@ -1,5 +1,5 @@
-"""Tests of `serve --instances 2` as a program: both instances serve, one that dies comes back, and
-all end together.
+"""Tests of `serve --instances 2` as a program: both instances serve, one that was killed is
+restarted, and all end together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Ready:
-    """The fields of a ready line."""
+    """The fields of a program's ready line."""
 
     def __init__(self, line: bytes) -> None:
         words = line.decode().split()

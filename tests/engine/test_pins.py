@@ -1,5 +1,5 @@
-"""Tests of pinned prefixes: they are never evicted, are bounded, end with time, and leave requests
-their room.
+"""Tests of pinned prefixes: they are never evicted, are bounded, expire, and leave room for
+requests.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of the step-time formula against numbers computed by hand, and of the profiles' own
-numbers.
+"""Tests of the step-time formula against numbers computed by hand, and of the numbers in the
+hardware profiles.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def test_a_mixed_step_adds_its_parts():
 
 
 def test_experts_are_read_as_far_as_tokens_visit_them():
-    """Experts are read as far as tokens visit them: one token visits a quarter of them, two tokens
-    7 of 16, and many tokens all.
+    """The step time counts the experts that tokens use: one token reads a quarter of them, two
+    tokens 7 of 16, and many tokens all.
     """
     experts = replace(PLAIN, experts_s=0.016, expert_share=0.25, softmax_p=1.0)
     assert experts.read_s(0) == 0.01
@@ -93,7 +93,7 @@ def test_the_convex_step_time_is_convex_and_below(name: str, few: int, more: int
 def test_published_prefill_is_slower_than_the_kernels_of_its_profile():
     """Published prefill rates are below those of the profiles' kernels. llm-d gives two rates at
     8,192 tokens a chunk: 15,928 tokens/s of Qwen3-32B on two H100, and 39,100 of gpt-oss-120b on
-    one. The tables' kernels are faster by some 8 %, the profiles by 3 to 12 %.
+    one. The kernels in the tables are faster by some 8 %, the profiles by 3 to 12 %.
     """
     assert 15_928 < profile("qwen3-32b-h100-tp2").step_time.prefill_tokens_per_s < 1.13 * 15_928
     assert 39_100 < profile("gpt-oss-120b-h100").step_time.prefill_tokens_per_s < 1.13 * 39_100
@@ -110,7 +110,7 @@ def test_profiles_are_complete_and_sane():
 
 
 def test_a_wide_mixture_of_experts_is_as_fast_as_published():
-    """A wide mixture of experts is as fast as published by SGLang on GB200, with NVFP4 and FP8
+    """A model with many experts is as fast as SGLang published on GB200, with NVFP4 and FP8
     attention and prompts of 2,000 tokens: 26,156 tokens per second and GPU of prefill on 8 GPUs,
     and 13,386 of decode on 48, for which 32 stand in.
     """

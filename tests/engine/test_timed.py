@@ -1,4 +1,6 @@
-"""Tests of the timed runner on a virtual clock: its timeline, its overruns, its tokens."""
+"""Tests of the simulated runner on a virtual clock: when steps begin and end, steps that end late,
+and their tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ STEP_S = 0.1
 
 
 class VirtualClock:
-    """A clock whose time passes only by sleeping; each sleep ends later than asked by the next of
-    `late_s`.
+    """A clock whose time passes only by sleeping; each sleep ends later than asked by the next
+    value of `late_s`.
     """
 
     def __init__(self, *late_s: float) -> None:
@@ -43,14 +45,14 @@ class VirtualClock:
 
 
 class ConstantTime:
-    """A step time of STEP_S for every step."""
+    """A step-time formula that gives STEP_S for every step."""
 
     def seconds(self, step: StepLoad) -> float:
         return STEP_S
 
 
 class Bench:
-    """A runner, with the tokens it gave and their times."""
+    """A simulated runner, with the tokens that it gave and their times."""
 
     def __init__(
         self, clock: VirtualClock, speed: float = 1.0, blocks: int = 64, **limits: int

@@ -1,4 +1,4 @@
-"""Tests of timed workers that move modelled KV: real HTTP, real connections, faults at
+"""Tests of simulated workers that transfer modelled KV: real HTTP, real connections, faults at
 either end.
 """
 
@@ -38,7 +38,7 @@ LEASE_S = 0.6
 
 @asynccontextmanager
 async def pair(**changes: Any) -> AsyncIterator[tuple[Running, Running]]:
-    """Yield a worker that prefills and one that decodes; `decode_...` are settings of the second
+    """Yield a prefill worker and a decode worker; `decode_...` are settings of the decode worker
     alone.
     """
     of_decode = {
@@ -93,8 +93,8 @@ async def test_only_what_is_not_cached_is_read() -> None:
 
 
 async def test_a_transfer_takes_as_long_as_its_bytes() -> None:
-    """A transfer takes as long as its bytes: 100 blocks of 2 MiB at 2 GB/s, twice at once over one
-    link.
+    """A KV transfer takes as long as its bytes: 100 blocks of 2 MiB at 2 GB/s, and two transfers at
+    once over one link twice as long.
     """
     async with pair(speed=1.0, kv_gbytes_per_s=2.0, kv_latency_ms=50.0) as (one, other):
         bodies = [asked(seed, 1600, 1) for seed in (1, 2)]
@@ -259,8 +259,8 @@ async def test_a_request_that_is_refused_gives_its_kv_back() -> None:
 
 
 async def test_the_lease_lasts_while_its_reader_waits_for_room() -> None:
-    """The lease lasts while its reader waits for room longer than the lease, behind a request that
-    fills the cache.
+    """Kept KV outlives its lease while its reader waits for room, here behind a request that fills
+    the cache.
     """
     terms = SchedulerSettings(export_lease_s=LEASE_S)
     async with pair(scheduler=terms, decode_kv_tokens=256, speed=1.0) as (one, other):
@@ -283,8 +283,8 @@ async def test_the_lease_lasts_while_its_reader_waits_for_room() -> None:
 
 
 async def test_nobody_waits_for_room_for_ever() -> None:
-    """No reader waits for room for ever: after ten leases the KV is given back, although its reader
-    lives.
+    """A reader does not wait for room forever: after ten leases the KV is given back, although its
+    reader is still there.
     """
     terms = SchedulerSettings(export_lease_s=0.06)
     async with pair(scheduler=terms, decode_kv_tokens=256, speed=1.0) as (one, other):
@@ -334,8 +334,8 @@ async def test_a_prefix_that_two_read_at_once_is_read_once() -> None:
 
 
 async def test_a_client_that_leaves_leaves_nothing() -> None:
-    """A client that leaves at any stage leaves nothing: before its turn, while its KV comes, while
-    it decodes, or in the first leg.
+    """A client that leaves leaves no KV behind, at any stage: before its turn, during the transfer,
+    during decode, or during prefill.
     """
     async with pair(kv_gbytes_per_s=0.01, speed=20.0) as (one, other):
         scheduler = other.worker.runner.scheduler
@@ -369,7 +369,9 @@ async def test_a_deadline_ends_a_read() -> None:
 
 
 async def test_a_holder_that_leaves_costs_a_prefill() -> None:
-    """A holder that leaves before the read begins, or within it, costs a prefill."""
+    """If the prefill worker stops before or during the transfer, the decode worker computes the
+    prompt itself.
+    """
     async with running(kv_gbytes_per_s=0.01) as other:
         for wait in (False, True):
             body = asked(int(wait), 800)
@@ -425,7 +427,7 @@ async def test_a_second_reader_is_sent_away_and_a_dead_one_frees_the_kv() -> Non
 
 async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
     """The reader of KV whose lease ended counts the read as late and computes the prompt itself. If
-    a router releases the KV during the read, the answer must not be another prompt's text.
+    a router releases the KV during the read, the answer must not come from another prompt's KV.
     """
     async with pair(kv_gbytes_per_s=0.05) as (one, other):
         body = asked(0, 1600)
@@ -530,8 +532,8 @@ LIVES = 300 if QUICK else 10_000
 
 
 async def test_random_lives_leave_nothing() -> None:
-    """Random histories leave nothing and give right answers: clients leave in either leg,
-    connections are cut, leases end unread.
+    """Random histories of transfers leave nothing behind and give right answers: clients leave
+    during prefill or decode, connections are cut, leases end unread.
     """
     draw = random.Random(7)
     terms = SchedulerSettings(export_lease_s=2.0, max_batch_size=16, max_num_tokens=512)
@@ -582,7 +584,7 @@ async def test_random_lives_leave_nothing() -> None:
 
 
 def cut_one(worker: Running, draw: random.Random) -> None:
-    """Close a connection over which the worker's KV is read."""
+    """Close one connection over which the worker's KV is being read."""
     assert worker.worker.transfers is not None
     readers = sorted(worker.worker.transfers.exporter._readers, key=id)
     if readers:
@@ -597,8 +599,8 @@ CHUNKS = SchedulerSettings(max_num_tokens=512, export_lease_s=LEASE_S)
 
 
 async def test_kv_leaves_while_the_rest_is_computed() -> None:
-    """KV leaves while the rest is computed: if the transfer takes as long as the prefill, the first
-    token comes after three fifths of the sum of both.
+    """KV is sent while the rest of the prompt is computed: if the transfer takes as long as the
+    prefill, the first token comes after three fifths of the sum of both.
     """
     chunks = SchedulerSettings(max_num_tokens=512)
     link = {"scheduler": chunks, "speed": 0.3, "kv_gbytes_per_s": 8192 * 131_072 / 0.25 / 1e9}
@@ -660,8 +662,8 @@ NAMED = ASK | {"transfer_id": "t-1"}
 
 
 async def sent(worker: Running, body: dict[str, Any]) -> tuple[Any, Any]:
-    """Send a first leg over a socket of its own, which has read nothing of the answer; return the
-    socket and the worker's exports.
+    """Send a prefill request over a socket that has not read any of the answer; return the socket
+    and the worker's exported KV.
     """
     text = json.dumps(body | {"max_tokens": 1, "kv_transfer_params": NAMED}).encode()
     host, port = worker.url.removeprefix("http://").split(":")
@@ -700,8 +702,8 @@ async def test_whoever_has_read_it_may_hang_up() -> None:
 
 
 async def test_who_has_hung_up_when_it_is_answered_leaves_no_kv() -> None:
-    """A client that has hung up when it is answered leaves no KV, although the event loop has not
-    noticed it.
+    """A client that has disconnected when it is answered leaves no KV behind, although the event
+    loop has not noticed its end.
     """
     async with running(speed=1.0) as one:
         raw, exports = await sent(one, asked(tokens=1_000))

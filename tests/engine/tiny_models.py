@@ -1,4 +1,4 @@
-"""Tiny checkpoints on disk, our model of them, and transformers as the oracle."""
+"""Writes tiny checkpoints to disk, and computes their logits by our model and by transformers."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ def cache(model: Transformer, blocks: int = 64, block_size: int = 16, kv: str = 
 
 
 def whole(model: Transformer, ids: Sequence[int], kv_dtype: str = "auto") -> torch.Tensor:
-    """Return the logits [tokens, vocab] of `ids` in one step, with blocks from the cache's end."""
+    """Return the logits [tokens, vocab] of `ids`, computed in one step with blocks from the cache's
+    end.
+    """
     kv = cache(model, len(ids) // 16 + 1, kv=kv_dtype)
     blocks = list(reversed(range(kv.blocks)))
     return model.forward(flat_batch([Piece(ids, 0, blocks, wants_all=True)], 16), kv)
 
 
 def oracle(folder: Path, ids: Sequence[int], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Return the logits [tokens, vocab] of `ids` by transformers."""
+    """Return the logits [tokens, vocab] of `ids`, computed by transformers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager"
     )

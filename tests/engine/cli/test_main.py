@@ -1,4 +1,6 @@
-"""Tests of `warmroute-engine` as a program: its flags, its ready line, its ports, its end."""
+"""Tests of `warmroute-engine` as a program: its flags, its ready line, its ports, and how
+it ends.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of `warmroute-engine serve` before it serves: what it refuses, in one line and with which
-exit code.
+"""Tests of `warmroute-engine serve` before it serves: it refuses wrong arguments in one line with
+an exit code.
 """
 
 from __future__ import annotations

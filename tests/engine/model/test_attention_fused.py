@@ -1,5 +1,5 @@
-"""Tests of the attention for GPUs without the kernels, on the CPU: its numbers are those of plain
-attention in float64.
+"""Tests on the CPU of the attention for GPUs without our kernels: it equals plain attention in
+float64.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 def test_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
-    """A fixed batch with padding is right: its sizes say nothing of the requests, as in a graph,
-    and the padding is finite.
+    """Attention over a fixed-size batch with padding is right and finite: its sizes say nothing of
+    the requests, as in a CUDA graph.
     """
     cache = KvCache(config, BLOCKS, 16, dtype=torch.float32, kv=kv)
     cache.pool.zero_() if kv == "int8" else cache.pool.fill_(float("nan"))
@@ -107,7 +107,7 @@ def test_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
 
 @pytest.mark.parametrize("tokens", [40, 1 << 17])
 def test_what_it_gathers_is_counted(tokens: int, config: ModelConfig) -> None:
-    """The memory that it gathers is counted as the bytes that the longest allowed prompt takes at
+    """The memory for the gathered K and V is counted as what the longest allowed prompt takes at
     once.
     """
     limits = Limits(max_model_tokens=tokens)

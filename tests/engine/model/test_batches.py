@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, torch.dt
 
 
 def poisoned(model: Transformer, blocks: int, block_size: int) -> KvCache:
-    """Return a cache whose blocks hold NaN, as after a request that went wrong."""
+    """Return a cache whose blocks hold NaN, as a failed request may leave them."""
     kv = cache(model, blocks, block_size)
     kv.pool.fill_(float("nan"))
     return kv

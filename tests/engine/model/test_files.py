@@ -37,7 +37,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def change(path: Path, **fields: Any) -> None:
-    """Set fields of a JSON file; None removes a field."""
+    """Set fields of a JSON file; the value None removes a field."""
     value = json.loads(path.read_text()) | fields
     path.write_text(json.dumps({k: v for k, v in value.items() if v is not None}))
 

@@ -1,5 +1,5 @@
-"""Tests of steps that FlashInfer computes in part; torch stands in for FlashInfer, which needs a
-GPU, and is called alike.
+"""Tests of steps of which FlashInfer computes a part; torch stands in for FlashInfer, which needs a
+GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEADS, KV_HEADS, DIM = 6, 2, 32
 
 
 class Wrapper:
-    """A stand-in for `BatchPrefillWithPagedKVCacheWrapper` of FlashInfer 0.7, according to its
+    """A stand-in for `BatchPrefillWithPagedKVCacheWrapper` of FlashInfer 0.7, written after its
     docstrings.
 
     It reads its plan when it runs, not when it is made, like a device, which receives the plan
@@ -108,7 +108,9 @@ def layer_of(pages: int, page_tokens: int, draw: torch.Generator) -> LayerKv:
 def test_any_part_of_a_step(
     requests: list[tuple[int, int]], page_tokens: int, seed: int, data: st.DataObject
 ) -> None:
-    """Any part of a step is computed right, and requests before and after it stay as they are."""
+    """FlashInfer computes any part of a step's requests right, and requests before and after that
+    part are unchanged.
+    """
     draw = torch.Generator().manual_seed(seed)
     counts = [-(-(start + new) // page_tokens) for start, new in requests]
     pages = torch.randperm(sum(counts) + 2, generator=draw).tolist()
@@ -134,8 +136,8 @@ def test_any_part_of_a_step(
 
 
 def test_steps_of_decodes_and_chunks(tmp_path: Path) -> None:
-    """Each kind of part has a wrapper of its own, so that no plan is overwritten while the other
-    kind runs.
+    """Decodes and prefill chunks have separate FlashInfer wrappers, so that no plan is overwritten
+    while the other kind runs.
     """
     folder = written(tmp_path, TinySettings("qwen3"))
     with Checkpoint(folder) as checkpoint:
@@ -214,7 +216,7 @@ def test_where_it_cannot_be_the_kernels_are(
 
 
 def test_the_package_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls match the signatures of the installed package, which can be imported
+    """The calls of FlashInfer match the signatures of the installed package, which can be imported
     without a GPU.
     """
     monkeypatch.delitem(sys.modules, "flashinfer")

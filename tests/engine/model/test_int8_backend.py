@@ -1,5 +1,5 @@
-"""Tests of the backend that multiplies INT8 weights: it is chosen by name and counted, and both
-give the same tokens.
+"""Tests of the backend that multiplies INT8 weights: it is chosen by name and counted, and all
+backends give the same tokens.
 """
 
 from __future__ import annotations

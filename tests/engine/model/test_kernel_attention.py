@@ -1,4 +1,4 @@
-"""Tests of the kernels' operators behind the model: they give the logits of plain torch in any
+"""Tests of the model with the kernels' operators: logits equal those of plain torch in all kinds of
 steps.
 """
 
@@ -63,8 +63,8 @@ def close(made: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> boo
 def test_logits_are_those_of_torch_in_any_steps(
     data: st.DataObject, models: dict[tuple[str, torch.dtype], Pair]
 ) -> None:
-    """The logits are those of torch in any steps: decodes first, then chunks, some of one token, in
-    a pool of NaN with blocks in any order.
+    """Logits equal those of torch in steps of decodes followed by chunks, some of one token, in a
+    pool full of NaN with blocks in any order.
     """
     arch, dtype = data.draw(st.sampled_from(sorted(models, key=str)))
     plain, model = models[arch, dtype]
@@ -110,8 +110,8 @@ def test_padded_steps_on_fixed_buffers(
     data: st.DataObject,
     models: dict[tuple[str, torch.dtype], Pair],
 ) -> None:
-    """Padded steps use one buffer for all steps of a size, as a graph does, and leave cached blocks
-    as they are.
+    """Padded steps of one size share one buffer, as in a CUDA graph, and leave cached blocks as
+    they are.
     """
     arch, dtype = data.draw(st.sampled_from(sorted(models, key=str)))
     plain, model = models[arch, dtype]
@@ -144,8 +144,9 @@ def test_padded_steps_on_fixed_buffers(
 def test_graphs_have_no_longest_context(
     models: dict[tuple[str, torch.dtype], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs have no longest context, because rows of the table are as wide as each step's longest.
-    The sum of the contexts is limited to the room of plans and partial results.
+    """CUDA graphs have no longest context, because the rows of the page table are as wide as each
+    step's longest one. Only the sum of the contexts is limited, to the room of plans and partial
+    results.
     """
     monkeypatch.setattr("engine.runner.graphs.KERNEL_GRAPH_TOKENS", 16)
     plain, model = models["llama", torch.float32]
@@ -179,8 +180,8 @@ def test_a_batch_without_a_plan_is_refused(models: dict[tuple[str, torch.dtype],
 
 
 def test_what_is_planned() -> None:
-    """Decodes are the first requests of one token; a later request of one token is planned as
-    prefill.
+    """The plan treats the first requests of one token as decodes, and a later request of one token
+    as prefill.
     """
     planner = KernelPlanner(AttentionShape(4, 2, 16), blocks=40, block_size=16)
     pieces = [
@@ -202,7 +203,7 @@ def test_what_is_planned() -> None:
 def test_a_quantized_cache_is_written_and_read_as_torch_does(
     kv_dtype: str, models: dict[tuple[str, torch.dtype], Pair]
 ) -> None:
-    """A quantized cache is written and read as torch does it, up to one unit of a byte that is
+    """The kernels write and read a quantized cache as torch does, up to one unit of a byte that is
     rounded the other way.
     """
     plain, model = models["qwen3", torch.float32]
@@ -226,8 +227,8 @@ def test_a_quantized_cache_is_written_and_read_as_torch_does(
 
 
 def test_requests_that_share_pages(models: dict[tuple[str, torch.dtype], Pair]) -> None:
-    """Requests that share pages get the right logits: two trunks, one of which shares the other's
-    first half, and a request alone.
+    """Requests that share pages get the right logits: two groups with shared prefixes, one of which
+    shares the other's first half, and a request alone.
     """
     plain, model = models["llama", torch.float64]
     kv = cache(model, 80, 16)

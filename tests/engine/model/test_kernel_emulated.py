@@ -1,4 +1,4 @@
-"""Tests of the whole model in bfloat16 with the kernels' own device code, in the emulator.
+"""Tests of the whole model in bfloat16 with the kernels' device code, run in the emulator.
 
 What the engine passes (views of the pool, plans inside a batch, tables, slots, weights) must be
 what the kernels accept. They refuse anything else by name and check every address.
@@ -91,8 +91,8 @@ def test_mixed_steps_then_decodes_on_fixed_buffers(
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
 def test_int8_weights_are_read_as_they_are_kept(arch: str, tmp_path: Path) -> None:
-    """INT8 weights give the same numbers, with biases too, by the kernel in steps of up to 64 rows
-    and by torch in others.
+    """INT8 weights give the same numbers by the kernel, in steps of up to 64 rows, and by torch in
+    larger steps; with biases too.
     """
     folder = written(tmp_path, TinySettings(arch, head_dim=64, intermediate_size=192))
     ids, blocks = some_ids(100), list(range(7))

@@ -1,5 +1,5 @@
-"""Tests of each kernel's trial at start, with the emulator and with kernels that fail in
-every way.
+"""Tests of the trial of each kernel at the engine's start, in the emulator and with kernels that
+fail in every way.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def test_int8_weights_pass_on_a_small_gpu_too(small_gpu: None) -> None:
 
 
 def test_a_gpu_with_little_shared_memory_is_named(small_gpu: None) -> None:
-    """A GPU with too little shared memory is named: pages of 16 bits fit, and those of bytes at
-    head_dim 128 do not.
+    """A GPU with too little shared memory for a kernel is named: 16-bit pages fit, and quantized
+    pages at head_dim 128 do not.
     """
     assert AttentionTrial(4, 1, 128, 16, BF16, BF16).why_not(emulate, "cpu") == ""
     why = AttentionTrial(4, 1, 128, 16, BF16, torch.int8).why_not(emulate, "cpu")
@@ -62,8 +62,8 @@ def test_a_gpu_with_little_shared_memory_is_named(small_gpu: None) -> None:
 
 
 def failing(broken: str, how: Any) -> Any:
-    """Return the operators for CPUs; the operator `broken` is spoiled by `how(arguments)` after it
-    ran.
+    """Return the CPU operators, of which `broken` is followed by `how(arguments)`, which spoils its
+    result.
     """
 
     def run(name: str, *arguments: Any) -> None:
@@ -75,7 +75,7 @@ def failing(broken: str, how: Any) -> Any:
 
 
 def off(at: int) -> Any:
-    """Return a function that spoils one row of argument `at`, which the operator writes."""
+    """Return a function that changes one row of argument `at`, which the operator writes."""
 
     def spoil(arguments: Any) -> None:
         arguments[at][0] += 1
@@ -113,8 +113,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 def test_what_fails_its_trial_is_torchs(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A kernel that fails its trial is replaced by torch. The device's answers are set by the test,
-    without a device.
+    """Torch replaces a kernel that fails its trial. The test sets the device's answers, without a
+    device.
     """
     monkeypatch.setattr("engine.model.kernel_choice.device_lacks", lambda device, kernels: "")
     monkeypatch.setattr(AttentionTrial, "why_not", lambda self, run, device: "a trial: x")

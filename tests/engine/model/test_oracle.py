@@ -1,5 +1,5 @@
-"""Tests that our logits are those of transformers, for all architectures, dtypes and kinds of
-rotation.
+"""Tests that our logits equal those of transformers for all architectures, dtypes and kinds of
+rotary embedding.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def test_every_rotation(kind: str, tmp_path: Path) -> None:
 
 
 def test_dynamic_scaling_beyond_the_trained_length(tmp_path: Path) -> None:
-    """Dynamic scaling is that of transformers for the longest sequence; transformers rescales by
-    the current sequence, our model by the longest that it serves.
+    """Dynamic rope scaling equals that of transformers for the longest sequence: transformers
+    rescales by the current sequence, our model by the longest that it serves.
     """
     settings = TinySettings("llama", max_positions=64, rope=ROPES["dynamic"])
     folder, ids = written(tmp_path, settings), some_ids(120)
@@ -86,7 +86,9 @@ def test_dynamic_scaling_beyond_the_trained_length(tmp_path: Path) -> None:
 
 
 def test_both_schemas_of_the_configuration(tmp_path: Path) -> None:
-    """A configuration that transformers 5 wrote gives the same model as one of older versions."""
+    """A configuration in the schema of transformers 5 gives the same model as one in the older
+    schema.
+    """
     folder, ids = written(tmp_path, SETTINGS["llama"]), some_ids(40)
     again = tmp_path / "again"
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

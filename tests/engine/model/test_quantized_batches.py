@@ -1,6 +1,4 @@
-"""Tests that quantized models, too, give the same bits in every batch, chunking, cache and block
-size.
-"""
+"""Tests that quantized models give the same bits in every batch, chunking, cache and block size."""
 
 from __future__ import annotations
 
@@ -34,7 +32,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def poisoned(model: Transformer, blocks: int, block_size: int, kv: str) -> KvCache:
-    """Return a cache as after a request that went wrong: bytes of any kind, and NaN as scales."""
+    """Return a cache as a failed request may leave it: random bytes as values, and NaN as
+    scales.
+    """
     made = cache(model, blocks, block_size, kv)
     made.pool.view(torch.uint8).fill_(0x7F)
     assert made.scales is not None
@@ -43,7 +43,9 @@ def poisoned(model: Transformer, blocks: int, block_size: int, kv: str) -> KvCac
 
 
 def bytes_of(kv: KvCache, blocks: list[int], tokens: int) -> list[torch.Tensor]:
-    """Return what the cache holds of a request, token by token: values as bytes, and scales."""
+    """Return what the cache holds of a request, token by token: its values as bytes, and its
+    scales.
+    """
     assert kv.scales is not None
     values = kv.pool.view(torch.uint8)[blocks].movedim(4, 1).flatten(0, 1)[:tokens]
     return [values, kv.scales[blocks].movedim(4, 1).flatten(0, 1)[:tokens]]

@@ -1,4 +1,4 @@
-"""Tests of the cost of fewer bits: the perplexity of a trained model, and its size in bytes."""
+"""Tests of the cost of quantization: the perplexity of a trained model, and its size in bytes."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_perplexity_changes_little(trained: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_measure_sees_a_coarser_scale(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The measure shows a coarser scale of seven levels instead of 255, so the test above
-    can fail.
+    """Perplexity shows a coarser scale of seven levels instead of 255, so the test above is able to
+    fail.
     """
     base = perplexity(loaded(trained, torch.float32), HELD_OUT, "auto")
     monkeypatch.setattr("engine.model.layers.LIMIT", 3)

@@ -1,6 +1,4 @@
-"""Tests of INT8 weights and KV: their errors stay within the bounds, and refusals name
-the reason.
-"""
+"""Tests of INT8 weights and KV: errors stay within their bounds, and refusals name the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ NEARLY = 1 + 1e-5  # scales are float32
 
 
 def drawn(seed: int, *shape: int, spread: float = 1.0) -> torch.Tensor:
-    """Return random numbers whose rows differ in size by powers of ten, up to `spread`."""
+    """Return random numbers whose rows differ in magnitude by powers of ten, up to `spread`."""
     made = torch.Generator().manual_seed(seed)
     sizes = 10 ** (spread * torch.randn(shape[0], *[1] * (len(shape) - 1), generator=made))
     return torch.randn(shape, generator=made) * sizes
@@ -70,8 +68,8 @@ def test_reading_in_pieces_and_columns_gives_parts_of_the_whole(
 def test_products_are_off_by_the_weights_errors_at_most(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products are off by at most the weights' errors, also in pieces of output channels, as for
-    large matrices.
+    """Products with INT8 weights differ by at most the weights' errors, also if computed in pieces
+    of output channels, as for large matrices.
     """
     # Not spread far: float16 ends at 65504.
     weight, bias = drawn(1, 70, 96, spread=0.3), drawn(4, 70, spread=0.3).to(dtype)
@@ -114,7 +112,7 @@ def test_a_cached_number_is_off_by_its_bound_at_most(
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("storage", [torch.int8, torch.float8_e4m3fn])
 def test_what_is_no_number_stays_none(broken: float, storage: torch.dtype) -> None:
-    """NaN and infinity stay not finite, so that a request that went wrong ends instead of
+    """NaN and infinity stay so after quantization, so that a failed request ends instead of
     continuing with other numbers.
     """
     x = torch.ones(2, 16)
@@ -129,8 +127,8 @@ def test_what_is_no_number_stays_none(broken: float, storage: torch.dtype) -> No
 def test_attention_over_int8_is_off_by_its_bound_at_most(
     seed: int, tokens: int, loud: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Attention over INT8 stays within its bound: a score is off by at most e, so a weight by a
-    factor exp(2 e), and V by half a scale.
+    """Attention over INT8 stays within its error bound: a score differs by at most e, so a weight
+    by a factor exp(2 e), and V by half a scale.
     """
     config = read_config(written(tmp_path_factory.mktemp("model"), TinySettings()))
     blocks = tokens // 16 + 1

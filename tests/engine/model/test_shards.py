@@ -1,5 +1,5 @@
-"""Tests that shards together equal the whole model: tensor-parallel ranks in threads, and stages
-one after another.
+"""Tests that a sharded model equals the whole one: tensor-parallel ranks in threads, and stages one
+after another.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WAIT_S = 60.0
 
 
 class Meeting:
-    """A meeting of ranks, which are threads of one process: each waits for all, then reads what the
-    others brought.
+    """A barrier of ranks, which are threads of one process: each rank waits for all others, then
+    reads their values.
     """
 
     def __init__(self, size: int) -> None:
@@ -42,7 +42,7 @@ class Meeting:
 
 
 class Rank:
-    """One rank of a meeting."""
+    """One tensor-parallel rank, which exchanges values with the others at a `Meeting`."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank

@@ -1,5 +1,5 @@
-"""Tests of `make-tiny`: the same bytes each time, a tokenizer that can be read again, and one clear
-refusal.
+"""Tests of `make-tiny`: it writes the same bytes each time, with a readable tokenizer, and refuses
+wrong input with one message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tiny Llama that is trained in seconds on a made-up language, so that its perplexity has a
+"""A tiny Llama trained in seconds on an artificial language, so that its perplexity has a
 meaning.
 """
 
@@ -23,7 +23,9 @@ DEEDS = (("sees", "saw"), ("paints", "painted"), ("sells", "sold"), ("lifts", "l
 
 
 def text(seed: int, characters: int) -> str:
-    """Return sentences of the language, in which the name and the colour occur a second time."""
+    """Return sentences of the artificial language, in which the name and the colour occur a second
+    time.
+    """
     draw = random.Random(seed)
     said: list[str] = []
     length = 0
@@ -68,8 +70,8 @@ def train(folder: Path, seed: int = 0) -> float:
 
 
 def perplexity(model: Transformer, said: str, kv_dtype: str, chunk: int = 50) -> float:
-    """Return exp of the mean surprise at each character after the first of each CONTEXT, computed
-    in chunks.
+    """Return the perplexity: exp of the mean surprise at each character after the first of each
+    CONTEXT, computed in chunks of `chunk` tokens.
     """
     ids = list(said.encode())
     nats, count = 0.0, 0

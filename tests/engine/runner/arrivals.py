@@ -1,4 +1,4 @@
-"""Crowds of requests at a worker that computes, and the tokens that each receives."""
+"""Sends many requests to a worker that computes, and records the tokens that each receives."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ ARRIVALS = st.builds(
 
 
 class Clients:
-    """Clients that come and leave at given steps, or at once if the worker is idle, with the tokens
-    they received.
+    """Clients that come and leave before given steps (at once if the worker is idle), with the
+    tokens that they received.
     """
 
     def __init__(self, model: Loaded, arrivals: Sequence[Arrival]) -> None:
@@ -112,7 +112,9 @@ class Clients:
 
 
 async def served(model: Loaded, arrivals: Sequence[Arrival]) -> Clients:
-    """Serve all of `arrivals` in one worker's loop until the last has ended; return the clients."""
+    """Serve all of `arrivals` in one worker's loop until the last request has ended; return the
+    clients.
+    """
     return await to_their_ends(Clients(model, arrivals))
 
 

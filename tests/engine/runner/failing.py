@@ -1,4 +1,4 @@
-"""Steps and kernels that fail, for tests."""
+"""Makes steps and kernels fail, for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.real import loaded
 
 
 class Breaking(Computing):
-    """A model that raises an error or gives NaN at chosen steps, which are counted from 0."""
+    """A model that raises an error or gives NaN at chosen steps, counted from 0."""
 
     def __init__(self, inner: Computing, fails: set[int], nan: set[int]) -> None:
         super().__init__(inner._transformer, inner.kv)

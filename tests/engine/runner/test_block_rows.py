@@ -1,4 +1,6 @@
-"""Tests of block ids as rows of an array: they are always those of the request's list."""
+"""Tests of the array that has each request's block ids as a row: it always equals the request's
+list.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ def new(number: int) -> Request:
 
 @given(EVENTS, st.integers(1, LEAST_BLOCKS))
 def test_a_row_has_the_requests_blocks(events: list[tuple[int, str]], most: int) -> None:
-    """A row has the request's blocks, although lists grow, equal blocks are replaced on publishing,
-    all blocks go and come back, and requests come and go.
+    """A row equals its request's list of blocks, although lists grow, equal blocks are replaced on
+    publishing, all blocks are taken and given back, and requests come and go.
     """
     requests, rows, fresh = [new(row) for row in range(3)], BlockRows(3), iter(range(1, 1 << 20))
     for row, event in events:

@@ -1,4 +1,4 @@
-"""Tests of steps that fail: the answer that each request gets, and when the worker gives up."""
+"""Tests of steps that fail: the answer that each request gets, and when the worker ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of decodes that are padded to fixed sizes; here the graphs are called on the same buffers,
-not replayed.
+"""Tests of decodes that are padded to fixed sizes; graphs are called on the same buffers here, not
+replayed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_padded_row_has_the_bits_of_its_own_step(
     contexts: list[int], padding: int, kv_dtype: str, folder: Path
 ) -> None:
-    """A padded row has the bits of a step of its own, and the other rows and blocks stay as they
-    are.
+    """A padded row has the same bits as in an unpadded step, and the other rows and blocks are
+    unchanged.
     """
     model = model_of(folder, torch.float32)
     kv = cache(model, len(contexts) * PAGES, SIZE, kv_dtype)
@@ -137,7 +137,7 @@ async def test_steps_tell_of_graphs(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class NoGraphs:
-    """A planner that fails while graphs are captured; a capture has no requests yet."""
+    """A planner that fails while graphs are captured; a graph is captured without requests."""
 
     inner: Planner
 
@@ -154,8 +154,8 @@ class NoGraphs:
 async def test_a_graph_that_fails_costs_no_request(
     failed: str, overlap: bool, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A graph that fails costs no request: steps continue without graphs, and with torch if the
-    kernels have failed, too.
+    """A CUDA graph that fails costs no request: steps continue without graphs, and with torch if
+    the kernels have failed, too.
     """
     bodies = [greedy(list(range(n, n + 20)), 9) for n in range(3)]
     settings: dict[str, Any] = {"attention": KVKERNELS, "max_batch_size": 4}
@@ -190,8 +190,8 @@ async def test_a_graph_that_fails_costs_no_request(
 
 
 def test_a_lost_device_is_not_survived(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost device is not survived: nothing is computed on it again. The device's answer is set by
-    the test, without a device.
+    """The worker ends when its device is lost, and computes nothing on it again. The test sets the
+    device's answer, without a device.
     """
     monkeypatch.setattr("engine.runner.graphs.device_lost", lambda device: "an illegal address")
     calls: list[FlatBatch] = []

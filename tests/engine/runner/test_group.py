@@ -52,8 +52,8 @@ def group(folder: Path, tp_size: int, pp_size: int, dtype: str = "float64") -> I
 
 
 def steps() -> list[list[Piece]]:
-    """Return batches: a prompt in two chunks beside another one, a step that samples nothing, then
-    decodes.
+    """Return batches: a prompt in two chunks next to another prompt, a step that samples nothing,
+    then decodes.
     """
     first, second = (0, 2, 4, 6), (1, 3, 5)
     return [
@@ -70,8 +70,8 @@ def steps() -> list[list[Piece]]:
     [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 2), (2, 2)))],
 )
 def test_a_group_says_what_the_whole_model_does(tp_size: int, pp_size: int, tmp_path: Path) -> None:
-    """A group gives the logits of the whole model, also if all steps begin before the first has
-    ended. Stages then work on several steps at a time, one of which samples nothing.
+    """A group of processes gives the logits of the whole model, even if all steps begin before the
+    first has ended. Stages then work on several steps at a time, one of which samples nothing.
     """
     folder = written(tmp_path, TinySettings("qwen3"))
     model = loaded(folder)
@@ -104,8 +104,8 @@ def test_a_rows_bits_are_its_own_and_a_rank_that_is_gone_fails_every_step(tmp_pa
 
 
 async def test_a_worker_of_two_ranks_serves_the_models_tokens(tmp_path: Path) -> None:
-    """A worker of two ranks serves the model's tokens. When one rank is gone, it answers all
-    requests and ends.
+    """A worker of two ranks gives the model's tokens. When one rank is killed, the worker answers
+    all requests and ends.
     """
     make_tiny(tmp_path)
     expected = Reference(tmp_path).greedy(list(range(30, 60)), 12)
@@ -135,7 +135,7 @@ async def test_a_worker_of_two_ranks_serves_the_models_tokens(tmp_path: Path) ->
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_a_rank_that_is_stopped_is_told_and_not_waited_for(is_large: bool, tmp_path: Path) -> None:
-    """A rank that stopped is reported and not waited for, whether it should compute or take a batch
+    """A stopped rank is reported and not waited for, whether it should compute or receive a batch
     larger than its pipe.
     """
     folder = written(tmp_path, TinySettings("llama"))
@@ -156,8 +156,8 @@ def test_a_rank_that_is_stopped_is_told_and_not_waited_for(is_large: bool, tmp_p
 
 
 async def test_a_worker_of_two_stages_serves_the_models_tokens(tmp_path: Path) -> None:
-    """A worker of two stages serves the model's tokens to many requests at once, which are spread
-    over two steps in flight.
+    """A worker of two pipeline stages gives the model's tokens to many requests at once, which are
+    spread over two steps in flight.
     """
     make_tiny(tmp_path)
     prompts = [list(range(30 + n, 45 + 2 * n)) for n in range(7)]

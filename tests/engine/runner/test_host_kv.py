@@ -1,5 +1,5 @@
-"""Tests of a model's own KV in host memory: an evicted block comes back bit for bit, or
-not at all.
+"""Tests of a computing worker's KV in host memory: an evicted block comes back bit for bit, or not
+at all.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ DOCUMENTS = [[random.Random(n).randrange(VOCAB) for _ in range(60)] for n in ran
 
 
 def tiered(folder: Path, host_blocks: int, blocks: int = BLOCKS, **changes: Any) -> Loaded:
-    """Load the model with few blocks on the device and some in the host's memory."""
+    """Load the model with `blocks` blocks on the device and `host_blocks` in host memory."""
     sizes = {"kv_tokens": blocks * BLOCK_SIZE, "host_kv_tokens": host_blocks * BLOCK_SIZE}
     return loaded(folder, **(sizes | SIZES | changes))
 
 
 class Slipping(Computing):
-    """A model that leaves out the copies to the host, or those from the host."""
+    """A model that omits the copies to host memory, or those from it."""
 
     def __init__(self, inner: Computing, to_host: bool) -> None:
         self._inner, self._to_host = inner, to_host
@@ -73,8 +73,8 @@ class Slipping(Computing):
 
 
 class Watching(Clients):
-    """Checks after each step that every cached block has the bits with which it was first seen. At
-    the steps `resets` the cache is cleared.
+    """Checks after each step that every cached block still has its first bits. At the steps
+    `resets` the cache is cleared.
     """
 
     def __init__(self, model: Loaded, arrivals: Sequence[Arrival], resets: Sequence[int]) -> None:
@@ -152,8 +152,8 @@ def test_answers_are_the_same_with_it_and_without(
     overlap: bool,
     models: dict[str, Loaded],
 ) -> None:
-    """Answers are the same with host memory and without it, while requests come and leave and the
-    cache, which holds few of them, is cleared.
+    """Answers are the same with host memory and without it, while requests come and leave, and the
+    small cache is cleared now and then.
     """
     arrivals = sorted(arrivals, key=lambda one: one.at_step)
     plain, ours = (
@@ -173,7 +173,7 @@ def test_answers_are_the_same_with_it_and_without(
 
 
 def visits(rounds: int) -> list[Arrival]:
-    """Return requests for four documents in turn, each of which is larger than half of
+    """Return requests for four documents in turn, each of which needs more than half of
     the cache.
     """
     sampling = SamplingParams(logprobs=2)
@@ -200,7 +200,7 @@ def test_what_comes_back_is_loaded_and_not_computed(
 
 @pytest.mark.parametrize("to_host", [False, True])
 def test_a_copy_that_is_left_out_is_found(folder: Path, to_host: bool) -> None:
-    """The tests above find a copy that is left out, so they check the right things."""
+    """The tests above fail if a copy is omitted, so they check the right things."""
     model = tiered(folder, 40)
     assert isinstance(model.model, Computing)
     for _, host in model.model._host._pairs:
@@ -218,7 +218,9 @@ def test_a_copy_that_is_left_out_is_found(folder: Path, to_host: bool) -> None:
 def held(
     model: Loaded, monkeypatch: pytest.MonkeyPatch, to_host: bool
 ) -> Iterator[threading.Event]:
-    """Make copies in one direction wait for the event that the context yields."""
+    """Make copies in one direction (to or from the host) wait for the event that the context
+    yields.
+    """
     go, move = threading.Event(), model.model.move
 
     def waiting(moves: Moves) -> None:
@@ -233,7 +235,7 @@ def held(
 
 
 async def filled(worker: Running, documents: Sequence[Sequence[int]] = DOCUMENTS) -> None:
-    """Request each document once, so that the first ones are in the host's memory at the end."""
+    """Request each document once, so that the first ones are in host memory at the end."""
     for document in documents:
         await ids_of(worker, greedy(document, 1))
 
@@ -292,8 +294,8 @@ async def test_a_copy_that_fails_costs_the_cache_and_no_answer(
 
 
 async def test_over_http_it_is_told_as_by_a_timed_worker(folder: Path) -> None:
-    """Over HTTP a computing worker reports the same as a timed one: usage, metrics, events of the
-    medium CPU, a snapshot that has the blocks, and a reset.
+    """A computing worker reports its host memory over HTTP as a simulated one does: usage, metrics,
+    events of the medium CPU, a snapshot that has the blocks, and a reset.
     """
     model = tiered(folder, 40)
     async with computing(model) as worker, subscriber(worker.worker) as socket:
@@ -329,8 +331,8 @@ async def test_another_workers_kv_is_written_after_what_was_there_is_saved(
     request: pytest.FixtureRequest,
     ranks: tuple[int, int],
 ) -> None:
-    """The KV of another worker is written only after the blocks in its place are saved. Of two
-    workers on one machine, the one that decodes evicts blocks for it.
+    """KV from another worker is written only after the blocks in its place were copied to host
+    memory. Of two workers on one machine, the decode worker evicts blocks for it.
     """
     source, model = loaded(folder), tiered(folder, 40, ranks=ranks)
     request.addfinalizer(model.model.close)

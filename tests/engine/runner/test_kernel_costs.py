@@ -1,5 +1,5 @@
-"""Tests of the measured costs of plans: the program writes them, a worker reads them, and those of
-another device are refused.
+"""Tests of the measured costs of attention plans: the program writes them, a worker reads them and
+refuses those of another device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COSTS = Costs(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    """Write a good file, with `changes` to its fields; return its path."""
+    """Write a valid file of costs, with `changes` to its fields; return its path."""
     work = Work(1, 2, 3, 4, 5)
     made = Calibration(COSTS, True, [Measured(FEW[0], work, work, 2000.0, 1000.0)])
     write_costs(folder / "costs.json", made, "cpu")
@@ -104,8 +104,8 @@ def test_a_way_whose_numbers_are_wrong_is_refused_by_name(
 async def test_a_worker_goes_the_ways_of_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A worker uses torch for the shapes that the file says, with several ranks too. Ranks get no
-    plans for torch's shapes and do not fall back because of that.
+    """A worker uses torch for the shapes that the file of costs says, with several ranks too. Ranks
+    get no plans for those shapes, which does not count as a failed kernel.
     """
     make_tiny(tmp_path / "model")
     ways = {shape: TORCH for shape in SHAPES if shape != "decode_shared"}
@@ -167,8 +167,8 @@ def test_a_bad_file_ends_a_start_before_weights_are_read(
 def test_the_program_measures_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The program measures and writes the costs, here those of the operator's plain implementation
-    on a CPU, with a smaller grid to save time.
+    """The program measures and writes the costs, here of the operator's plain CPU implementation on
+    a small grid to save time.
     """
     make_tiny(tmp_path / "model")
     monkeypatch.setattr(calibration, "GRID", FEW)

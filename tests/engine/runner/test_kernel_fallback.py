@@ -1,5 +1,5 @@
 """Tests of kernels that fail while requests run: torch takes over, the failed kernel is named, and
-no request loses its answer.
+every request is answered.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def test_a_failure_at_any_call_changes_no_answer(
     steps: StepSettings,
     folder: Path,
 ) -> None:
-    """A failure at any call, also in the middle of a step's layers, changes no answer. No client
-    leaves here, because that would change the times of the steps.
+    """A kernel that fails at any call, also in the middle of a step's layers, changes no answer. No
+    client leaves in this test, because that would change the times of the steps.
     """
     arrivals = sorted(
         (replace(one, leaves_at_step=None) for one in arrivals), key=lambda a: a.at_step
@@ -87,7 +87,7 @@ def test_a_failure_at_any_call_changes_no_answer(
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_what_torch_computes_then_has_its_bits(folder: Path, cuda_graphs: bool) -> None:
-    """The results that torch then computes have torch's bits, log-probabilities included."""
+    """After a kernel has failed, results have torch's bits, log-probabilities included."""
     steps = StepSettings(overlap=True, cuda_graphs=cuda_graphs)
     sampling = SamplingParams(temperature=1.0, seed=3, logprobs=2)
     arrivals = [Arrival((n, 1, 2), 20, sampling, frozenset(), 2 * n, None) for n in range(6)]
@@ -125,8 +125,8 @@ async def test_a_worker_says_what_computes_now(
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 async def test_products_of_int8_weights_fall_back_too(folder: Path, cuda_graphs: bool) -> None:
-    """Products of INT8 weights fall back alone, in the middle of a layer, and attention stays with
-    the kernels.
+    """If the kernel for INT8 weights fails in the middle of a layer, torch computes these products,
+    and attention stays with the kernels.
     """
     prompt, steps = list(range(30, 50)), StepSettings(cuda_graphs=cuda_graphs)
     settings = {"quantization": Quantization("int8"), "steps": steps, "max_batch_size": 2}
@@ -149,7 +149,9 @@ async def test_products_of_int8_weights_fall_back_too(folder: Path, cuda_graphs:
 async def test_ranks_follow_the_first(
     ranks: tuple[int, int], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The other ranks follow the first: their kernels are intact, but they get no more plans."""
+    """If the first rank's kernels fail, the other ranks also stop using theirs, since they get no
+    more plans.
+    """
     prompt = list(range(30, 50))
     model = loaded(folder, ranks=ranks, attention=KVKERNELS)
     try:
@@ -165,8 +167,8 @@ async def test_ranks_follow_the_first(
 
 
 async def test_too_little_memory_is_no_failed_kernel(folder: Path) -> None:
-    """Too little memory is no failed kernel. The step fails as usual, because torch's attention
-    needs more memory.
+    """A lack of memory is not treated as a failed kernel: the step fails as usual, because torch's
+    attention needs even more memory.
     """
     model = loaded(folder, attention=KVKERNELS)
     async with computing(model) as worker:
@@ -181,8 +183,8 @@ async def test_too_little_memory_is_no_failed_kernel(folder: Path) -> None:
 async def test_a_lost_device_ends_the_worker_at_the_first_failed_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lost device ends the worker at the first failed step, and its supervisor starts a new
-    process. The device's answer is set by the test, without a device.
+    """A worker whose device is lost ends at the first failed step, and its supervisor starts a new
+    process. The test sets the device's answer, without a device.
     """
     assert device_lost("cpu") == ""
     monkeypatch.setattr(Compute, "lost", lambda self: "an illegal memory access was encountered")

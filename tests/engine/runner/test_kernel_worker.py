@@ -1,5 +1,5 @@
-"""Tests of a worker that uses the kernels' operators for attention, and of the choice of
-attention.
+"""Tests of a worker that uses the kernels' operators for attention, and of the choice between
+kernels and torch.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_tokens_are_those_of_torch_in_every_loop(folder: Path) -> None:
-    """The tokens are those of torch in every loop: mixed steps, padded steps, preemption, sampling
-    with and without penalties.
+    """The kernels give the same tokens as torch in every loop: mixed steps, padded steps,
+    preemption, sampling with and without penalties.
     """
     model = loaded(folder, kv_tokens=BLOCKS * BLOCK_SIZE, max_num_tokens=24, max_batch_size=6)
     kernels = loaded(
@@ -76,8 +76,8 @@ def test_tokens_are_those_of_torch_in_every_loop(folder: Path) -> None:
 @settings(max_examples=examples(3), deadline=None)
 @given(data=st.data())
 def test_tokens_are_those_of_torch_by_any_ways(data: st.DataObject, folder: Path) -> None:
-    """The tokens are those of torch whichever shapes torch computes, in steps of all shapes: shared
-    trunks, long contexts, hits.
+    """Tokens are the same whichever shapes are left to torch, in steps of all shapes: shared
+    prefixes, long contexts, hits.
     """
     possible = {shape: [way for way in ways if way in HERE] for shape, ways in SHAPES.items()}
     ways = {shape: data.draw(st.sampled_from(possible[shape])) for shape in SHAPES}
@@ -154,8 +154,8 @@ async def test_the_program_tells_and_serves(tmp_path: Path) -> None:
 
 
 def test_the_report_counts_partial_results(folder: Path) -> None:
-    """The report counts the partial results of the largest graph, and those of the longest contexts
-    without a graph.
+    """The memory report counts the partial results of attention in the largest graph, and those of
+    the longest contexts without a graph.
     """
     by_torch, without, with_graphs = (
         loaded(folder, attention=backend, steps=StepSettings(cuda_graphs=graphs)).capacity
@@ -242,8 +242,8 @@ def test_an_unknown_backend_is_a_bad_flag(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 async def test_decodes_that_share_pages_are_counted(cuda_graphs: bool, folder: Path) -> None:
-    """Decodes that share pages are counted: three requests read a trunk once, which saves exactly
-    what two of them would have read.
+    """The saving of decodes that share pages is counted: three requests read a shared prefix once,
+    which saves exactly what two of them would have read.
     """
     trunk = [n % 250 for n in range(128 * BLOCK_SIZE)]
     steps = StepSettings(cuda_graphs=cuda_graphs)

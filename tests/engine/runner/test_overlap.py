@@ -1,4 +1,4 @@
-"""Tests of the loop that schedules a step while another computes, against the loop that
+"""Tests of the loop that schedules a step while another one computes, compared with the loop that
 does not.
 """
 
@@ -79,7 +79,7 @@ def test_steps_are_in_flight_together(model: Loaded) -> None:
 
 
 async def test_stop_strings_and_leaving_clients_over_http(model: Loaded) -> None:
-    """A stop string is found one step late, and the text after it is not sent; clients that leave
+    """The text after a stop string, which is found one step late, is not sent; clients that leave
     end their requests.
     """
     async with computing(replace(model, steps=StepSettings(overlap=True))) as worker:

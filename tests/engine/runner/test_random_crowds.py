@@ -1,4 +1,4 @@
-"""Tests of random crowds at a worker that computes, in a cache too small for them: each request is
+"""Tests of many random requests at a computing worker whose cache is too small for them: each is
 answered once.
 """
 
@@ -51,7 +51,7 @@ def model(folder: Path) -> Loaded:
 
 
 async def visit(worker: Running, one: Visit) -> list[list[int]] | None:
-    """Send the request; return the tokens of each choice, or None if the client left."""
+    """Send the request; return the token ids of each choice, or None if the client left."""
     body = {"prompt": list(range(one.prompt_tokens)), "max_tokens": one.output_tokens}
     body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "n": one.choices}
     url = worker.url + "/v1/completions"

@@ -1,7 +1,7 @@
-"""Tests that each served token comes from the logits that transformers has at its place.
+"""Tests that each served token comes from the logits that transformers computes for its position.
 
-Crowds share trunks, have several choices, and run in a cache that holds few of them. So prompts are
-computed in chunks beside decodes, found cached, preempted, and computed again.
+Many requests share prefixes, have several choices, and run in a cache that holds few of them. So
+prompts are computed in chunks next to decodes, found cached, preempted, and computed again.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def model_of(folder: Path, dtype: str, ranks: tuple[int, int], overlaps: bool) -
 
 
 def crowd() -> list[Arrival]:
-    """Return two requests with one trunk, three choices of a prompt that extends it, and one other
-    request.
+    """Return two requests with one shared prefix, three choices of a prompt that extends it, and
+    one other request.
     """
     ids = some_ids(60)
     sampled = SamplingParams(temperature=1.0, seed=7, n=3).choices(0)
@@ -102,7 +102,9 @@ def crowd() -> list[Arrival]:
 
 
 def truth(folder: Path, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return the logits [tokens, vocab] of each text by transformers, one text at a time."""
+    """Return the logits [tokens, vocab] that transformers computes for each text, one text at a
+    time.
+    """
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager"
     )

@@ -1,5 +1,5 @@
-"""Tests of the sampler against plain numpy: right tokens and right frequencies, whatever other rows
-are in the batch.
+"""Tests of the sampler against plain numpy: it gives right tokens and frequencies, whatever other
+rows are in the batch.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ ROWS = st.lists(st.builds(asking, PARAMS, TOKENS, TOKENS | st.just([])), min_siz
 
 
 def some_logits(rows: int, seed: int, dtype: object = None) -> torch.Tensor:
-    """Return logits that are distinct in each row, so that the order of summing cannot decide
-    between equal ones.
+    """Return random logits that are distinct within each row, so that the order of summing cannot
+    decide between equal ones.
     """
     values = np.random.default_rng(seed).normal(0.0, 3.0, (rows, VOCAB))
     return torch.from_numpy(values).to(dtype or torch.float32)
@@ -84,8 +84,8 @@ def test_every_token_is_the_one_that_the_oracle_draws(requests, seed):
 @settings(max_examples=examples(100), deadline=None)
 @given(requests=ROWS, seed=st.integers(0, 99), data=st.data())
 def test_a_row_is_the_same_whoever_is_beside_it(requests, seed, data):
-    """A row has the same ids and logprobs, bit for bit in float32, alone, shuffled, and with a used
-    sampler.
+    """A row gets the same ids and logprobs, bit for bit in float32, alone, in a shuffled batch, and
+    with a sampler that was used before.
     """
     numbered(requests)
     logits = some_logits(len(requests), seed)
@@ -127,8 +127,8 @@ def test_counts_kept_between_steps_are_those_counted_anew():
     ],
 )
 def test_tokens_come_as_often_as_their_probability_says(params, kinds):
-    """Tokens come as often as their probability says, by Pearson's chi square at fixed seeds. The
-    positions of one request are independent draws.
+    """Sampled tokens come as often as their probability says, by Pearson's chi square at fixed
+    seeds. The positions of one request are independent draws.
     """
     draws = 20_000
     logits = torch.tensor([[1.5, 0.9, -1.0, 0.2, 0.0, -0.4, 1.1, -0.2, 0.4, 0.6, 0.1, -0.7]])
@@ -150,7 +150,9 @@ def test_tokens_come_as_often_as_their_probability_says(params, kinds):
 
 
 def test_choices_of_one_seed_are_not_correlated():
-    """The seeds derived for n > 1 give pairs of draws that fill the unit square evenly."""
+    """The seeds derived for the choices of a request (n > 1) give pairs of draws that fill the unit
+    square evenly.
+    """
     choices = SamplingParams(seed=9, n=2).choices(0)
     first, second = ([uniform(one.seed, at) for at in range(10_000)] for one in choices)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.04

@@ -1,4 +1,4 @@
-"""Tests of transfers of real KV between any two shapes of a worker; answers stay the same."""
+"""Tests of transfers of real KV between workers of any two shapes: answers stay the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ PAIRS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (8, 1)]  # TP, PP
 
 
 def shards(ranks: tuple[int, int], base: PoolLayout) -> list[PoolLayout]:
-    """Return the layout of every rank. Ranks share a head if there are more ranks than heads."""
+    """Return the layout of every rank's pool. Ranks share a head if there are more ranks than
+    heads.
+    """
     tp_size, pp_size = ranks
     all_layers, all_heads = len(base.layers), len(base.heads)
     found = []
@@ -69,7 +71,9 @@ def memory(
 
 
 def tag(tokens: range, row_bytes: int, salt: int) -> torch.Tensor:
-    """Return int32[token, head, layer, kv, elements], in which every element says what it is."""
+    """Return int32[token, head, layer, kv, elements] in which every element encodes its own
+    position.
+    """
     axes = [torch.tensor(list(tokens)), torch.arange(HEADS), torch.arange(LAYERS), torch.arange(2)]
     token, head, layer, kv = torch.meshgrid(*axes, indexing="ij")
     row = ((token * HEADS + head) * LAYERS + layer) * 2 + kv
@@ -78,7 +82,7 @@ def tag(tokens: range, row_bytes: int, salt: int) -> torch.Tensor:
 
 
 def views(store: KvMemory, part: int) -> Iterator[tuple[PoolLayout, torch.Tensor]]:
-    """Yield each rank's pool, or its scales, as int32[block, head, layer, kv, token, elements]."""
+    """Yield each rank's pool (or its scales) as int32[block, head, layer, kv, token, elements]."""
     for rank in store._ranks:
         layout, raw = rank.parts()[part]
         shaped = raw.view(torch.int32).view(*layout.shape(), layout.row_bytes // 4)
@@ -86,7 +90,7 @@ def views(store: KvMemory, part: int) -> Iterator[tuple[PoolLayout, torch.Tensor
 
 
 def fill(store: KvMemory, block_ids: list[int], tokens: int) -> None:
-    """Write the tags of a prompt into its blocks, in all ranks."""
+    """Write the position tags of a prompt into its blocks, in all ranks."""
     for part in range(2 if store.form.scale_bytes else 1):
         for layout, view in views(store, part):
             tags = tag(range(tokens), layout.row_bytes, part)
@@ -125,8 +129,8 @@ def sent(source: KvMemory, target: KvMemory, ids: list[int], place: Place, each:
 
 
 def test_every_element_arrives_where_it_belongs() -> None:
-    """Every element arrives in its place, with random TP, PP, page, order and dtype at both ends,
-    behind the blocks that the target has cached.
+    """Every element of the KV arrives in its place, with random TP, PP, page size, axis order and
+    dtype at both ends, behind the blocks that the target has cached.
     """
     for seed in range(examples(200)):
         draw = random.Random(seed)
@@ -157,7 +161,9 @@ TINY = ModelConfig(
 
 
 def shared_worker(ranks: tuple[int, int], block_size: int, kv: str) -> tuple[KvMemory, list[Any]]:
-    """Return a worker's memory that other processes can map, and the objects that keep it alive."""
+    """Return a worker's memory that other processes can map, and the objects that must live as long
+    as the memory.
+    """
     tp_size, pp_size = ranks
     made, kept = [], []
     for rank in range(tp_size * pp_size):
@@ -230,7 +236,9 @@ class Moves:
         return KvCache(self.config, 40, self.pages[side], **kept)  # type: ignore[arg-type]
 
     def through(self, draw: random.Random, source: KvCache, target: KvCache, place: Place) -> None:
-        """Move the KV by way of two workers with random ranks, stages, blocks and order."""
+        """Move the KV from `source` to `target` through two workers with random ranks, stages,
+        block sizes and axis order.
+        """
         hops = [KvMemory(self.form, [RankMemory.of(self.config, source)])]
         for _ in range(2):
             ranks = draw.choice([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)])
@@ -247,8 +255,8 @@ class Moves:
             ids = theirs
 
     def say(self, kv: KvCache, prompt: list[int], start: int, side: int) -> list[torch.Tensor]:
-        """Return the logits of a prompt's last token, if `start` tokens are in the cache, and those
-        of six more tokens, each the likeliest.
+        """Return the logits of a prompt's last token, with its first `start` tokens already cached,
+        and those of six more tokens, each the likeliest.
         """
         tokens, found = prompt[start:], list[torch.Tensor]()
         for _ in range(7):
@@ -260,7 +268,7 @@ class Moves:
 
 
 def test_logits_have_the_same_bits_whatever_way_the_kv_took(tmp_path: Path) -> None:
-    """The logits have the same bits whatever way the KV took: 200 random pairs of ranks, stages,
+    """Logits have the same bits after KV was transferred between 200 random pairs of ranks, stages,
     blocks, order and dtype (with TEST_EFFORT). The target has none, a part, or all of the prompt
     already.
     """
@@ -311,8 +319,8 @@ async def pair(
 
 
 async def same_answers(prefill: Running, decode: Running, alone: Running, seeds: range) -> None:
-    """Assert that split requests give the answers of a single worker. None, a part, or all of a
-    prompt is cached at the worker that decodes it.
+    """Assert that a prefill and a decode worker together give the answers of a single worker. None,
+    a part, or all of a prompt is cached at the decode worker.
     """
     for seed in seeds:
         body = asked(seed, random.Random(seed).randint(1, 90))
@@ -348,7 +356,7 @@ MORE_GROUPS: list[dict[str, Any]] = [{"page": (16, 8), "ranks": ((1, 1), (2, 1))
 
 
 def with_more(some: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[Any]:
-    """Return `some` as parameters, and `more` as parameters that only the full run uses."""
+    """Return `some` as pytest parameters, and `more` as parameters that only the full run uses."""
     return [*some, *(pytest.param(one, marks=pytest.mark.full) for one in more)]
 
 
@@ -389,8 +397,8 @@ async def _same(shape: dict[str, Any], folder: Path, seeds: range) -> None:
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 async def test_answers_are_the_same_where_kv_leaves_early(transport: str, folder: Path) -> None:
-    """Answers are the same if KV leaves early: blocks that are not computed yet are not read, and
-    early KV is never mapped.
+    """Answers are the same if KV is sent before its prompt is finished: blocks that are not
+    computed yet are not read, and such KV is never mapped.
     """
     shares = {"shares_kv": transport == "shm"}
     chunks = {"max_num_tokens": 32, "max_batch_size": 8}
@@ -409,8 +417,8 @@ async def test_answers_are_the_same_where_kv_leaves_early(transport: str, folder
 async def test_kv_arrives_before_the_last_of_its_prompt_is_computed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """KV arrives before the last of its prompt is computed: the rest is computed only after a part
-    has come. `python -m tests.bench.early_kv` measures it.
+    """KV arrives before its prompt is finished: the rest is computed only after a part has come.
+    `python -m tests.bench.early_kv` measures it.
     """
     made = loaded(folder, max_num_tokens=64, max_batch_size=8), loaded(folder)
     came, steps, compute = threading.Event(), itertools.count(), made[0].model.logits
@@ -432,7 +440,7 @@ async def test_kv_arrives_before_the_last_of_its_prompt_is_computed(
 
 
 async def test_memory_that_cannot_be_mapped_is_sent(folder: Path) -> None:
-    """Memory that cannot be mapped is sent, as between two hosts where the same path names other
+    """KV that cannot be mapped is sent, as between two hosts where the same path names other
     memory.
     """
     made = [loaded(folder, shares_kv=True) for _ in range(2)]
@@ -463,8 +471,8 @@ async def test_another_dtype_is_refused_with_a_reason(folder: Path) -> None:
 
 
 async def test_a_read_of_real_kv_that_is_cut_off_leaves_nothing(folder: Path) -> None:
-    """A read of real KV that is cut off leaves nothing, whether the client or the holder leaves at
-    any stage; the next prompt is right.
+    """A transfer of real KV that is cut off leaves nothing behind, whether the client or the
+    sending worker leaves at any stage; the next prompt is right.
     """
     model = loaded(folder, max_num_tokens=512)
     async with pair(model, loaded(folder), kv_gbytes_per_s=0.002) as (one, other):
@@ -490,8 +498,8 @@ LIVES = 40 if QUICK else 1_000
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 async def test_random_lives_of_real_kv_leave_nothing(transport: str, folder: Path) -> None:
-    """Random histories of real KV leave nothing: clients leave in either leg, in caches too small
-    for all of them.
+    """Random histories of transfers leave nothing behind: clients leave during prefill or decode,
+    in caches too small for all of them.
     """
     draw = random.Random(3)
     terms = {"max_batch_size": 6, "max_num_tokens": 64, "export_lease_s": 1.0}

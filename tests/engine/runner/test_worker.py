@@ -1,5 +1,5 @@
-"""Tests of a worker that computes, over HTTP: it gives the model's own tokens, whatever other
-requests do.
+"""Tests of a computing worker over HTTP: it gives the model's own tokens, whatever other requests
+do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def test_greedy_tokens_are_the_models_whole_and_streamed(
 
 
 async def test_a_stream_says_what_the_whole_answer_says_to_its_last_byte(folder: Path) -> None:
-    """A stream gives the same text as the whole answer to its last byte; a random model's answers
+    """A stream gives the same text as the whole answer, to its last byte; a random model's answers
     often end within a character.
     """
     ends = set()
@@ -50,8 +50,8 @@ async def test_a_stream_says_what_the_whole_answer_says_to_its_last_byte(folder:
 async def test_tokens_do_not_depend_on_batch_chunks_cache_or_preemption(
     folder: Path, reference: Reference
 ) -> None:
-    """Tokens do not depend on batch, chunks, cache or preemption. All of these occur with a cache
-    of 30 blocks for 24 requests and chunks of at least 8 tokens.
+    """Tokens do not depend on batch, chunks, cache or preemption, all of which occur with 30 cache
+    blocks for 24 requests and chunks of at least 8 tokens.
     """
     chance = random.Random(5)
     trunk = [chance.randrange(256) for _ in range(40)]

@@ -80,8 +80,8 @@ def test_choices_have_seeds_of_their_own_and_the_first_is_what_one_choice_gives(
 
 
 def test_the_mixer_is_that_of_splitmix64():
-    """The mixer is splitmix64's: it gives the first outputs that the reference implementation
-    prints for the seed 1234567.
+    """The function that derives seeds gives the first outputs that the reference implementation of
+    splitmix64 prints for the seed 1234567.
     """
     golden = 0x9E3779B97F4A7C15
     got = [mix((1234567 + at * golden) % 2**64) for at in (1, 2, 3)]

@@ -1,5 +1,5 @@
-"""Tests of stop strings in streamed text: which text is sent, when, and that it is never taken
-back.
+"""Tests of stop strings in streamed text: text is sent as early as possible and never
+taken back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tests.effort import examples
 
 
 def cut(text: str, stops: tuple[str, ...], included: bool) -> tuple[str, str | None]:
-    """Return the text up to the stop that ends first, or of those the one that begins first, and
-    this stop. It is the oracle.
+    """Return the text up to the stop string that ends first (of several the one that begins first),
+    and this stop string. The tests compare with this plain search.
     """
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
@@ -52,7 +52,7 @@ def test_however_the_text_is_cut_into_pieces_it_ends_at_the_same_place(pieces, s
 @settings(max_examples=examples(200), deadline=None)
 @given(pieces=st.lists(TEXTS, max_size=12), stop=st.text("abc", min_size=1, max_size=5))
 def test_only_what_may_become_a_stop_is_held_back(pieces, stop):
-    """Text is held back only if it is a proper beginning of the stop string, so it is never sent
+    """Text is held back only while it may be the beginning of a stop string, so it is never sent
     later than needed.
     """
     stop_text = StopText((stop,), included=False, min_tokens=0)

@@ -1,4 +1,4 @@
-"""A driver that keeps several steps of one scheduler in flight, and checks every token of the
+"""A driver that keeps several steps of one scheduler in flight, and checks every token in the
 cache.
 """
 
@@ -16,8 +16,8 @@ from tests.engine.scheduling import SIZE, Driver
 
 @dataclass
 class Flown:
-    """A step on a device: the parts of its requests, the blocks of their KV, and the tokens they
-    give.
+    """A step that is in flight: the parts of its requests, the blocks of their KV, and the tokens
+    it will give.
     """
 
     step: Step
@@ -36,14 +36,18 @@ class Flown:
 
 @dataclass
 class FlyingDriver(Driver):
-    """Keeps as many steps in flight as allowed; each computes when it lands, in order."""
+    """Keeps as many steps in flight as allowed; each is computed when it ends, in the order of
+    their starts.
+    """
 
     flown: deque[Flown] = field(default_factory=deque)
     cache: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # slot: tokens up to it
     most_in_flight: int = 0
 
     def step(self) -> list[Output]:
-        """Start a step if there is one; land the oldest if none starts or no more are allowed."""
+        """Start a step if there is one; end the oldest step if none starts or no more are
+        allowed.
+        """
         for late in self.scheduler.expire(self.now_s):
             self.finished[late.request_id] = "timeout"
         step = self.scheduler.schedule(self.now_s)

@@ -1,4 +1,4 @@
-"""Random histories of a scheduler, as state machines of hypothesis."""
+"""Random histories of a scheduler, as hypothesis state machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ BLOCKS = 12
 
 
 def continuation(prompt: list[int], count: int) -> list[int]:
-    """Return the only right answer, in which each token follows from all tokens before it."""
+    """Return the only right continuation of a prompt, in which each token follows from all tokens
+    before it.
+    """
     one = request(0, prompt, count)
     for _ in range(count):
         one.output.append(next_token(one))
@@ -107,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.pool.clear()
 
     def look_at(self, step: Step) -> None:
-        """Check the promises about one step."""
+        """Check the scheduler's promises for one step."""
         tokens = step.prefill_tokens + step.decode_seqs
         assert 0 < tokens <= LIMITS["max_num_tokens"]
         assert step.prefill_tokens == sum(chunk.tokens for chunk in step.chunks)
@@ -151,9 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.told) == pool.cached_blocks + len(pool.groups or ())
 
     def teardown(self) -> None:
-        """Assert that the rest drains whatever happened, and that each answer is the only right
-        one.
-        """
+        """Assert that all remaining requests end, and that each has the only right answer."""
         self.driver.run(limit=5000)
         assert self.scheduler.kv_used_blocks == 0
         assert not self.scheduler._blocks._frontier

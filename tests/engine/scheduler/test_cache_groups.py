@@ -1,5 +1,5 @@
-"""Tests of windows and states beside full attention: what is reused, which events report it, and
-that no block is lost.
+"""Tests of sliding windows and states next to full attention: what is reused, which events report
+it, and that no block is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def hybrid(groups: tuple[CacheGroup, ...], blocks: int, size: int = SIZE, **limi
 
 
 def served(driver: Driver, prompt: list[int], output_tokens: int = 1) -> Request:
-    """Send a request alone; return it at its end."""
+    """Run a request while no other one runs; return it when it has ended."""
     number = len(driver.finished)
     one = request(number, prompt, output_tokens)
     driver.scheduler.add(one, driver.now_s)
@@ -75,8 +75,8 @@ def test_a_pool_has_room_for_the_groups_of_a_request() -> None:
 
 @pytest.mark.parametrize("groups", ["window:128", "window:128*5", "state*7", "window:128+state"])
 def test_reuse_is_as_vllm_was_seen_to_do_it(groups: str) -> None:
-    """Reuse is as in vLLM 0.32 for Gemma 3 and gpt-oss, with blocks of 32 tokens and a window of
-    128.
+    """Prefixes are reused as vLLM 0.32 does for Gemma 3 and gpt-oss, with blocks of 32 tokens and a
+    window of 128.
     """
     driver = hybrid(parse_groups(groups), 2000, 32, max_num_tokens=256)
     prompt = [7] * 600
@@ -111,14 +111,14 @@ def test_a_request_waits_for_one_that_will_leave_the_end_that_it_can_use() -> No
 
 
 class GroupMachine(SchedulerMachine):
-    """Checks the promises of every scheduler with windows and states."""
+    """Checks the promises of every scheduler for caches with windows and states."""
 
     def driven(self) -> Driver:
         return hybrid(GROUPS, 16, **LIMITS)
 
 
 class GroupPolicyMachine(PolicyMachine):
-    """Checks the same promises with every policy switched on."""
+    """Checks the same promises with every scheduling policy switched on."""
 
     def driven(self) -> Driver:
         return hybrid(GROUPS, 16, **self.limits)
@@ -132,7 +132,7 @@ TestGroupPolicyMachine.settings = LIVES
 
 
 class Listener:
-    """A router's knowledge of a worker's cache, from its events."""
+    """A router's knowledge of a worker's cache, built from the worker's events."""
 
     def __init__(self, size: int, *, plain: bool) -> None:
         made: Any = (oracle if plain else kvkernels).WorkerBlocks
@@ -190,8 +190,8 @@ def prompts(draw: random.Random, count: int) -> list[list[int]]:
 def test_events_say_what_a_request_sent_alone_will_find(
     plain: bool, seed: int, groups: str, blocks: int, chunk: int
 ) -> None:
-    """Events say what a request sent alone will find, also to a listener that joins late by a
-    snapshot. There are 50 requests each, most with evictions.
+    """Events tell a router what a request will find in the cache, also if the router subscribes
+    late and reads a snapshot. Each case has 50 requests, most with evictions.
     """
     driver = hybrid(parse_groups(groups), blocks, max_num_tokens=chunk, prefix_wait_tokens=0)
     pool, draw = driver.scheduler.pool, random.Random(seed)

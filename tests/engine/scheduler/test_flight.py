@@ -1,4 +1,4 @@
-"""Tests of steps in flight: the next step is made before the tokens of the one before it
+"""Tests of several steps in flight: the next step is made before the tokens of the one before it
 are known.
 """
 
@@ -30,8 +30,8 @@ def in_flight(
 
 
 class AheadMachine(SchedulerMachine):
-    """Checks the promises of one step at a time with two steps in flight, and that no block is
-    given away too early.
+    """Checks the promises of a scheduler with two steps in flight, and that no block is given away
+    too early.
     """
 
     flight: ClassVar[dict[str, Any]] = {"steps": 2, "ahead": True}
@@ -44,13 +44,13 @@ class AheadMachine(SchedulerMachine):
 
 
 class AheadPolicyMachine(AheadMachine, PolicyMachine):
-    """Checks the same with every policy switched on; what is reserved for requests that leave is
-    released with them.
+    """Checks the same with every policy switched on; room that is reserved for a request is
+    released when the request leaves.
     """
 
 
 class StagesMachine(AheadMachine):
-    """Checks three steps in flight whose requests share nothing but prompts."""
+    """Checks the promises with three steps in flight whose requests share only prompts."""
 
     flight: ClassVar[dict[str, Any]] = {"steps": 3, "ahead": False}
 
@@ -64,7 +64,7 @@ for _case in (TestAheadMachine, TestAheadPolicyMachine, TestStagesMachine):
 
 @pytest.mark.parametrize(("steps", "ahead"), [(2, True), (2, False), (3, False)])
 def test_answers_are_those_of_one_step_at_a_time(steps: int, ahead: bool) -> None:
-    """Answers are those of one step at a time, in a cache too small for all requests, with
+    """Answers equal those of one step at a time, in a cache too small for all requests, with
     preemptions, hits and evictions.
     """
     driver = FlyingDriver(in_flight(steps, ahead=ahead, blocks=20, watermark=0.0))

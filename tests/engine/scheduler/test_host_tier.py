@@ -1,5 +1,5 @@
-"""Tests of blocks that the GPU evicts and the host keeps: they are loaded beside other work and
-reported to routers.
+"""Tests of blocks that leave the GPU and stay in host memory: they are loaded while other requests
+run, and reported to routers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def with_host(blocks: int, host_blocks: int, **limits: float) -> Scheduler:
 
 
 def evicted(scheduler: Scheduler) -> Driver:
-    """Return a driver after a prompt whose blocks another prompt has pushed out of the GPU."""
+    """Return a driver that has served a prompt whose blocks another prompt has since pushed out of
+    the GPU.
+    """
     driver = Driver(scheduler)
     for number, prompt in enumerate((PROMPT, OTHER)):
         scheduler.add(request(number, prompt, 1), driver.now_s)
@@ -111,7 +113,9 @@ def test_no_host_memory_of_negative_size() -> None:
 
 
 class HostMachine(RuleBasedStateMachine):
-    """Runs random histories; a router that follows the events knows what either tier holds."""
+    """Runs random histories in which a router that follows the events knows what GPU and host
+    memory hold.
+    """
 
     @initialize(blocks=st.integers(5, 12), host_blocks=st.integers(0, 14))
     def start(self, blocks: int, host_blocks: int) -> None:
@@ -179,7 +183,7 @@ class HostMachine(RuleBasedStateMachine):
         late.clear()
 
     def teardown(self) -> None:
-        """Assert that all requests end, whatever happened."""
+        """Assert that all requests end, whatever happened before."""
         for _ in range(1000):
             if not self.scheduler.requests:
                 break
@@ -198,8 +202,8 @@ TestHostMachine.settings = settings(
 
 
 async def test_a_timed_worker_loads_what_it_evicted_and_tells_so() -> None:
-    """A timed worker loads what it evicted and reports it over HTTP: usage, metrics, events of the
-    medium CPU, and a snapshot that has the blocks.
+    """A simulated worker loads evicted blocks from host memory and reports that over HTTP: usage,
+    metrics, events of the medium CPU, and a snapshot that has the blocks.
     """
     prompts = [list(range(start, start + 400)) for start in range(0, 4000, 400)]
     async with (

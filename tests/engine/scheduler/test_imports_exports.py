@@ -1,5 +1,5 @@
-"""Tests of prompts whose KV comes from another worker, and of KV that is kept for one: no block is
-lost.
+"""Tests of prompts whose KV comes from another worker, and of KV that is kept for another worker:
+no block is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEASE_S = 30.0
 
 
 class Reader(Driver):
-    """A driver that ends the oldest read if nothing else could be done since that read began."""
+    """A driver that ends the oldest KV transfer if nothing else could be done since it began."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -53,13 +53,13 @@ def reader(blocks: int = 64, **limits: float) -> Reader:
 
 
 def computed(driver: Driver, request_id: int = 0) -> int:
-    """Return the prompt tokens that steps computed for a request."""
+    """Return how many prompt tokens the steps computed for a request."""
     chunks = [chunk for step in driver.steps for chunk in step.chunks]
     return sum(chunk.tokens for chunk in chunks if chunk.request.request_id == request_id)
 
 
 def prefill(driver: Driver, request_id: int, prompt: list[int]) -> Export:
-    """Run a prefill and return the export of its KV."""
+    """Run the prefill of a prompt and return its exported KV."""
     one = request(request_id, prompt, 1, exports=True)
     driver.scheduler.add(one, driver.now_s)
     while one.request_id in driver.scheduler.requests:
@@ -253,8 +253,8 @@ def test_who_reads_a_prompt_that_is_not_computed_to_its_end_can_tell(end: str) -
 
 
 class TransferMachine(SchedulerMachine):
-    """Checks the promises with reads that end late, fail, or outlive their requests, and with
-    exports that are read, released, or left.
+    """Checks the promises while reads of KV end late, fail, or outlive their requests, and exported
+    KV is read, released, or abandoned.
     """
 
     def driven(self) -> Driver:

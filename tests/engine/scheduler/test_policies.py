@@ -32,8 +32,8 @@ def test_a_setting_out_of_range_is_refused_by_its_name(setting, value):
 
 
 def test_no_evict_admits_only_with_room_for_the_whole_output():
-    """Without eviction a request is admitted only with room for its whole output: two prompts of 2
-    blocks, whose outputs need 6 more each, in 12 blocks.
+    """Without eviction, a request is admitted only if its whole output has room: of two prompts of
+    2 blocks, whose outputs need 6 more each, only one runs in 12 blocks.
     """
     prompts = [range(8), range(100, 108)]
     for policy, beside in ((NO_EVICT, 1), ({}, 2)):
@@ -63,8 +63,8 @@ def test_what_is_reserved_is_not_taken_from_the_cache_before_it_is_used():
 
 
 def test_the_last_token_needs_no_block():
-    """The last token needs no block: a prompt of 8 and 9 tokens of output keep the KV of 16 tokens,
-    and 4 blocks are enough.
+    """The last output token needs no room: a prompt of 8 tokens with 9 output tokens keeps the KV
+    of 16 tokens, for which 4 blocks are enough.
     """
     driver = Driver(make(blocks=8, **NO_EVICT))
     for request_id in range(2):
@@ -191,8 +191,8 @@ def test_a_tenants_one_request_may_be_larger_than_its_share():
 
 
 def test_a_shared_trunk_is_not_paid_for_again():
-    """A shared trunk is not charged again: with two cached blocks and one own block each, three
-    requests hold 3 of the 4 blocks allowed.
+    """Shared blocks count only once: three requests with two shared cached blocks and one own block
+    each run within a limit.
     """
     driver = Driver(make(blocks=16, watermark=0.0, tenant_share=0.25))
     driver.scheduler.add(request(0, range(8), 1, tenant="a"), 0.0)
@@ -205,8 +205,8 @@ def test_a_shared_trunk_is_not_paid_for_again():
 
 @pytest.mark.parametrize("target_ms", [12.0, 20.0, 50.0])
 def test_decodes_keep_their_pace_beside_prompts(target_ms):
-    """Decodes keep their pace beside prompts, with steps of 5 ms and 50 us a prompt token: after
-    settling, steps end in time and little before it.
+    """Decodes keep their time per token next to prompts, with steps of 5 ms and 50 us for each
+    prompt token: steps settle just below the limit.
     """
     pace = Pace(target_ms / 1e3, least_tokens=16, most_tokens=8192)
     times = []

@@ -1,4 +1,4 @@
-"""Measurements of the gain of waiting for a prefix that another request is computing."""
+"""Tests that measure the gain of waiting for a prefix that another request is computing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.engine.scheduling import Driver, array, make, request
 def ttfts_ms(
     arrivals: list[tuple[float, list[int]]], prefix_wait_tokens: int, name: str
 ) -> list[float]:
-    """Return the times to first token in ms on one timed worker, with an open loop."""
+    """Return the times to first token in ms on one simulated worker whose requests arrive at given
+    times.
+    """
     settings = SchedulerSettings(prefix_wait_tokens=prefix_wait_tokens)
     scheduler = Scheduler(settings, BlockPool(12_000, 16, record_events=False))
     driver = Driver(scheduler, step_s=profile(name).step_time.seconds)
@@ -33,8 +35,8 @@ def ttfts_ms(
 
 
 def trees(seed: int, trunks: int, trunk_tokens: int, per_s: float) -> list[tuple[float, list[int]]]:
-    """Return arrivals of prompts under `trunks` cold shared prefixes, each with 300 tokens of its
-    own.
+    """Return (arrival, prompt) pairs: each prompt begins with one of `trunks` uncached shared
+    prefixes and has 300 tokens of its own.
     """
     rng = random.Random(seed)
     arrivals, now_s = [], 0.0
@@ -63,8 +65,8 @@ def test_waiting_for_a_prefix_in_flight_helps_the_mean_and_does_not_hurt_the_tai
 
 
 def test_a_burst_of_siblings_pays_for_its_prefix_once():
-    """A burst of siblings pays for its prefix once: eight requests at once under one cold prefix of
-    6,000 tokens take 518 ms of mean TTFT, not 852.
+    """Eight requests at once under one uncached prefix of 6,000 tokens compute it once: mean TTFT
+    is 518 ms instead of 852 ms.
     """
     burst = [(0.0, [1] * 6000 + [2 + i] * 300) for i in range(8)]
     waiting = mean(ttfts_ms(burst, 256, "qwen3-32b-h100-tp2"))

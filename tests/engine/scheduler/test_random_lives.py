@@ -1,5 +1,5 @@
-"""Tests of random histories of an engine: arrivals with shared prefixes, cancels, clears, a tiny KV
-cache.
+"""Tests of random histories of a scheduler: arrivals with shared prefixes, cancels, clears, and a
+tiny KV cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ TestSchedulerMachine.settings = settings(
 
 
 def test_the_limits_are_ones_that_bite():
-    """The limits of the machine cause all kinds of waiting; without that it would test little."""
+    """The limits in the random histories cause all kinds of waiting; without that the histories
+    would test little.
+    """
     assert SchedulerSettings(**LIMITS).max_batch_size < BLOCKS  # type: ignore[arg-type]
     driver = Driver(make(blocks=BLOCKS, **LIMITS))
     for request_id in range(40):

@@ -1,5 +1,5 @@
-"""Tests of the worth that requests give their blocks: which blocks go first, for how long it holds,
-and what is refused.
+"""Tests of the worth that requests give their blocks: the order of eviction, how long the worth
+lasts, and what is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def said(*ranges: tuple[int, int | None, int, float | None], **more: float) -> R
 
 
 def hold(pool: BlockPool, tokens: list[int], worths: list[Worth] | None) -> list[int]:
-    """Hold and publish `tokens` with the worths of their blocks; return the ids held."""
+    """Hold and publish the blocks of `tokens` with these worths; return the block ids."""
     chain = chain_of(tokens)
     hit = pool.hit(chain)
     ids = pool.acquire(chain, hit, worths and worths[:hit])

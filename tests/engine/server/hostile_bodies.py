@@ -1,4 +1,4 @@
-"""Whole requests to a worker with hostile values in valid JSON, tensors with wrong sizes, and
+"""Makes hostile requests to a worker: strange values in valid JSON, tensors of wrong sizes, and
 broken bytes.
 """
 
@@ -64,7 +64,7 @@ _KINDS = ("BYTES", "INT32", "INT64", "UINT32", "UINT64", "FP32", "BOOL", "FP64",
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: path, body and headers."""
+    """One request: its path, body and headers."""
 
     path: str
     body: bytes
@@ -82,7 +82,7 @@ class Asked:
 
 
 def requests(rng: random.Random, model: str) -> Iterator[Asked]:
-    """Yield endless requests that any HTTP server can read. Most have a value or two that this
+    """Yield endless requests that any HTTP server can read, most with a value or two that this
     server cannot serve.
     """
     makers = (_openai, _openai, _openai, _cache, _generate, _infer, _infer)

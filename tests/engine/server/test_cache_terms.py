@@ -1,4 +1,4 @@
-"""Tests of worth and pins over HTTP: what keeps a prefix in a worker's cache, and what is
+"""Tests of block worth and pins over HTTP: what keeps a prefix in a worker's cache, and what is
 refused.
 """
 
@@ -36,7 +36,9 @@ async def flood(worker: Running) -> None:
 
 
 async def cached(worker: Running, **more: Any) -> int:
-    """Send the trunk with one more token; return how many tokens were found in the cache."""
+    """Send the shared prompt with one more token; return how many tokens were found in
+    the cache.
+    """
     _, answer = await worker.post(COMPLETIONS, {"prompt": [*TRUNK, 7], "max_tokens": 1} | more)
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 

@@ -1,5 +1,5 @@
-"""Tests of deadlines that reach clients, tenants that headers name, and streams that say why they
-end.
+"""Tests of deadlines over HTTP, of tenants that headers name, and of streams that say why
+they end.
 """
 
 from __future__ import annotations

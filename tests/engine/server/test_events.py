@@ -1,4 +1,4 @@
-"""Tests of KV events over real sockets: live, replayed after a gap, and as a snapshot."""
+"""Tests of KV events over real sockets: live, replayed after a gap, and in a snapshot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def complete(worker: Running, prompt: list[int], tokens: int = 1, **fields
 
 
 def contents(batches: list[Live], held: Held | None = None) -> Held:
-    """Return the blocks that a consumer knows after `batches`, as hash -> tokens."""
+    """Return the blocks that a subscriber knows after `batches`, as hash -> tokens."""
     held = {} if held is None else held
     for batch in batches:
         for event in decode_batch(batch.payload).events:

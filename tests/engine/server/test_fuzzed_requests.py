@@ -1,5 +1,5 @@
-"""Tests of whole requests from a seed, at a timed worker and at one that computes: each is answered
-once, nothing hangs, no answer is an internal error, and all blocks come back.
+"""Tests of random requests from a seed, at a simulated worker and at one that computes: each is
+answered once, nothing hangs, no answer is an internal error, and all blocks come back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def how_many(seed: int) -> int:
 
 @contextlib.asynccontextmanager
 async def at(kind: str, tmp_path: Path):
-    """Yield a worker of this kind with few blocks, so that requests wait for each other."""
+    """Yield a worker of this kind (simulated or computing) with few blocks, so that requests wait
+    for each other.
+    """
     if kind == "timed":
         settings = SchedulerSettings(pinned_share=0.2, tenant_share=0.5, max_queue=64)
         async with running(speed=1e5, kv_tokens=2_048, scheduler=settings) as worker:
@@ -53,7 +55,7 @@ async def at(kind: str, tmp_path: Path):
 
 
 async def ask(worker: Running, asked: Asked) -> int:
-    """Send a request; return the status of its one answer, which must be whole."""
+    """Send a request; return the status of its only answer, which must be complete."""
     async with asyncio.timeout(ANSWER_S):
         url = worker.url + asked.path
         async with worker.http.post(url, data=asked.body, headers=asked.headers) as reply:
@@ -70,7 +72,9 @@ async def ask(worker: Running, asked: Asked) -> int:
 
 
 async def settled(worker: Running) -> None:
-    """Assert that nothing is left behind and that the next client is served as usual."""
+    """Assert that no request and no block is left behind and that the next client is served as
+    usual.
+    """
     scheduler = worker.worker.runner.scheduler
     await eventually(lambda: not scheduler.requests, "all requests are over")
     assert worker.worker.unfinished == 0

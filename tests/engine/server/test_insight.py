@@ -1,4 +1,4 @@
-"""Tests of a worker's reports on itself over HTTP while one request runs and another one waits."""
+"""Tests of a worker's reports on itself over HTTP while one request runs and another waits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of clients that leave or do not read, and of a worker that fails: nothing stays held, and
-no failure is hidden.
+"""Tests of clients that leave or do not read, and of a worker that fails: nothing stays reserved,
+and no failure is hidden.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ async def test_after_a_storm_of_clients_nothing_is_held(seed: int) -> None:
     async with running(kv_tokens=1024, speed=20.0) as worker:
 
         async def client() -> bool:
-            """Return True if the client stayed to the end; then every token it got must
-            be right.
+            """Send a request; return True if the client stayed to the end, after checking every
+            token it got.
             """
             prompt = [chance.randrange(3), *range(chance.randrange(1, 150))]
             count = chance.randrange(1, 60)

@@ -35,7 +35,7 @@ def tensor(name: str, values: object, kind: str, binary: bool) -> tritonclient.h
 
 
 def ask(url: str, binary: bool) -> None:
-    """Make the calls that an application makes with the client, all of them blocking."""
+    """Make the calls that an application makes with Triton's blocking client."""
     with tritonclient.http.InferenceServerClient(url.removeprefix("http://")) as client:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -146,7 +146,7 @@ def test_bad_tensors_are_refused_by_name(changes: dict[str, object], says: str) 
 
 
 def read(body: bytes, header: str | None) -> tuple[int, dict[str, tuple[str, list]] | None]:
-    """Return the status of an answer, and its tensors or None if it is refused."""
+    """Return the status of an answer, and its tensors, or None if the request was refused."""
     try:
         return 200, tensors.read_tensors(body, header)[1]
     except ApiError as refused:
@@ -230,8 +230,8 @@ async def test_a_request_whose_client_left_has_failed() -> None:
 
 
 async def test_eight_active_and_one_scheduled_is_told_with_the_reason_of_each() -> None:
-    """With a cache for one request, eight are active and one is scheduled; the others' reasons to
-    wait are given in the engine's own words.
+    """With a cache for one request, the gauges show eight active requests and one scheduled one,
+    and the engine gives each other request's reason to wait in its own words.
     """
     prompt = [*range(1, 40)]
     async with running(speed=0.05, kv_tokens=64) as worker, asyncio.TaskGroup() as group:

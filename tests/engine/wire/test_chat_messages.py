@@ -1,4 +1,4 @@
-"""Tests of the changes to messages, tools and variables before a template sees them, which are
+"""Tests of the changes to messages, tools and variables before a template is rendered, which equal
 those of vLLM.
 """
 

@@ -1,4 +1,4 @@
-"""Tests that chats become the text and the ids that transformers makes of them."""
+"""Tests that chats become the same text and token ids as in transformers."""
 
 from __future__ import annotations
 

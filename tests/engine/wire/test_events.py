@@ -1,4 +1,4 @@
-"""Tests of KV event batches: published vectors, every accepted form, and garbage."""
+"""Tests of KV event batches: published test vectors, every accepted form, and garbage."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of encoding through a memo: it gives the ids of encoding from scratch, for any tokenizer
-and order.
+"""Tests of tokenizing with a memo of earlier texts: it gives the ids of encoding from scratch, for
+any tokenizer and order.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def test_a_text_that_is_too_long_is_refused() -> None:
 
 
 def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
-    """Other threads run while a long text is encoded: a thread that sleeps 1 ms at a time gets at
-    least a tenth of its turns. With Python's lock held it would get none.
+    """Other Python threads run while a long text is tokenized: a thread that sleeps 1 ms at a time
+    gets at least a tenth of its turns. If Python's lock were held, it would get none.
     """
     tokenizer = tokenizer_of("bytes")
     with ThreadPoolExecutor(1) as executor:
@@ -223,7 +223,7 @@ def test_the_longest_token_at_a_place_is_found(contents: set[str], text: str) ->
 
 
 def test_beginnings_of_many_tokens_are_no_trap() -> None:
-    """Beginnings of many tokens do not make a search slow. Tried one after the other, 250 tokens
+    """Memo entries for many tokens do not make a search slow: tried one after the other, 250 tokens
     would take seconds for this text of two megabytes.
     """
     names = [f"<|reserved_special_token_{number}|>" for number in range(250)]

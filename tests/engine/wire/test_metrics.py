@@ -1,4 +1,4 @@
-"""Tests of reading load figures from Prometheus text, and of the seeds of chains."""
+"""Tests of reading load figures from Prometheus text, and of the seeds of block hash chains."""
 
 from __future__ import annotations
 

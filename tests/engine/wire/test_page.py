@@ -1,4 +1,4 @@
-"""Tests that docs/reference/wire.md says what the code does: every value, name and bound on the
+"""Tests that docs/reference/wire.md agrees with the code in every value, name and bound on the
 page.
 """
 

@@ -1,4 +1,4 @@
-"""Tests that an answer decoded from its middle on reads as the rest of the text, for every kind of
+"""Tests that an answer decoded from its middle on equals the rest of the text, for every kind of
 tokenizer.
 """
 

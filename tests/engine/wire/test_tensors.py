@@ -1,5 +1,5 @@
-"""Tests that KServe's tensors are the same as bytes and as JSON, and that anything else
-is refused.
+"""Tests that KServe tensors are the same as bytes and as JSON, and that invalid ones are
+refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of tokenizers: words for timed workers, and tokenizer.json with chat templates
+"""Tests of tokenizers: whole words for simulated workers, and tokenizer.json with chat templates
 for models.
 """
 
