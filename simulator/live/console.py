@@ -51,7 +51,7 @@ class LoadBoard(Board):
 
 
 def run_line(row: ResultRow) -> str:
-    """Return a line with the results of one run."""
+    """Return one line with the main results of a live run."""
     return (
         f"{row.workload} / {row.policy}: {row.completed} of {row.requests} completed, "
         f"TTFT mean {whole(row.ttft_ms.mean)}, p99 {whole(row.ttft_ms.p99)} ms, "
@@ -61,7 +61,7 @@ def run_line(row: ResultRow) -> str:
 
 
 def print_rows(console: Console, rows: Sequence[ResultRow]) -> None:
-    """Print one table for each workload, as wide as the terminal."""
+    """Print the results of live runs, one table for each workload, as wide as the terminal."""
     for name in dict.fromkeys(row.workload for row in rows):
         own = {row.policy: row for row in rows if row.workload == name}
         counts = sorted(row.requests for row in own.values())  # a closed loop's may differ
@@ -71,7 +71,7 @@ def print_rows(console: Console, rows: Sequence[ResultRow]) -> None:
 
 
 def claim_lines(claims: Sequence[Claim]) -> list[str]:
-    """Return a line for each claim, marked as shown or not shown."""
+    """Return one line for each claim of the demo, marked as shown or not shown."""
     return [
         f"[green]shown[/]      {claim.text}" if claim.holds else f"[red]not shown[/]  {claim.text}"
         for claim in claims

@@ -1,4 +1,6 @@
-"""The demo: policies compared on virtual time, then a hot spot and its cure over real HTTP."""
+"""The demo: it compares policies on virtual time, and then shows a hot spot and its cure over real
+HTTP.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ Rows = Mapping[tuple[str, str], ResultRow]  # by (workload, policy)
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One workload on virtual time, and the policies it is replayed for. Lifetime: process."""
+    """One workload of the demo on virtual time, and the policies it is replayed for. Lifetime:
+    process.
+    """
 
     name: str
     policies: tuple[str, ...]
@@ -103,7 +107,7 @@ class DemoRuns:
 
     @property
     def sound(self) -> bool:
-        """True if no request was lost and every load counter is back at zero."""
+        """True if no live run lost a request and every load counter is back at zero."""
         return all(run.row.failed == 0 and not run.leftovers for run in self.runs)
 
 
@@ -143,9 +147,9 @@ async def run_demo(
 ) -> DemoRuns:
     """Run the demo, write report.json and report.html below `out`, and print the table.
 
-    `quick`: run only what a busy machine has time for. `trace`: a file of conversations; None: the
-    sample in the package. Raises `TraceError` for an unreadable trace, `StartError` or
-    `ScrapeError` if a program fails; all programs have ended then.
+    With `quick`, only the parts run that a busy machine has time for. `trace` is a file of
+    conversations; None means the sample in the package. Raises `TraceError` for an unreadable
+    trace, `StartError` or `ScrapeError` if a program fails; all programs have ended then.
     """
     started_s = perf_counter()
     parts, demo = acts(trace), DemoRuns()
@@ -197,7 +201,9 @@ def split_front(spec: WorkloadSpec) -> Section:
 async def _virtual(
     parts: Sequence[Act], demo: DemoRuns, board: LoadBoard, started_s: float
 ) -> float:
-    """Replay each workload, and return the share of a core that this process got meanwhile."""
+    """Replay each workload of the demo, and return the share of a processor core that this process
+    got meanwhile.
+    """
     cpu_s, wall_s = process_time(), perf_counter()
     for part in parts:
         for policy in part.policies:
@@ -212,7 +218,9 @@ async def _virtual(
 
 
 async def _live(out: Path, workers: int, requests: int, demo: DemoRuns, board: LoadBoard) -> None:
-    """Run the popular prompt on real programs, which are started anew for each policy."""
+    """Run the workload with the popular prompt on real programs, which are started anew for each
+    policy.
+    """
     spec = WorkloadSpec(POPULAR.format(requests=requests))
     workload = opened(spec, LIVE, f"{requests} requests for one popular prompt", SEED)
     for policy in LIVE_POLICIES:
@@ -368,10 +376,9 @@ def _agents(rows: Rows) -> Claim:
 
 
 def _price(kept: ResultRow, full: ResultRow) -> str:
-    """Return a sentence on the TTFT figure that grew most from `full` to `kept`.
-
-    The sentence has that figure for all requests and for first turns. The figure is the one of
-    mean, p50, p90 and p99 that grew by the largest factor over all requests.
+    """Return a sentence on the price of `kept` against `full`: the TTFT figure that grew most. It
+    gives that figure for all requests and for first turns. The figure is the one of mean, p50, p90
+    and p99 that grew by the largest factor over all requests.
     """
     grown = {
         name: (getattr(kept.ttft_ms, name) or 0.0) / (getattr(full.ttft_ms, name) or inf)

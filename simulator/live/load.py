@@ -1,4 +1,4 @@
-"""The load generator: it sends a workload open loop at recorded times, or closed loop."""
+"""The load generator: it sends a workload in open loop at recorded times, or in closed loop."""
 
 from __future__ import annotations
 

@@ -110,9 +110,9 @@ def summarize(
 ) -> ResultRow:
     """Return the row of results of one run.
 
-    `workers`: the names of all workers, as the outcomes have them, with those that got no request.
-    `before`, `after`: their counters before and after the run, in the same order; both are empty
-    for endpoints without counters.
+    `workers` has the names of all workers, as the outcomes have them, also of those that got no
+    request. `before` and `after` have the workers' counters before and after the run, in the same
+    order; both are empty for endpoints without counters.
     """
     done = [o for o in outcomes if o.verdict is LiveVerdict.COMPLETED]
     verdicts = Counter(o.verdict for o in outcomes)
@@ -168,8 +168,8 @@ def hot_share(row: ResultRow) -> float:
 
 
 def as_report(rows: Sequence[ResultRow], **about: Any) -> bytes:
-    """Return the contents of report.json: the rows under `results`, and the keys of `about` beside
-    them.
+    """Return the contents of report.json: the rows under the key `results`, and the items of
+    `about` as further keys.
     """
     encoded = msgspec.json.encode({"results": list(rows), **about})
     return msgspec.json.format(encoded, indent=1)

@@ -53,7 +53,7 @@ def render_page(
     more: Sequence[Section] = (),
     marks: str = "",
 ) -> str:
-    """Return the whole HTML page; the sections of `more` follow the runs."""
+    """Return the whole HTML page on live runs; the sections of `more` follow those of the runs."""
     sections, measured = [], dict[Figure, None]()
     for name in dict.fromkeys(run.row.workload for run in runs):
         section, figures = _workload(name, [run for run in runs if run.row.workload == name])
@@ -68,9 +68,8 @@ def render_page(
 
 
 def hot_spot(runs: Sequence[RunResult]) -> Opening | None:
-    """Return the opening with the requests of each worker under `HOT` and under `CURE`.
-
-    It shows the first workload that has both; None if there is none.
+    """Return the opening of the page, which shows the requests of each worker under the policies
+    `HOT` and `CURE`. It shows the first workload that has both; None if there is none.
     """
     found = {(run.row.workload, run.row.policy): run.row for run in runs if run.workers}
     pairs = ((found[name, HOT], found.get((name, CURE))) for name, policy in found if policy == HOT)
@@ -150,7 +149,7 @@ def _told(row: ResultRow) -> str:
 
 def worker_counts(run: RunResult) -> tuple[np.typing.NDArray[np.int64], Floats]:
     """Return the number of requests by worker and time of arrival, int[workers, bins], and the
-    edges of the bins in model seconds.
+    edges of the time bins in model seconds.
     """
     sent = [(o.scheduled_s * run.row.speed, o.worker) for o in run.outcomes if o.worker is not None]
     edges = np.linspace(0.0, max([1.0, *(at_s for at_s, _ in sent)]), SHARE_BINS + 1)
@@ -183,8 +182,8 @@ def _quantiles(values: Floats) -> Floats:
 
 
 def _waits(run: RunResult) -> tuple[Floats, Floats]:
-    """Return arrivals in model seconds and times to first token in ms, for requests that got a
-    first token.
+    """Return two arrays over the requests that got a first token: arrivals in model seconds, and
+    times to first token in ms.
     """
     told = [(o.scheduled_s, o.ttft_ms) for o in run.outcomes if o.ttft_ms is not None]
     at_s, wait_ms = np.array(told, np.float64).reshape(-1, 2).T * run.row.speed

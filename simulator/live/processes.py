@@ -1,4 +1,4 @@
-"""Starts programs, waits for their ready line, and ends all of them."""
+"""Starts programs, waits for the ready line of each, and ends all of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A running program, and the facts in its ready line. Lifetime: process."""
+    """A program that is running, and the facts in its ready line. Lifetime: process."""
 
     name: str
     process: Process
@@ -156,8 +156,8 @@ async def launch(module: str, arguments: Sequence[str], sink: IO[bytes]) -> Proc
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a program: ours, with the checkout on the path, and one thread for
-    each numeric library.
+    """Return the environment variables for a program: those of this process, with the checkout on
+    the path, and one thread for each numeric library.
     """
     paths = [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
     return {

@@ -18,7 +18,9 @@ Floats = npt.NDArray[np.float64]
 
 
 class ScrapeError(RuntimeError):
-    """An endpoint did not give metrics: says which one and what it answered."""
+    """Raised if an endpoint did not give metrics; the message says which endpoint, and what it
+    answered.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Sample:
 
 
 def pool_samples(samples: Sequence[Sample], speed: float) -> Samples:
-    """Return the samples of the pool over model time, as a replay has them, from the first one on.
+    """Return the samples of the pool over model time, in the form that a replay has, from the first
+    one on.
 
     Workers count a step when it ends, and a step can be longer than the time between two samples:
     work that does not fit into an interval is assigned to the intervals before it.
@@ -72,7 +75,9 @@ def pool_samples(samples: Sequence[Sample], speed: float) -> Samples:
 
 
 def metric_totals(text: str) -> dict[str, float]:
-    """Sum over labels of every series of a Prometheus text page; wrong lines raise ValueError."""
+    """Return the sum over all labels of every series on a Prometheus text page. Raises ValueError
+    for wrong lines.
+    """
     totals: dict[str, float] = {}
     for line in text.splitlines():
         if not line or line.startswith("#"):
@@ -85,8 +90,8 @@ def metric_totals(text: str) -> dict[str, float]:
 
 
 def worker_counters(totals: dict[str, float]) -> WorkerCounters:
-    """Return the counters that this project reads, by vLLM's metric names and those of our timed
-    worker.
+    """Return the counters that this project reads, from series with vLLM's names and with those of
+    this project's timed worker.
     """
     return WorkerCounters(
         hit_tokens=totals.get("vllm:prefix_cache_hits_total", 0.0),
@@ -100,7 +105,7 @@ def worker_counters(totals: dict[str, float]) -> WorkerCounters:
 
 
 async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
-    """Return the text of `url`/metrics. Raises `ScrapeError`."""
+    """Return the text of `url`/metrics. Raises `ScrapeError` if the endpoint does not answer."""
     try:
         async with session.get(f"{url}/metrics") as reply:
             body = await reply.content.read(BODY_BYTES)
@@ -112,7 +117,9 @@ async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def fetch_totals(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """Return the `metric_totals` of `url`/metrics. Raises `ScrapeError`."""
+    """Return the `metric_totals` of `url`/metrics. Raises `ScrapeError` if the endpoint does not
+    answer.
+    """
     text = await fetch_text(session, url)
     try:
         return metric_totals(text)
@@ -123,7 +130,9 @@ async def fetch_totals(session: aiohttp.ClientSession, url: str) -> dict[str, fl
 async def fetch_workers(
     session: aiohttp.ClientSession, urls: Sequence[str]
 ) -> tuple[WorkerCounters, ...]:
-    """Return the counters of the workers at `urls`, in that order. Raises `ScrapeError`."""
+    """Return the counters of the workers at `urls`, in that order. Raises `ScrapeError` if one does
+    not answer.
+    """
     pages = await asyncio.gather(*(fetch_totals(session, url) for url in urls))
     return tuple(worker_counters(page) for page in pages)
 

@@ -34,7 +34,7 @@ LOAD_COUNTERS = ("inflight_requests", "queued_prefill_tokens", "context_tokens")
 
 @dataclass(frozen=True, slots=True)
 class StackSettings:
-    """The settings of the programs of one run. Lifetime: run."""
+    """The settings of the programs that one run starts. Lifetime: run."""
 
     policy: str
     workers: int = 8
@@ -53,7 +53,7 @@ class StackSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProgramStack:
-    """The programs of one run. Lifetime: run."""
+    """The programs that were started for one run. Lifetime: run."""
 
     routers: tuple[Program, ...]
     workers: tuple[Program, ...]
@@ -65,17 +65,17 @@ class ProgramStack:
 
     @property
     def urls(self) -> list[str]:
-        """Base addresses of the workers."""
+        """The base addresses of the workers."""
         return [worker.url for worker in self.workers]
 
     @property
     def admin(self) -> str:
-        """Base address of the admin port of the first router."""
+        """The base address of the admin port of the first router."""
         return self.router.facts["admin"]
 
     @property
     def admins(self) -> list[str]:
-        """Base addresses of the admin ports of all routers."""
+        """The base addresses of the admin ports of all routers."""
         return [router.facts["admin"] for router in self.routers]
 
     def check(self) -> None:
@@ -151,8 +151,8 @@ async def wait_until_routable(stack: ProgramStack, session: aiohttp.ClientSessio
 
 
 async def _not_routable(stack: ProgramStack, session: aiohttp.ClientSession) -> str:
-    """Return the state that is not ready yet, with the address that reported it; "" if all are
-    ready.
+    """Return a text about the first router or worker that is not ready, with the address that
+    reported it; "" if all are ready.
     """
     for admin in stack.admins:
         rows = await router_workers(admin, session)
@@ -188,11 +188,9 @@ async def worker_names(stack: ProgramStack, session: aiohttp.ClientSession) -> d
 
 
 async def leftovers(stack: ProgramStack, session: aiohttp.ClientSession) -> list[str]:
-    """Return a line for each load counter that is not zero `SETTLE_S` seconds after a run; [] is
-    right.
-
-    The counters are each router's ledger, its gauge of requests in flight, and every worker's
-    queue.
+    """Return a line for each load counter that is not zero `SETTLE_S` seconds after a run; the list
+    should be empty. The counters are each router's ledger, its gauge of requests in flight, and
+    every worker's queue.
     """
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
     while found := await _not_zero(stack, session):

@@ -1,5 +1,5 @@
-"""The agenda of a replay: a heap of future actions by time, rank and serial, in integer
-nanoseconds.
+"""The agenda of a replay: a heap of future actions, ordered by time in integer nanoseconds, then by
+rank, then by serial number.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Rank:
     """The order of actions at one instant: ends come before beginnings.
 
     First, steps of workers end. Then the router receives their answers, then their KV events, in
-    the order in which an engine sends them. Then workers join and leave, ticks are told to the
-    core, and new requests arrive last, so that a decision knows everything that happened at its
+    the order in which an engine sends them. Then workers join and leave, then the core gets its
+    ticks, and new requests arrive last, so that a decision knows everything that happened at its
     instant. The ranks are plain numbers, because looking up the members of an enumeration would
     cost as much as the heap.
     """
@@ -34,11 +34,11 @@ class Rank:
 
 
 class Agenda:
-    """The virtual clock and the actions that are planned. Lifetime: replay.
+    """The virtual clock of a replay and its planned actions.
 
-    Actions of the same time and rank happen in the order in which they were planned. Ends of steps
-    are ordered by the worker's number instead, because a worker may be woken any number of times in
-    between.
+    Lifetime: replay. Actions of the same time and rank happen in the order in which they were
+    planned. Ends of steps are ordered by the worker's number instead, because a worker may be woken
+    any number of times in between.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Agenda:
         self._serial = 0
 
     def at(self, time_ns: int, rank: int, do: Callable[[int, Any], None], what: Any) -> None:
-        """Plan the call `do(time_ns, what)`. `time_ns` must not be before now."""
+        """Plan the call `do(time_ns, what)` for `time_ns`, which must not be before now."""
         self._serial += 1
         heappush(self._heap, (time_ns, rank << _RANK_SHIFT | self._serial, do, what))
 
     def wake(self, time_ns: int, number: int, do: Callable[[int, Any], None], what: Any) -> None:
-        """Plan the end of a step of worker `number`. The same end may be planned twice."""
+        """Plan the end of a step of the worker `number`. The same end may be planned twice."""
         heappush(self._heap, (time_ns, number, do, what))
 
     def run(self) -> None:

@@ -16,20 +16,20 @@ from simulator.traces.sessions import sessions
 
 
 class NamedSessions:
-    """Gives requests the ids that their clients would send. Lifetime: replay.
+    """Gives requests the ids that their clients would send.
 
-    ids: "agents": the session, its parent and its group, as coding agents send them. "group": the
-    group's id as each request's session. "key": one `prompt_cache_key` for a whole group. "none":
-    nothing.
-    no_session_share: the share of sessions, [0, 1], whose clients send nothing. A client always
-    sends ids or never, so the draw is the session's and not the request's.
+    Lifetime: replay. `ids` says which ids these are. "agents": the session, its parent and its
+    group, as coding agents send them. "group": the group's id as each request's session. "key": one
+    `prompt_cache_key` for a whole group. "none": nothing. `no_session_share` is the share of
+    sessions, [0, 1], whose clients send nothing. A client always sends ids or never, so it is drawn
+    once for each session and not for each request.
     """
 
     def __init__(self, seed: int, ids: ClientIds, no_session_share: float) -> None:
         self._seed, self._ids, self._share = seed, ids, no_session_share
 
     def of(self, job: Job) -> tuple[str | None, Identity]:
-        """Return the session's id and the rest of the identity that the router reads."""
+        """Return the id of the job's session and its other ids, as the router reads them."""
         group = job.group
         if self._ids == "none" or self._unnamed(job.session if group is None else group):
             return None, UNIDENTIFIED
@@ -50,7 +50,9 @@ class NamedSessions:
 
 
 class SessionCourse:
-    """The state of one session in a closed loop. Lifetime: replay."""
+    """The state of one session in a closed loop: which turn comes next, and what it waits for.
+    Lifetime: replay.
+    """
 
     __slots__ = ("awaited", "held", "opener", "opens", "over", "turns")
 
@@ -66,7 +68,7 @@ class SessionCourse:
 
 
 class TimedTurn:
-    """A job, its time of arrival, and its turn in its session. Lifetime: request."""
+    """A job with its time of arrival and its number in its session. Lifetime: request."""
 
     __slots__ = ("at_ns", "course", "job", "number")
 
@@ -83,8 +85,8 @@ class Arrivals(Protocol):
     total: int | None  # requests that will come; None: not known beforehand
 
     def pull(self) -> TimedTurn | None:
-        """Return the next turn whose time was known beforehand, in order of time; None if there is
-        no more.
+        """Return the next turn whose time was known before the replay, in order of time; None if
+        there are no more.
         """
 
     def after(self, turn: TimedTurn, now_ns: int) -> Sequence[TimedTurn]:
@@ -94,7 +96,9 @@ class Arrivals(Protocol):
 
 
 class OpenLoopArrivals:
-    """Sends every request at its recorded time, whatever others do. Lifetime: replay."""
+    """Sends every request at its recorded time, whatever happened to other requests. Lifetime:
+    replay.
+    """
 
     total: int | None = None  # its source may know
 
@@ -190,8 +194,8 @@ class ClosedLoop:
 
 
 def _timed(course: SessionCourse, number: int, before: Job, now_ns: int) -> TimedTurn:
-    """Return a turn of `course` with its time; the turn `before` it, or before its start, ended
-    just now.
+    """Return a turn of `course` with its time. The turn `before`, which comes before it or before
+    the start of its session, has ended just now.
     """
     job = course.turns[number]
     pause_ns = job.at_ns - before.at_ns if job.think_ns is None else job.think_ns
@@ -199,8 +203,8 @@ def _timed(course: SessionCourse, number: int, before: Job, now_ns: int) -> Time
 
 
 def _released_by(course: SessionCourse, now_ns: int) -> list[TimedTurn]:
-    """Return the turn of the parent that waited only for `course`, which ended just now; None if
-    there is none.
+    """Return the parent's turn that waited only for the sub-agent `course`, which ended just now,
+    as a list of one; an empty list if no turn did.
     """
     if course.opener is None or (held := course.opener[0].held) is None:
         return []
@@ -214,7 +218,7 @@ def _released_by(course: SessionCourse, now_ns: int) -> list[TimedTurn]:
 
 
 class Live:
-    """A request that is under way in a replay. Lifetime: request."""
+    """A request in progress in a replay. Lifetime: request."""
 
     __slots__ = ("begun", "chain", "leg", "station", "turn")
 

@@ -75,7 +75,7 @@ def parse_faults(items: Any, path: str, workers: int, groups: int) -> tuple[Faul
 
 
 class _Item:
-    """One item of the file's list, and its place in the file."""
+    """One item of a file of faults, and its place in the file."""
 
     def __init__(self, item: Any, where: str) -> None:
         if not isinstance(item, dict):
@@ -84,8 +84,8 @@ class _Item:
         self.where = where
 
     def kind(self) -> str:
-        """Return the item's `do`. Raises ReplayError if the item has a key that does not belong to
-        it.
+        """Return what the item does, which is its key `do`. Raises ReplayError if the item has a
+        key that does not belong to it.
         """
         kind = self.item.get("do")
         if not isinstance(kind, str) or kind not in KINDS:
@@ -99,7 +99,9 @@ class _Item:
         return kind
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """Return the value of a key: a finite number between `low` and `high`."""
+        """Return the value of a key, which must be a finite number between `low` and `high`. Raises
+        ReplayError if it is not.
+        """
         value = self.item.get(key, default)
         good = isinstance(value, int | float) and not isinstance(value, bool)
         if not good or not low <= value <= high:  # type: ignore[operator]
@@ -108,7 +110,9 @@ class _Item:
         return float(value)  # type: ignore[arg-type]
 
     def index(self, key: str, default: int | None = None) -> int:
-        """Return the value of a key: a whole number, 0 or more."""
+        """Return the value of a key, which must be a whole number of 0 or more. Raises ReplayError
+        if it is not.
+        """
         value = self.item.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             got = "missing" if value is None else repr(value)
@@ -161,7 +165,7 @@ class Failing:
         }
 
     def start(self, faults: Iterable[Fault]) -> None:
-        """Plan the whole timeline."""
+        """Plan all faults of the timeline."""
         for fault in faults:
             self._agenda.at(fault.at_ns, Rank.FAULT, self._befall, fault)
 
@@ -244,8 +248,8 @@ class Failing:
         self._agenda.at(now_ns + fault.for_ns, Rank.FAULT, self._wake_up, (station, now_ns))
 
     def _wake_up(self, now_ns: int, what: tuple[Station, int]) -> None:
-        """Let a hung worker go on. Its clock continues where it stopped; requests that arrived
-        meanwhile enter, and those of clients that left are dropped.
+        """Let a worker that hung continue. Its clock continues where it stopped; requests that
+        arrived meanwhile enter its queue, and those of clients that left are dropped.
         """
         station, since_ns = what
         if station.hung_since_ns != since_ns:

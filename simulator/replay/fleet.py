@@ -74,8 +74,8 @@ def check_setup(setup: Setup) -> None:
 
 
 def _check_host(number: int, group: WorkerGroup) -> None:
-    """Raise ReplayError if a host tier has no memory, or its link has no rate or the KV no known
-    size.
+    """Raise ReplayError if a group with host memory for KV has a size of 0 there, a link without a
+    rate, or KV of unknown size.
     """
     tokens, gbps = group.host_kv_tokens or 0, group.host_load_gbps
     where = f"groups[{number}]"
@@ -152,7 +152,7 @@ def _check_world(world: World) -> None:
 
 
 def some_fit(jobs: Iterator[Job], stations: list[Station]) -> Iterator[Job]:
-    """Return the same jobs. Raises ReplayError if no worker can run one of the first thousand."""
+    """Yield the same jobs. Raises ReplayError if no worker can run any of the first thousand."""
     first = list(islice(jobs, _LOOKED_AT))
     sequence_tokens = max(station.sequence_tokens for station in stations)
     if first and all(job.prompt_tokens >= sequence_tokens for job in first):
@@ -170,9 +170,8 @@ LIMITS = ("max_num_tokens", "max_batch_size", "max_model_tokens", "prefix_wait_t
 
 
 class FleetBuilder:
-    """Builds the simulated workers and numbers them from 0. Lifetime: replay.
-
-    `lossy`: batches of KV events may get lost.
+    """Builds the simulated workers and numbers them from 0. Lifetime: replay. `lossy` says that
+    batches of KV events may get lost.
     """
 
     def __init__(self, setup: Setup, block_size: int, lossy: bool) -> None:
@@ -251,8 +250,8 @@ class FleetBuilder:
         )
 
     def _room(self, blocks: int, groups: GroupBlocks) -> int:
-        """Return the number of tokens of the longest sequence that fits beside its windows and
-        states.
+        """Return the number of tokens in the longest sequence that fits into the cache together
+        with its windows and states.
         """
         return (blocks - groups.working_blocks) * self._block_size
 
@@ -266,8 +265,8 @@ def _load_token_s(group: WorkerGroup, hardware: Profile) -> float:
 
 
 def _limits(group: WorkerGroup) -> SchedulerSettings:
-    """Return the scheduler's limits. A limit that is not given has the scheduler's default, adapted
-    to the others.
+    """Return the scheduler's limits for a group of workers. A limit that is not given has the
+    scheduler's default, adapted to the other limits.
     """
     given = {name: getattr(group, name) for name in LIMITS if getattr(group, name) is not None}
     batch = given.get("max_batch_size", 0)

@@ -1,4 +1,4 @@
-"""Carries each simulated request from its arrival to its end, as the live router's relay does."""
+"""Carries each simulated request from its arrival to its end, as the live router does."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _RETRY_AFTER_S = 1.0  # that our engine's 503 says (engine.server.errors)
 
 
 class Serving:
-    """The engines of all workers. Lifetime: replay.
+    """The engines of all workers of a replay.
 
-    An engine's output reaches the router after `network_ns`: `on_answer` gets tokens, `on_refused`
-    (row, code) a 400 of the worker, `on_broken` (row, reason, output tokens so far) a broken
-    connection or a 503. `on_changes` gets changes of caches at once.
+    Lifetime: replay. An engine's output reaches the router after `network_ns`: `on_answer` gets
+    tokens, `on_refused` (row, code) gets an answer 400 of the worker, and `on_broken` (row, reason,
+    output tokens so far) gets a broken connection or a 503. `on_changes` gets changes of caches at
+    once.
     """
 
     on_answer: Callable[[int, Answer], None]
@@ -90,11 +91,13 @@ class Serving:
             self._reply(now_ns, self.on_refused, (row, refusal))
 
     def broken(self, now_ns: int, row: int, reason: str, output_tokens: int = 0) -> None:
-        """Report that a worker failed a request just now, after this number of output tokens."""
+        """Report that a worker just failed a request, after it had sent this number of output
+        tokens.
+        """
         self._reply(now_ns, self.on_broken, (row, reason, output_tokens))
 
     def look_again(self, station: Station) -> None:
-        """Plan a call for the next time at which a worker's state changes visibly."""
+        """Plan a call for the next time at which something visible happens in a worker."""
         next_ns = station.engine.next_ns()
         if next_ns < 0:
             station.wake_ns = -1
@@ -124,8 +127,8 @@ class Serving:
     def _move(
         self, now_ns: int, station: Station, transfers: Transfers, finished: list[int]
     ) -> None:
-        """Keep the KV of prefills that ended at this worker for decode workers, and read KV that it
-        waits for.
+        """Keep the KV of prefills that ended at this worker for decode workers, and start reading
+        the KV that this worker waits for.
         """
         for row in finished:
             live = self._live.get(row)
@@ -294,7 +297,7 @@ class Relay:
         self.serving.send(now_ns + round(action.after_s * 1e9), station, row)
 
     def _ask(self, now_ns: int, action: Probe) -> None:
-        """Probe a worker. A worker that hangs fails the probe when its time is over."""
+        """Probe a worker. If the worker hangs, the probe fails when its time limit is over."""
         station = self.stations[action.worker_id]
         within_s = _PROBE_S if action.within_s is None else action.within_s
         after_ns = round(within_s * 1e9) if station.hung else 0
@@ -337,14 +340,16 @@ class Relay:
                 self.carry_out(now_ns, actions)
 
     def _answers(self, row: int, station: Station) -> bool:
-        """Return whether the request still waits for this worker; the router may have given up on
-        the worker.
+        """Return whether the request still waits for this worker; the router may have sent it
+        elsewhere.
         """
         live = self._live.get(row)
         return live is not None and live.station is station
 
     def _refused(self, now_ns: int, what: tuple[int, str]) -> None:
-        """Pass a worker's 400 to the client like any other answer; it is no first token."""
+        """Pass a worker's answer 400 to the client like any other answer, but not as a
+        first token.
+        """
         row, code = what
         actions = self.core.tell(Finish(now_ns / 1e9, row, refused=True))
         self.book.turned_away(row, code)

@@ -1,8 +1,8 @@
 """Several routers in front of one pool.
 
-Each request comes through one router; all routers receive the pool's events. Messages between the
-routers (`router.replicas`) arrive late, or never if they do not share state. To the rest of the
-replay they look like one decision core.
+Each request goes through one router, and all routers receive the pool's events. Messages between
+the routers (`router.replicas`) arrive late, or never if the routers do not share state. The rest of
+the replay uses them as if they were one decision core.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ class Replicas:
 
     @property
     def inflight_requests(self) -> int:
-        """Number of accepted, unfinished requests of all routers."""
+        """The number of accepted, unfinished requests of all routers."""
         return sum(core.inflight_requests for core in self._cores)
 
     @property
     def retries(self) -> int:
-        """Number of retries of all routers."""
+        """The number of retries of all routers."""
         return sum(core.counters.retries for core in self._cores)
 
     @property
     def holds(self) -> int:
-        """Number of held requests of all routers."""
+        """The number of times that all routers held a request."""
         return sum(core.counters.holds for core in self._cores)

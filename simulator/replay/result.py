@@ -33,7 +33,9 @@ NEVER = -1  # no such time, worker or session
 
 @dataclass(frozen=True, slots=True)
 class RequestTable:
-    """One row per request, in order of arrival. Times: ns of virtual time, or `NEVER`."""
+    """The results of all requests, with one row per request in order of arrival. Times are ns of
+    virtual time, or `NEVER`.
+    """
 
     arrival_ns: I64  # when it reached the router
     dispatched_ns: I64  # when it was last sent to a worker
@@ -70,7 +72,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """Totals of one worker over the whole replay."""
+    """The totals of one worker over the whole replay."""
 
     name: str
     requests: int  # dispatched to it
@@ -203,7 +205,7 @@ class Book:
         return len(self._groups)
 
     def turned_away(self, row: int, code: str) -> None:
-        """Note the error code with which a request was rejected."""
+        """Keep the error code with which a request was rejected."""
         if code not in self.codes:
             self.codes.append(code)
         self.code[row] = self.codes.index(code)

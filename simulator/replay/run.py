@@ -40,7 +40,7 @@ _THREAD_USE = (
 
 
 class ReplayProgress(NamedTuple):
-    """The progress of a replay."""
+    """How far a replay has come."""
 
     ended: int  # requests
     total: int | None  # known for some sources, and for a closed loop, which holds all requests
@@ -76,7 +76,7 @@ def replay(
 
 
 class _Run:
-    """The parts of one replay and their connections. Lifetime: replay."""
+    """Connects the parts of one replay and runs it. Lifetime: replay."""
 
     def __init__(
         self,
@@ -178,8 +178,8 @@ class _Run:
         self._check()
 
     def _check(self) -> None:
-        """Raise AssertionError if a request is left anywhere, which would be a defect of the
-        simulator.
+        """Raise AssertionError if a worker still has a request at the end, which would be a defect
+        of the simulator.
         """
         self._relay.check()
         for station in self._stations:
@@ -242,8 +242,8 @@ class _Run:
 
 
 def _slow(policy: str, calls_s: array[float], most_s: float) -> list[str]:
-    """Return a warning if a live router would count at least one in a hundred calls of the policy
-    as too slow.
+    """Return a warning if at least one in a hundred calls of the policy took longer than a live
+    router allows.
     """
     p99_s = float(np.percentile(calls_s, 99)) if calls_s else 0.0
     if p99_s <= most_s:
@@ -256,7 +256,7 @@ def _slow(policy: str, calls_s: array[float], most_s: float) -> list[str]:
 
 
 def _moved(totals: TransferTotals, requests: int) -> str:
-    """Return the totals of requests that one worker prefilled and another decoded."""
+    """Return a sentence on the requests that one worker prefilled and another one decoded."""
     mean_ms = totals.moved_ns / max(totals.moved, 1) / 1e6
     return (
         f"prefilled for another worker: {totals.prefilled} of {requests} requests; KV moved: "

@@ -1,4 +1,4 @@
-"""The signals that the router gets from its workers besides answers: KV events, probes, load
+"""The signals that the router gets from its workers besides answers: KV events, probes and load
 reports.
 """
 
@@ -22,7 +22,7 @@ Source = Literal["live", "replay", "snapshot"]
 
 
 class Feed:
-    """The KV event streams of all workers. Lifetime: replay."""
+    """The KV events of all workers on their way to the router. Lifetime: replay."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Feed:
         self._agenda.at(now_ns + self._resync_ns, Rank.EVENTS, self._sync, what)
 
     def _sync(self, now_ns: int, what: tuple[Station, int, int]) -> None:
-        """Deliver a worker's answer: its whole cache to a router that joined late, else the batches
-        that it kept.
+        """Deliver a worker's answer to the router: its whole cache to a router that joined late,
+        else the batches of events that it kept.
         """
         station, stream, from_seq = what
         if station.stream != stream:
@@ -145,9 +145,8 @@ _SCRAPES_PER_S_MAX = 200  # of the whole fleet
 
 
 class Health:
-    """The probes and load reports of all workers. Lifetime: replay.
-
-    Times are in ns; `report_ns` 0 means no load reports.
+    """The probes and load reports of all workers. Lifetime: replay. Times are in ns; a `report_ns`
+    of 0 means no load reports.
     """
 
     def __init__(

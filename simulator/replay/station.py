@@ -1,4 +1,4 @@
-"""A simulated worker: a process that may die or hang, with a stream of KV events."""
+"""A simulated worker: a process that may die or hang, and that publishes KV events."""
 
 from __future__ import annotations
 
@@ -84,11 +84,13 @@ class Station:
         return self.hung_since_ns >= 0
 
     def local_ns(self, now_ns: int) -> int:
-        """Return the time on the engine's clock."""
+        """Return the time on the clock of the worker's engine, which stops while the
+        process hangs.
+        """
         return (self.hung_since_ns if self.hung_since_ns >= 0 else now_ns) - self.offset_ns
 
     def batch(self, changes: Sequence[tuple[int, int | None, Hashes]]) -> tuple[KvEvent, ...]:
-        """Return changes of the cache as the facts of one batch of KV events."""
+        """Return changes of the cache as the events of one batch of KV events."""
         size = self.facts.block_size
         if self._windows:
             return tuple([self._of_groups(*change) for change in changes])
@@ -101,7 +103,7 @@ class Station:
         )
 
     def _of_groups(self, kind: int, parent: int | None, hashes: Hashes) -> KvEvent:
-        """Return a change of a hybrid model's cache as facts."""
+        """Return one change of the cache of a model with several cache groups as an event."""
         size = self.facts.block_size
         if kind < _FIRST_GROUP:
             event = _event(kind, parent, hashes, size)
@@ -115,7 +117,9 @@ class Station:
         return Stored(hashes, None, (), size, group=number + 1, window=window)
 
     def snapshot(self, now_ns: int) -> tuple[KvEvent, ...]:
-        """Return the visible contents of the cache as facts; parents come before their children."""
+        """Return the visible contents of the cache as events; parents come before their
+        children.
+        """
         local_ns, size = self.local_ns(now_ns), self.facts.block_size
         contents = self.engine.snapshot(local_ns)
         if self._windows:

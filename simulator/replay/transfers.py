@@ -17,7 +17,9 @@ EXTENSION = 2 / 3  # share of a lease that a reader's sign of life adds, as in v
 
 @dataclass(slots=True, eq=False)
 class Export:
-    """The KV of one prompt at the worker that computed it. Lifetime: until it is read or lost."""
+    """The KV of one prompt, kept at the worker that computed it. Lifetime: until it is read or
+    lost.
+    """
 
     station: Station
     row: int
@@ -26,7 +28,7 @@ class Export:
 
 @dataclass(slots=True, eq=False)
 class _Move:
-    """A transfer that is under way. Lifetime: transfer."""
+    """A transfer of KV in progress. Lifetime: transfer."""
 
     export: Export
     target: Station
@@ -40,7 +42,7 @@ class _Move:
 
 @dataclass(slots=True)
 class TransferTotals:
-    """Totals of all transfers. Lifetime: replay."""
+    """The totals of all transfers of a replay. Lifetime: replay."""
 
     prefilled: int = 0  # requests whose KV was kept for another worker
     moved: int = 0  # reads that ended well
@@ -51,9 +53,8 @@ class TransferTotals:
 
 
 class Transfers:
-    """All transfers of KV, and all KV that is kept for one. Lifetime: replay.
-
-    `look_again` is called with workers whose next visible change may have another time now.
+    """All transfers of KV, and all KV that is kept for a transfer. Lifetime: replay. `look_again`
+    is called with workers at which the next visible change may now come at another time.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class Transfers:
         self._lease(now_ns + self._lease_ns, export)
 
     def wanted(self, row: int) -> bool:
-        """Return whether the request's KV is kept. From now on its reader keeps the lease alive."""
+        """Return whether the request's KV is kept. From now on the worker that waits to read it
+        keeps the lease alive.
+        """
         export = self._exports.get(row)
         if export is None:
             self.totals.recomputed += 1
@@ -92,7 +95,9 @@ class Transfers:
         return True
 
     def unwanted(self, now_ns: int, row: int) -> None:
-        """Release the KV of a request whose decode worker failed or refused it."""
+        """Let the lease of a request's KV end soon, because its decode worker failed or
+        refused it.
+        """
         export = self._exports.get(row)
         if export is not None and export.wanted:
             export.wanted = False

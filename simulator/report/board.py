@@ -1,4 +1,4 @@
-"""Progress in the terminal: a bar for each replay or sweep, or a printed line every so often."""
+"""Shows progress in the terminal: a bar for each replay or sweep, or a line from time to time."""
 
 from __future__ import annotations
 

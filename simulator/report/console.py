@@ -43,9 +43,8 @@ def show_replay(board: Board, name: str, reached: ReplayProgress) -> None:
 
 
 def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
-    """Return all tables of `rows`, then the legend, for a terminal of `width` columns.
-
-    The first table has as many figures as fit; further tables below have the others.
+    """Return all tables of `rows`, then the legend, for a terminal of `width` columns. The first
+    table has as many figures as fit; further tables have the other figures.
     """
     policies = aggregate(rows)
     table, shown = replay_table(rows)

@@ -1,4 +1,4 @@
-"""The figures that policies are compared by, with means and intervals over seeds."""
+"""The figures by which policies are compared, with means and intervals over seeds."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ SHORT_MS = 100.0
 
 
 def whole(value: float | None) -> str:
-    """Format a count or milliseconds without decimals."""
+    """Return a count or milliseconds as text without decimals."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def percent(value: float | None) -> str:
-    """Format a share (0 to 1) in percent."""
+    """Return a share (0 to 1) as text in percent."""
     return NOTHING if value is None else f"{value:.1%}"
 
 
 def ratio(value: float | None) -> str:
-    """Format a ratio with two decimals."""
+    """Return a ratio as text with two decimals."""
     return NOTHING if value is None else f"{value:.2f}"
 
 
 def fine(value: float | None) -> str:
-    """Format a ratio with three decimals."""
+    """Return a ratio as text with three decimals."""
     return NOTHING if value is None else f"{value:.3f}"
 
 
 def seconds(value_ms: float | None) -> str:
-    """Format milliseconds as seconds; values too short to tell apart that way stay milliseconds."""
+    """Return milliseconds as text in seconds; short times stay in milliseconds, because two
+    decimals of a second would not show them.
+    """
     if value_ms is None:
         return NOTHING
     return f"{value_ms:.0f} ms" if value_ms < SHORT_MS else f"{value_ms / 1000:.2f} s"
@@ -80,11 +82,13 @@ class Figure:
         return value
 
     def lead(self, value: float, other: float) -> float:
-        """Return by how much `value` is better than `other`; below 0 if it is worse."""
+        """Return the amount by which `value` is better than `other`; it is below 0 if `value` is
+        worse.
+        """
         return other - value if self.better == "lower" else value - other
 
     def said(self, value: float | None) -> str:
-        """Return the value with its unit, for a sentence."""
+        """Return a value of this figure as text with its unit, for a sentence."""
         return f"{self.show(value)} {self.unit}".rstrip()
 
 
@@ -95,7 +99,7 @@ def _found(row: Any, name: str) -> Any:
 
 
 def ms(value: float | None) -> str:
-    """Format milliseconds; small values get a decimal, because whole numbers would hide
+    """Return milliseconds as text; small values get a decimal, because whole numbers would hide
     differences.
     """
     return whole(value) if value is None or value >= FINE_MS else f"{value:.1f}"
@@ -192,7 +196,7 @@ TASK, FAIRNESS = "tasks.time_ms.mean", "tasks.fairness"  # of workloads with gro
 
 
 def meaning_of(one: Figure, rows: Sequence[ReplayRow]) -> str:
-    """Return what a figure of these replays means; of goodput with the two limits."""
+    """Return what a figure of these replays means; the text on goodput has the two limits."""
     if one.name != GOOD or not rows:
         return one.meaning
     limits = rows[0].goodput
@@ -238,9 +242,8 @@ def mean_resolved(one: Figure, value: Interval) -> bool:
 
 
 def marks(cells: Iterable[str], more: str) -> str:
-    """Return the explanation of the marks (such as `~`) that occur in `cells`; "" if none occurs.
-
-    `more` says how a reader can ask for more seeds.
+    """Return the explanation of those marks (such as `~`) that occur in `cells`; "" if none occurs.
+    `more` says how a reader can get more seeds.
     """
     text = "\n".join(cells)
     said = (
@@ -297,8 +300,8 @@ def live_table(rows: Mapping[str, Any], strong: Collection[str] = ()) -> tuple[T
 
 
 def labels(rows: Sequence[ReplayRow]) -> list[str]:
-    """Return the label of each row's policy: its name and the parameters that tell it from others
-    of that name.
+    """Return the label of each row's policy: its name, and the parameters in which it differs from
+    other policies of that name.
     """
     return [_label(row, [other for other in rows if other.policy == row.policy]) for row in rows]
 
@@ -345,7 +348,7 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def half(self) -> float | None:
-        """Half of the interval's width, the number after ± in a table; None for a single seed."""
+        """Half of the interval's width, which tables show after ±; None for a single seed."""
         return None if self.high is None else self.high - self.mean
 
     def excludes_zero(self) -> bool:
@@ -473,9 +476,9 @@ def paired_ratio(
     rows: Sequence[ReplayRow],
     others: Sequence[ReplayRow],
 ) -> Ratio | None:
-    """Return geometric mean and interval of `rows` divided by `others`, paired by seed.
-
-    Seeds where one of the two values is not above 0 are left out. Returns None if no seed is left.
+    """Return the geometric mean and interval of `rows` divided by `others`, paired by seed. `of`
+    returns the compared value of a row. Seeds for which one of the two values is not above 0 are
+    left out. Returns None if no seed is left.
     """
     there = {row.seed: of(row) for row in others}
     pairs = [(of(row), there.get(row.seed)) for row in sorted(rows, key=lambda row: row.seed)]
@@ -483,7 +486,9 @@ def paired_ratio(
 
 
 def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Return the ratio over pairs (own value, other value), all above 0, or None without a pair."""
+    """Return the geometric mean of own value over other value, with its interval, over pairs of
+    (own value, other value), all above 0. Returns None without a pair.
+    """
     logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
     if not logs:
         return None
@@ -495,9 +500,8 @@ def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
 
 
 def _factor(logarithm: float) -> float:
-    """Return the ratio for a logarithm, rounded to six digits.
-
-    The interval of two seeds may be wider than floats reach.
+    """Return the ratio that has this logarithm, rounded to six digits. The interval of two seeds
+    may be too wide for a float.
     """
     return float(f"{math.exp(min(max(logarithm, -700.0), 700.0)):.6g}")
 
@@ -525,11 +529,10 @@ MAX_SEEDS = 1_000_000  # largest number that is shown
 
 
 def more_seeds(found: Ratio | Interval | None) -> int | None:
-    """Return about how many more seeds would narrow the interval to `RESOLVED`.
-
-    0 means that it is narrow enough already; None means that there is only one seed, which cannot
-    tell. The estimate uses the spread between the seeds so far: the width falls with the root of
-    their number, and with Student's t.
+    """Return about how many more seeds would narrow the interval to `RESOLVED`. 0 means that it is
+    narrow enough already; None means that there is only one seed, from which nothing can be
+    estimated. The estimate uses the spread between the seeds so far: the width falls with the root
+    of their number, and with Student's t.
     """
     if found is None or found.low is None or found.high is None:
         return None
@@ -580,7 +583,7 @@ def points_told(found: Interval | None) -> str:
 
 
 def beside_told(found: Ratio | Interval | None) -> str:
-    """Return a ratio or a difference of shares as text, whichever `found` is."""
+    """Return a ratio, or a difference of shares, as text."""
     return points_told(found) if isinstance(found, Interval) else ratio_told(found)
 
 
@@ -608,9 +611,8 @@ Beside = Mapping[str, tuple[Ratio | None, Interval | None]]
 
 
 def beside_table(versus: str, found: Beside) -> tuple[str, Table, str] | None:
-    """Return heading, table and wanted seeds of a comparison of policies with the policy `versus`.
-
-    Returns None if there is nothing to compare, or only one seed.
+    """Return the heading, the table, and a sentence on wanted seeds, for a comparison of policies
+    with the policy `versus`. Returns None if there is nothing to compare, or only one seed.
     """
     seeds = max((part.seeds for parts in found.values() for part in parts if part), default=0)
     if seeds < 2:
@@ -631,7 +633,7 @@ def named_parts(found: Beside) -> dict[str, Ratio | Interval | None]:
 
 
 def _about(count: int) -> str:
-    """Return a count rounded to two digits, because it is an estimate."""
+    """Return an estimated count as text, rounded to two digits."""
     return f"{float(f'{count:.2g}'):,.0f}"
 
 
@@ -640,7 +642,7 @@ Groups = Mapping[str, Sequence[ReplayRow]]  # `aggregate.by_policy`
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The best policy by one figure and the next best one. Lifetime: process."""
+    """How far the best policy by one figure is ahead of the next best one. Lifetime: process."""
 
     figure: Figure
     winner: str
@@ -660,7 +662,7 @@ class Lead:
 
     @property
     def spreads(self) -> float | None:
-        """The lead as a multiple of half its 95 % interval; None if that interval is missing or 0
+        """The lead divided by half of its 95 % interval; None if that interval is missing or 0
         wide.
         """
         half = self.difference.half if self.difference else None
@@ -676,9 +678,8 @@ def means(figure: Figure, groups: Groups) -> dict[str, float]:
 
 
 def lead(figure: Figure, groups: Groups) -> Lead | None:
-    """Return the policy that leads by `figure` and the next one.
-
-    Returns None if fewer than two policies have the figure, or if the best two are equal.
+    """Return how far the best policy by `figure` is ahead of the next one. Returns None if fewer
+    than two policies have the figure, or if the best two are equal.
     """
     ranked = list(means(figure, groups).items())
     if len(ranked) < 2 or ranked[0][1] == ranked[1][1]:

@@ -1,4 +1,4 @@
-"""The JSON report of replays, and the CSV with one line for every request."""
+"""The files that replays write: the JSON report, and the CSV with one line for every request."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class _Sent(NamedTuple):
-    """A request under way: the CSV cells that were known at its dispatch. Lifetime: request."""
+    """A request in progress, with the CSV cells that were known at its dispatch.
+    Lifetime: request.
+    """
 
     session: str
     of: tuple[str, str]  # its group and its parent
@@ -217,9 +219,8 @@ def _pairs(values: Mapping[str, float]) -> str:
 
 
 def _loss(times_ms: Sequence[float], chosen: int) -> list[str]:
-    """Return the best worker and how much longer the chosen worker takes, ms.
-
-    If the chosen worker is as good as the best one, it is returned itself.
+    """Return the best worker, and how many ms longer the chosen worker takes. If the chosen worker
+    is as good as the best one, the chosen worker is returned.
     """
     best_ms = min(times_ms)
     best = chosen if times_ms[chosen] == best_ms else times_ms.index(best_ms)

@@ -1,4 +1,4 @@
-"""A report as data, and as one self-contained HTML page that is readable on a phone."""
+"""A report as data, which becomes one self-contained HTML page that is readable on a phone."""
 
 from __future__ import annotations
 

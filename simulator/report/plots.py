@@ -347,7 +347,9 @@ def errors_plot(points: Mapping[str, tuple[Floats, Floats]], tolerance: float) -
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """Return colour and dash of each policy: its own if it has one, else the next free one."""
+    """Return the colour and dash of each policy's line: the policy's own if it has one, else the
+    next free one.
+    """
     known = [name for name in labels if name in POLICY_STYLES]
     chosen: dict[str, Style] = {name: POLICY_STYLES[name] for name in known}
     taken = [colour for colour, _ in chosen.values()]
@@ -417,7 +419,7 @@ def _enlarged(grid: Floats) -> Floats:
 
 
 def _worker_step(workers: int) -> int:
-    """Return n such that every n-th worker has its number on an axis."""
+    """Return n such that an axis numbers every n-th worker."""
     return next(n for n in LABEL_STEPS if workers <= MAX_LABELS * n or n == LABEL_STEPS[-1])
 
 

@@ -1,4 +1,4 @@
-"""Replays as an HTML page: the answer in words, then figures, then pictures."""
+"""Shows replays as an HTML page: first the answer in words, then figures, then pictures."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def verdict(rows: Sequence[ReplayRow]) -> list[str]:
 
 
 def leads_told(rows: Sequence[ReplayRow]) -> list[Claim]:
-    """Return, for each headline figure, which policy leads, by how much, and whether by more than
-    noise.
+    """Return, for each headline figure, a claim on which policy leads, by how much, and whether by
+    more than noise.
     """
     groups = by_policy(rows)
     leads = [found for name in HEADLINES if (found := lead(figure(name), groups))]
@@ -91,8 +91,8 @@ _SIGNS = {True: "✓", False: NOISE, None: "·"}
 
 
 def _chosen(groups: Groups) -> Lead | None:
-    """Return the first figure with a leader beyond noise, else the first with any leader, else
-    None.
+    """Return the lead by the first figure that has a leader beyond noise, else by the first with
+    any leader, else None.
     """
     leads = [found for name in CHOOSING if (found := lead(figure(name), groups))]
     return next((found for found in leads if found.sure), leads[0] if leads else None)
@@ -112,7 +112,7 @@ def _headline(chosen: Lead, rows: Sequence[ReplayRow]) -> str:
 
 
 def _costs(winner: str, groups: Groups) -> list[str]:
-    """Return a sentence on the figures by which another policy is better than the winner."""
+    """Return sentences on the figures by which another policy is better than the winner."""
     costs = []
     for name in HEADLINES:
         one = figure(name)
@@ -141,8 +141,8 @@ def _lead_line(found: Lead) -> str:
 
 
 def _apart(found: Lead) -> str:
-    """Return the difference of two values in percent of the second one; "" for figures that are
-    shares.
+    """Return the difference between the best value and the next one as a text in percent of the
+    next one; "" for figures that are shares.
     """
     if found.figure.show is percent or not found.other:
         return ""
@@ -159,8 +159,8 @@ def _surely(found: Lead) -> str:
 
 
 def _losses(groups: Groups) -> list[str]:
-    """Return a line on the policies that left requests without an answer; their times leave those
-    out.
+    """Return a line on the policies that left requests without an answer, because their times do
+    not include these requests.
     """
     told = []
     for label, rows in groups.items():
@@ -213,11 +213,9 @@ def render_page(
     notes: Sequence[str] = (),
     title: str = "Replay",
 ) -> str:
-    """Return the whole HTML page.
-
-    `rows` has all seeds of all policies, for the words and the tables. `views` are drawn; of
-    several views of one policy only the first. `notes` say how the replays were done, a paragraph
-    each.
+    """Return the whole HTML page on replays. `rows` has all seeds of all policies, for the words
+    and the tables. `views` are drawn; of several views of one policy only the first. `notes` say
+    how the replays were done, a paragraph each.
     """
     drawn = _first_of_each(rows, views)
     told = dict.fromkeys(note for view in drawn.values() for note in view.notes)
@@ -254,8 +252,8 @@ def _seeds_drawn(views: Views) -> str:
 def replay_table(
     rows: Sequence[ReplayRow], figures: Sequence[Figure] = FIGURES, summary: str = ""
 ) -> tuple[Table, list[Figure]]:
-    """Return means and intervals per policy, the best marked, and the figures that were
-    measured.
+    """Return the table of means and intervals per policy, with the best marked, and the list of
+    figures that were measured.
     """
     policies = aggregate(rows)
     shown = [one for one in figures if any(policy.figures[one.name] for policy in policies)]
@@ -265,10 +263,9 @@ def replay_table(
 
 
 def versus_table(rows: Sequence[ReplayRow]) -> tuple[str, Table, str] | None:
-    """Return heading, table and wanted seeds of a comparison of each policy with the first one.
-
-    Policies are compared seed by seed. Returns None if there is nothing to compare, or only one
-    seed.
+    """Return the heading, the table, and a sentence on wanted seeds, for a comparison of each
+    policy with the first one. Policies are compared seed by seed. Returns None if there is nothing
+    to compare, or only one seed.
     """
     policies = [one for one in aggregate(rows) if one.versus is not None]
     found = {one.label: (one.ratios[TTFT], one.differences[GOOD]) for one in policies}
@@ -276,9 +273,8 @@ def versus_table(rows: Sequence[ReplayRow]) -> tuple[str, Table, str] | None:
 
 
 def stage_tables(rows: Sequence[ReplayRow]) -> list[tuple[str, Table]]:
-    """Return one table for each figure of a load ladder, with a column for each rate.
-
-    Returns [] if no workload had stages.
+    """Return one table for each figure of a load ladder (stages of rising load), with a column for
+    each rate. Returns [] if no workload had stages.
     """
     groups = _stage_groups(rows)
     offered = rates(groups)
@@ -298,8 +294,8 @@ def _stage_groups(rows: Sequence[ReplayRow]) -> Mapping[str, list[tuple[StageRow
 
 
 def _figures(rows: Sequence[ReplayRow]) -> Section:
-    """Return the section with means and intervals per policy, the legend, and folded rows of each
-    seed.
+    """Return the section with means and intervals per policy, the legend, and a folded part with
+    the rows of each seed.
     """
     table, shown = replay_table(rows, [one for one in FIGURES if one.name not in TAILS])
     tails, folded = replay_table(
@@ -356,9 +352,8 @@ def _stages(rows: Sequence[ReplayRow]) -> Section:
 
 
 def ladder_plot(offered: Sequence[float], ladder: Ladders, ylabel: str, log: bool) -> str:
-    """Draw a figure over the rates of a ladder, one line for each policy.
-
-    With `log`, the figure's axis is logarithmic.
+    """Draw a figure against the rates of a load ladder (stages of rising load), one line for each
+    policy. With `log`, the figure's axis is logarithmic.
     """
     lines: dict[str, Line] = {
         label: (offered, [nan if value is None else value for value in values])

@@ -1,4 +1,6 @@
-"""One replay as one row of figures, and the hash that tells whether two replays are the same."""
+"""The figures of one replay in one row, and the hash that shows whether two replays are
+the same.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,8 @@ NS_PER_HOUR = 3_600 * 1_000_000_000
 
 
 class Waits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Waiting times in the router: from the arrival to the first dispatch.
-
-    For a request that was never dispatched, the wait ends at its refusal.
+    """The waiting times of requests in the router, from the arrival to the first dispatch. For a
+    request that was never dispatched, the wait ends at its refusal.
     """
 
     held: int = 0  # requests that waited at all
@@ -146,7 +147,9 @@ def turns_row(table: RequestTable, chosen: Bools) -> TurnsRow:
 
 
 def waits(held_ns: I64) -> Waits:
-    """Return how many of `held_ns` (each 0 or above) are above 0, with their mean and maximum."""
+    """Return how many of the waits `held_ns` (each 0 or above) are above 0, with their mean and
+    maximum.
+    """
     held = held_ns[held_ns > 0]
     if not len(held):
         return NO_WAITS
@@ -172,7 +175,7 @@ def sessions_row(result: ReplayResult) -> SessionsRow:
 
 
 def tasks_row(table: RequestTable) -> TasksRow:
-    """Return the tasks' times, and the fairness index of their mean times to first token."""
+    """Return the times of tasks, and the fairness index of the tasks' mean times to first token."""
     if not len(table):
         return NO_TASKS
     numbers = _task_numbers(table)
@@ -197,7 +200,7 @@ def tasks_row(table: RequestTable) -> TasksRow:
 
 
 def _task_numbers(table: RequestTable) -> I64:
-    """Return int64[requests]: a number (0 or above) that is equal for the requests of one task."""
+    """Return int64[requests]: the number of each request's task, 0 or above."""
     numbers = np.arange(len(table), dtype=np.int64)
     sessions, groups = table.session.astype(np.int64), table.group.astype(np.int64)
     numbers = np.where(sessions != NEVER, len(table) + sessions, numbers)
@@ -233,7 +236,9 @@ class StageRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class StageFigure:
-    """A figure that tables and plots of a load ladder show. Lifetime: process."""
+    """A figure that tables and plots of a load ladder (stages of rising load) show. Lifetime:
+    process.
+    """
 
     name: str
     of: Callable[[StageRow], float | None]
@@ -260,13 +265,13 @@ def summarize_stages(result: ReplayResult) -> tuple[StageRow, ...]:
 
 
 def rates(groups: Groups) -> list[float]:
-    """Return the planned rates, requests per second, of the longest ladder."""
+    """Return the planned rates, in requests per second, of the workload with the most stages."""
     known = [stages for seeds in groups.values() for stages in seeds]
     return [stage.rate_per_s for stage in max(known, key=len, default=())]
 
 
 def ladders(groups: Groups, of: Callable[[StageRow], float | None]) -> Ladders:
-    """Return, by label, the mean over seeds of a figure at each of `rates`; None if no
+    """Return, by label, the mean over seeds of a figure at each of the ladder's `rates`; None if no
     seed has it.
     """
     steps = range(len(rates(groups)))

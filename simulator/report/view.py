@@ -1,4 +1,4 @@
-"""The data that a page draws of one replay; its size is bounded, however long the replay was."""
+"""The data of one replay that a page draws; its size is bounded, however long the replay was."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Counter:
 
     @property
     def requests(self) -> int:
-        """The number of requests that began with the prefix for certain: a lower bound."""
+        """The number of requests that certainly began with the prefix, which is a lower bound."""
         return self.count - self.missed
 
     def length(self) -> int:
-        """Return how many blocks all witnesses of the prefix have in common."""
+        """Return how many blocks all kept examples of the prefix have in common."""
         first = self.witnesses[0]
         length = len(first)
         for chain in self.witnesses[1:]:
@@ -78,7 +78,7 @@ class HotPrefixes:
         self.count(chain[: self._book.prompt_blocks[row]])
 
     def count(self, chain: Hashes) -> None:
-        """Count one more request, whose prompt has these full blocks."""
+        """Count a request whose prompt has these full blocks."""
         self._requests += 1
         counters, blocks, depth = self._counters, len(chain), 1
         while depth <= blocks:
@@ -178,7 +178,9 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class TokenSplit:
-    """Prompt tokens of admitted requests on all workers: cached, computed, and computed again."""
+    """The prompt tokens of admitted requests on all workers: cached, computed, and
+    computed again.
+    """
 
     cached: int
     computed: int
@@ -201,7 +203,7 @@ class RunView:
 
 
 def view(result: ReplayResult) -> RunView:
-    """Return the view of one result, which keeps nothing of the result's table of requests."""
+    """Return the view of one result. The view keeps nothing of the result's table of requests."""
     table = result.table
     done = table.verdict == Verdict.COMPLETED
     arrival, sent = table.arrival_ns[done], table.dispatched_ns[done]
@@ -244,10 +246,9 @@ def hit_rates(samples: Samples, windows: int) -> tuple[Floats, Floats]:
 
 
 def on_grid(time_ns: I64, rows: npt.NDArray[np.generic], columns: int) -> Floats:
-    """Return `[samples, workers]` at any times as `[workers, columns]` of equal intervals.
-
-    The intervals run from 0 to the last sample; each has the value of the sample that its middle
-    falls into.
+    """Return the samples `[samples, workers]`, taken at any times, as `[workers, columns]` of equal
+    intervals. The intervals run from 0 to the last sample; each has the value of the sample that
+    its middle falls into.
     """
     if not len(time_ns):
         return np.zeros((rows.shape[1], 0))

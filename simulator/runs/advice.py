@@ -1,4 +1,6 @@
-"""Advice as data, in words and in a file: a change, its forecast gain, and what it later gained."""
+"""Advice on the pool as data, in words and in a file: a change, its forecast gain, and what it
+gained when it was made.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ MAX_STATE_BYTES = 16 << 20
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One change of the pool that can be made alone."""
+    """One change of the pool that can be made without any other."""
 
     kind: Kind
     title: str
@@ -45,7 +47,9 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The expected effect of a change, compared with what ran: paired draws, 95 % intervals."""
+    """The expected effect of a change, compared with the set-up that ran: paired draws, 95 %
+    intervals.
+    """
 
     ttft: Ratio  # of mean TTFT over the draws; it decides
     next_ttft: Interval  # the same, expected in one more recording
@@ -64,7 +68,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """The score of one candidate on the draws that choose; below 0 is better than what ran."""
+    """The score of one candidate on the draws that choose; a score below 0 is better than the
+    set-up that ran.
+    """
 
     kind: Kind
     title: str
@@ -74,7 +80,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """An earlier forecast compared with what then happened to the later log's own requests."""
+    """A comparison of an earlier forecast with the figures that the later log measured."""
 
     kind: Kind
     title: str
@@ -86,7 +92,7 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def within(self) -> bool | None:
-        """Whether what happened lies in the forecast's interval; None if there is nothing to
+        """Whether the measured figure lies in the forecast's interval; None if there is nothing to
         compare.
         """
         low, high = self.forecast.low, self.forecast.high
@@ -128,13 +134,13 @@ class ForecastLine(msgspec.Struct, frozen=True):
 
 
 def another(sample: Sequence[float], least: float = -math.inf) -> Interval | None:
-    """Return the mean of `sample` (one value per draw) and an interval for one more recording's
-    value.
+    """Return the mean of `sample` (one value per draw) and an interval for the value of one more
+    recording.
 
     A draw differs from the recording that it was drawn from as that recording differs from the next
-    one (the bootstrap): their difference has twice the variance of a draw, and the mean itself is
-    known to a part in n. So the interval is Student's interval of the mean, wider by the root of 2
-    n + 1.
+    one (the bootstrap): their difference has twice the variance of a draw, and the mean itself has
+    a variance of 1 / n of a draw's. So the interval is Student's interval of the mean, wider by the
+    root of 2 n + 1.
     """
     found = interval(sample)
     if found is None or found.high is None:
@@ -240,7 +246,7 @@ def _plain(ratio: Interval) -> str:
 
 
 def check_told(check: Check) -> str:
-    """Return one line with a forecast and what came of it."""
+    """Return one line with a forecast and the gain that was measured later."""
     head = f"forecast of {check.kind} {check.title}: TTFT x {_plain(check.forecast)}"
     if check.happened is None:
         return f"{head}; nothing to hold it against: neither a measured nor a replayed TTFT"
@@ -309,7 +315,9 @@ def keep(path: Path, advice: Advice) -> None:
 
 
 def _bare(setup: Setup) -> Setup:
-    """Return the set-up without its workload, because another log has other requests."""
+    """Return the set-up without workload and seed, for comparisons, because another log has other
+    requests.
+    """
     return msgspec.structs.replace(setup, workload=WorkloadSpec(""), seed=0)
 
 

@@ -1,10 +1,11 @@
-"""Finds changes to recommend: replays draws of a log as it ran and under candidate changes.
+"""Finds changes of a pool to recommend: it replays draws of a log as it ran and under candidate
+changes.
 
-Every candidate differs from what ran in one thing. Half of the draws choose the best candidate of
-each kind. The other half judges only these, paired by seed with what ran, so that trying many
-candidates does not make one of them look good by chance. The number of workers is a separate
-question, because more workers are always faster: the answer is the least number that keeps the
-targets, with room to spare before any worker is given up.
+Every candidate differs from the set-up that ran in one thing. Half of the draws choose the best
+candidate of each kind. The other half judges only these, paired by seed with the set-up that ran,
+so that trying many candidates does not make one of them look good by chance. The number of workers
+is a separate question, because more workers are always faster: the answer is the least number that
+keeps the targets, with room to spare before any worker is given up.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ LEAST_REQUESTS, LEAST_SESSIONS, LEAST_S = 200, 20, 60.0
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The question to the adviser: a log, what ran, and how much to try."""
+    """The question to the adviser: a log, the set-up that ran, and how much to try."""
 
     base: Setup  # what ran, on the log, with the block size written out
     recorded: Recorded
@@ -97,8 +98,8 @@ def candidates(base: Setup, more: Sequence[str] = ()) -> list[Change]:
 
 
 def _policies(base: Setup, more: Sequence[str]) -> Iterator[Change]:
-    """Yield a change to each other policy: the built-in ones, those in `more`, and the running one
-    with its default parameters.
+    """Yield changes to other policies: to each built-in one, to those in `more`, and to the running
+    one with its default parameters.
     """
     if sum(group.count for group in base.groups) == 1:
         return  # there is nothing to choose between
@@ -114,8 +115,8 @@ def _policies(base: Setup, more: Sequence[str]) -> Iterator[Change]:
 
 
 def _thresholds(base: Setup) -> Iterator[Change]:
-    """Yield changes of each threshold: lower, higher and removed, or some values if it is
-    not set.
+    """Yield changes of each load threshold: lower, higher and removed, or some values if it is not
+    set.
     """
     for name in ("max_requests", "max_queued_tokens", "max_kv_fraction"):
         given = sorted({v for g in base.groups if (v := getattr(g, name)) is not None})
@@ -167,7 +168,7 @@ def _block_sizes(base: Setup) -> Iterator[Change]:
 
 
 def _roles(base: Setup) -> Iterator[Change]:
-    """Yield changes that move one worker from one role to the other, or drop all roles."""
+    """Yield changes that move one worker from one role to another, or drop all roles."""
     place = {group.role: number for number, group in enumerate(base.groups) if group.count}
     if not {"prefill", "decode"} <= place.keys():
         return
@@ -244,7 +245,7 @@ def _check_reach(targets: Targets, base: Setup) -> None:
 
 
 class _TimeOverError(SweepError):
-    """Raised when the time budget is spent."""
+    """Raised when the time budget of the advice is spent."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__([f"{seconds:g} s do not suffice; give more --budget"])
@@ -252,14 +253,14 @@ class _TimeOverError(SweepError):
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """The rows of a set-up and of what ran, paired by draw. Lifetime: one advice."""
+    """The rows of a candidate and of the set-up that ran, paired by draw. Lifetime: one advice."""
 
     own: Sequence[ReplayRow]
     base: Sequence[ReplayRow]
 
     def forecast(self) -> Forecast | None:
-        """Return the forecast of the set-up against what ran, or None if there is nothing to
-        compare.
+        """Return the forecast of the candidate against the set-up that ran, or None if there is
+        nothing to compare.
         """
         pairs = list(zip(self.own, self.base, strict=True))
         times = [(a.ttft_ms.mean, b.ttft_ms.mean) for a, b in pairs]
@@ -274,9 +275,8 @@ class _Pairs:
         return Forecast(ttft, next_ttft, good, next_good, task, fairness)
 
     def score(self) -> float:
-        """Return the mean logarithm of the TTFT ratio, less a bonus for more good answers.
-
-        Below 0 is better than what ran.
+        """Return the candidate's score: the mean logarithm of the TTFT ratio, less a bonus for more
+        good answers. A score below 0 is better than the set-up that ran.
         """
         return fmean(
             math.log(max(a.ttft_ms.mean or math.inf, 1e-6) / max(b.ttft_ms.mean or 1e-6, 1e-6))
@@ -290,9 +290,8 @@ def _good(row: ReplayRow) -> float:
 
 
 def is_clear(forecast: Forecast) -> bool:
-    """Return True if TTFT or good answers are clearly better and the other one is not worse.
-
-    Clearly better means beyond the interval and by at least `LEAST_GAIN` or `LEAST_POINTS`.
+    """Return True if TTFT or the share of good answers is clearly better and the other one is not
+    worse. Clearly better means beyond the interval and by at least `LEAST_GAIN` or `LEAST_POINTS`.
     """
     ttft, good = forecast.ttft, forecast.good
     if ttft.low is None or ttft.high is None or good.low is None or good.high is None:
@@ -303,7 +302,7 @@ def is_clear(forecast: Forecast) -> bool:
 
 
 class Adviser:
-    """Replays the candidates and judges them. Lifetime: one advice."""
+    """Replays the candidate changes and judges them. Lifetime: one advice."""
 
     def __init__(
         self, asked: Asked, runs: RunResults, clock_s: Callable[[], float] = time.monotonic
@@ -316,7 +315,7 @@ class Adviser:
         self._draws = asked.draws
 
     def advise(self) -> Advice:
-        """Return the advice. Raises `SweepError` if the log does not allow any."""
+        """Return the advice on the log. Raises `SweepError` if the log does not allow any."""
         asked = self._asked
         check_asked(asked)
         recorded = asked.recorded
@@ -389,7 +388,7 @@ class Adviser:
         return math.inf if given is None else self._began_s + given - self._clock_s()
 
     def _whole(self, setup: Setup) -> ReplayRow:
-        """Return the row of a replay of the log's own requests, without resampling."""
+        """Return the results of a replay of the log's own requests, without resampling."""
         workload = msgspec.structs.replace(setup.workload, resample=msgspec.UNSET)
         return self._rows(msgspec.structs.replace(setup, workload=workload), [0])[0]
 
@@ -400,9 +399,8 @@ class Adviser:
         return [self._asked.seed + number for number in range(self._draws // 2, self._draws)]
 
     def _plan_draws(self) -> None:
-        """Reduce the number of draws to the time budget.
-
-        Raises `SweepError` if it is too short for any.
+        """Reduce the number of draws so that they fit the time budget. Raises `SweepError` if the
+        budget is too short for any.
         """
         given = self._asked.seconds
         if given is None:
@@ -447,10 +445,8 @@ class Adviser:
             )
 
     def _keeps(self, setup: Setup, rows: Sequence[ReplayRow]) -> bool | None:
-        """Return True if the rows keep the targets at either end of the interval, False if at
-        neither.
-
-        Returns None if it depends on the end.
+        """Return True if the targets are kept at both ends of the rows' intervals, False if at
+        neither end. Returns None if they are kept at one end only.
         """
         runs = [(setup, row) for row in rows]
         if all(one.met for one in kept(self._targets, runs, "interval")):
@@ -467,8 +463,8 @@ class Adviser:
         return None
 
     def _chosen(self, changes: Sequence[Change]) -> list[Change]:
-        """Return the best change of each kind on the draws that choose, if it is better than what
-        ran.
+        """Return the best change of each kind by the draws that choose, if it is better than the
+        set-up that ran.
         """
         choosing = self._choosing()
         base = self._rows(self._asked.base, choosing)
@@ -527,9 +523,8 @@ class Adviser:
         return findings if findings or not keeps else self._fewer(base)
 
     def _more(self, base: Sequence[ReplayRow]) -> list[Finding]:
-        """Return the finding with the least number of workers that keeps the targets, or [].
-
-        It is for a pool whose targets no other change keeps.
+        """Return the finding with the least number of workers that keeps the targets, or []. It is
+        used if the pool misses its targets and no other change keeps them.
         """
         count = self._asked.base.groups[0].count
         number = self._least(self._with(count + 1), max(4 * count, count + 8))
@@ -540,9 +535,8 @@ class Adviser:
         return self._count_finding(number, do, base, f", the least that keeps {self._told()}")
 
     def _fewer(self, base: Sequence[ReplayRow]) -> list[Finding]:
-        """Return the finding with the least number of workers that keeps the targets, or [].
-
-        They must keep them even under `ROOM` times the load.
+        """Return the finding with the least number of workers that keeps the targets even under
+        `ROOM` times the load, or [].
         """
         count = self._asked.base.groups[0].count
         if count == 1:
@@ -594,9 +588,8 @@ class Adviser:
     # --- what became of forecasts ---------------------------------------------------------------
 
     def _check(self, made: ForecastLine) -> Check | None:
-        """Compare an earlier forecast with this log.
-
-        Returns None if this log is not later than the forecast, or ran without the change.
+        """Return a comparison of an earlier forecast with this log. Returns None if this log is not
+        later than the forecast, or ran without the change.
         """
         base, recorded = self._asked.base, self._asked.recorded
         if recorded.first_s < made.last_s or not same_pool(made.change.setup, base):

@@ -1,4 +1,4 @@
-"""The `warmroute-sim compare` command: a comparison as tables, as Markdown and as a page."""
+"""Shows the comparison that `warmroute-sim compare` makes: as tables, as Markdown and as a page."""
 
 from __future__ import annotations
 
