@@ -31,11 +31,9 @@ class BlockSizes:
         self._partial: Counter[int] = Counter()
 
     def note(self, own: int, others: Iterable[tuple[int, int, int]]) -> None:
-        """Count the block sizes of a worker's latest KV events.
-
-        own: the number of events with the block size in use.
-        others: for each other block size, the size in tokens, the number of events that prove it,
-        and the number of events whose block may be unfinished.
+        """Count the block sizes of a worker's latest KV events. `own` is the number of events with
+        the block size in use. `others` has for each other block size the size in tokens, the number
+        of events that prove it, and the number of events whose block may be unfinished.
         """
         self._whole[self.size] += min(own, _WINDOW)
         for size, whole, partial in others:
@@ -50,9 +48,8 @@ class BlockSizes:
 
     @property
     def agreed(self) -> int:
-        """The block size in tokens that nearly all recent KV events show.
-
-        It is the size in use (`size`) if no other size has enough events.
+        """The block size in tokens that nearly all recent KV events show. If no other size has
+        enough events, it is the size in use (`size`).
         """
         if self._changes >= _CHANGES:
             return self.size

@@ -1,8 +1,7 @@
-"""Spares workers that report that they are busy: for a while, others are preferred for requests.
-
-A worker reports this by status 429 or 529, or by 503 with a time. Such a refusal is not a failure,
-so it does not eject the worker. But a worker that refuses at once looks idle. Without this pause it
-would attract the requests that other workers could compute.
+"""Spares workers that report that they are busy: for a while, other workers are preferred for
+requests. A worker reports this by status 429 or 529, or by 503 with a time to wait. Such a refusal
+is not a failure, so it does not eject the worker. But a worker that refuses requests at once looks
+idle. Without this pause it would attract the requests that other workers could compute.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ _DOUBLED_MAX = 16  # times: the longest spell is reached long before
 
 
 class BusyWorkers:
-    """Decides how long each busy worker is spared, while other workers are preferred for requests.
-
+    """Decides how long each busy worker is spared while other workers are preferred for requests.
     Such a time, a busy spell, lasts as long as the worker asked for. If the worker refuses again
     before it has answered a request, the next spell is twice as long. `busy_max_s` limits each
-    spell; 0 switches spells off.
-    Lifetime: process.
+    spell; 0 switches spells off. Lifetime: process.
     """
 
     def __init__(self, settings: CoreSettings, workers: WorkerTable) -> None:
@@ -32,10 +29,9 @@ class BusyWorkers:
         self.next_s = inf  # when the next spell is over
 
     def said(self, worker: Worker, sent_s: float, told_s: float, now_s: float) -> list[Action]:
-        """Record that a worker refused a request because it is busy, and spare it for a while.
-
-        sent_s: when the request was sent to the worker.
-        told_s: the seconds that the worker asked for; 0 if it named no time.
+        """Record that a worker refused a request because it is busy, and spare the worker for a
+        while. `sent_s` is the time at which the request was sent to the worker. `told_s` is the
+        number of seconds that the worker asked for, or 0 if it named no time.
         """
         spell, most_s = worker.spell, self._settings.busy_max_s
         if most_s <= 0.0:

@@ -49,9 +49,8 @@ class PairCost:
         return tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
 
     def prefill(self, tokens: int, cached: int, linear_tokens: float) -> None:
-        """Learn from a prefill that computed `tokens` tokens after `cached` tokens.
-
-        linear_tokens: how many tokens without attention the worker computes in the same time.
+        """Learn from a prefill that computed `tokens` tokens after `cached` tokens. `linear_tokens`
+        is the number of tokens that the worker computes in the same time without attention.
         """
         y = linear_tokens / tokens
         if not 1.0 / _SAMPLE_MAX < y < _SAMPLE_MAX:
@@ -137,9 +136,8 @@ class WorkerColumns:
         self.hit_confidence = floats(1.0)  # share of the hits by its events that counts
 
     def open(self, slot: int, worker_id: int) -> None:
-        """Reset all columns in a slot, and assign the slot to the worker `worker_id`.
-
-        -1 as `worker_id` frees the slot.
+        """Reset all columns in a slot, and assign the slot to the worker `worker_id`; -1 frees the
+        slot.
         """
         for name, column in self.named():
             column[slot] = _FRESH.get(name, 0)
@@ -150,9 +148,8 @@ class WorkerColumns:
         return ((n, column) for n, column in vars(self).items() if isinstance(column, np.ndarray))
 
     def describe(self, slot: int, facts: WorkerFacts, calibrate: bool) -> None:
-        """Write the limits of a worker's description to its row.
-
-        calibrate: also forget the learned speeds, and start from the described ones.
+        """Write the limits in a worker's description to the worker's row. If `calibrate` is True,
+        also forget the learned speeds, and start again from the described speeds.
         """
         self.kv_capacity_tokens[slot] = facts.kv_capacity_tokens
         self.max_requests[slot] = facts.max_requests
@@ -166,11 +163,10 @@ class WorkerColumns:
             self.host_tokens_per_s[slot] = self.disk_tokens_per_s[slot] = np.nan
 
     def drain(self, elapsed_s: float) -> None:
-        """Subtract from each prefill queue what its worker should compute in `elapsed_s` seconds.
-
-        `elapsed_s` must be above 0. A queue is not shortened beyond the oldest prompt whose first
-        token has not arrived. A worker without free KV memory computes nothing for a while, and its
-        queue must not seem empty then.
+        """Subtract from each prefill queue the work that its worker should compute in `elapsed_s`
+        seconds. `elapsed_s` must be above 0. A queue still contains the oldest prompt whose first
+        token has not arrived, because a worker without free KV memory computes nothing for a while,
+        and its queue must not seem empty then.
         """
         drain_queues(
             self.drained_work,
@@ -181,18 +177,16 @@ class WorkerColumns:
         )
 
     def queued_tokens(self, slots: slice | Ints) -> Floats:
-        """Return the prefill tokens that each worker got and has not computed, float64[slots].
-
-        The values are estimates.
+        """Return the estimated number of prefill tokens that each worker got and has not computed,
+        float64[slots].
         """
         queued: Floats = self.charged_work[slots] - self.drained_work[slots]
         return queued if self.attention.pair_tokens == 0.0 else queued / self.token_work[slots]
 
     def kv_used_tokens(self, slots: slice | Ints) -> Floats:
-        """Return the tokens of KV memory in use at each worker, float64[slots].
-
-        This is the number in the worker's latest load report, plus the tokens of requests that this
-        router has sent since. NaN means that the worker has reported no number.
+        """Return the tokens of KV memory in use at each worker, float64[slots]. This is the number
+        in the worker's latest load report, plus the tokens of requests that this router has sent
+        since the report. NaN means that the worker has reported no number.
         """
         own = self.context_tokens[slots] + self.queued_tokens(slots)
         since_report = np.maximum(own - self.own_tokens_at_report[slots], 0.0)
@@ -208,7 +202,9 @@ class WorkerColumns:
         return shown
 
     def own_tokens(self, slot: int) -> float:
-        """Return the tokens of this router's requests at a worker, whether computed or queued."""
+        """Return the tokens of this router's requests at a worker; both computed and queued tokens
+        count.
+        """
         return float(self.context_tokens[slot] + self.queued_tokens(slice(slot, slot + 1))[0])
 
 

@@ -1,8 +1,7 @@
-"""Computes vLLM's names of blocks, to find the blocks of models without full attention.
-
-The layers of such a model all have sliding windows or states. Its KV events name only the blocks
-that the cache keeps, among the tokens of a whole prompt, and do not say which of the prompt's
-blocks these are. vLLM names a block by a hash of the block before it and of its own tokens
+"""Computes vLLM's names of blocks, to find the blocks of models without full attention. All layers
+of such a model have sliding windows or states. The model's KV events name only the blocks that the
+cache keeps, together with the tokens of a whole prompt, and do not say which of the prompt's blocks
+these are. vLLM names a block by a hash of the block before it and of the block's own tokens
 (`v1/core/kv_cache_utils.py`, 2026). The same hashes, computed here, show which block a name means.
 """
 
@@ -39,7 +38,7 @@ def _head(kind: int, value: int) -> bytes:
 
 
 def _cbor(block: tuple[bytes, Sequence[int], None] | str) -> bytes:
-    """Encode what vLLM hashes, in canonical CBOR."""
+    """Return the value that vLLM hashes for a block, encoded as canonical CBOR."""
     if isinstance(block, str):
         text = block.encode()
         return _head(_TEXT, len(text)) + text
@@ -76,9 +75,8 @@ class NamingRule:
         return self.hash(self.encode(self.seed))
 
     def digests(self, before: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
-        """Return the digests of all full blocks of `tokens`; `before` is that of the block before.
-
-        tokens: token ids, int.
+        """Return the digests of all full blocks of the token ids in `tokens`. `before` is the
+        digest of the block before the first of them.
         """
         found = []
         for at in range(0, len(tokens) - block_size + 1, block_size):
@@ -106,7 +104,9 @@ _MOST_KNOWN = 1 << 16  # blocks
 
 @dataclass(frozen=True, slots=True)
 class _NamedBlock:
-    """A block that may come before others: its digest by one rule, and its chain hash."""
+    """A block that other blocks may follow, with its chain hash and its digest by one
+    naming rule.
+    """
 
     rule: NamingRule
     digest: bytes
@@ -114,10 +114,9 @@ class _NamedBlock:
 
 
 class EngineNames:
-    """Finds the blocks that the KV events of a model without full attention name.
-
-    Which of the rules the engine follows is learned from its first events. Only a name that equals
-    a computed one is believed. Lifetime: worker.
+    """Finds out which blocks of prompts the KV events of a model without full attention name. The
+    first events show which naming rule the engine follows. A name is used only if it equals a
+    computed one. Lifetime: worker.
     """
 
     def __init__(self, model: str) -> None:
@@ -136,10 +135,9 @@ class EngineNames:
         return not self._rules
 
     def places(self, batch: EventBatch) -> tuple[Hashes, Hashes]:
-        """Return names of blocks in a batch, and the chain hashes of these blocks.
-
-        Both are uint64, of equal length. Names that cannot be explained are left out: those of
-        adapters, salted prompts and images are among them.
+        """Return the block names in a batch that can be explained, and the chain hashes of the
+        named blocks. Both are uint64 arrays of equal length. The names of blocks of adapters,
+        salted prompts and images cannot be explained, and are left out.
         """
         found: dict[int, int] = {}
         self._hashes_left = _MOST_HASHES
@@ -152,7 +150,7 @@ class EngineNames:
     def _explained(
         self, names: Hashes, parent: int | None, tokens: Any, block_size: int, tier: int
     ) -> dict[int, int]:
-        """Return the chain hash of each named block whose name can be explained."""
+        """Return the chain hash of each block whose name equals a computed name, by name."""
         if tier or len(tokens) < block_size or tokens.itemsize != np.int32().itemsize:
             return {}
         wanted = names.tolist()
@@ -179,21 +177,25 @@ class EngineNames:
         return {}
 
     def _starts(self, parent: int | None) -> list[_NamedBlock]:
-        """Return what may come before an event's first block, one for each possible rule."""
+        """Return the blocks that may come before an event's first block, one for each possible
+        naming rule.
+        """
         if parent is None:
             return [_NamedBlock(rule, rule.root, self._seed) for rule in self._rules]
         known = self._known.get(parent)
         return [] if known is None or known.rule not in self._rules else [known]
 
     def _note_failure(self, names_blocks: bool) -> None:
-        """Count an event whose names were not explained; after many of them, expect no more."""
+        """Count an event whose names could not be explained. After many such events, stop trying to
+        explain names.
+        """
         if names_blocks and len(self._rules) > 1:
             self._tries += 1
             if self._tries >= _TRIES:
                 self._rules = ()
 
     def _remember(self, blocks: dict[int, _NamedBlock]) -> None:
-        """Keep blocks that later events may name as their parents."""
+        """Remember blocks that later events may name as parents of their blocks."""
         for name, block in blocks.items():
             self._known.pop(name, None)
             self._known[name] = block

@@ -1,7 +1,6 @@
 """Judges how exact the expected cache hits of a worker are, and says what would make them exact.
-
-`CAUSES` is the one table: a cause, the mode that it leads to, its reason in one sentence, and the
-flag, package or folder that would lift it. The worst mode comes first, so that the first cause that
+The table `CAUSES` has for each cause the mode that it leads to, its reason in one sentence, and the
+flag, package or folder that would remove it. The worst mode comes first, so the first cause that
 holds decides. `docs/operations.md` shows the same table to operators.
 """
 
@@ -35,9 +34,8 @@ TokenState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class HitFacts:
-    """The facts that decide a worker's hit mode. The defaults are those of exact hits.
-
-    Lifetime: call.
+    """The facts that decide how exact the expected hits of a worker are (its hit mode). The
+    defaults are the facts of a worker with exact hits. Lifetime: call.
     """
 
     tokens: TokenState = "checked"
@@ -70,7 +68,9 @@ class HitFacts:
 
 @dataclass(frozen=True, slots=True)
 class HitVerdict:
-    """A worker's hit mode, with its cause, reason and lift. Lifetime: call."""
+    """A worker's hit mode, which says how exact its expected hits are, with the cause, the reason
+    and what would remove the cause. Lifetime: call.
+    """
 
     mode: HitMode
     cause: str = ""  # one of CAUSES; empty: exact
@@ -78,7 +78,7 @@ class HitVerdict:
     lift: str | None = None  # flag, package or folder; None: an operator cannot change it
 
     def shown(self) -> dict[str, str | None]:
-        """Return its parts for JSON, null where there is nothing to say."""
+        """Return the parts of the verdict for JSON; a part is null if it is empty."""
         cause, reason = self.cause or None, self.reason or None
         return {"mode": self.mode, "cause": cause, "reason": reason, "lift": self.lift}
 
@@ -108,7 +108,9 @@ _UNREAD = (
 
 
 def _has_no_full_group(facts: HitFacts) -> bool:
-    """Return True if the names of some blocks of windows, without full attention, tell nothing."""
+    """Return True if the KV events name only some blocks of sliding windows, without a cache group
+    of full attention, so that it is unknown which blocks are meant.
+    """
     return facts.skips.get("masked", 0) > 0 and not facts.has_full_attention
 
 
@@ -354,7 +356,9 @@ CAUSES: tuple[HitCause, ...] = (
 
 
 def hit_verdict(facts: HitFacts) -> HitVerdict:
-    """Return how exact a worker's expected hits are: by the first cause that holds, or exact."""
+    """Return how exact a worker's expected hits are. The first cause in `CAUSES` that holds
+    decides; if none holds, the hits are exact.
+    """
     for cause in CAUSES:
         if cause.holds(facts):
             lift = cause.lift(facts) if callable(cause.lift) else cause.lift

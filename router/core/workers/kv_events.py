@@ -21,9 +21,8 @@ TIERS: tuple[Tier, ...] = ("gpu", "host", "disk")  # by the index's number of th
 
 
 class WireEvents(Sequence[KvEvent]):
-    """The events of one batch, or of the batches of a snapshot, of a worker serving `model`.
-
-    Events that the batches skipped are not among them. Lifetime: fact.
+    """The KV events of one batch, or of the batches of a snapshot, of a worker that serves `model`.
+    Events that the batches skipped are left out. Lifetime: fact.
     """
 
     __slots__ = ("_facts", "batches", "model", "payload", "size_bytes")
@@ -35,10 +34,9 @@ class WireEvents(Sequence[KvEvent]):
         size_bytes: int = 0,
         payload: bytes | None = None,
     ) -> None:
-        """Keep one or more batches of KV events, without decoding their events yet.
-
-        size_bytes: the size of the batches on the wire, about the same as their size in memory.
-        payload: the bytes of a single batch, if they must be passed on to other routers.
+        """Keep one or more batches of KV events, without decoding their events yet. `size_bytes` is
+        the size of the batches on the wire, which is about their size in memory. `payload` is the
+        bytes of a single batch, if they must be passed on to other routers.
         """
         self.size_bytes = size_bytes
         self.payload = payload
@@ -92,10 +90,9 @@ def _fact(event: tuple[Any, ...], model: str) -> KvEvent:
 
 
 def gpu_blocks_in(events: Sequence[KvEvent], enough: int) -> int:
-    """Return how many blocks the events report as stored on the GPU.
-
-    If events from the wire store at most `enough` blocks in all tiers together, this larger number
-    is returned, because counting only GPU blocks takes longer.
+    """Return how many blocks the events report as stored on the GPU. If events from the wire store
+    at most `enough` blocks in all tiers together, the number for all tiers is returned instead,
+    because counting only GPU blocks takes longer.
     """
     if type(events) is not WireEvents:  # isinstance is slow for subclasses of an ABC
         stored = (e for e in events if isinstance(e, Stored) and e.tier == TIERS[0])
@@ -112,8 +109,7 @@ _TIER = {name: number for number, name in enumerate(TIERS)}
 
 @dataclass(slots=True)
 class Applied:
-    """The effects of a batch of KV events that the record of the worker's blocks does not keep.
-
+    """The effects of a batch of KV events that are not stored in the record of the worker's blocks.
     Lifetime: call.
     """
 
@@ -173,9 +169,9 @@ def apply_events(
 
 
 def _group_told(event: Stored | Removed, named: bool = True) -> EventBatch:
-    """Return an event of a cache group as it would come from the wire, without tokens.
-
-    `named` is False if it shall only say that there is such a group, and of what kind.
+    """Return an event of a cache group in the form that it has on the wire, without tokens. If
+    `named` is False, leave out the names of blocks, so that the event only says that there is a
+    group of this kind.
     """
     told: dict[str, Any] = {
         "block_hashes": block_names(event.hashes).tolist() if named else [],

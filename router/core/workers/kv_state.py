@@ -5,28 +5,31 @@ missing; a feed carries out its requests, and asks the worker for a snapshot whi
 one. The state is one of these:
 
 - *exact*: all batches before `next_seq` were applied, and no later batch is known to exist.
-- *asked* (`resyncing`), after a gap: the missed batches are requested again, and later ones wait.
-  If a replay brings some of them, another replay follows; otherwise a snapshot is wanted.
-- *half told*, while a replay goes beyond all batches heard of: more may follow until it ends.
-- *lower bound*, if the answers end and the gap remains: all known blocks are dropped, and the
+- *asked* (`resyncing`): after a gap, the missed batches are requested again, and later batches
+  wait. If a replay brings some of the missed batches, another replay is requested; otherwise a
+  snapshot is wanted.
+- *half told*: a replay goes beyond all batches that the router knew of, so more batches may follow
+  until the replay ends.
+- *lower bound*: the replay ended and the gap remains, so all known blocks are dropped, and the
   record is built again from later events. A snapshot, batch 0 or a cleared cache makes it exact.
-- *lower bound* with all known blocks kept, if a replay brings an unreadable batch.
-- *turned over*, once as many blocks were stored since then as the cache holds: known, not exact.
-- *crowded*, if the index forgot blocks of the worker at its limit: a lower bound until the worker's
-  cache is reported anew or has turned over.
+- *lower bound* with all known blocks kept: a replay brought a batch that cannot be read.
+- *turned over*: since then, as many blocks were stored as the cache holds; the cache counts as
+  known, but not as exact.
+- *crowded*: the index is at its limit and forgot blocks of the worker; the rest is a lower bound
+  until the whole cache is reported again or has turned over.
 
-A number identifies a batch only within one life of its publisher; the payload's digest identifies
-it for good. So a replay is requested from one batch before the first missing one: if that batch
-comes with another digest, the publisher has restarted unseen. If there are no digests, the numbers
-alone decide.
+A number identifies a batch only until its publisher restarts; the digest of its payload identifies
+it for good. So a replay is requested from one batch before the first missing one. If that batch
+comes with another digest, the publisher has restarted unnoticed. If there are no digests, the
+numbers alone decide.
 
-If the connection was lost and nothing shows what was missed, all is a lower bound, even if the
-numbers continue: another life may have published as many batches. The life is proven by a snapshot
-or a copy, or by the start time of the engine's process. It is disproved by an answer that finds
-nothing of what the events promised (*severed*).
+If the connection was lost and nothing shows what was missed, the record is a lower bound, even if
+the numbers continue, because a restarted publisher may have published as many batches. A snapshot,
+a copy, or the start time of the engine's process proves that the publisher did not restart. An
+answer that finds nothing of what the events promised (*severed*) disproves it.
 
 If another router reads the events, a copy of its record comes first, and then the batches that it
-applied, in order (`router.replicas.kv_events`). While these do not arrive, the worker is *unheard*.
+applied, in order (`router.replicas.kv_events`). Until they arrive, the worker is *unheard*.
 """
 
 from __future__ import annotations
@@ -69,8 +72,7 @@ class KvCounters:
 
     def with_blocks(self, blocks: WorkerBlocks, skipped_facts: int) -> KvCounters:
         """Copy counters from `blocks`, the record of the worker's blocks, and return this object.
-
-        skipped_facts: the number of unusable events that `blocks` has not seen.
+        `skipped_facts` is the number of unusable events that were not passed to `blocks`.
         """
         self.stored_blocks = blocks.stored_blocks
         self.removed_blocks = blocks.removed_blocks
@@ -80,11 +82,9 @@ class KvCounters:
 
 
 class Turnover:
-    """Counts the blocks that a worker has stored since the router lost track of its cache.
-
-    Once the worker has stored as many blocks as its cache holds (`over`), all unknown blocks should
-    have been evicted. Only blocks that were used again may remain.
-    Lifetime: worker.
+    """Counts the blocks that a worker has stored since the router lost track of its cache. Once the
+    worker has stored as many blocks as its cache holds (`over`), all blocks that were cached before
+    should have been evicted, except those that were used again. Lifetime: worker.
     """
 
     def __init__(self, capacity_blocks: float) -> None:
@@ -102,17 +102,15 @@ class Turnover:
 
     def begin(self, stored_blocks: int, over: bool = False) -> None:
         """Restart the count of stored blocks, because the router lost track of the worker's cache.
-
-        stored_blocks: how many blocks the worker has ever stored.
-        over: True if a snapshot or a peer's copy says that enough blocks have been stored already.
+        `stored_blocks` is the number of blocks that the worker has ever stored. `over` is True if a
+        snapshot or a peer's copy says that enough blocks have been stored already.
         """
         self.over = over
         self._stored_at_loss = stored_blocks
 
     def stored(self, stored_blocks: int) -> None:
-        """Set `over` to True if the worker has stored enough blocks to know its cache again.
-
-        stored_blocks: how many blocks the worker has ever stored.
+        """Set `over` to True if the worker has stored enough blocks, so that its cache is known
+        again. `stored_blocks` is the number of blocks that the worker has ever stored.
         """
         self.over |= stored_blocks - self._stored_at_loss >= self._capacity_blocks
 
@@ -163,7 +161,9 @@ class Publisher:
         self._outdated_seq = -1  # a publisher that is gone had replayed up to here
 
     def heard(self, batch: KvEvents) -> None:
-        """Record that a batch or a snapshot arrived from the engine since its latest restart."""
+        """Record the number of a batch or snapshot that arrived and was published since the
+        engine's latest restart.
+        """
         self.last_seq = max(self.last_seq, batch.seq)
         if batch.source == "live":
             self.live_seq = max(self.live_seq, batch.seq)
@@ -187,9 +187,8 @@ class Publisher:
         return 0 != self.digest(batch.seq) == batch.digest
 
     def began_anew(self, batch: KvEvents, kept: bool) -> bool:
-        """Return True if a batch proves that the engine has restarted since earlier batches.
-
-        kept: the same batch arrived before and waits for missing batches.
+        """Return True if a batch proves that the engine has restarted since earlier batches. `kept`
+        is True if the same batch arrived before and waits for missing batches.
         """
         if batch.source == "live" and batch.seq <= self.live_seq:
             return not (kept or self.is_known(batch))
@@ -209,10 +208,9 @@ class Publisher:
 
     def go_on(self, next_seq: int, live_seq: int, digest: int, waiting_seq: int) -> None:
         """Continue from another router's copy, which covers the batches before `next_seq`.
-
-        live_seq: the highest number of a batch that the other router received as it was published.
-        digest: the digest of the last batch that the copy covers.
-        waiting_seq: the last batch that this router itself received and has not applied, or -1.
+        `live_seq` is the highest number of a batch that the other router received as it was
+        published, and `digest` is the digest of the last batch that the copy covers. `waiting_seq`
+        is the last batch that this router itself received and has not applied, or -1.
         """
         self.begin_anew()
         self.live_seq = max(live_seq, waiting_seq)
@@ -220,7 +218,9 @@ class Publisher:
         self.applied(next_seq - 1, digest)
 
     def disown(self) -> None:
-        """Forget the digests of applied batches, because these may be from before a restart."""
+        """Forget the digests of applied batches, because these batches may be from before a
+        restart.
+        """
         self._digests.clear()
 
     def replay_ended(self) -> None:
@@ -228,9 +228,8 @@ class Publisher:
         self._replayed_seq = self._outdated_seq = -1
 
     def begin_anew(self, batch: KvEvents | None = None) -> None:
-        """Forget the numbers and digests of all batches, because the engine restarted.
-
-        batch: the batch that showed the restart, or None.
+        """Forget the numbers and digests of all batches, because the engine restarted. `batch` is
+        the batch that showed the restart, or None.
         """
         seen_live = batch is not None and batch.source == "live"
         self._outdated_seq = self._replayed_seq if seen_live else -1
@@ -352,11 +351,10 @@ class KvState:
         on_left: Callable[[Hashes], None] = lambda hashes: None,
     ) -> None:
         """Start with an unknown cache, whose blocks `index` will record in the worker's `slot`.
-
-        parked_blocks, backlog_batches: the most blocks and batches that may wait for missing ones.
-        resident_blocks: the most blocks that are recorded of this worker.
-        keeps_copies: True if the engine may hold equal blocks twice, with KV events for each.
-        on_left: called with the chain hashes of blocks that left the GPU, by KV events.
+        `parked_blocks` and `backlog_batches` limit the blocks and batches that may wait for missing
+        ones. `resident_blocks` limits the blocks that are recorded of this worker. `keeps_copies`
+        is True if the engine may hold equal blocks twice, with KV events for each. `on_left` is
+        called with the chain hashes of blocks that left the GPU, by KV events.
         """
         self._on_left = on_left
         self._terms = model, parked_blocks, keeps_copies
@@ -400,16 +398,17 @@ class KvState:
         self.resize(capacity_blocks)
 
     def resize(self, capacity_blocks: float) -> None:
-        """Set how many blocks fit on the worker's GPU; infinity means that nobody knows."""
+        """Set how many blocks fit on the worker's GPU; infinity means that the number is
+        unknown.
+        """
         self._turnover.resize(capacity_blocks)
         most = self._resident_blocks_max
         self._gpu_blocks_max = math.ceil(min(capacity_blocks * ROOM_SLACK, most))
 
     @property
     def known(self) -> bool:
-        """True if the router knows all blocks in the worker's cache.
-
-        If it is False, the worker may have more blocks than the router knows.
+        """True if the router knows all blocks in the worker's cache. False means that the worker
+        may have more blocks than the router knows.
         """
         if self.guessed is not None:
             return False
@@ -461,14 +460,15 @@ class KvState:
 
     @property
     def overflows(self) -> int:
-        """Count the worker's reports of more blocks than its cache can hold."""
+        """The number of times that the worker's events reported more blocks than its cache can
+        hold.
+        """
         return self._counters.overflows
 
     @property
     def settled(self) -> bool:
-        """True if all batches heard of were applied, and no replay is running or needed.
-
-        Then `next_seq` is the number of the next batch.
+        """True if all batches that are known to exist were applied, and no replay is running or
+        needed. In this case `next_seq` is the number of the next batch.
         """
         if self.resyncing or self._doubtful or (self._beyond and self._half_told):
             return False
@@ -476,55 +476,59 @@ class KvState:
 
     @property
     def current(self) -> bool:
-        """True if all batches known to be published were applied, and this router gets new ones."""
+        """True if all batches that are known to be published were applied, and this router gets new
+        ones.
+        """
         return self.settled and not self.unheard
 
     @property
     def emptied(self) -> int:
-        """Count the times that a restart or a "cleared" event emptied the worker's cache."""
+        """The number of times that a restart or a "cleared" event emptied the worker's cache."""
         return self._counters.restarts + self._counters.clears
 
     @property
     def resident_blocks(self) -> int:
-        """Return the number of blocks that the worker is known to have cached, in all tiers."""
+        """The number of blocks that the worker is known to have cached, in all tiers."""
         return len(self.blocks)
 
     @property
     def evicted_blocks(self) -> int:
-        """Count the worker's cached blocks that the router's index dropped to save memory."""
+        """The number of this worker's cached blocks that the router's index dropped to
+        save memory.
+        """
         return self._index.evicted_of(self._slot)
 
     @property
     def gpu_blocks(self) -> int:
-        """Return the number of blocks that the worker is known to have cached on the GPU."""
+        """The number of blocks that the worker is known to have cached on the GPU."""
         return self._index.held(self._slot)
 
     @property
     def learned_blocks(self) -> float:
-        """Return the least capacity of the worker's GPU that evictions show, in blocks, or NaN."""
+        """The least number of blocks that the worker's GPU must be able to hold, as evictions show;
+        NaN if unknown.
+        """
         return self._learned.blocks
 
     @property
     def parked_blocks(self) -> int:
-        """Count the stored blocks that wait for the event of their parent block."""
+        """The number of stored blocks that wait for the event of their parent block."""
         return self.blocks.parked
 
     @property
     def backlog_batches(self) -> int:
-        """Count the batches that wait because a batch before them is missing."""
+        """The number of batches that wait because a batch before them is missing."""
         return len(self._backlog)
 
     def chains(self, tier: int = 0) -> Hashes:
-        """Return the chain hashes of the blocks known in one tier, in any order.
-
-        tier: 0 for the GPU, 1 for host memory, 2 for disk.
+        """Return the chain hashes of the blocks known in one tier, in any order. `tier` is 0 for
+        the GPU, 1 for host memory and 2 for disk.
         """
         return self.blocks.chains(tier)
 
     def mark(self) -> tuple[int, ...]:
-        """Return numbers that a caller compares with earlier ones, to see what has changed.
-
-        Each applied batch changes a number, and so does a change in how well the cache is known. A
+        """Return numbers that a caller compares with earlier ones to see what has changed. Each
+        applied batch changes a number, and so does a change in how well the cache is known. A
         snapshot may change the known content without changing any number. The first number is
         `next_seq`, and the last one is `settled`.
         """
@@ -550,9 +554,8 @@ class KvState:
 
     @property
     def first_question(self) -> int:
-        """The number of the batch from which a new connection must ask the engine for a replay.
-
-        0 means that the connection asks for a snapshot of the cache first.
+        """The number of the batch from which a new connection must request a replay from the
+        engine. 0 means that the connection requests a snapshot of the cache first.
         """
         return self._from_seq() if self._doubtful and self._exact else 0
 
@@ -594,11 +597,11 @@ class KvState:
         return self._ask()
 
     def end_replay(self, answered: bool, began_anew: bool = False) -> int | None:
-        """Handle the end of a replay, and continue from the batches that arrived.
-
-        answered: the engine served the replay, so a replay without batches proves an empty cache.
-        began_anew: the engine no longer has batches that it published, so it must have restarted.
-        Return the number of the batch from which another replay must begin, or None.
+        """Handle the end of a replay, and continue from the batches that arrived. `answered` is
+        True if the engine served the replay, so that a replay without batches proves an empty
+        cache. `began_anew` is True if the engine no longer has batches that it published, so that
+        it must have restarted. Return the number of the batch from which another replay must begin,
+        or None.
         """
         self._publisher.replay_ended()
         if began_anew:
@@ -637,10 +640,9 @@ class KvState:
         self._publisher.begin_anew()
 
     def suspend(self, emptied: bool) -> None:
-        """Forget the cache of a worker whose engine pauses and will go on later.
-
-        Keep the number of the next batch, because the engine continues its numbering. `emptied` is
-        True if the pause emptied the cache. Otherwise the cache's content is unknown.
+        """Forget the cache of a worker whose engine pauses and will continue later. Keep the number
+        of the next batch, because the engine continues its numbering. `emptied` is True if the
+        pause emptied the cache. Otherwise the cache's content is unknown.
         """
         last = max(self.next_seq - 1, self._publisher.last_seq, self._backlog.last_seq)
         digest = self._backlog.digest(last) or self._publisher.digest(last)
@@ -652,9 +654,8 @@ class KvState:
             self._doubtful = self.resyncing = True
 
     def was_emptied(self, times: int) -> bool:
-        """Return True if the engine emptied its cache, but no KV event has said so.
-
-        times: how often the engine has emptied its cache, according to its load report.
+        """Return True if the engine emptied its cache, but no KV event has reported it. `times` is
+        how often the engine has emptied its cache, according to its load report.
         """
         clears, (before, grown) = self._counters.clears, (self._emptied, times)
         told = clears > self._clears_at[0]
@@ -672,10 +673,9 @@ class KvState:
 
     def reported(self, started_s: float) -> None:
         """Check by a load report whether the engine restarted while the connection was lost.
-
-        started_s: when the engine's process started; NaN if unknown. If two reports after the loss
-        show the same start time as before, the engine did not restart. One report is not enough,
-        because it may have been requested before the loss.
+        `started_s` is the start time of the engine's process; NaN if unknown. If two reports after
+        the loss show the same start time as before, the engine did not restart. One report is not
+        enough, because it may have been requested before the loss.
         """
         if not self.severed:
             self._started_s = started_s
@@ -723,12 +723,10 @@ class KvState:
 
     def goes_on_from(self, next_seq: int, digest: int) -> bool:
         """Return True if another router's copy of the cache can replace this router's record.
-
-        next_seq: the first batch that the copy does not cover. The copy must cover all batches that
-        this router applied.
-        digest: the digest of the last batch that the copy covers. It must equal the digest of the
-        same batch at this router, which proves that the engine did not restart in between. If this
-        router has received no live batch yet, any digest will do.
+        `next_seq` is the first batch that the copy does not cover. The copy must cover all batches
+        that this router applied. `digest` is the digest of the last batch that the copy covers. It
+        must equal the digest of the same batch at this router, which proves that the engine did not
+        restart in between. If this router has received no live batch yet, any digest is accepted.
         """
         ours = self._backlog.digest(next_seq - 1) or self._publisher.digest(next_seq - 1)
         is_first = not self._backlog and self._publisher.live_seq < 0
@@ -776,8 +774,7 @@ class KvState:
 
     def _restart(self, batch: KvEvents | None = None) -> None:
         """Forget what is known of the cache and of earlier batches, because the engine restarted.
-
-        batch: the batch that showed the restart, or None.
+        `batch` is the batch that showed the restart, or None.
         """
         self._counters.restarts += 1
         self._empty()
@@ -789,10 +786,9 @@ class KvState:
         return self._from_seq()
 
     def _from_seq(self) -> int:
-        """Return the number of the batch from which a replay must begin.
-
-        This is the last applied batch if its digest is known, and else the next batch. The repeated
-        batch shows whether the engine restarted.
+        """Return the number of the batch from which a replay must begin. This is the last applied
+        batch if its digest is known, and otherwise the batch after it. The repeated batch shows
+        whether the engine restarted.
         """
         last = self.next_seq - 1
         return last if self._publisher.digest(last) else self.next_seq
@@ -863,9 +859,8 @@ class KvState:
 
     def _outlive(self) -> None:
         """Trust the cache again after a lost connection, because all old blocks have been replaced.
-
         The worker has stored as many blocks since the loss as its cache holds. If more blocks are
-        known than fit, some are from before the loss, and all are forgotten.
+        known than fit into the cache, some are from before the loss, and all blocks are forgotten.
         """
         self.severed = self._exact = False
         if not self._turnover.has_room(self.gpu_blocks):
@@ -873,9 +868,8 @@ class KvState:
 
     def _judge(self, applied: Applied, skipped: int) -> None:
         """Count events that could not be used, and decide whether to estimate the cache instead.
-
-        applied: the effects of the batch applied last.
-        skipped: how many events the record of the worker's blocks (`self.blocks`) has ever skipped.
+        `applied` has the effects of the batch applied last. `skipped` is the number of events that
+        the record of the worker's blocks (`self.blocks`) has ever skipped.
         """
         blocks = self.blocks
         self._skips.update(applied.skips)
@@ -895,7 +889,9 @@ class KvState:
         self.guessed = "sizes" if self.sizes.mixed else "useless" if useless else None
 
     def follow(self, block_size: int) -> None:
-        """Restart the record with another block size, and expect batches from number 0."""
+        """Restart the record of the cache with another block size, and expect batches from number
+        0.
+        """
         self._forget()
         self._backlog.clear()
         self.sizes.follow(block_size)

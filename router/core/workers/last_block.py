@@ -1,7 +1,7 @@
-"""Learns which engines compute the last block of each hit again, and counts their hits without it.
-vLLM does so for models with draft heads (EAGLE, MTP), which need hidden states that no cache keeps
-(`v1/core/single_type_kv_cache_manager.py`, 2026). Its KV events do not show this, but its answers
-do.
+"""Learns which engines compute the last block of each hit again, and counts their hits without this
+block. vLLM computes it again for models with draft heads (EAGLE, MTP), which need hidden states
+that no cache keeps (`v1/core/single_type_kv_cache_manager.py`, 2026). vLLM's KV events do not show
+this, but its answers do.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ ANSWERS = 8  # one after the other, that say the same
 
 
 class LastBlocks:
-    """Learns from answers which workers compute the last block of each hit again. An answer is
-    evidence for it if it found exactly one block less than KV events promised, and against it if it
-    found all of them. `ANSWERS` in a row that contradict the present finding about a worker reverse
-    it, so a wrong finding is corrected in the same way. Lifetime: process.
+    """Learns from answers which workers compute the last block of each hit again. If an answer
+    found exactly one block less than the KV events promised, this is evidence for it; if the answer
+    found all blocks, this is evidence against it. `ANSWERS` in a row that contradict the present
+    finding about a worker reverse the finding, so a wrong finding is corrected in the same way.
+    Lifetime: process.
     """
 
     def __init__(self, slots: int) -> None:
@@ -31,10 +32,10 @@ class LastBlocks:
         return bool(self._tokens[slot])
 
     def answered(self, slot: int, promised: int, found: int, block_size: int) -> None:
-        """Count an answer to a prompt that was alone at its worker.
-
-        promised: how many blocks of the prompt KV events promised; found: how many it had. An
-        answer that found nothing says nothing: a block that is gone looks the same.
+        """Count an answer to a prompt that was alone at its worker. `promised` is the number of the
+        prompt's blocks that KV events promised as cached, and `found` the number that the worker
+        found. An answer that found no block proves nothing, because a block that was evicted looks
+        the same.
         """
         contradicts = found > 0 and found == promised - (not self.learned(slot))
         self._contradictions[slot] = self._contradictions[slot] + 1 if contradicts else 0
@@ -45,14 +46,16 @@ class LastBlocks:
         self._any = bool(self._tokens.any())
 
     def forget(self, slot: int) -> None:
-        """Forget what was learned, because the worker left or another engine took its place."""
+        """Forget what was learned about a worker, because it left or another engine took
+        its place.
+        """
         self._tokens[slot] = self._contradictions[slot] = 0
         self._any = bool(self._tokens.any())
 
     def without(self, hits: Ints, slots: slice | Ints) -> Ints:
-        """Return the hits of workers without the blocks that are computed again, int64[slots].
-
-        hits: in tokens, int64[slots]; whole blocks, or all of a prompt but its last token.
+        """Return the hits of workers in tokens without the blocks that are computed again,
+        int64[slots]. `hits` are the hits in tokens, int64[slots]: whole blocks, or all of a prompt
+        except its last token.
         """
         if not self._any:
             return hits

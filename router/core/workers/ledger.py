@@ -116,9 +116,8 @@ class Ledger:
         return len(self._charges)
 
     def get(self, request_id: int, leg: Role = "both") -> Charge | None:
-        """Return the load charged for a request's `leg`, or None if nothing is charged for it.
-
-        "both" as `leg` means the charge of a request that one worker both prefills and decodes.
+        """Return the charge of a request's `leg`, or None if nothing is charged for it. The leg
+        "both" means a request that one worker both prefills and decodes.
         """
         return self._charges.get((request_id, leg))
 
@@ -170,15 +169,14 @@ class Ledger:
         room_tokens: int = 0,
         shows_speed: bool = True,
     ) -> Charge:
-        """Charge a request, or one leg of it, to the worker in `slot`, and return the charge.
-
-        key: the request's id and the leg. It must have no open charge.
-        stream: True if the router will see when the prefill ends, because it sees the first token
-        or the end of a prefill leg.
-        moved_tokens: the number of prompt tokens whose KV comes from another worker.
-        loads: the numbers of prompt tokens whose KV the worker loads from its host memory and disk.
-        room_tokens: how many tokens of KV memory to reserve at the worker until the first token.
-        shows_speed: True if the time to the first token shows the worker's prefill speed.
+        """Charge a request, or one leg of it, to the worker in `slot`, and return the charge. `key`
+        is the request's id and the leg, which must have no open charge. `stream` is True if the
+        router will see when the prefill ends, because it sees the first token or the end of a
+        prefill leg. `moved_tokens` is the number of prompt tokens whose KV comes from another
+        worker. `loads` has the numbers of prompt tokens whose KV the worker loads from its host
+        memory and disk. `room_tokens` is the number of tokens of KV memory to reserve at the worker
+        until the first token. `shows_speed` is True if the time to the first token shows the
+        worker's prefill speed.
         """
         assert key not in self._charges, f"request {key[0]} is charged twice"
         cells = self._cells
@@ -219,9 +217,8 @@ class Ledger:
         return charge
 
     def _period(self, slot: int, now_s: float) -> PrefillPeriod:
-        """Count a prefill in a worker's current period of uninterrupted prefill; return the period.
-
-        If no request waits for its first token at the worker, begin a new period.
+        """Count a prefill in the worker's current period of uninterrupted prefill, and return the
+        period. If no request waits for its first token at the worker, begin a new period.
         """
         period = self._periods[slot]
         if period is None or not self._cells.waiting[slot]:
@@ -374,10 +371,9 @@ class Ledger:
         self._queue(slot, -charge.uncached_tokens, -charge.work_tokens)
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:
-        """Update a worker's mean work per waiting token, for a prompt that comes or leaves.
-
-        tokens: the prompt's uncached tokens; negative if it no longer waits.
-        work_tokens: the work to prefill them, including attention, with the same sign.
+        """Update a worker's mean work per waiting token for a prompt that enters or leaves the
+        queue. `tokens` is the number of the prompt's uncached tokens, negative if it leaves.
+        `work_tokens` is the work to prefill them, including attention, with the same sign.
         """
         waiting_tokens, waiting_work = self._waiting[slot]
         waiting_tokens += tokens
@@ -389,7 +385,9 @@ class Ledger:
         self._cells.token_work[slot] = waiting_work / waiting_tokens
 
     def _lift_limit(self, slot: int) -> None:
-        """Let the queue drain up to the end of the oldest prompt that has no first token yet."""
+        """Allow the estimated queue to shrink up to the end of the oldest prompt that has no first
+        token yet.
+        """
         coming = self._coming.get(slot)
         if not coming:
             return

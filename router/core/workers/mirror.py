@@ -1,10 +1,8 @@
 """Estimates which blocks workers have cached beyond what their KV events report correctly.
-
-`ExpectedBlocks`: blocks that workers with KV events will soon store, because of this router's
-dispatches.
-`Mirrors`: the estimated caches of workers without usable KV events.
-`HitConfidence`: the share of the blocks reported by KV events that workers really have.
-The `cached_tokens` in answers correct the last two.
+`ExpectedBlocks` has the blocks that workers with KV events will soon store because of this router's
+dispatches. `Mirrors` has the estimated caches of workers without usable KV events. `HitConfidence`
+has for each worker the share of the blocks reported by KV events that the worker really has. The
+`cached_tokens` in answers correct the last two.
 """
 
 from __future__ import annotations
@@ -67,10 +65,9 @@ class ExpectedBlocks:
         return expectation
 
     def ended(self, expectation: Expectation, failed: bool) -> None:
-        """Record that the dispatch of `expectation` has ended.
-
-        failed: the prompt was never computed. Then drop its blocks, except those that the prompts
-        of other unfinished dispatches to this worker contain.
+        """Record that the dispatch of `expectation` has ended. `failed` is True if the prompt was
+        never computed. In this case drop its blocks, except those that the prompts of other
+        unfinished dispatches to this worker contain.
         """
         slot, chain = expectation.slot, expectation.chain
         others = self._open.get(slot)
@@ -93,10 +90,9 @@ class ExpectedBlocks:
             self._old.remove(slot, hashes)
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
-        """Raise each worker's number of cached leading blocks to the number expected there.
-
-        blocks: the numbers by worker slot, int32[slots], changed in place.
-        chain: the chain hashes of the prompt.
+        """Raise each worker's number of cached leading blocks to the number that is expected there.
+        `blocks` has the numbers by worker slot, int32[slots], and is changed in place. `chain` has
+        the chain hashes of the prompt.
         """
         if self._has_young:
             self._young.raise_prefix(chain, blocks)
@@ -231,10 +227,9 @@ class Mirrors:
         return prediction
 
     def answered(self, prediction: Prediction, found: Found | None, answer_blocks: int = 0) -> None:
-        """Correct the estimate of a worker's cache by the answer to a prompt.
-
-        found: how many prompt blocks the worker had cached, according to its answer; or None.
-        answer_blocks: how many full blocks the answer itself added to the cache.
+        """Correct the estimate of a worker's cache by the answer to a prompt. `found` is the number
+        of prompt blocks that the worker had cached, according to its answer, or None.
+        `answer_blocks` is the number of full blocks that the answer itself added to the cache.
         """
         room, slot, chain = prediction.room, prediction.slot, prediction.chain
         room.running.discard(prediction.stamp)
@@ -248,7 +243,9 @@ class Mirrors:
         self._mirror.touch(slot, chain)  # an engine's order: as requests let go
 
     def failed(self, prediction: Prediction) -> None:
-        """Remove blocks from a worker's estimated cache that only a failed dispatch would store."""
+        """Remove the blocks that only a failed dispatch would have stored from a worker's estimated
+        cache.
+        """
         room = prediction.room
         room.running.discard(prediction.stamp)
         if room is self._rooms.get(prediction.slot):
@@ -256,10 +253,9 @@ class Mirrors:
             self._mirror.forget(prediction.slot, new, prediction.stamp)
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
-        """Raise each worker's number of cached leading blocks to that in its estimated cache.
-
-        blocks: the numbers by worker slot, int32[slots], changed in place.
-        chain: the chain hashes of the prompt.
+        """Raise each worker's number of cached leading blocks to the number in its estimated cache.
+        `blocks` has the numbers by worker slot, int32[slots], and is changed in place. `chain` has
+        the chain hashes of the prompt.
         """
         if self._rooms:  # else every worker has events, and the mirror is empty
             self._mirror.raise_prefix(chain, blocks)
@@ -344,23 +340,20 @@ class Mirrors:
 
 
 def _used(prediction: Prediction, depth: int) -> int:
-    """Return when a prompt block was last used before this dispatch, or 0.
-
-    depth: the block's place in the prompt.
-    The time is counted in uses of the worker's estimated cache. 0 means that the block's absence
-    proves no eviction, because it was never used before or is still being computed.
+    """Return when a prompt block was last used before this dispatch, counted in uses of the
+    worker's estimated cache. `depth` is the block's place in the prompt. 0 means that the block's
+    absence proves no eviction, because the block was never used before or is still being computed.
     """
     return next((used for end, used in prediction.runs if depth < end), 0)
 
 
 def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -> Found | None:
-    """Return how many prompt blocks were cached, according to an answer; None if it does not say.
-
-    The blocks of a text prompt are guessed at four bytes per token, and the engine's chat template
-    adds tokens. So the engine's cached share of prompt tokens is applied to the guessed blocks,
-    with a slack of an eighth. For a prompt of token ids the slack is one block: an engine computes
-    at least one token again, and with speculative decoding the last full block. If a request has
-    several prompts, the answer reports only their sum, so the result is None.
+    """Return how many prompt blocks were cached according to an answer, or None if the answer does
+    not say. The blocks of a text prompt are guessed at four bytes per token, and the engine's chat
+    template adds tokens. So the engine's cached share of prompt tokens is applied to the guessed
+    blocks, with a slack of an eighth. For a prompt of token ids the slack is one block, because an
+    engine computes at least one token again, and with speculative decoding the last full block. If
+    a request has several prompts, the answer reports only their sum, so the result is None.
     """
     cached, longest = finish.cached_tokens, arrival.longest_prompt_tokens
     if cached is None or longest not in (None, arrival.prompt_tokens):
@@ -389,9 +382,8 @@ class EventHits:
 
     def kept_blocks(self, removed_blocks: int) -> int:
         """Return how many of these blocks were surely still cached when the worker looked for them.
-
-        Requests that the worker computed before may have evicted blocks. `removed_blocks` is how
-        many blocks its KV events have ever reported as removed, until now.
+        Requests that the worker computed before may have evicted blocks. `removed_blocks` is the
+        number of blocks that the worker's KV events have ever reported as removed.
         """
         gone = 0 if self.alone else removed_blocks - self.removed_blocks
         return max(self.blocks - gone, 0)
@@ -454,11 +446,9 @@ class HitConfidence:
         return self._lives[slot]
 
     def answered(self, slot: int, expected: int, found: Found) -> bool:
-        """Count an answer, and update the confidence in the worker's KV events.
-
-        expected: how many prompt blocks the events promised as cached.
-        found: how many the answer reports.
-        Return True if the worker's hits count less from now on, or count in full again.
+        """Count an answer, and update the confidence in the worker's KV events. `expected` is the
+        number of prompt blocks that the events promised as cached, and `found` what the answer
+        reports. Return True if the worker's hits count less from now on, or count in full again.
         """
         known = self._confirmed.setdefault(slot, _Confirmed())
         share = 1.0 if found.blocks + found.slack >= expected else found.blocks / expected
@@ -495,8 +485,7 @@ class HitConfidence:
 
 
 def _names(stamp: int, count: int) -> Hashes:
-    """Return `count` unique hashes that stand for the blocks of an answer with unknown tokens.
-
+    """Return `count` unique hashes that stand for the blocks of an answer whose tokens are unknown.
     `stamp` must be different for each answer.
     """
     return chain_hashes(np.zeros(count, dtype=np.int32), 1, stamp)

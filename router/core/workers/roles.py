@@ -1,10 +1,9 @@
-"""Controls how many workers prefill and how many decode, by the mix of requests.
-
-Both halves of a pool work on the same requests. So the pool should be split in the ratio of the
-work of each half, counted in workers, whichever half is the bottleneck: n_P : n_D = E[S] : E[o - 1]
-t(B) / B (rate matching, as in DistServe, Zhong et al., OSDI 2024, section 4). A change is made if
-the better split carries so much more that this outweighs the cost of the change; changing back
-costs more each time.
+"""Decides how many workers prefill and how many decode, by the mix of requests. The prefill and the
+decode workers of a pool serve the same requests. So the numbers of both should have the same ratio
+as the work of both, counted in workers, whichever of them is the bottleneck: n_P : n_D = E[S] : E[o
+- 1] t(B) / B (rate matching, as in DistServe, Zhong et al., OSDI 2024, section 4). A role is
+changed if the better split can carry so much more work that this outweighs the cost of the change;
+changing back costs more each time.
 """
 
 from __future__ import annotations
@@ -106,10 +105,8 @@ class RoleController:
         self._calm_s = 0.0  # since when nothing has increased the caution
 
     def observe(self, now_s: float, prefill_work: float, decode_work: float) -> None:
-        """Add a sample of the group's work to the moving averages.
-
-        prefill_work, decode_work: how many fully used workers would be enough for each kind of
-        work.
+        """Add a sample of the group's work to the moving averages. `prefill_work` and `decode_work`
+        are the numbers of fully used workers that would be enough for each kind of work.
         """
         if self._seen_s is None:
             self._seen_s = self._began_s = self._calm_s = now_s
@@ -121,8 +118,7 @@ class RoleController:
 
     def decide(self, now_s: float, prefill: int, decode: int) -> RoleChange | None:
         """Return the role that one more worker should take, or None if the roles should stay.
-
-        prefill, decode: how many workers have each role now.
+        `prefill` and `decode` are the numbers of workers that have each role now.
         """
         change = self._better(prefill, decode)
         role = None if change is None else change.role
@@ -182,9 +178,8 @@ class WorkMeter:
         self, now_s: float, columns: WorkerColumns, prefill: Sequence[Worker], decode: list[Worker]
     ) -> tuple[float, float]:
         """Return the prefill work and the decode work of a group, each as a number of busy workers.
-
         The prefill work is an average since the last call: the seconds of prefill computed per
-        second. The decode work is that of now: the KV memory used for decode, in units of a full
+        second. The decode work is the KV memory that is used for decode now, in units of a full
         worker.
         """
         elapsed_s = 0.0 if self._seen_s is None else now_s - self._seen_s

@@ -1,4 +1,4 @@
-"""Counts the models that workers list, so that no caller must look through all workers for one
+"""Counts how many workers list each model, so that no caller must look through all workers for one
 model.
 """
 
@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 
 
 class ServedModels:
-    """Counts by model how many workers list it. Lifetime: process.
-
-    Only the models of workers whose list is another one than before are counted again.
+    """Counts for each model how many workers list it. Only workers whose list of models has changed
+    are counted again. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -25,10 +24,9 @@ class ServedModels:
         return iter(self._workers)
 
     def look(self, listed: Iterable[tuple[int, tuple[str, ...]]]) -> dict[str, str]:
-        """Take the models of all workers, by worker id, as they are now.
-
-        Return the models that left with their last worker, each with that worker's first model. A
-        model that a worker lists no more, as an adapter that was unloaded, is not among them.
+        """Update the counts by the models that each worker lists now. Return the models that no
+        worker lists any more because their last worker left, each with that worker's first model. A
+        model that a remaining worker stopped listing, such as an unloaded adapter, is not returned.
         """
         before = self._listed
         now = dict(listed)
@@ -44,7 +42,7 @@ class ServedModels:
         return left
 
     def _lose(self, models: Iterable[str]) -> list[str]:
-        """Remove a worker's list from the counts, and return the models that no worker
+        """Remove the models in a worker's list from the counts, and return those that no worker
         lists now.
         """
         lost = []

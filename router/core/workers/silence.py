@@ -1,9 +1,8 @@
-"""Handles silent workers, which do not answer the router's probes: slow, stopped or dead ones.
-
-A silent worker gets no new requests, and its requests whose answers have not begun are sent to
-other workers. But if most workers of a model are silent together, the cause is probably the host,
-the network or the router itself. Then no request moves, and new requests wait until a worker
-answers. This is called a panic, as in Envoy.
+"""Handles silent workers, which do not answer the router's probes because they are slow, stopped or
+dead. A silent worker gets no new requests, and its requests whose answers have not begun are sent
+to other workers. But if most workers of a model are silent together, the cause is probably the
+host, the network or the router itself. In this case no request moves, and new requests wait until a
+worker answers. This is called a panic, as in Envoy.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ class Silences:
     def __init__(
         self, settings: CoreSettings, workers: WorkerTable, stands_still: Callable[[int], bool]
     ) -> None:
-        """Start without any silent worker.
-
-        stands_still: returns True if no stream of the worker with this id makes progress, and the
-        worker does not answer a probe.
+        """Start without any silent worker. `stands_still` returns True if no stream of the worker
+        with this id makes progress, and the worker does not answer a probe.
         """
         self._share = settings.panic_share
         self._workers = workers
@@ -99,9 +96,8 @@ class Silences:
         return actions
 
     def alone(self, worker: Worker) -> bool:
-        """Return True if few workers of this worker's model are silent or stalled at present.
-
-        Few means: at most `panic_share` of the model's ready workers.
+        """Return True if few workers of this worker's model are silent or stalled at present: at
+        most `panic_share` of the model's ready workers.
         """
         pool = self._pool(worker.facts.models[0])
         quiet = sum(w.silent is not None or self._stands_still(w.worker_id) for w in pool)

@@ -1,4 +1,6 @@
-"""State machines of a worker in the decision core: one for its lifecycle, one for its health."""
+"""Defines the state machines of a worker in the decision core: one for its lifecycle, and one for
+its health.
+"""
 
 from __future__ import annotations
 

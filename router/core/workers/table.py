@@ -62,7 +62,7 @@ class WorkerHealth:
         return self.failed - well_at
 
     def end_row(self) -> None:
-        """Restart the count of consecutive failures at 0."""
+        """Set the count of consecutive failures to 0."""
         self.well_at = self.failed
 
     def count_failure(self, cause: str) -> None:
@@ -93,10 +93,8 @@ class WorkerHealth:
 
 @dataclass(slots=True)
 class BusySpell:
-    """A period in which a busy worker is spared new requests, because it asked for this.
-
-    Only `busy.BusyWorkers` changes it.
-    Lifetime: worker.
+    """A period in which a busy worker gets fewer new requests, because the worker asked for this.
+    Only `busy.BusyWorkers` changes it. Lifetime: worker.
     """
 
     on: bool = False
@@ -146,20 +144,21 @@ class Worker:
 
     @property
     def tells(self) -> bool:
-        """True if the worker's KV events show its cache.
-
-        If it is False, the worker has no usable events, and its cache is estimated.
+        """True if the worker's KV events show its cache. False means that the worker has no usable
+        events, so its cache is estimated.
         """
         return self.facts.has_events and self.kv.guessed is None
 
     @property
     def told_block_size(self) -> int:
-        """The block size in tokens that the worker reports. Its KV events may show another."""
+        """The block size in tokens that the worker reports. The worker's KV events may show another
+        size.
+        """
         return (self.told or self.facts).block_size
 
     @property
     def busy(self) -> bool:
-        """True while the worker is spared as busy. Then other workers are preferred."""
+        """True while other workers are preferred, because this worker reported that it is busy."""
         return self.spell.on
 
     @property
@@ -224,9 +223,8 @@ _OTHER: Mapping[Role, Role] = MappingProxyType({"prefill": "decode", "decode": "
 
 
 def serves(facts: Sequence[WorkerFacts]) -> bool:
-    """Return True if these workers of a model can serve a request.
-
-    This takes one worker that serves whole requests, or a prefill and a decode worker of a group.
+    """Return True if these workers of a model can serve a request. To serve a request takes one
+    worker that serves whole requests, or a prefill and a decode worker of one group.
     """
     if any(one.role == "both" or one.serves_alone for one in facts):
         return True
@@ -247,10 +245,8 @@ class _ModelPool:
 
 
 class WorkerTable:
-    """All workers by their ids, and the free slots.
-
-    A slot is the row of a worker in the worker columns. After a worker has left, another one may
-    get its slot, but never its id.
+    """Holds all workers by their ids, and the free slots. A slot is the row of a worker in the
+    worker columns. After a worker has left, another worker may get its slot, but never its id.
     Lifetime: process.
     """
 
@@ -274,7 +270,7 @@ class WorkerTable:
         return self._workers.get(worker_id)
 
     def label(self, worker_id: int) -> str:
-        """Return a worker's name for logs: its number, and its URL as long as it is here."""
+        """Return a worker's name for logs: its id, and its URL while the worker is in the table."""
         worker = self._workers.get(worker_id)
         return f"worker {worker_id}" + (f" ({worker.facts.name})" if worker else "")
 
@@ -332,7 +328,9 @@ class WorkerTable:
         return pool is not None and pool.splits
 
     def _pool(self, model: str) -> _ModelPool | None:
-        """Return remembered facts about the workers that serve a model; None without workers."""
+        """Return remembered facts about the workers that serve a model, or None if no worker serves
+        it.
+        """
         pool = self._pools.get(model)
         if pool is None and self.serves(model) and (serving := self.serving(model)):
             first = serving[0].facts
