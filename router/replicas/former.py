@@ -1,14 +1,16 @@
-"""During a hot restart, the old router reports its open requests to its successor until they end.
+"""Reports the open requests of the old router to its successor during a hot restart, until these
+requests end.
 
-Both use the connection of the hot restart (`hot_restart.py`). Each frame has a length (four bytes,
-little endian) and a message of `router.replicas.messages` with request events only.
+Both use the connection of the hot restart (`hot_restart.py`). Each frame is a length (four bytes,
+little endian) and a message of `router.replicas.messages` that has only request events. To the new
+router, the old one is therefore a peer: it counts the old router's requests as load of their
+workers, like a replica's requests. Load that a worker reports itself is not counted twice; where a
+worker reports nothing, the requests still count.
 
-The old router is thus a peer of the new one, which charges the old router's requests to the workers
-as it charges a replica's requests. What a worker reports itself is not counted twice; where a
-worker reports nothing, the requests still count. An empty frame says that the old router accepts no
-more requests. The new router sends `RETELL` to get a full report of all open requests again. When
-the connection ends, the old router has ended, and its requests with it. A router that is itself
-replaced passes the connection on to its successor.
+An empty frame means that the old router accepts no more requests. The new router sends `RETELL` to
+get a full report of all open requests again. When the connection ends, the old router has ended,
+and its requests with it. A router that is itself replaced passes the connection on to its
+successor.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Teller:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Report all open requests, and after that each of their events."""
+        """Report all open requests to the successor, and from then on each of their events."""
         listener: RequestListener = self._publisher
         if type(self._before) is not RequestListener:  # replicas hear of them, too
             listener = _Both(self._before, self._publisher)
@@ -67,8 +69,8 @@ class Teller:
         self._tasks = [asyncio.create_task(self._tell(), name="tells the router that follows")]
 
     async def handed(self) -> None:
-        """Send the empty frame: this router accepts no more requests. Return once it is sent, or
-        once the connection has failed.
+        """Send the empty frame, which means that this router accepts no more requests. Return once
+        it is sent, or once the connection has failed.
         """
         self._gone_due = True
         self._news.set()
@@ -91,7 +93,9 @@ class Teller:
         self._line.close()
 
     async def _tell(self) -> None:
-        """Send messages until the successor's connection ends."""
+        """Send the reports of this router's requests until the connection to the
+        successor fails.
+        """
         loop, uses = asyncio.get_running_loop(), SharedUse(dict)
         try:
             while True:
@@ -141,15 +145,14 @@ class _Both(RequestListener):
 
 
 class _Former:
-    """The connection to one earlier router of this host. Lifetime: until that router has ended."""
+    """The connection to one earlier router on this host. Lifetime: until that router has ended."""
 
     def __init__(
         self, line: socket.socket, shares: str, subscriber: RequestSubscriber | None
     ) -> None:
-        """Take the connection to an earlier router.
-
-        `shares` is the field of `RestartHandover`. `subscriber` is None if that router's requests
-        already arrive over the shared state.
+        """Hold the connection to an earlier router. `shares` is the field of `RestartHandover` of
+        that name. `subscriber` is None if the requests of that router already arrive over the
+        shared state.
         """
         self.line = line
         self.shares = shares
@@ -164,7 +167,9 @@ class _Former:
 
 
 class FormerRouters:
-    """The earlier routers of this host that still have requests at workers. Lifetime: process."""
+    """The earlier routers on this host whose requests at workers have not all ended. Lifetime:
+    process.
+    """
 
     def __init__(
         self,
@@ -173,7 +178,7 @@ class FormerRouters:
         clock: Callable[[], float],
         shares: str = "",
     ) -> None:
-        """Start with no earlier router. `tell` hands the core a fact; `shares` says where this
+        """Start with no earlier router. `tell` passes a fact to the core; `shares` names where this
         router shares state, as in `RestartHandover`.
         """
         self.shares = shares
@@ -189,14 +194,14 @@ class FormerRouters:
 
     @property
     def requests(self) -> int:
-        """The number of requests that earlier routers have at workers known here."""
+        """The number of earlier routers' requests at workers that this router knows."""
         return sum(len(one.subscriber) for one in self._former if one.subscriber is not None)
 
     async def follow(self, line: socket.socket, shares: str) -> None:
         """Read the reports of the router at the other end of `line`.
 
-        Returns once all of its requests are known, or after `_KNOWN_S` seconds. Until `serve`,
-        nothing is requested from it.
+        Returns once all of its requests are known, or after `_KNOWN_S` seconds. Before `serve`,
+        this router does not ask it for full reports.
         """
         former = self._begin(line, shares)
         if former.subscriber is not None:
@@ -209,10 +214,10 @@ class FormerRouters:
             await self._until(former.gone, former, None)
 
     def serve(self, lines: Iterable[tuple[socket.socket, str]]) -> None:
-        """Begin to serve: ask every earlier router for a full report.
+        """Ask every earlier router for a full report, because this router serves now.
 
-        `lines` are the connections to still earlier routers, which the previous router read so far,
-        each with where that router shares state.
+        `lines` are the connections to still earlier routers, which the previous router has read
+        until now, each with the name of where that router shares state.
         """
         for line, shares in lines:
             self._begin(line, shares)
@@ -221,13 +226,15 @@ class FormerRouters:
             self._ask(former)
 
     def lines(self) -> list[tuple[socket.socket, str]]:
-        """Return the connections to pass on to a successor, each with where the router at its other
-        end shares state.
+        """Return the connections to pass on to a successor, each with the name of where the router
+        at its other end shares state.
         """
         return [(one.line, one.shares) for one in self._former]
 
     async def leave(self) -> None:
-        """Stop reading, between two messages: the successor reads these connections from now on."""
+        """Stop reading all connections at the end of a message, because the successor reads them
+        from now on.
+        """
         for former in tuple(self._former):
             if former.reading is None:
                 continue
@@ -312,10 +319,10 @@ async def _message(former: _Former) -> bytes | None:
 
 
 async def _bytes(former: _Former, size: int) -> bytes:
-    """Return exactly `size` bytes from the connection, or none if it ends between two messages.
+    """Return exactly `size` bytes from the connection, or b"" if it ends between two messages.
 
     Raises OSError if the connection fails. If it is cancelled between two messages, no byte of the
-    next one is lost.
+    next message is lost.
     """
     data = b""
     while len(data) < size:

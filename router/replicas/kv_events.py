@@ -1,14 +1,13 @@
-"""Sharing of a worker's KV events: one replica reads them, all replicas know them.
+"""Shares a worker's KV events: one replica reads them, and all replicas apply them.
 
-The reader sends its peers each batch that its core applied in order. So peers apply the same
+The reader sends its peers each batch that its core applied in order, so that peers apply the same
 batches to the same state. When another replica becomes the reader, it continues from the engine's
 own sequence numbers; if the former reader died with unsent events, these numbers show the gap.
-
 Other changes, such as a gap that was given up or a snapshot, reach peers on demand as a copy of all
 that the reader knows.
 
 Where each replica reads a worker's events for itself, a replica sends a copy only to a peer that
-asks: one that has just started, or missed events that the engine cannot replay.
+asks: one that has just started, or that missed events which the engine cannot replay.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from router.replicas.subscriber import KvSubscriber, Names
 
 
 class ElectionClaim:
-    """One replica's claim to read a worker's KV events, as `router.events.feed.ElectedFeed` uses
-    it. Lifetime: feed.
+    """The claim of this replica to read one worker's KV events, as `router.events.feed.ElectedFeed`
+    uses it. Lifetime: feed.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class ElectionClaim:
         tell: Callable[[Fact], None],
         clock: Callable[[], float],
     ) -> None:
-        """Claim the events of one worker. `address` is where its events are published; `tell` hands
-        the core a fact.
+        """Make a claim that `open` enters in the election. `address` is where the worker's events
+        are published; `tell` passes a fact to the core.
         """
         worker = workers.get(worker_id)
         self.worker_id, self.address = worker_id, address
@@ -69,12 +68,12 @@ class ElectionClaim:
 
     @property
     def reads(self) -> bool:
-        """True if this replica is to read the events now."""
+        """True if this replica is the one that reads the worker's events now."""
         return self._publisher.stream(self.name) is not None
 
     @property
     def knows(self) -> bool:
-        """True if this replica knows everything that the reader has published."""
+        """True if this replica knows all events that the reading replica has published."""
         return self.reads or self.subscriber.heard
 
     @property
@@ -105,9 +104,9 @@ class ElectionClaim:
         self.leave(self)
 
     def tell(self, fact: KvEvents | ReplayEnd | KvHeard) -> None:
-        """Hand a fact to the core, and publish it to peers if this replica is the reader.
+        """Pass a fact to the core, and publish it to peers if this replica is the reader.
 
-        A `KvHeard` fact goes to the core only.
+        A `KvHeard` fact is passed to the core only.
         """
         before = self._kv_mark()
         self._tell(fact)
@@ -125,8 +124,8 @@ class ElectionClaim:
             self._publisher.jumped(self.name)
 
     def missing(self) -> bool:
-        """Handle a gap in the events. Return whether the caller should ask the engine to replay the
-        missing ones.
+        """Handle a gap in the events. Return True if the caller should ask the engine to replay the
+        missing events.
         """
         if not self.reads:
             self.subscriber.lost(self._clock())
@@ -134,7 +133,9 @@ class ElectionClaim:
         return not self.election.hole()
 
     def elected(self) -> None:
-        """Begin or stop to read, as the election says."""
+        """Begin or stop to read the worker's events, after the result of the election may have
+        changed.
+        """
         stream, reads = self._publisher.stream(self.name), self.election.reads
         changed = reads != (stream is not None)
         if stream is not None and (not reads or stream.token != self.election.token):
@@ -175,15 +176,17 @@ def _live(fact: KvEvents | ReplayEnd) -> _Live | None:
 
 
 def _in_order(seq: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Return whether batch `seq` directly followed the known state, given the KV marks before and
-    after it.
+    """Return whether the batch `seq` directly follows the known state, given the marks of the KV
+    state before and after it.
     """
     return before[:1] == (seq,) and bool(before[-1]) and after[:1] == (seq + 1,)
 
 
 @dataclass(slots=True)
 class KvSubscriberCounters:
-    """Counts events of all workers that any peer has read. Counts only grow. Lifetime: process."""
+    """Counts, over all workers, the KV events received from peers. The counts only grow. Lifetime:
+    process.
+    """
 
     batches: int = 0
     snapshots: int = 0
@@ -197,8 +200,8 @@ class KvSubscriberCounters:
 
 
 class KvSharing:
-    """Shares KV events with peers: elections, publishing, subscriptions and snapshots. Sans-I/O;
-    `dump` turns a cache's blocks into bytes. Lifetime: process.
+    """Shares KV events with peers by elections, publishing, subscriptions and snapshots. It does no
+    I/O; `dump` encodes a cache's blocks as bytes. Lifetime: process.
     """
 
     def __init__(
@@ -209,8 +212,10 @@ class KvSharing:
         on_news: Callable[[], None],
         dump: Dump | None = None,
     ) -> None:
-        """`identity` is this replica's name among peers. `tell` hands the core a fact. `on_news` is
-        called when there is something to fetch again.
+        """Start without peers. `identity` is this replica's name among peers, and `tell` passes a
+        fact to the core.
+
+        `on_news` is called when `fetch` has messages to send again.
         """
         dump, budget = dump or _dump_now, SnapshotBudget()
         self.identity = identity
@@ -229,11 +234,13 @@ class KvSharing:
         self._gone = KvSubscriberCounters()
 
     def stand(self, leases: Leases, lease_s: float) -> None:
-        """Set the leases and their duration; called once, before any other method."""
+        """Set the leases and their duration. It is called once, before any other method."""
         self._leases, self._lease_s = leases, lease_s
 
     def claim(self, worker_id: int, address: str) -> ElectionClaim:
-        """Return this replica's claim to a worker's events. It takes effect with `open`."""
+        """Return this replica's claim to read a worker's events. It takes effect when its `open` is
+        called.
+        """
         assert self._leases is not None
         claim = ElectionClaim(
             worker_id, address, self._workers, self.publisher, self._tell, self._leases.clock
@@ -244,14 +251,14 @@ class KvSharing:
     # --- the exchange's ---------------------------------------------------------------------
 
     def joined(self, now_s: float) -> None:
-        """Note that the link to Redis is up."""
+        """Note that the connection to Redis works now."""
         self.connected = True
         self.publisher.connect()
         for election in list(self._elections.values()):
             election.joined(now_s)
 
     def parted(self, now_s: float) -> None:
-        """Note that the link to Redis is down."""
+        """Note that the connection to Redis is lost."""
         self.connected = False
         self.publisher.disconnect()
         self.lender.drop()
@@ -263,24 +270,26 @@ class KvSharing:
             election.parted()
 
     def leave(self) -> None:
-        """Give up all reading, because this replica ends; peers read from now on."""
+        """Stop reading the events of all workers, because this replica ends; a peer reads them from
+        now on.
+        """
         for election in list(self._elections.values()):
             election.leave()
 
     def present(self, peers: Collection[str], now_s: float) -> None:
-        """Set which peers are present."""
+        """Set the peers that are running now."""
         self._peers = frozenset(peers)
         self.borrower.present(peers)
         self._silence(lambda reader: reader not in self._peers, now_s)
 
     def missed(self, peer: str, now_s: float) -> None:
-        """Note that a message of this peer was lost or is unreadable."""
+        """Note that a message of this peer was lost or could not be read."""
         for claim in self._claims.values():
             if claim.subscriber.reader == peer and not claim.reads:
                 claim.subscriber.behind(now_s)
 
     def hear(self, peer: str, messages: Iterable[KvMessage], now_s: float) -> None:
-        """Process a peer's messages. Messages about unknown workers are ignored."""
+        """Process the messages of a peer. Messages about unknown workers are ignored."""
         for one in messages:
             if isinstance(one, KvAsked):
                 if one.peer == self.identity:
@@ -297,7 +306,7 @@ class KvSharing:
                 claim.election.outranked(one.token)
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
-        """Return the next messages to send, of about `room_bytes` bytes."""
+        """Return the next messages to send to peers, about `room_bytes` bytes of them."""
         for election in self._elections.values():
             election.consider(now_s, not self._peers, self._lease_s)
         wanted: list[KvMessage] = [*self.borrower.fetch(now_s, room_bytes)]
@@ -314,15 +323,15 @@ class KvSharing:
     # --- for whoever looks ------------------------------------------------------------------
 
     def source(self, worker_name: str) -> str | None:
-        """Return where this worker's events come from, in words for people, or None if the worker
-        is not claimed here.
+        """Return from where this worker's events come, in words for people; None if this replica
+        has no claim to them.
         """
         claim = self._claims.get(worker_name)
         return None if claim is None else claim.source
 
     def sources(self) -> Counter[str]:
-        """Return the number of workers whose events are `read` here, `heard` from peers, or
-        `unheard`.
+        """Return how many workers' events are `read` by this replica, `heard` from peers, or
+        `unheard`, which means neither.
         """
         found = Counter({"read": 0, "heard": 0, "unheard": 0})
         for claim in self._claims.values():
@@ -341,7 +350,9 @@ class KvSharing:
     # --- inside -------------------------------------------------------------------------------
 
     def _own(self, name: str) -> Worker | None:
-        """Return the worker of this name if each replica reads its events for itself, else None."""
+        """Return the worker with this name if each replica reads its events for itself; otherwise
+        None.
+        """
         worker_id = None if name in self._claims else self._names.worker_id(name)
         return None if worker_id is None else self._workers.get(worker_id)
 
@@ -390,8 +401,8 @@ _TRIES = 3  # a copy that ends before the first batch that came to us is proven 
 
 
 class Borrowing:
-    """Lets the core continue from a peer's snapshot, once the snapshot is proven right. Lifetime:
-    process.
+    """Lets the core continue from a peer's snapshot of a worker's cache, once the snapshot is
+    proven right. Lifetime: process.
     """
 
     def __init__(
@@ -405,11 +416,11 @@ class Borrowing:
         self._is_new = True  # the link may not be up only because it was not tried yet
 
     async def borrow(self, worker_id: int, live_seq: Callable[[], int]) -> bool:
-        """Give the core a peer's snapshot of this worker's cache. Return False if no peer has one,
-        or none can be proven right.
+        """Pass a peer's snapshot of this worker's cache to the core. Return False if no peer has a
+        snapshot, or if none can be proven right.
 
-        `live_seq` returns the sequence number of the latest batch received live, or -1 if there was
-        none.
+        `live_seq` returns the sequence number of the latest batch that arrived live, or -1 if none
+        did.
         """
         await self._linked()
         for _ in range(_TRIES):

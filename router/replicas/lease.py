@@ -66,7 +66,7 @@ class Timer(Protocol):
 
 
 class Lease:
-    """A lease that this replica wants, and holds at times. Lifetime: from `Leases.want` to
+    """A lease that this replica wants, and holds at some times. Lifetime: from `Leases.want` to
     `Leases.drop`.
     """
 
@@ -81,14 +81,16 @@ class Lease:
 
     @property
     def fence(self) -> int | None:
-        """The fencing token while this replica holds the lease, else None. It is checked against
-        the clock on each call.
+        """The fencing token of the lease while this replica holds it, otherwise None. Each access
+        checks the clock.
         """
         return self.token if self._leases.clock() < self.until_s else None
 
 
 class Leases:
-    """All leases that this replica wants. Sans-I/O except for one timer. Lifetime: process."""
+    """All leases that this replica wants. It does no I/O except for one timer. Lifetime:
+    process.
+    """
 
     def __init__(
         self,
@@ -109,8 +111,8 @@ class Leases:
         self._timer: Timer | None = None
 
     def want(self, what: str, on_change: Callable[[int | None], None]) -> Lease:
-        """Try to hold the lease `what` from now on. `on_change` gets the fencing token, or None
-        when the lease is lost.
+        """Try to hold the lease `what` from now on. `on_change` is called with the fencing token
+        when it is granted, and with None when it is lost.
 
         Raises ValueError if the lease is wanted already, its name is empty or too long, or too many
         leases are wanted.
@@ -123,7 +125,7 @@ class Leases:
         return lease
 
     def drop(self, lease: Lease) -> None:
-        """Give the lease up. Its holder is notified first; Redis is told with the next
+        """Give a lease up. The part that holds it is notified at once; Redis is told with the next
         heartbeat.
         """
         if self._wanted.get(lease.what) is lease:
@@ -163,7 +165,9 @@ class Leases:
         self._set_timer()
 
     def goodbye(self) -> list[Command]:
-        """Return the commands that give all leases back. Their holders are notified first."""
+        """Return the Redis commands that give all leases back. The parts that hold them are
+        notified before.
+        """
         for lease in list(self._wanted.values()):
             self.drop(lease)
         return self.commands()[1]
@@ -214,23 +218,23 @@ _ALONE_S = 1.0  # that a candidate waits if it knows of no other reader
 
 
 class ReaderCandidate(Protocol):
-    """A claim to one worker's events at this address."""
+    """A claim to read one worker's events, one of those in an election."""
 
     @property
     def knows(self) -> bool:
-        """True if this replica knows everything that the reader has published."""
+        """True if this replica knows all events that the reading replica has published."""
 
     def elected(self) -> None:
-        """Check again whether this replica is the reader."""
+        """Check again whether this replica reads the events."""
 
 
 class Election:
-    """The election of the replica that reads the KV events at one address. Lifetime: while a feed
-    here wants these events.
+    """The election of the one replica that reads the KV events at an address. Lifetime: as long as
+    a feed of this replica wants these events.
     """
 
     def __init__(self, address: str, leases: Leases, now_s: float, connected: bool) -> None:
-        """Start without a lease. `connected` says whether the link to Redis is up."""
+        """Start without a lease. `connected` says whether the connection to Redis works."""
         self.candidates: list[ReaderCandidate] = []
         self.token = 0  # ours, the latest
         self._what = f"{LEASE_PREFIX}{address}"
@@ -243,19 +247,19 @@ class Election:
 
     @property
     def reads(self) -> bool:
-        """True if this replica is to read the events now."""
+        """True if this replica is the one that reads the events now."""
         if self._lease is not None and self._lease.fence is not None:
             return True
         return not self._connected and self._last and not self._torn
 
     @property
     def _last(self) -> bool:
-        """True if no other replica is known to have read after this one."""
+        """True if, as far as this replica knows, no other replica has read the events after it."""
         return self.token > self._rival
 
     def consider(self, now_s: float, alone: bool, lease_s: float) -> None:
-        """Ask for the lease if it is time to; called often. `alone` says that no other replica is
-        present.
+        """Ask for the lease if this replica should have it by now; called often. `alone` True means
+        that no other replica is running.
         """
         if self._lease is not None or not self._connected:
             return
@@ -265,26 +269,26 @@ class Election:
             self._lease = self._leases.want(self._what, self._changed)
 
     def joined(self, now_s: float) -> None:
-        """Note that the link to Redis is up."""
+        """Note that the connection to Redis works now."""
         self._connected, self._since_s, self._torn = True, now_s, False
         self._look()
 
     def parted(self) -> None:
-        """Note that the link to Redis is down."""
+        """Note that the connection to Redis is lost."""
         self._connected = False
         if self._lease is not None and not self._last:
             self._give_up()
         self._look()
 
     def leave(self) -> None:
-        """Stop reading for good, because this replica ends."""
+        """Stop reading the events and never resume, because this replica ends."""
         self._torn = True
         self._give_up()
         self._look()
 
     def outranked(self, token: int) -> None:
-        """Note that another replica reads with this token; give the lease up if the token is
-        greater than this replica's.
+        """Note that another replica reads with the fencing token `token`. If it is greater than
+        this replica's token, give the lease up.
         """
         if token > self._rival:
             self._rival = token
@@ -293,8 +297,8 @@ class Election:
             self._look()
 
     def hole(self) -> bool:
-        """Handle a gap in the events. Return whether this replica stops reading, as another replica
-        may be reading, too.
+        """Handle a gap in the events. Return True if this replica stops reading, because another
+        replica may be reading, too.
         """
         if self._lease is not None and self._lease.fence is not None:
             return False
@@ -303,7 +307,7 @@ class Election:
         return True
 
     def close(self) -> None:
-        """Give the lease up, because no feed here wants these events any more."""
+        """Give the lease up, because no feed of this replica wants these events any more."""
         self._give_up()
 
     def _changed(self, token: int | None) -> None:

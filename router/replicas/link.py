@@ -1,5 +1,5 @@
-"""The connection to Redis, which reconnects while the router runs, and the streams of messages in
-it.
+"""Connects a replica to Redis, reconnects while the router runs, and reads and writes the streams
+of messages in it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_MESSAGE_BYTES = 256 << 10
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Counts of the link to Redis; they only grow. Lifetime: process."""
+    """The counts of the connection to Redis; they only grow. Lifetime: process."""
 
     sent_messages: int = 0
     sent_bytes: int = 0
@@ -66,12 +66,12 @@ _WORD_BYTES = 64  # of an entry besides its payload, by a rough count
 
 
 class OwnStream:
-    """The Redis stream to which this replica writes, trimmed to a bounded size. Lifetime: while the
-    link is up.
+    """The Redis stream to which this replica writes, trimmed to a limited size. Lifetime: one
+    connection to Redis.
 
-    Redis bounds a stream by its number of entries only, so this class computes the id of the oldest
-    entry within both bounds, entries and bytes. Redis may keep a little more (`~`, at most a node
-    of its tree).
+    Redis can limit only a stream's number of entries, so this class computes the id of the oldest
+    entry with which both the entries and the bytes are within their limits. Redis may keep a little
+    more (`~`, at most a node of its tree).
     """
 
     def __init__(self, key: str) -> None:
@@ -88,7 +88,7 @@ class OwnStream:
         return ("XADD", self._key, *trim, "*", MESSAGE, payload)
 
     def appended(self, entry_id: Any, payload_bytes: int) -> None:
-        """Process Redis' reply to an XADD, which is the id of the new entry."""
+        """Note the id of the new entry, which is Redis' reply to an XADD."""
         if not isinstance(entry_id, bytes):
             return
         size_bytes = payload_bytes + _WORD_BYTES
@@ -112,7 +112,7 @@ _BEGINNING: Id = (0, 0)
 
 
 class StreamReader:
-    """Reads the streams of all peers together. Lifetime: while the link is up."""
+    """Reads the Redis streams of all peers together. Lifetime: one connection to Redis."""
 
     def __init__(self, link: Link, wire: Wire) -> None:
         self._link = link
@@ -123,14 +123,14 @@ class StreamReader:
         self._present: frozenset[str] | None = None  # as the exchange was last told
 
     async def begin(self, wire: Wire) -> None:
-        """Find the end of the stream of arrivals. Raises what `Wire.call` raises, and Redis' error
-        replies.
+        """Find the end of the stream of arriving replicas. Raises the errors of `Wire.call`, and
+        Redis' error replies.
         """
         (latest,) = checked(await wire.call([_tail(self._link.keys.arrivals)], ANSWER_S))
         self._arrivals = _latest(latest)
 
     async def read(self) -> None:
-        """Read the streams again and again, for ever. Raises the same errors as `begin`."""
+        """Read new entries of all streams until cancelled. Raises the same errors as `begin`."""
         link = self._link
         pace_s = min(link.flush_s * _PACE_FLUSHES, _MOST_PACE_S)
         block_ms = int(_BLOCK_S * 1e3)
@@ -151,8 +151,8 @@ class StreamReader:
                 await asyncio.sleep(pace_s)
 
     async def follow(self, wire: Wire) -> None:
-        """Read new peers' streams, too, and check whether a silent peer's stream was created again.
-        Raises the same errors as `begin`.
+        """Begin to read the streams of new peers, and check whether a silent peer's stream was
+        created again. Raises the same errors as `begin`.
         """
         link, now_s, present = self._link, self._link.clock(), self._here()
         for gone in self._read.keys() - present:
@@ -161,7 +161,7 @@ class StreamReader:
         await self._seek([*(present - self._read.keys()), *silent], wire)
 
     def tell_present(self) -> None:
-        """Tell the exchange which peers are present, if that changed."""
+        """Report to the exchange which peers are running, if that changed."""
         present = self._here()
         if present != self._present:
             self._present = present
@@ -170,7 +170,7 @@ class StreamReader:
             log.info("replicas of this fleet besides %s: %s", self._link.identity, names)
 
     def count_malformed(self, count: int, key: str) -> None:
-        """Count entries that no replica wrote."""
+        """Count entries of the stream `key` that no replica can have written."""
         before = self._link.counters.malformed
         self._link.counters.malformed += count
         if any(worth_a_line(number) for number in range(before + 1, before + count + 1)):
@@ -219,7 +219,9 @@ class StreamReader:
             self.count_malformed(1, link.keys.stream(peer))
 
     async def _seek(self, peers: Sequence[str], wire: Wire) -> int:
-        """Find the ends of these peers' streams. Return how many streams are unreadable."""
+        """Find the ends of these peers' streams, to read on from there. Return how many streams are
+        unreadable.
+        """
         if not peers:
             return 0
         link = self._link
@@ -241,8 +243,8 @@ class StreamReader:
         return unreadable
 
     async def _find_unreadable(self, peers: Sequence[str], error: ResponseError) -> None:
-        """Find the unreadable stream for which Redis refused to read all of them. Raises `error` if
-        there is none.
+        """Find the stream that cannot be read, after Redis refused to read all streams together.
+        Raises `error` if there is no such stream.
         """
         if not await self._seek(peers, self._wire):
             raise error
@@ -269,9 +271,9 @@ _STREAM_LEASES = 10.0  # a stream outlives its replica by so many leases
 
 
 class Connected:
-    """The link while it is connected. Lifetime: until one of its two wires fails.
+    """A working connection to Redis. Lifetime: until one of its two wires fails.
 
-    Call `join` first, then `write` and `read` side by side.
+    `join` must be called first, and then `write` and `read` concurrently.
     """
 
     def __init__(self, link: Link, writing: Wire, reading: Wire) -> None:
@@ -287,8 +289,8 @@ class Connected:
         link.exchange.on_news = self._news.set
 
     async def join(self) -> None:
-        """Register this replica and begin to read peers' messages. Raises what `Wire.call` raises,
-        and Redis' error replies.
+        """Register this replica and begin to read peers' messages. Raises the errors of
+        `Wire.call`, and Redis' error replies.
         """
         link = self._link
         link.membership.connected()
@@ -309,11 +311,11 @@ class Connected:
         await self._leave()
 
     async def _news_or_pause(self) -> None:
-        """Wait until there may be something to send.
+        """Wait until there may be messages to send.
 
-        After a pause that is at once, so that two replicas do not send two requests, one shortly
-        after the other, to the same idle worker. In a flood it is once in `flush_s`, because each
-        message costs as much as the events in it.
+        After a pause this returns at once, so that two replicas do not send requests, one shortly
+        after the other, to the same idle worker. During a flood of events it returns once in
+        `flush_s` seconds, because each message costs as much as the events in it.
         """
         link = self._link
         await asyncio.sleep(max(self._flushed_s + link.flush_s - link.clock(), 0.0))
@@ -352,7 +354,7 @@ class Connected:
 
     async def _beat(self, payloads: list[bytes]) -> None:
         """Send a heartbeat: renew this replica's entry and leases, and read the entries of all
-        others.
+        other replicas.
         """
         link = self._link
         keys, membership = link.keys, link.membership
@@ -423,8 +425,10 @@ _AGREE_LOOK_S = 0.1  # between looks whether somebody is alive who differs
 
 
 class Link:
-    """One replica's link to Redis. Lifetime: process. `agree`, `start` and `aclose` are called once
-    each, in this order.
+    """The connection of this replica to Redis, which is restored whenever it is lost. Lifetime:
+    process.
+
+    `agree`, `start` and `aclose` are called once each, in this order.
     """
 
     def __init__(
@@ -435,8 +439,8 @@ class Link:
         exchange: Sharing,
         terms: Mapping[str, str],
     ) -> None:
-        """`url` is the URL of Redis, `identity` comes from `new_identity`, `terms` from
-        `terms_of`.
+        """Prepare the connection. `url` is the URL of Redis, `identity` is made by `new_identity`,
+        and `terms` by `terms_of`.
         """
         keys = Keys(replicas.fleet)
         self.url = url
@@ -461,14 +465,12 @@ class Link:
 
     @property
     def stale_s(self) -> float:
-        """The seconds since the link went down; 0 while it is up."""
+        """The seconds since the connection to Redis was lost; 0 while it works."""
         return 0.0 if self.down_since_s is None else self.clock() - self.down_since_s
 
     async def agree(self) -> None:
-        """Raise ReplicaRefusedError if a running replica has other settings where all must have the
-        same.
-
-        If Redis does not answer, this logs the failure and lets the router start.
+        """Raise ReplicaRefusedError if a running replica has different settings where all replicas
+        must have the same. If Redis does not answer, log that and let the router start.
         """
         wire: Wire | None = None
         try:
@@ -497,9 +499,9 @@ class Link:
         await asyncio.wait([self._running])
 
     def renew(self, terms: Mapping[str, str], url: RedisUrl) -> None:
-        """Take over a reloaded configuration, which peers check from now on.
+        """Use a reloaded configuration, with which peers compare theirs from now on.
 
-        If the URL, or the password in it, has changed, the link reconnects at once.
+        If the URL or its password has changed, the replica reconnects at once.
         """
         self.terms = terms
         if url != self.url:
@@ -522,8 +524,8 @@ class Link:
             suspects = {name: entry for name, entry in suspects.items() if name in now}
 
     async def _others(self, wire: Wire) -> dict[str, Entry]:
-        """Return the entries of replicas with another name. An entry with this replica's name is
-        that of its predecessor, which is leaving.
+        """Return the entries of replicas with other names. An entry with this replica's name
+        belongs to the router that it replaces.
         """
         command = ("HSCAN", self.keys.replicas, 0, "COUNT", FIELDS)
         (reply,) = checked(await wire.call([command], ANSWER_S))
@@ -548,7 +550,7 @@ class Link:
                 await asyncio.sleep(self._pause_s())
 
     async def _stretch(self) -> None:
-        """Work with one connection until it is lost, the URL changes, or this replica leaves."""
+        """Use one connection until it is lost, the URL changes, or this replica leaves."""
         self._moved.clear()
         async with _wires(self) as wires:
             connected = Connected(self, *wires)
@@ -584,7 +586,7 @@ class Link:
         return random.uniform(longest_s / 2, longest_s)
 
     def _complain(self, error: Exception) -> None:
-        """Log each reason for a failure once, until the link is up again."""
+        """Log a failure if its reason was not logged since the connection last worked."""
         reason = reason_of(error)
         if reason in self._complaints or self.leaving:
             return

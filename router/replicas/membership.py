@@ -1,10 +1,11 @@
-"""Tracks which replicas are present, gives them names, and checks the settings on which all must
-agree. If settings differ, a prefix has one hash on one replica and another hash on the next,
-sessions or tenants are confused, or two placement rules work against each other.
+"""Tracks which replicas are running, gives them names, and checks the settings that must be the
+same on all of them.
 
-With each heartbeat a replica rewrites its entry with a growing number. Each observer measures by
-its own clock how long a peer's number has not changed, and only between its own looks. So no two
-clocks are compared, and a replica that was itself stopped declares no peer gone.
+If settings differ, a prefix has different hashes on two replicas, sessions or tenants are confused,
+or two placement rules work against each other. With each heartbeat a replica rewrites its entry
+with a growing number. Each observer measures with its own clock for how long a peer's number has
+not changed, and counts only the time between its own readings. So no two clocks are compared, and a
+replica that was itself stopped declares no peer gone.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _MOST_NAME_CHARS = 64
 
 
 def new_identity(name: str) -> str:
-    """Return `name@epoch` for this process; the epoch makes a restarted router of the same name
-    another peer.
+    """Return `name@epoch` as the identity of this process; the epoch makes a restarted router with
+    the same name a different peer.
 
-    `name` is the configured name, or empty for the host's name.
+    `name` is the configured name, or "" for the host's name.
     """
     if not name:
         name = _STRANGE.sub("-", socket.gethostname()).lstrip("._-")[:_MOST_NAME_CHARS] or "router"
@@ -43,7 +44,7 @@ def new_identity(name: str) -> str:
 
 
 def name_of(identity: str) -> str:
-    """Return the name in an identity."""
+    """Return the name that an identity contains."""
     return identity.rpartition("@")[0]
 
 
@@ -54,7 +55,7 @@ def read_identity(text: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The Redis keys of one fleet. The braces keep them all in one slot of a Redis cluster.
+    """The Redis keys of one fleet. The braces in them keep all keys in one slot of a Redis cluster.
     Lifetime: process.
     """
 
@@ -62,13 +63,15 @@ class Keys:
 
     @property
     def replicas(self) -> str:
-        """The key of the registry: a hash from identity to `membership.Entry` as JSON."""
+        """The key of the registry, a Redis hash from each identity to its `membership.Entry` as
+        JSON.
+        """
         return f"warmroute:{{{self.fleet}}}:replicas"
 
     @property
     def arrivals(self) -> str:
-        """The key of the stream of replicas that have joined, so that peers need not wait for their
-        next look.
+        """The key of the stream in which new replicas announce themselves, so that peers need not
+        wait until they next read the registry.
         """
         return f"warmroute:{{{self.fleet}}}:arrivals"
 
@@ -77,11 +80,13 @@ class Keys:
         return f"warmroute:{{{self.fleet}}}:stream:{identity}"
 
     def lease(self, what: str) -> str:
-        """Return the key of the string that names the holder of the lease `what`."""
+        """Return the key of the Redis string that names the holder of the lease `what`."""
         return f"warmroute:{{{self.fleet}}}:lease:{what}"
 
     def fence(self, what: str) -> str:
-        """Return the key of the string with the latest fencing token of that lease."""
+        """Return the key of the Redis string that has the latest fencing token of the
+        lease `what`.
+        """
         return f"warmroute:{{{self.fleet}}}:fence:{what}"
 
 
@@ -97,14 +102,16 @@ _ABSENT = "nothing"
 
 
 class ReplicaRefusedError(ValueError):
-    """Raised when this router may not share state with a running replica."""
+    """Raised when this router may not share state with a running replica, because their settings
+    differ.
+    """
 
 
 def terms_of(terms: ReplicaTerms, speaks: int) -> dict[str, str]:
-    """Return the settings on which peers must agree, with `speaks`, this router's version of
-    messages.
+    """Return the settings that must be the same on all replicas, with `speaks`, the version of
+    messages that this router uses.
 
-    Reads the tokenizer's file and the file of API keys.
+    It reads the tokenizer's file and the file of API keys.
     """
     alike = {VERSION: str(speaks)}
     alike |= {key: _short(text) for key, text in terms.alike.items()}
@@ -116,7 +123,7 @@ def terms_of(terms: ReplicaTerms, speaks: int) -> dict[str, str]:
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each key whose values differ, with a sentence that says how."""
+    """Yield each key whose values differ, with a sentence on how they differ."""
     for key in sorted({*ours, *theirs}):
         here, there = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
         if here != there:
@@ -124,7 +131,7 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[
 
 
 class Disagreements:
-    """The settings in which present peers differ from this replica. Lifetime: process."""
+    """The settings in which running peers differ from this replica. Lifetime: process."""
 
     def __init__(self) -> None:
         self.now: dict[str, dict[str, str]] = {}  # peer -> key -> how it differs
@@ -142,7 +149,7 @@ class Disagreements:
 
 
 def refusal(peer: str, how: str) -> ReplicaRefusedError:
-    """Return an error of one line that says which replica differs, how, and what to do."""
+    """Return an error with one line: which replica differs, in what, and what to do."""
     return ReplicaRefusedError(
         f"state: replica {peer} runs and differs: {how}. Give both the same, or start this router "
         "with another replicas.fleet, or stop the other one first"
@@ -172,9 +179,10 @@ def _digest_of(path: Path) -> str:
 
 
 def _salts(path: Path) -> str:
-    """Return a digest of the tenants' cache salts, or why there is none.
+    """Return a digest of the tenants' cache salts, or the reason why there is none.
 
-    Keys may change on one replica before the others; each tenant's cache stays its own.
+    API keys are not part of it, because they may change on one replica before the others; each
+    tenant's cache stays separate anyway.
     """
     try:
         lines = read_keys(path)
@@ -246,8 +254,8 @@ class Peer:
 
 
 class Membership:
-    """The peers that are present, by their heartbeats. Sans-I/O; `look` is called about twice a
-    second. Lifetime: process.
+    """The peers that are running, as their heartbeats show. It does no I/O; `look` is called about
+    twice a second. Lifetime: process.
     """
 
     def __init__(self, me: str, lease_s: float) -> None:
@@ -259,21 +267,23 @@ class Membership:
         self._gone: dict[str, int] = {}  # identity -> its beat as it was last seen
 
     def present(self, version: str) -> frozenset[str]:
-        """Return the present peers that use this version of messages; messages of other versions
-        are unreadable.
+        """Return the running peers that use this version of messages. Messages of other versions
+        cannot be read.
         """
         peers = self.peers.items()
         return frozenset(name for name, peer in peers if peer.entry.terms.get(VERSION) == version)
 
     def connected(self) -> None:
-        """Note that the link is up again. All peers count as just heard, because they may need as
-        long to reconnect as this replica did.
+        """Note that the connection to Redis works again. All peers count as just heard, because
+        they may need as long to reconnect as this replica did.
         """
         for peer in self.peers.values():
             peer.unheard_s = 0.0
 
     def look(self, entries: Mapping[str, Entry], elapsed_s: float) -> None:
-        """Process the registry's entries, read `elapsed_s` seconds after the previous look."""
+        """Process the entries in the registry, which were read `elapsed_s` seconds after the
+        previous ones.
+        """
         for identity, peer in list(self.peers.items()):
             entry = entries.get(identity, peer.entry)
             if entry.beat != peer.entry.beat:
@@ -287,7 +297,7 @@ class Membership:
             self.arrived(identity, entry)
 
     def arrived(self, identity: str, entry: Entry) -> bool:
-        """Note that a peer is present. Return whether it is new."""
+        """Note that a peer is running. Return whether it is new."""
         if identity == self._me or identity in self.peers:
             return False
         if len(self.peers) >= MOST_PEERS:
@@ -311,7 +321,7 @@ class Membership:
             peer.unheard_s = 0.0
 
     def left(self, identity: str) -> None:
-        """Remove a peer that said goodbye or is declared gone."""
+        """Remove a peer that ended in good order, or that has been silent for too long."""
         peer = self.peers.pop(identity, None)
         if peer is not None:
             self._gone[identity] = peer.entry.beat

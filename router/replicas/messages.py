@@ -37,12 +37,12 @@ _Pieces = Annotated[int, Meta(ge=1, le=MAX_SNAPSHOT_PIECES)]
 
 
 class KvHead(msgspec.Struct, frozen=True, array_like=True, tag="h"):
-    """Says that the sender reads this worker's events, and that its next batch has the number
-    `number`.
+    """A message in which the sender says that it reads this worker's events, and that its next
+    batch has the number `number`.
 
-    `first` is the number with which the sender began. The reader before it had then got to the
-    place (`after_token`, `after_number`): a replica that knows all up to that place need not ask.
-    Both are 0 if there was no such place.
+    `first` is the number of the sender's first batch. The reader before it had then reached the
+    place (`after_token`, `after_number`): a replica that knows all batches up to that place need
+    not ask for a snapshot. Both are 0 if there was no such place.
     """
 
     worker: _Name
@@ -67,7 +67,7 @@ class KvBatch(msgspec.Struct, frozen=True, array_like=True, tag="b"):
 
 
 class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """A piece of a snapshot of a worker's cache (`router.core.workers.snapshot`), taken before
+    """A piece of a snapshot of a worker's cache (`router.core.workers.snapshot`), taken before the
     batch `number`.
     """
 
@@ -80,8 +80,8 @@ class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class KvWanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """Asks the reader of this worker's events for what follows. The sender knows all batches before
-    `number`, or nothing if it is 0.
+    """A message that asks the reader of this worker's events for what follows. The sender knows all
+    batches before `number`, or nothing if it is 0.
     """
 
     worker: _Name
@@ -90,8 +90,8 @@ class KvWanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
 
 
 class KvAsked(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """Asks `peer` to publish a snapshot of this worker, whose events each replica reads for
-    itself.
+    """A message that asks `peer` to publish a snapshot of this worker, whose events each replica
+    reads for itself.
     """
 
     worker: _Name
@@ -99,7 +99,9 @@ class KvAsked(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 
 
 class KvNone(msgspec.Struct, frozen=True, array_like=True, tag="n"):
-    """Answers a replica that asked for this worker: the sender does not know all of its cache."""
+    """The answer to a replica that asked for a snapshot of this worker: the sender does not know
+    the whole cache.
+    """
 
     worker: _Name
 
@@ -110,7 +112,7 @@ _PLAIN_KV_BYTES = 96
 
 
 def size_of(one: KvMessage) -> int:
-    """Return the estimated bytes of one of these messages about KV events."""
+    """Return the estimated size, in bytes, of a message about KV events."""
     body = len(one.body) if type(one) in (KvBatch, KvSnapshot) else 0  # type: ignore[union-attr]
     return _PLAIN_KV_BYTES + len(one.worker) + body
 
@@ -122,7 +124,7 @@ def pieces_of(body: bytes) -> list[bytes]:
 
 
 def snapshot_pieces(worker: str, token: int, number: int, body: bytes) -> deque[KvSnapshot] | None:
-    """Return the messages of a snapshot, or None if it is too long."""
+    """Return the messages that carry a snapshot, or None if it is too long."""
     bodies = pieces_of(body)
     if len(bodies) > MAX_SNAPSHOT_PIECES:
         return None
@@ -131,7 +133,9 @@ def snapshot_pieces(worker: str, token: int, number: int, body: bytes) -> deque[
 
 
 class Pieces:
-    """Joins a body from its pieces, which must arrive in order. Lifetime: subscription."""
+    """Joins a batch or snapshot from its pieces, which must arrive in order. Lifetime:
+    subscription.
+    """
 
     def __init__(self) -> None:
         # Tag and number of the body that these pieces belong to.
@@ -142,11 +146,11 @@ class Pieces:
         return len(self._bodies)
 
     def clear(self) -> None:
-        """Forget all pieces."""
+        """Drop the pieces that have arrived so far."""
         self.of, self._bodies = None, []
 
     def add(self, tag: str, one: KvBatch | KvSnapshot) -> bytes | None:
-        """Add a piece. Return the whole body with its last piece, else None."""
+        """Add a piece. Return the whole body if this is its last piece, otherwise None."""
         of = tag, one.number
         if one.piece == 0:
             self.of, self._bodies = of, []
@@ -178,9 +182,10 @@ BlockSize = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """Tells other routers that a request, or one leg of it, was sent to a worker.
+    """A message to other routers that a request, or one of its two legs (prefill or decode), was
+    sent to a worker.
 
-    chains: pairs of a block size and the chain hashes of the prompt, as little-endian uint64.
+    `chains` has pairs of a block size and the chain hashes of the prompt, as little-endian uint64.
     """
 
     request_id: RequestId  # the sender's number of this dispatch
@@ -202,21 +207,21 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag="d"):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """Says that the first token of a request was received."""
+    """A message that the first token of a request has arrived."""
 
     request_id: RequestId
 
 
 class Grew(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """Says how many tokens a request's answer has by now."""
+    """A message with the number of tokens that a request's answer has by now."""
 
     request_id: RequestId
     output_tokens: Tokens
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """Says that a request is no longer at its worker. `answered` says whether it has an answer,
-    whose tokens the worker counted.
+    """A message that a request is no longer at its worker. `answered` says whether it got an
+    answer, whose tokens the worker counted.
     """
 
     request_id: RequestId
@@ -227,8 +232,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
 
 
 class Used(msgspec.Struct, frozen=True, array_like=True):
-    """The sender's use of an API key: requests and tokens in total since it started, and requests
-    in flight.
+    """A message with the sender's use of an API key: requests and tokens in total since it started,
+    and running requests.
     """
 
     key: Annotated[str, Meta(max_length=64)]
@@ -267,7 +272,7 @@ def encoded(message: Message) -> bytes:
 
 
 def decoded(payload: bytes) -> Message:
-    """Return the message in a payload. Raises ValueError, which says what is wrong with the
+    """Return the message in a payload. Raises ValueError that says what is wrong with the
     payload.
     """
     try:

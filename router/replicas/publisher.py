@@ -1,4 +1,4 @@
-"""Publishes to the peers this replica's own requests, and the KV events that it reads."""
+"""Publishes this replica's own requests to its peers, and the KV events that it reads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ class SnapshotBudget:
         return self._left_bytes <= 0
 
     def earn(self, now_s: float) -> None:
-        """Add the bytes that may be sent for the time passed."""
+        """Allow the further bytes that may be sent for the time that has passed since the last
+        call.
+        """
         earned = (now_s - self._earned_s) * _BYTES_PER_S
         self._left_bytes = min(self._left_bytes + earned, _BURST_BYTES)
         self._earned_s = now_s
@@ -77,8 +79,8 @@ NOWHERE: Place = (0, 0)
 
 
 class QueuedSnapshot:
-    """A snapshot's place in a queue of batches; its pieces are filled in later. Lifetime: until it
-    is sent.
+    """The place of a snapshot in a worker's queue of batches; its pieces are set later. Lifetime:
+    until it is sent.
     """
 
     def __init__(self, number: int) -> None:
@@ -92,8 +94,8 @@ class WorkerPublisher:
     """
 
     def __init__(self, worker: str, worker_id: int, token: int, first: int, after: Place) -> None:
-        """Start with an empty queue. `after` is the place, a token and a batch number, whose state
-        this replica has; `NOWHERE` if none.
+        """Start with an empty queue. `after` is the place, a token and a batch number, up to which
+        this replica knows the worker's cache; `NOWHERE` if it knows nothing.
         """
         self.worker, self.worker_id, self.token = worker, worker_id, token
         self.number = first  # of the next batch
@@ -121,12 +123,14 @@ class WorkerPublisher:
         return not self._head_due and bool(self._queue) and type(self._queue[0]) is QueuedSnapshot
 
     def tell_head(self) -> None:
-        """Send a `KvHead` next, because a peer may not know the current batch number."""
+        """Make a `KvHead` the next message, because a peer may not know the current batch
+        number.
+        """
         self._head_due = True
 
     def jump(self) -> None:
-        """Skip a batch number, because the state changed in a way that only a snapshot can
-        carry.
+        """Skip a batch number, because the worker's cache changed in a way that only a snapshot can
+        describe.
         """
         self.number += 1
         self._head_due = True
@@ -138,8 +142,8 @@ class WorkerPublisher:
         self._head_due = True
 
     def batch(self, seq: int, digest: int, payload: bytes) -> bool:
-        """Queue the next batch, which this replica applied in order. Return False if there is no
-        room, so that only a snapshot can carry it.
+        """Queue a batch that this replica applied in order. Return False if there is no room, so
+        that peers need a snapshot.
         """
         pieces = pieces_of(payload)
         if len(pieces) > MAX_BATCH_PIECES or self._size_bytes + len(payload) > _QUEUED_BYTES:
@@ -153,20 +157,20 @@ class WorkerPublisher:
         return True
 
     def begin_snapshot(self) -> QueuedSnapshot:
-        """Queue a snapshot behind all other messages; `fill` gives it its bytes."""
+        """Queue a snapshot after all other messages; `fill` sets its bytes later."""
         queued = QueuedSnapshot(self.number)
         self._queue.append(queued)
         return queued
 
     def fill(self, queued: QueuedSnapshot, body: bytes) -> bool:
-        """Give a queued snapshot its bytes. Return False if there are too many."""
+        """Set the bytes of a queued snapshot. Return False if they are too many to send."""
         queued.pieces = snapshot_pieces(self.worker, self.token, queued.number, body)
         if queued.pieces is None and queued in self._queue:
             self._queue.remove(queued)
         return queued.pieces is not None
 
     def next(self) -> KvMessage:
-        """Return the next message; `ready` says whether there is one."""
+        """Remove and return the next message. It may only be called if `ready` is True."""
         if self._head_due:
             self._head_due = False
             return self._head()
@@ -183,7 +187,7 @@ class WorkerPublisher:
         return first
 
     def _head(self) -> KvHead:
-        """Return a `KvHead` with the batch number that comes next in the queue."""
+        """Return a `KvHead` with the number of the next batch that will be sent."""
         waiting = next((one.number for one in self._queue), self.number)
         return KvHead(self.worker, self.token, waiting, self._first, *self._after)
 
@@ -193,7 +197,7 @@ Dump = Callable[[FrozenCache, Callable[[bytes], None]], None]  # calls back with
 
 @dataclass(slots=True)
 class KvPublisherCounters:
-    """Counts of published KV events; they only grow. Lifetime: process."""
+    """The counts of KV events published to peers; they only grow. Lifetime: process."""
 
     batches: int = 0  # batches published
     snapshots: int = 0  # begun
@@ -201,12 +205,14 @@ class KvPublisherCounters:
 
 
 class KvPublisher:
-    """Publishes the KV events that this replica reads, worker by worker. Lifetime: process."""
+    """Publishes the KV events that this replica reads, with one queue for each worker. Lifetime:
+    process.
+    """
 
     def __init__(
         self, workers: WorkerTable, on_news: Callable[[], None], dump: Dump, budget: SnapshotBudget
     ) -> None:
-        """Start with no worker. `dump` turns a cache into bytes, at once or in a thread."""
+        """Start with no worker. `dump` encodes a cache as bytes, either at once or in a thread."""
         self.counters = KvPublisherCounters()
         self._workers, self._on_news = workers, on_news
         self._dump, self._budget = dump, budget
@@ -225,13 +231,15 @@ class KvPublisher:
         return self._streams.get(worker)
 
     def open(self, worker: str, worker_id: int, token: int, after: Place = NOWHERE) -> None:
-        """Begin to publish a worker's events. This replica has the state of the place `after`."""
+        """Begin to publish a worker's events. This replica knows the worker's cache up to the place
+        `after`.
+        """
         first = self._latest = max(self._latest, after[1]) + 1
         self._streams[worker] = WorkerPublisher(worker, worker_id, token, first, after)
         self._news(worker)
 
     def close(self, worker: str) -> Place:
-        """Stop publishing a worker's events. Return the place reached, a token and a batch
+        """Stop publishing a worker's events. Return the place that was reached, a token and a batch
         number.
         """
         stream = self._streams.pop(worker)
@@ -254,23 +262,27 @@ class KvPublisher:
             self.jumped(worker)
 
     def jumped(self, worker: str) -> None:
-        """Note that the state of this worker's cache changed in another way than by a batch."""
+        """Note that this worker's cache changed in another way than by a batch, so that peers need
+        a snapshot.
+        """
         self.counters.jumps += 1
         self._streams[worker].jump()
         self._news(worker)
 
     def connect(self) -> None:
-        """Note that the link is up; peers must learn the current batch numbers."""
+        """Note that the connection to Redis works, and that peers must learn the current batch
+        numbers.
+        """
         self._connected = True
         self._drop()
 
     def disconnect(self) -> None:
-        """Note that the link is down."""
+        """Note that the connection to Redis is lost."""
         self._connected = False
         self._drop()
 
     def wanted(self, wanted: KvWanted) -> None:
-        """Process a peer's request for a worker's events from some batch on."""
+        """Process a peer's request for the events of a worker from some batch on."""
         stream = self._streams.get(wanted.worker)
         if stream is None or not self._connected or stream.has_snapshot:
             return
@@ -281,7 +293,9 @@ class KvPublisher:
         self._news(wanted.worker)
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
-        """Return the next messages, of about `room_bytes` bytes. Workers take turns."""
+        """Return the next messages to send, about `room_bytes` bytes of them. Workers
+        take turns.
+        """
         if not (self._ready or self._asked):
             return ()
         self._begin_snapshot()
@@ -310,7 +324,9 @@ class KvPublisher:
     # --- inside -------------------------------------------------------------------------------
 
     def _begin_snapshot(self) -> None:
-        """Begin the snapshot of the first wanted worker whose state is settled."""
+        """Begin the snapshot of the first worker that a peer asked for and whose cache is
+        consistent now.
+        """
         if self._dumping is not None:
             return
         for name in list(self._asked):
@@ -366,9 +382,8 @@ _QUEUED = 200_000  # most unsent events; beyond it a full report replaces them
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request of this router, or one leg of it, that is in flight at a worker.
-
-    Lifetime: dispatch.
+    """A request of this router, or one leg of it, that a worker is processing. Lifetime:
+    dispatch.
     """
 
     sent: Sent  # without its chains
@@ -384,8 +399,8 @@ class RequestPublisher(RequestListener):
     """Queues this router's request events and packs them into messages. Lifetime: process."""
 
     def __init__(self, on_news: Callable[[], None], kv: FetchKv = lambda now_s, room: ()) -> None:
-        """Start without a link. `on_news` is called when a message is ready again; `kv` returns
-        messages about KV events, of so many bytes.
+        """Start without a connection. `on_news` is called when there is a message to send again;
+        `kv` returns messages about KV events, up to a number of bytes.
         """
         self._on_news, self._kv = on_news, kv
         self.told = 0  # events, so far
@@ -460,12 +475,16 @@ class RequestPublisher(RequestListener):
     # --- what is fetched --------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Note that the link is up; peers must get all open requests."""
+        """Note that the connection to Redis works, and that all open requests must be sent to
+        peers.
+        """
         self._connected = True
         self._drop_queue()
 
     def disconnect(self) -> None:
-        """Note that the link is down. Open requests are sent again when it is up."""
+        """Note that the connection to Redis is lost. Open requests are sent again when it works
+        again.
+        """
         self._connected = False
         self._drop_queue()
 
@@ -520,8 +539,8 @@ class RequestPublisher(RequestListener):
         self._untold = True
 
     def _oldest(self) -> tuple[tuple[RequestEvent, ...], int]:
-        """Take from the queue as many events as one message holds, at least one. Return them and
-        their bytes.
+        """Remove the oldest events from the queue, as many as one message holds, but at least one.
+        Return them and their size in bytes.
         """
         queue, chosen, size_bytes = self._queue, [], 0
         while queue and size_bytes < _MESSAGE_BYTES:
@@ -545,7 +564,7 @@ class RequestPublisher(RequestListener):
 
 
 def _parts(events: Iterator[RequestEvent]) -> list[tuple[Retelling, tuple[RequestEvent, ...]]]:
-    """Cut the events into messages; there is one even without events."""
+    """Divide the events among messages; there is one message even without events."""
     cuts: list[tuple[RequestEvent, ...]] = []
     while cut := tuple(islice(events, _MESSAGE_BYTES // _PLAIN_BYTES)):
         cuts.append(cut)
@@ -563,7 +582,7 @@ def _size_bytes(one: RequestEvent) -> int:
 
 
 def _tokens(count: int | None) -> int | None:
-    """Return the count limited to the range that a message allows, because a worker may have
-    counted anything.
+    """Return the count limited to the range that a message allows, because a worker may report any
+    number.
     """
     return None if count is None else min(max(count, 0), MAX_TOKENS)

@@ -1,5 +1,5 @@
-"""This router as one of several replicas: its shared state, its link, and the settings that must
-agree.
+"""Makes this router one of several replicas, with shared state, a connection to Redis, and settings
+that must agree.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Replica:
         tell: Callable[[Fact], None],
         uses: SharedUse | None,
     ) -> None:
-        """`tell` hands the core a fact; `uses` is the shared use of API keys, or None without
-        keys.
+        """Prepare the shared state. `tell` passes a fact to the core; `uses` is the shared use of
+        API keys, or None if there are no keys.
         """
         identity = new_identity(terms.replicas.name)
         url, alike = parse_redis_url(terms.url), terms_of(terms, VERSION)
@@ -45,11 +45,11 @@ class Replica:
         self._reading: asyncio.Task[None] | None = None
 
     def renew(self, terms: ReplicaTerms) -> None:
-        """Take over a reloaded configuration. Peers compare their settings with it from now on."""
+        """Use a reloaded configuration, with which peers compare their settings from now on."""
         self._reading = asyncio.create_task(self._renew(terms))
 
     async def aclose(self) -> None:
-        """Leave the fleet and close the link, within a second."""
+        """Leave the other replicas and close the connection to Redis, within a second."""
         if self._reading is not None:
             self._reading.cancel()
         await self.link.aclose()
@@ -60,6 +60,6 @@ class Replica:
 
 
 def _dump(frozen: FrozenCache, done: Callable[[bytes], None]) -> None:
-    """Encode the cache in a thread, because it takes a while, and hand the bytes to `done`."""
+    """Encode the cache in a thread, because that takes a while, and call `done` with the bytes."""
     made = asyncio.get_running_loop().run_in_executor(None, frozen.encoded)
     made.add_done_callback(lambda made: None if made.cancelled() else done(made.result()))

@@ -1,4 +1,6 @@
-"""Settings of a router that shares state with others, and the settings on which all must agree."""
+"""Defines the settings of a router that shares state with others, among them those that must be the
+same on all routers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from router.config.extras import Replicas
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTerms:
-    """The place where this router shares its state, and the values that peers compare. Lifetime:
+    """Where this router shares its state, and the values that peers compare with theirs. Lifetime:
     until the next reload.
     """
 

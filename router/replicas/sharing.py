@@ -1,6 +1,4 @@
-"""The state that a decision core shares with its peers: its requests sent to them, their requests
-received.
-"""
+"""Shares a decision core's state with its peers: sends them its requests, and receives theirs."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _WANT_S = 0.5  # between two requests to a peer for a full report
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """The row of a peer in status pages. Times in seconds."""
+    """One peer's row in status pages. Times are in seconds."""
 
     name: str
     requests: int  # of its own, at our workers
@@ -41,9 +39,10 @@ class PeerRow:
 
 class Sharing:
     """Turns one decision core's facts into messages for peers, and peers' messages into facts.
+    Lifetime: process.
 
-    Peers are named `name@epoch`, so a restarted router is another peer. All times are of this
-    process' own clock. No method raises an error or waits. Lifetime: process.
+    Peers are named `name@epoch`, so that a restarted router is a different peer. All times are on
+    the clock of this process. No method raises an error or waits.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class Sharing:
         uses: SharedUse | None = None,
         dump: Dump | None = None,
     ) -> None:
-        """`identity` is this replica's name among peers, `name@epoch`; `uses` is the shared use of
-        API keys; `dump` is that of `KvSharing`.
+        """Start without peers. `identity` is this replica's name among peers, `name@epoch`; `uses`
+        is the shared use of API keys; `dump` is the `dump` of `KvSharing`.
         """
         self.uses = uses or SharedUse(dict)
         self.identity = identity
@@ -71,8 +70,8 @@ class Sharing:
         self._wanted_s = float("-inf")
 
     def joined(self, now_s: float) -> None:
-        """Note that the link is up, perhaps again. All open requests are sent, and peers are asked
-        for theirs.
+        """Note that the connection to Redis works, perhaps again. All open requests are sent, and
+        peers are asked for theirs.
         """
         self.connected = True
         self._wanted_s = float("-inf")
@@ -80,7 +79,9 @@ class Sharing:
         self.kv.joined(now_s)
 
     def parted(self, now_s: float) -> None:
-        """Note that the link is down. What is known of peers is stale, but is kept."""
+        """Note that the connection to Redis is lost. What is known of peers is kept, although it
+        grows old.
+        """
         if not self.connected:
             return
         self.connected = False
@@ -90,7 +91,7 @@ class Sharing:
         self.kv.parted(now_s)
 
     def leave(self) -> None:
-        """Note that the last message was taken, because this replica ends."""
+        """Note that the last message was sent, because this replica ends."""
         self.kv.leave()
 
     def outgoing(self, now_s: float) -> bytes | None:
@@ -135,7 +136,7 @@ class Sharing:
             self.uses.heard(peer, used, message.retelling != "", now_s)
 
     def present(self, peers: Collection[str], now_s: float) -> None:
-        """Set the peers whose lease holds; all other peers are gone."""
+        """Set the peers that are running now; the requests of all other peers are ended."""
         for name in [name for name in self._subscribers if name not in peers]:
             subscriber = self._subscribers.pop(name)
             log.info("replica %s is gone, with %d requests at workers", name, len(subscriber))
@@ -145,7 +146,7 @@ class Sharing:
         self.kv.present(peers, now_s)
 
     def rows(self, now_s: float) -> list[PeerRow]:
-        """Return the rows of all peers, sorted by name."""
+        """Return a row for each peer, sorted by name."""
         rows = [
             PeerRow(name, len(subscriber), subscriber.in_sync, now_s - subscriber.heard_s)
             for name, subscriber in self._subscribers.items()

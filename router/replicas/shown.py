@@ -1,4 +1,4 @@
-"""The rows of replicas on the admin port's page."""
+"""Makes the rows of the replicas for the admin port's page."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Snapshots of workers' caches, borrowed from peers and lent to them.
+"""Borrows snapshots of workers' caches from peers, and lends snapshots to peers.
 
-A replica needs one when it has just started, or has missed events that nobody can replay.
+A replica needs a snapshot when it has just started, or has missed events that no engine can replay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_ASKED = 1 << 14
 
 
 class SnapshotLender:
-    """Publishes snapshots to peers that ask, one at a time. Lifetime: process."""
+    """Publishes snapshots to peers that ask for them, one at a time. Lifetime: process."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class SnapshotLender:
         on_news: Callable[[], None],
         dump: Dump,
     ) -> None:
-        """`worker` returns the worker of a name whose events this replica reads for itself, or
-        None; `dump` turns a cache into bytes, at once or in a thread.
+        """Start without requests. `worker` returns the worker with a name if this replica reads its
+        events for itself, otherwise None; `dump` encodes a cache as bytes, at once or in a thread.
         """
         self.snapshots = 0  # begun
         self._worker, self._budget, self._on_news, self._dump = worker, budget, on_news, dump
@@ -60,14 +60,14 @@ class SnapshotLender:
             self._on_news()
 
     def drop(self) -> None:
-        """Forget all requests, because the link is down."""
+        """Drop all requests of peers, because the connection to Redis is lost."""
         self._asked.clear()
         self._pieces.clear()
         self._refused.clear()
         self._lent = None
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
-        """Return the next messages, of about `room_bytes` bytes."""
+        """Return the next messages to send, about `room_bytes` bytes of them."""
         self._begin()
         message: list[KvMessage] = []
         while self._refused and room_bytes > 0:
@@ -118,8 +118,8 @@ _PATIENCE_S = 2.0  # to wait for a peer that sends nothing
 
 @dataclass(slots=True)
 class Loan:
-    """A request of this replica for one worker's snapshot. Lifetime: until it is answered or given
-    up.
+    """This replica's request to its peers for a snapshot of one worker's cache. Lifetime: until it
+    is answered or given up.
     """
 
     worker: str
@@ -132,7 +132,9 @@ class Loan:
 
 
 class SnapshotBorrower:
-    """Asks peers in turn for snapshots that this replica lacks. Sans-I/O. Lifetime: process."""
+    """Asks one peer after another for snapshots that this replica lacks. It does no I/O. Lifetime:
+    process.
+    """
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self._on_news = on_news
@@ -140,23 +142,25 @@ class SnapshotBorrower:
         self._peers: frozenset[str] = frozenset()
 
     def want(self, worker: str, done: Callable[[CacheSnapshot | None], None]) -> Loan:
-        """Ask peers for a snapshot of this worker. `done` is called once, after this returns."""
+        """Begin to ask peers for a snapshot of this worker's cache. `done` is called once, some
+        time after this returns.
+        """
         loan = self._loans[worker] = Loan(worker, done)
         self._on_news()
         return loan
 
     def drop(self, loan: Loan) -> None:
-        """Forget a request that is answered or no longer wanted."""
+        """Drop a request that was answered or is no longer wanted."""
         if self._loans.get(loan.worker) is loan:
             del self._loans[loan.worker]
 
     def part(self) -> None:
-        """End all requests without an answer, because the link is down."""
+        """End all requests without an answer, because the connection to Redis is lost."""
         for loan in list(self._loans.values()):
             self._end(loan, None)
 
     def present(self, peers: Collection[str]) -> None:
-        """Set which peers are present."""
+        """Set the peers that are running now."""
         self._peers = frozenset(peers)
         for loan in self._loans.values():
             if loan.peer not in self._peers:
@@ -177,7 +181,7 @@ class SnapshotBorrower:
             loan.heard_s = now_s
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvAsked, ...]:
-        """Return the requests to send now, of about `room_bytes` bytes."""
+        """Return the requests to send to peers now, about `room_bytes` bytes of them."""
         message: list[KvAsked] = []
         for loan in list(islice(self._loans.values(), _AT_ONCE)):
             if now_s - loan.heard_s > _PATIENCE_S and not self._ask_next(loan, now_s):
@@ -218,7 +222,7 @@ class SnapshotBorrower:
             self._end(loan, snapshot)
 
     def _turned_away(self, loan: Loan) -> None:
-        """Ask the next peer at once, because this one has no usable snapshot."""
+        """Ask the next peer at once, because this peer has no usable snapshot."""
         loan.heard_s = float("-inf")
         self._on_news()
 

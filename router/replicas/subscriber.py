@@ -1,4 +1,4 @@
-"""Learns from the peers: their requests, and the KV events that they read."""
+"""Receives the peers' messages about their requests, and about the KV events that they read."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from router.replicas.publisher import NOWHERE, Place
 
 
 class Names:
-    """Maps workers' names to their ids, for the latest version of the worker table. Lifetime:
-    process.
+    """Finds the ids of workers by their names, for the latest version of the worker table.
+    Lifetime: process.
     """
 
     def __init__(self, workers: WorkerTable) -> None:
@@ -66,7 +66,9 @@ _UNKNOWN = 0  # the number of a request at an unknown worker
 
 @dataclass(slots=True)
 class SubscriberCounters:
-    """Counts of one peer, or of all peers so far; they only grow. Lifetime: peer, or process."""
+    """The counts of messages from one peer, or from all peers so far; they only grow. Lifetime:
+    peer, or process.
+    """
 
     messages: int = 0
     events: int = 0
@@ -82,10 +84,11 @@ class SubscriberCounters:
 
 
 class RequestSubscriber:
-    """Turns one peer's request events into facts, with this router's own numbers for its requests.
+    """Turns one peer's request events into facts, in which the requests have numbers of this
+    router. Lifetime: peer.
 
-    `tell` takes each fact; `worker_id` finds a worker by its name; `room` says whether one more
-    request may be kept, once all facts so far are told. Lifetime: peer.
+    `tell` is called with each fact; `worker_id` finds a worker by its name; `room` returns whether
+    one more request may be kept, once all facts so far were processed.
     """
 
     def __init__(
@@ -107,11 +110,11 @@ class RequestSubscriber:
         self._retold: set[int] | None = None  # its numbers, in the retelling under way
 
     def __len__(self) -> int:
-        """Return the number of the peer's requests at workers known here."""
+        """Return the number of the peer's requests at workers that this router knows."""
         return sum(number != _UNKNOWN for number in self._ours.values())
 
     def hear(self, message: Message, now_s: float) -> None:
-        """Hand the facts in a message to the core."""
+        """Pass the facts in a peer's message to the core."""
         self.heard_s = now_s
         self.counters.messages += 1
         if message.number != self._next_number:
@@ -136,10 +139,10 @@ class RequestSubscriber:
         self._end_all_but(set(), now_s)
 
     def stale(self, now_s: float) -> None:
-        """Note that messages of the peer no longer arrive.
+        """Note that the peer's messages no longer arrive.
 
-        Its requests still count as load of their workers. Its prompts count as computed, because a
-        queue that never shrinks would be a worse guess than none.
+        Its requests still count as load of their workers. Their prompts count as computed, because
+        a queue that never shrinks would be a worse guess than none.
         """
         self.in_sync, self._next_number, self._retold = False, None, None
         for number in sorted(self._waiting, reverse=True):
@@ -229,17 +232,19 @@ KvFact = KvEvents | KvCopied | KvHeard
 
 
 class KvSubscriber:
-    """One worker's KV events as a peer reads them. Lifetime: while this replica wants them.
+    """The KV events of one worker, as a peer that reads them sends them. Lifetime: as long as this
+    replica wants the events.
 
-    `place` is the place, a token and a batch number, whose state the core has; number 0 means none.
-    In sync: no batch was missed since. Heard: in sync, and the reader is present.
+    `place`, a token and a batch number, is the place up to which the core knows the worker's cache;
+    number 0 means that it knows nothing. `in_sync` is True if no batch was missed since; `heard` is
+    True if the reading peer is running, too.
     """
 
     def __init__(
         self, name: str, worker: Callable[[], Worker | None], tell: Callable[[KvFact], None]
     ) -> None:
-        """Start in no place. `worker` returns the worker in the core's table; `tell` hands the core
-        a fact.
+        """Start without a place. `worker` returns the worker in the core's table; `tell` passes a
+        fact to the core.
         """
         self.name = name
         self.place: Place = NOWHERE
@@ -254,51 +259,55 @@ class KvSubscriber:
 
     @property
     def heard(self) -> bool:
-        """True if no batch was missed and the reader is present."""
+        """True if no batch was missed and the reading peer is running."""
         return self.in_sync and self.reader is not None
 
     def wanted(self, now_s: float) -> KvWanted | None:
-        """Return what to ask the reader for now, or None."""
+        """Return the message with which to ask the reading peer for events now, or None."""
         if self.heard or now_s < self._wanted_s:
             return None
         self._wanted_s = now_s + _ASK_AGAIN_S
         return KvWanted(self.name, *self.place)
 
     def behind(self, now_s: float) -> None:
-        """Note that a batch was missed."""
+        """Note that a batch of events was missed."""
         self.gaps += self.in_sync
         self.in_sync = False
         self._wanted_s = min(self._wanted_s, now_s)
         self.update(now_s)
 
     def lost(self, now_s: float) -> None:
-        """Note that the core's state belongs to no place any more."""
+        """Note that the core's state of the worker's cache no longer belongs to any place."""
         self._lose((self.place[0], 0))
         self.behind(now_s)
 
     def follow(self, place: Place, now_s: float) -> None:
-        """Note that this replica read up to `place`, and another replica continues from there."""
+        """Note that this replica read the events up to `place`, and that another replica continues
+        from there.
+        """
         self.place, self.in_sync, self._told_heard = place, True, True
         self.applied = True
         self.silent(now_s)
 
     def begin_reading(self, now_s: float) -> None:
-        """Note that this replica reads the events itself. No event is known to be missing; a gap
-        would show in the sequence numbers.
+        """Note that this replica reads the events itself now. No event is known to be missing,
+        because a gap would show in the sequence numbers.
         """
         worker = self._worker()
         if worker is not None:
             self._tell_heard(now_s, worker)
 
     def silent(self, now_s: float) -> None:
-        """Note that the reader no longer answers."""
+        """Note that the reading peer no longer answers."""
         self.reader = None
         self._pieces.clear()
         self._wanted_s = now_s
         self.update(now_s)
 
     def hear(self, peer: str, message: KvHead | KvBatch | KvSnapshot, now_s: float) -> None:
-        """Process a message of a reader, which may be a new reader or a former one."""
+        """Process a message of a peer that reads the events, which may be a new reader or a former
+        one.
+        """
         token = self.place[0]
         if message.token < token:
             return
@@ -320,7 +329,7 @@ class KvSubscriber:
         self.update(now_s)
 
     def update(self, now_s: float) -> None:
-        """Tell the core whether this worker's events reach this replica, if that changed."""
+        """Report to the core whether this worker's events reach this replica, if that changed."""
         if self.heard != self._told_heard:
             self._told_heard = self.heard
             worker = self._worker()
@@ -381,7 +390,7 @@ class KvSubscriber:
             self._wanted_s = now_s + _REFUSED_S
 
     def _taken(self, body: bytes, worker: Worker, now_s: float) -> bool:
-        """Hand the snapshot to the core. Return whether the core continues from it."""
+        """Pass a snapshot to the core. Return whether the core continues from it."""
         try:
             snapshot = decode_snapshot(body)
         except ValueError:

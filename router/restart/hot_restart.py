@@ -46,7 +46,7 @@ MOST_SOCKETS = 4_096
 
 
 class HandoverWorker(msgspec.Struct, frozen=True):
-    """One worker, or one rank, in the running router's fleet."""
+    """One worker, or one rank of its engine, in the fleet of the running router."""
 
     name: str  # URL, or URL#rank
     draining: bool
@@ -56,7 +56,7 @@ class HandoverWorker(msgspec.Struct, frozen=True):
 
 
 class RestartHandover(msgspec.Struct, frozen=True):
-    """The data that the next router gets, besides sockets and files (`kv_state`)."""
+    """What the next router gets from the running one, besides sockets and files (`kv_state`)."""
 
     client_sockets: int
     admin_sockets: int
@@ -76,12 +76,12 @@ _PEER = struct.Struct("3i")  # process, user, group (SO_PEERCRED)
 
 
 class Telling(Protocol):
-    """Reports this router's requests to its successor (`router.replicas.former.Teller`). Lifetime:
-    connection.
+    """Reports this router's requests to the router that replaces it
+    (`router.replicas.former.Teller`). Lifetime: connection.
     """
 
     def start(self) -> None:
-        """Report from now on."""
+        """Begin to report requests."""
 
     async def handed(self) -> None:
         """Report that this router accepts no more requests."""
@@ -91,7 +91,7 @@ class Telling(Protocol):
 
 
 class HandoverServer:
-    """Waits at a Unix socket for a successor. Lifetime: process."""
+    """Waits at a Unix socket for the router that will replace this one. Lifetime: process."""
 
     def __init__(
         self,
@@ -100,10 +100,11 @@ class HandoverServer:
         handed: Callable[[], Awaitable[None]],
         telling: Callable[[socket.socket], Telling] | None = None,
     ) -> None:
-        """`leave` saves what is known and returns what to hand over; `handed` stops accepting
-        requests, and is awaited before the successor is told.
+        """Make a server that does not wait yet.
 
-        `telling` gets the connection to a successor, if the handover says that it `tells`.
+        `leave` saves what is known and returns what to hand over. `handed` stops accepting
+        requests; it is awaited before the new router is told so. `telling` gets the connection to a
+        new router, if the handover says that it `tells`.
         """
         self._path = path
         self._leave = leave
@@ -115,8 +116,8 @@ class HandoverServer:
         self._waiting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Wait for a successor from now on, in place of the router that waited at this path before.
-        Raises OSError if that fails.
+        """Wait for a new router from now on, in place of the router that waited at this path
+        before. Raises OSError if that fails.
         """
         new = self._path.with_name(self._path.name + f".{os.getpid()}")
         with suppress(FileNotFoundError):
@@ -139,7 +140,7 @@ class HandoverServer:
         self._waiting = asyncio.create_task(self._wait(one), name="hot restart")
 
     async def aclose(self) -> None:
-        """Stop waiting for a successor."""
+        """Stop waiting for a new router."""
         if self._waiting is not None and self._waiting is not asyncio.current_task():
             self._waiting.cancel()
             await asyncio.wait([self._waiting])
@@ -166,7 +167,9 @@ class HandoverServer:
                     log.error("hot_restart: the follower left (%s); this router goes on", error)
 
     async def _hand_over(self, peer: socket.socket) -> bool:
-        """Hand over to the process at the other end. Return whether that succeeded."""
+        """Hand sockets and data over to the process at the other end. Return whether that
+        succeeded.
+        """
         pid, user, _ = _PEER.unpack(
             peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         )
@@ -211,8 +214,8 @@ async def _tell(
 
 
 async def _expect(peer: socket.socket, wanted: bytes) -> None:
-    """Wait for exactly these bytes. Raises EOFError if other bytes arrive or the connection
-    ends.
+    """Wait until exactly these bytes arrive. Raises EOFError if other bytes arrive or the
+    connection ends.
     """
     loop, came = asyncio.get_running_loop(), b""
     while len(came) < len(wanted):
@@ -241,7 +244,9 @@ class Predecessor:
         admin: list[socket.socket],
         lines: Sequence[socket.socket] = (),
     ) -> None:
-        """`lines` are the connections to still earlier routers that have not ended."""
+        """Hold what the previous router handed over. `lines` are the connections to still earlier
+        routers that have not ended.
+        """
         self.handover = handover
         self.client = client
         self.admin = admin
@@ -254,8 +259,8 @@ class Predecessor:
         return self._line
 
     async def serving(self, gone: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Report that this router serves. Return once the previous router accepts no more requests,
-        or has ended.
+        """Tell the previous router that this router serves. Return once the previous router accepts
+        no more requests, or has ended.
 
         `gone` waits for that if another object reads the connection and keeps it.
         """
@@ -273,8 +278,8 @@ class Predecessor:
 
 
 def take_over(path: Path) -> Predecessor | None:
-    """Return what the router that waits at `path` hands over; None if there is none. Raises OSError
-    that says what failed.
+    """Return what the router that waits at `path` hands over; None if no router waits there. Raises
+    OSError that says what failed.
     """
     line = socket.socket(socket.AF_UNIX)
     line.settimeout(_ANSWERS_S)
@@ -302,8 +307,8 @@ def take_over(path: Path) -> Predecessor | None:
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes, without reading into the bytes that come with sockets. Raises
-    OSError if the connection ends.
+    """Return exactly `size` bytes, without reading the bytes after them, which come with sockets.
+    Raises OSError if the connection ends.
     """
     data = b""
     while len(data) < size:
@@ -334,15 +339,19 @@ def _sockets(line: socket.socket, count: int) -> list[socket.socket]:
 
 
 class Successor:
-    """The process that `SIGUSR2` starts to take over from this router. Lifetime: process."""
+    """The process that this router starts at `SIGUSR2`, and that takes over from it. Lifetime:
+    process.
+    """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        """`argv` has the arguments of this router's command."""
+        """Start no process yet. `argv` has the arguments of this router's command."""
         self._argv = list(argv)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the new process, unless one is starting already. It takes over by itself."""
+        """Start the new process, unless one is starting already. It takes over without further
+        calls.
+        """
         if self._process is not None and self._process.poll() is None:
             log.warning("SIGUSR2: process %d is about to follow already", self._process.pid)
             return
@@ -359,6 +368,8 @@ class Successor:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Log the end of the new process, which outlives this router if it succeeds."""
+    """Wait for the end of the new process and log it. If the new process succeeds, it outlives this
+    router.
+    """
     status = process.wait()
     log.error("the follower, process %d, ended with status %d", process.pid, status)

@@ -57,7 +57,7 @@ class SavedFileError(ValueError):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The worker whose cache this is: the same worker if all fields are equal."""
+    """The worker to which a saved cache belongs. It is the same worker if all fields are equal."""
 
     url: str
     rank: int | None  # the engine's number of its data-parallel rank
@@ -67,14 +67,14 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """The record before the snapshot of a worker."""
+    """The record in the file that describes the snapshot after it."""
 
     owner: Owner
     saved_at: float = 0.0  # seconds since the epoch
 
 
 class End(msgspec.Struct, frozen=True):
-    """The last record: how many workers the file must have."""
+    """The last record of the file: how many workers the file must contain."""
 
     workers: int
 
@@ -87,10 +87,12 @@ class Saved(NamedTuple):
 
 
 class SavedFile:
-    """A file that is being written; used by one thread at a time. Lifetime: one saving."""
+    """A new file of saved caches that is being written; one thread at a time uses it. Lifetime: one
+    save.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open a new file beside `path`. Raises OSError if that fails."""
+        """Open a new file in the same folder as `path`. Raises OSError if that fails."""
         self._path = path
         self._new = path.with_name(path.name + ".new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -104,8 +106,8 @@ class SavedFile:
         self._record(msgspec.msgpack.encode(saved.head), encode_snapshot(saved.snapshot))
 
     def finish(self) -> int:
-        """Put the new file in place of the previous one. Return its size in bytes. Raises OSError
-        if that fails.
+        """Replace the previous file by the new one. Return its size in bytes. Raises OSError if
+        that fails.
         """
         self._record(msgspec.msgpack.encode(End(self._workers)), b"")
         self._file.flush()
@@ -121,7 +123,7 @@ class SavedFile:
         return size_bytes
 
     def abandon(self) -> None:
-        """Delete the new file, and leave the previous one as it is."""
+        """Delete the new file, and keep the previous one."""
         with suppress(OSError):  # data that could not be written cannot be flushed either
             self._file.close()
         self._new.unlink(missing_ok=True)
@@ -135,8 +137,8 @@ class SavedFile:
 
 
 def read_saved(path: Path) -> list[Saved]:
-    """Return all workers in a file. Raises OSError if it cannot be read, SavedFileError if a router
-    did not save it.
+    """Return the saved caches of all workers in a file. Raises OSError if it cannot be read, and
+    SavedFileError if no router saved it.
     """
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
@@ -163,7 +165,7 @@ def _records(file: BinaryIO) -> list[Saved]:
 
 
 def _record(file: BinaryIO, number: int) -> Saved | None:
-    """Return the next worker; None at the end."""
+    """Return the next worker's saved cache in the file; None at the end."""
     head_bytes, body_bytes = _LENGTHS.unpack(_exactly(file, _LENGTHS.size))
     left = os.fstat(file.fileno()).st_size - file.tell()
     if head_bytes > MAX_HEAD_BYTES or head_bytes + body_bytes > left:
@@ -203,8 +205,8 @@ _Address = tuple[str, int | None]  # URL and rank
 
 
 class StateKeeper:
-    """Saves and loads workers' caches. A worker's saved cache stays in the file until there is a
-    newer one of that worker. Lifetime: process.
+    """Saves and loads the router's knowledge of workers' caches. A worker's saved cache stays in
+    the file until there is a newer one of the same worker. Lifetime: process.
     """
 
     def __init__(
@@ -214,7 +216,7 @@ class StateKeeper:
         members: Callable[[], Mapping[int, Member]],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`wall` returns seconds since the epoch."""
+        """Load and save nothing yet. `wall` returns the Unix time in seconds."""
         self.saves = 0
         self.failed_saves = 0
         self.size_bytes = 0  # of the file
@@ -231,13 +233,13 @@ class StateKeeper:
 
     @property
     def age_s(self) -> float:
-        """The seconds since the file was saved; before the first time, since this router
+        """The seconds since the file was last saved, or, if it never was, since this router
         started.
         """
         return time.monotonic() - self._fresh_s
 
     async def load(self) -> None:
-        """Read the file, before any worker joins. An unusable file is ignored."""
+        """Read the saved file; called before any worker joins. An unusable file is ignored."""
         try:
             found = await asyncio.to_thread(read_saved, self._path)
         except FileNotFoundError:
@@ -250,7 +252,9 @@ class StateKeeper:
             log.info("kv_state: %s has the caches of %d workers", self._path, len(self._away))
 
     def heard(self, fact: WorkerChange) -> WorkerChange:
-        """Return a fact about a worker for the core; if the worker joins, with its saved cache."""
+        """Return the fact about a worker that the core should get. If the fact is that a worker
+        joins, its saved cache is added to it.
+        """
         worker, owner = self._core.workers.get(fact.worker_id), self._owners.get(fact.worker_id)
         if fact.state == "gone":
             if owner is not None:
@@ -270,22 +274,24 @@ class StateKeeper:
         self._timer = asyncio.create_task(self._run(interval_s), name="kv_state")
 
     async def close(self) -> None:
-        """Save once more, and end. Without `start` there is nothing new to save."""
+        """Save the caches once more, and stop. If `start` was never called, there is nothing new to
+        save.
+        """
         if self._timer is not None:
             self._timer.cancel()
             await asyncio.wait([self._timer])
             await self.save()
 
     def retire(self) -> None:
-        """Stop saving, because the file now belongs to another router."""
+        """Stop saving, because the file belongs to another router now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def save(self) -> None:
-        """Save all caches. A failure is logged, and the previous file stays.
+        """Save the caches of all workers. A failure is logged, and the previous file stays.
 
-        Only one saving runs at a time; cancelling this call stops only the waiting.
+        Only one save runs at a time. If the caller is cancelled, the save still continues.
         """
         if self._saving is not None:
             await asyncio.wait([self._saving])
@@ -312,7 +318,9 @@ class StateKeeper:
         return replace(fact, saved=saved.snapshot)
 
     def _note_owner(self, worker_id: int, facts: WorkerFacts) -> Owner | None:
-        """Note and return the owner of this worker's cache, or None if it is not recognized."""
+        """Store and return the owner of this worker's cache; None if the worker is not
+        recognized.
+        """
         member = self._members().get(worker_id)
         if member is None or member.recognized is None:
             return None
@@ -322,13 +330,13 @@ class StateKeeper:
         return owner
 
     def _forget(self, owner: Owner) -> None:
-        """Drop a worker's saved cache, which is outdated or useless."""
+        """Drop a worker's saved cache, because it is outdated or useless."""
         self._away.pop(_address(owner), None)
         self._leaving.pop(_address(owner), None)
 
     def _forget_old(self) -> None:
-        """Drop saved caches of absent workers beyond a time and a total size; the latest are kept
-        first.
+        """Drop the saved caches of absent workers that are older than a day, and the oldest ones
+        beyond 1 GiB in all.
         """
         now = self._wall()
         latest = sorted(self._away.items(), key=lambda item: _age_s(item[1], now))
@@ -376,25 +384,27 @@ class StateKeeper:
             log.debug("kv_state: %d bytes written to %s", self.size_bytes, self._path)
 
     def _frozen(self, worker_id: int) -> tuple[Owner, FrozenCache] | None:
-        """Return the owner and the frozen cache of a present worker, or None if there is nothing to
-        save.
+        """Return the owner and a frozen copy of a present worker's cache, or None if there is
+        nothing to save.
         """
         owner, worker = self._owners.get(worker_id), self._core.workers.get(worker_id)
         frozen = None if worker is None else _provable(worker)
         return None if owner is None or frozen is None else (owner, frozen)
 
     def _write(self, file: SavedFile, owner: Owner, frozen: FrozenCache) -> None:
-        """Write one worker's cache; runs in a thread."""
+        """Write one worker's cache to the file. It runs in a thread."""
         file.add(self._thawed(owner, frozen))
 
     def _thawed(self, owner: Owner, frozen: FrozenCache) -> Saved:
-        """Return the record of one worker, with all blocks as bytes; runs in a thread."""
+        """Return the record of one worker's cache, with all blocks as bytes. It runs in a
+        thread.
+        """
         return Saved(SnapshotHead(owner, self._wall()), frozen.thawed())
 
 
 def _provable(worker: Worker) -> FrozenCache | None:
-    """Return a worker's frozen cache if the next router can prove that it continues from there,
-    else None.
+    """Return a frozen copy of a worker's cache, or None if the next router could not prove that the
+    worker's events continue from it.
     """
     frozen = worker.kv.frozen()
     return frozen if frozen is not None and frozen.digest else None
@@ -405,7 +415,7 @@ def _address(owner: Owner) -> _Address:
 
 
 def _age_s(saved: Saved, now: float) -> float:
-    """Return the age of a saved cache in seconds; 0 for a time in the future, which shows that the
-    clock was set back.
+    """Return the age of a saved cache in seconds. It is 0 if the cache's time is in the future,
+    because then the clock was set back.
     """
     return max(now - saved.head.saved_at, 0.0)

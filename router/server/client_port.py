@@ -1,5 +1,5 @@
-"""The client port serves inference paths, models, health and readiness, and refuses all other
-paths.
+"""Serves the client port: inference paths, models, health and readiness. All other paths are
+refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SERVED = ", ".join(sorted((*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")))
 
 
 class Infers(Protocol):
-    """A function that answers requests for inference, as `Inference.handle` does."""
+    """A function that answers inference requests, as `Inference.handle` does."""
 
     def __call__(
         self, http: Request, target: Target | None = None
@@ -53,8 +53,8 @@ class ClientPort:
         forwards: bool = False,
         dialects: Sequence[Dialect] = (),
     ) -> None:
-        """`forwards` says that workers get unknown paths, too. `dialects` are served besides
-        OpenAI's paths.
+        """Make the handler. `forwards` True means that requests to unknown paths are sent to
+        workers, too. `dialects` are the APIs served besides OpenAI's.
         """
         self._dialects = dialects
         self._inference = inference
@@ -134,8 +134,7 @@ async def answer_or_error(
 ) -> Answer:
     """Return the answer of `handle` to a request, or an error answer if `handle` raises an error.
 
-    faulty: called with the status of each error answer.
-    Raises OSError if the client left.
+    `faulty` is called with the status of each error answer. Raises OSError if the client left.
     """
     try:
         return await handle(request)
@@ -153,9 +152,9 @@ async def answer_or_error(
 
 
 def health(service: Service, more: Mapping[str, Any] = MappingProxyType({})) -> Response:
-    """Return the answer of `/health`: whether the router is alive, or must be restarted.
+    """Return the answer of `/health`, which says whether the router works or must be restarted.
 
-    Any answer shows that the event loop turns.
+    Any answer shows that the event loop runs.
     """
     hangs = service.hangs()
     shown = {"status": hangs or "ok", "ready_workers": service.ready_workers(), **more}
@@ -163,8 +162,8 @@ def health(service: Service, more: Mapping[str, Any] = MappingProxyType({})) -> 
 
 
 def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
-    """Return the answer of `/ready` and `/ready?model=NAME`: whether a new request would be placed,
-    or kept until a worker of its model joins or answers again; else why not.
+    """Return the answer of `/ready` and `/ready?model=NAME`: whether a new request would be sent to
+    a worker, or held until a worker of its model joins or answers again; otherwise why not.
 
     Raises ClientError if the model's name is too long.
     """

@@ -1,6 +1,7 @@
-"""A gRPC server's socket, TLS, health and end; its caller provides the methods that it serves.
+"""Runs a gRPC server with its socket, TLS, health service and shutdown; its caller provides the
+methods.
 
-The health service is grpc/grpc's, `doc/health-checking.md`.
+The health service is that of grpc/grpc, `doc/health-checking.md`.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ log = logging.getLogger(__name__)
 
 
 def serves(service: Service) -> bool:
-    """Return whether a request that comes now would be placed."""
+    """Return whether a request that arrives now would be sent to a worker."""
     return not service.reasons() and service.takes_any()
 
 
 class GrpcPeer:
-    """The part of a connection that a request needs, for a gRPC call. Lifetime: call."""
+    """What a request needs to know of its client's connection, for a gRPC call. Lifetime: call."""
 
     transport = None
     goes_on = True
 
     def __init__(self, address: str) -> None:
-        """Take an address in gRPC's form, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`,
+        """Parse an address in gRPC's form, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`,
         percent-encoded.
         """
         kind, _, rest = address.partition(":")
@@ -51,7 +52,7 @@ class GrpcPeer:
 
 
 class GrpcListener:
-    """Serves calls at one port, with TLS or without, until it closes. Lifetime: process."""
+    """Serves gRPC calls at one port, with TLS or without, until it is closed. Lifetime: process."""
 
     def __init__(
         self,
@@ -59,7 +60,9 @@ class GrpcListener:
         health: Serves,
         settings: Callable[[], GrpcPortSettings],
     ) -> None:
-        """`find` returns the handler of a method, or None; `settings` returns those in force."""
+        """Make a server that does not listen yet. `find` returns the handler for a method, or None;
+        `settings` returns the present settings.
+        """
         self._find = find
         self._health = health
         self._settings = settings
@@ -70,8 +73,8 @@ class GrpcListener:
         self._credentials: grpc.ServerCertificateConfiguration | None = None
 
     async def listen(self) -> None:
-        """Serve at `address`. Raises OSError if the port is taken, TlsError if the certificates are
-        unusable.
+        """Begin to serve at the configured address. Raises OSError if the port is taken, and
+        TlsError if the certificates are unusable.
         """
         place = self._settings()
         host = f"[{place.host}]" if ":" in place.host else place.host
@@ -103,7 +106,7 @@ class GrpcListener:
         self.address = f"{host}:{port}"
 
     def renew(self) -> None:
-        """Reload the TLS files. Unusable files change nothing."""
+        """Read the TLS files again. If they are unusable, the earlier ones stay in use."""
         try:
             self._read_files(self._settings().tls)
         except TlsError as error:
@@ -120,26 +123,28 @@ class GrpcListener:
         self._credentials = grpc.ssl_server_certificate_configuration([(key, cert)], ca)
 
     def _secure(self, tls: Tls) -> grpc.ServerCredentials:
-        """Return credentials that are looked up again at each handshake."""
+        """Return TLS credentials that gRPC asks for again at each handshake, so that new
+        certificates are used.
+        """
         assert self._credentials is not None, "read"
         return grpc.dynamic_ssl_server_credentials(
             self._credentials, lambda: self._credentials, tls.client_ca is not None
         )
 
     def accept_no_more(self) -> None:
-        """Stop accepting calls, because another router listens. Running calls may end within
-        `handover_s`; then the port cuts them off.
+        """Stop accepting calls, because another router listens now. Running calls may take up to
+        `handover_s`; then they are cut off.
         """
         self._stop(self._settings().handover_s)
 
     async def left(self) -> None:
-        """Return once no call is left, after `accept_no_more`."""
+        """Wait until no call is running, after `accept_no_more`."""
         if self._stopping is not None:
             await self._stopping
 
     async def aclose(self) -> None:
-        """Stop accepting calls, and return once no call is left, at the latest after `shutdown_s`,
-        even if more time was granted before.
+        """Stop accepting calls, and return once no call is running, at the latest after
+        `shutdown_s`, even if calls were granted more time before.
         """
         grace_s = self._settings().shutdown_s
         if self._server is not None and self._stopping is not None:
@@ -160,7 +165,7 @@ class GrpcListener:
         return self._find(method)
 
     async def _check(self, message: bytes, context: Any) -> bytes:
-        """Answer grpc.health.v1.Health/Check."""
+        """Answer the call grpc.health.v1.Health/Check."""
         try:
             name: str = _Asked.FromString(message).service
         except DecodeError:
@@ -175,7 +180,7 @@ class GrpcListener:
         return _answer(well)
 
     async def _watch(self, message: bytes, context: Any) -> AsyncIterator[bytes]:
-        """Answer grpc.health.v1.Health/Watch until the router ends."""
+        """Answer the call grpc.health.v1.Health/Watch until the router ends."""
         try:
             name: str = _Asked.FromString(message).service
         except DecodeError:
@@ -194,16 +199,18 @@ class GrpcListener:
 
 
 def _answer(well: bool) -> bytes:
-    """Return a HealthCheckResponse: its only field is 1 for SERVING, 2 for NOT_SERVING."""
+    """Return an encoded HealthCheckResponse, whose only field is 1 for SERVING or 2 for
+    NOT_SERVING.
+    """
     return b"\x08\x01" if well else b"\x08\x02"
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a gRPC call. Lifetime: process."""
+    """Finds the handler for a gRPC call. Lifetime: process."""
 
     def __init__(self, find: Callable[[str], Any]) -> None:
         self._find = find
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of a call, or None."""
+        """Return the handler for a call, or None if there is none."""
         return self._find(details.method)

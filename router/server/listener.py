@@ -1,4 +1,4 @@
-"""The router's two ports: where they listen, with and without TLS, and how they close."""
+"""Runs the router's two HTTP ports: where they listen, with TLS or without, and how they close."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ _ADMIN_CONNECTIONS = 128
 
 
 class PortListener(ABC):
-    """One of the two HTTP ports. Lifetime: process."""
+    """One of the two HTTP ports, client or admin. Lifetime: process."""
 
     def __init__(self, settings: Callable[[], PortSettings]) -> None:
-        """`settings` returns those in force. Raises TlsError if the certificates are unusable."""
+        """Make a port that does not listen yet. `settings` returns the present settings. Raises
+        TlsError if the certificates are unusable.
+        """
         self._settings = settings
         self._tls = PortTls(lambda: settings().tls)
         first = settings()
@@ -38,11 +40,11 @@ class PortListener(ABC):
 
     @abstractmethod
     def terms(self, settings: PortSettings) -> ServerTerms:
-        """Return the limits of the port's connections."""
+        """Return the limits for the port's connections."""
 
     async def listen(self, application: Application, sockets: Sequence[socket.socket] = ()) -> str:
-        """Serve `application`. Return its URL, which matters for port 0. Raises OSError if the port
-        is taken.
+        """Begin to serve `application`. Return the port's URL, which is needed if the port is 0.
+        Raises OSError if the port is taken.
 
         `sockets` are sockets to listen with, instead of new ones.
         """
@@ -61,26 +63,26 @@ class PortListener(ABC):
         return self._tls.url(bound)
 
     def accept_no_more(self) -> None:
-        """Stop listening, because another process listens. Each open connection gets one more
+        """Stop listening, because another process listens now. Each open connection gets one more
         answer; idle ones are closed.
         """
         self.server.closing = True
         self.server.accept_no_more()
 
     async def left(self) -> None:
-        """Return once no connection is left."""
+        """Wait until no connection is open."""
         await self.server.left()
 
     async def aclose(self) -> None:
-        """Stop listening, let running requests end, and cut off the rest."""
+        """Stop listening, let running requests end within a time limit, and cut off the others."""
         await self.server.aclose(self._settings().shutdown_s)
 
     def renew(self) -> None:
-        """Reload the TLS files."""
+        """Read the TLS files again."""
         self._tls.renew()
 
     def settle(self) -> None:
-        """Take over the limits of the configuration in force."""
+        """Use the limits of the present configuration from now on."""
         self.server.terms = self.terms(self._settings())
 
 
@@ -88,15 +90,17 @@ class ClientListener(PortListener):
     """The client port, to which clients send their requests. Lifetime: process."""
 
     def __init__(self, settings: Callable[[], PortSettings], files: int) -> None:
-        """`files` is how many files the process may open. Raises TlsError if the certificates are
-        unusable.
+        """Make the client port. `files` is how many files the process may open. Raises TlsError if
+        the certificates are unusable.
         """
         self._files = files - min(_SPARE_FILES, files // 4)
         self._most = connections_for(settings().connections.connections, files)
         super().__init__(settings)
 
     def terms(self, settings: PortSettings) -> ServerTerms:
-        """Return the configured limits, with no more connections than there are files for."""
+        """Return the configured limits, with at most as many connections as the allowed number of
+        open files permits.
+        """
         return replace(_terms(settings, self._most), files=self._files)
 
 
@@ -104,14 +108,14 @@ class AdminListener(PortListener):
     """The admin port, for operators; on loopback by default. Lifetime: process."""
 
     def terms(self, settings: PortSettings) -> ServerTerms:
-        """Return limits for few connections, with no limit per address, because a proxy's are all
-        from one address.
+        """Return limits for a few connections. There is no limit for each address, because a
+        proxy's connections all have one address.
         """
         return replace(_terms(settings, _ADMIN_CONNECTIONS), connections_per_address=0)
 
 
 class PortTls:
-    """One port's TLS context, or none. Lifetime: process."""
+    """The TLS context of one port, or None for plain HTTP. Lifetime: process."""
 
     def __init__(self, files: Callable[[], Tls]) -> None:
         """Read the TLS files. Raises TlsError if they are unusable."""
@@ -125,7 +129,7 @@ class PortTls:
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def renew(self) -> None:
-        """Reload the TLS files. Unusable files change nothing."""
+        """Read the TLS files again. If they are unusable, the earlier ones stay in use."""
         if self.context is None:
             return
         try:
@@ -135,8 +139,8 @@ class PortTls:
 
 
 def enough(files: int) -> int:
-    """Return `files`, how many may be open. Raises OSError that says what to do if they are too
-    few.
+    """Return `files`, the number of files that the process may open. Raises OSError that says what
+    to do if they are too few.
     """
     if files < _LEAST_FILES:
         raise OSError(
@@ -147,7 +151,9 @@ def enough(files: int) -> int:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """Return how many connections the process can serve: each may need another one to a worker."""
+    """Return how many connections the process can serve with `files` open files: each may need a
+    second connection, to a worker.
+    """
     possible = (files - min(_OTHER_FILES, files // 2)) // 2
     if wanted > possible:
         log.info(

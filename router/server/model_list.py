@@ -1,8 +1,8 @@
-"""Shows models in the form of Anthropic's API, for clients that speak it.
+"""Lists models in the form of Anthropic's API, for clients that use it.
 
-Form: Anthropic's API reference, "List Models" and "Get a Model", version 2023-06-01. The fields of
-OpenAI's form are kept. Claude Code sends `GET /v1/models?limit=1000`, and offers the ids in which
-`claude` or `anthropic` occurs.
+The form is that of Anthropic's API reference, "List Models" and "Get a Model", version 2023-06-01.
+The fields of OpenAI's form are kept. Claude Code sends `GET /v1/models?limit=1000`, and offers the
+ids that contain `claude` or `anthropic`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MOST, _USUAL = 1_000, 20  # models on one page
 
 
 def wants_anthropic_form(request: Request) -> bool:
-    """Return True if the client speaks Anthropic's API."""
+    """Return True if the client uses Anthropic's API."""
     return request.headers.get(_VERSION_HEADER) is not None
 
 
 def anthropic_card(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's card with the fields that Anthropic's API gives it."""
+    """Return a model's card with the additional fields of Anthropic's API."""
     return {
         **card,
         "type": "model",
@@ -34,11 +34,11 @@ def anthropic_card(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def anthropic_page(cards: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return one page of models.
+    """Return one page of the list of models.
 
-    query: the request's. It may have `limit` (1 to 1,000; 20 if missing), and `after_id` or
-    `before_id`, the id of a model that the page follows or precedes.
-    Raises ClientError(400) if one of them is wrong.
+    `query` is the request's query. It may have `limit` (1 to 1,000; 20 if missing), and `after_id`
+    or `before_id`, the id of a model that the page follows or precedes. Raises ClientError(400) if
+    one of them is wrong.
     """
     limit = _limit(query.get("limit"))
     ids = [card["id"] for card in cards]

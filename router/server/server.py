@@ -1,4 +1,4 @@
-"""The HTTP server of both ports: connections, their limits, and the order of their answers."""
+"""Runs the HTTP server of a port: its connections, their limits, and the order of their answers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _WAITING_BYTES = 1 << 20
 
 
 class Application(Protocol):
-    """The handler of a port's requests."""
+    """What answers a port's requests."""
 
     async def answer(self, request: Request) -> Answer:
-        """Return the answer. Raises OSError if the client left."""
+        """Return the answer to a request. Raises OSError if the client left."""
 
     def faulty(self, status: int) -> None:
         """Note that a request was refused with `status`."""
@@ -50,7 +50,7 @@ class Application(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerTerms:
-    """The limits of connections. Lifetime: process, replaced on reload."""
+    """The limits for a port's connections. Lifetime: process, replaced on reload."""
 
     connections: int  # in all
     connections_per_address: int  # 0: any number
@@ -72,8 +72,8 @@ class HttpServer:
         trusted: tuple[Network, ...],
         clock: Callable[[], float],
     ) -> None:
-        """Start without connections. `clock` gives monotonic seconds; `trusted` peers may send
-        private headers.
+        """Start without connections. `clock` returns monotonic seconds; peers in the `trusted`
+        networks may send private headers.
         """
         self.limits = limits
         self.terms = terms  # replaced on reload
@@ -106,8 +106,8 @@ class HttpServer:
         sockets: Sequence[socket.socket] = (),
         reuse_port: bool = False,
     ) -> tuple[str, int]:
-        """Serve `application`. Return the address, which matters for port 0. Raises OSError if the
-        port is taken.
+        """Begin to serve `application`. Return the address, which is needed if `port` is 0. Raises
+        OSError if the port is taken.
 
         `sockets` are bound sockets to listen on instead of `host` and `port`; `reuse_port` lets
         other processes listen there, too.
@@ -129,14 +129,14 @@ class HttpServer:
         return str(bound[0]), int(bound[1])
 
     def accept_no_more(self) -> None:
-        """Stop listening; open connections stay."""
+        """Stop listening; open connections are kept."""
         for server in self._listening:
             server.close()
         self._listening.clear()
 
     async def aclose(self, within_s: float) -> None:
-        """Stop listening, let each connection end (`closing`), and cut off those that take longer
-        than `within_s`.
+        """Stop listening, let each connection end (`closing`), and cut off connections that take
+        longer than `within_s` seconds.
         """
         self.closing = True
         self.accept_no_more()
@@ -151,17 +151,19 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """The number of open connections, with those that are being turned away."""
+        """The number of open connections, including those that are being refused."""
         return len(self._connections)
 
     async def left(self) -> None:
-        """Return once no connection is open."""
+        """Wait until no connection is open."""
         while self._connections:
             self._emptied.clear()
             await self._emptied.wait()
 
     def look(self) -> None:
-        """Close connections that are late, and lower the count of each address's faults."""
+        """Close connections whose clients are too slow, and lower the count of each address's
+        invalid requests.
+        """
         now_s = self.clock()
         for connection in tuple(self._connections):
             connection.look(now_s)
@@ -182,7 +184,9 @@ class HttpServer:
         return trusts(self._trusted, host)
 
     def hostile(self, name: str) -> bool:
-        """Return whether requests of this address must wait for all others."""
+        """Return whether requests of this address must wait for all others, because it sent invalid
+        requests lately.
+        """
         return name in self._faults
 
     def faulty(self, name: str) -> None:
@@ -192,13 +196,13 @@ class HttpServer:
             self._faults[name] = min(count + _FAULT, _MOST_FAULTS)
 
     def right(self, name: str) -> None:
-        """Note that this hostile address sent a valid request."""
+        """Note that an address that had sent invalid requests sent a valid one."""
         self._faults[name] -= 1
         if self._faults[name] <= 0:
             del self._faults[name]
 
     def defer(self, connection: Connection) -> None:
-        """Let a connection continue after others had their turn."""
+        """Let a connection continue to be read after other connections had their turn."""
         self.deferred += 1
         self._deferred.append(connection)
         if len(self._deferred) == 1:
@@ -215,7 +219,7 @@ class HttpServer:
             loop.call_soon(self._next_deferred, DEFER_TURNS)
 
     def enter(self, connection: Connection, file: int) -> str | None:
-        """Register a new connection. Return the reason for which it is turned away, or None.
+        """Register a new connection. Return the reason if it must be refused, otherwise None.
 
         `file` is its file number, the lowest that was free: about so many files are open.
         """
@@ -245,13 +249,15 @@ class HttpServer:
             del self._of_address[name]
 
     def hold(self, more_bytes: int) -> bool:
-        """Count bytes of unfinished requests. Return False if there are too many."""
+        """Add `more_bytes` to the size of all unfinished requests. Return False if that is more
+        than allowed.
+        """
         self.held_bytes += more_bytes
         return more_bytes <= 0 or self.held_bytes <= self.terms.held_bytes
 
     def count(self, reason: str) -> None:
-        """Count a connection or request that was turned away; log it at the 1st, 2nd, 4th, 8th ...
-        time.
+        """Count a connection or request that was refused; log it at its 1st, 2nd, 4th, 8th ...
+        occurrence.
         """
         self.refusals[reason] += 1
         count = self.refusals[reason]
@@ -264,9 +270,8 @@ class HttpServer:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection; its requests are answered one after the other.
-
-    Lifetime: a TCP (or TLS) connection.
+    """One client's connection, whose requests are answered one after the other. Lifetime: a TCP (or
+    TLS) connection.
     """
 
     __slots__ = (
@@ -351,7 +356,7 @@ class Connection(asyncio.Protocol):
             self._count(reader.held_bytes)
 
     def eof_received(self) -> None:
-        """Let the transport close, because a client that ends its side counts as gone."""
+        """Close the connection, because a client that ends its side counts as gone."""
 
     def pause_writing(self) -> None:
         self._write_by_s = self._server.clock() + self._server.terms.client_s
@@ -378,7 +383,7 @@ class Connection(asyncio.Protocol):
     # Methods that the server calls.
 
     def look(self, now_s: float) -> None:
-        """Close the connection if the client is late."""
+        """Close the connection if its client is too slow at the time `now_s`."""
         if self.transport is None:
             return
         if now_s >= self._write_by_s:
@@ -397,9 +402,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def give_up(self) -> asyncio.Task[None] | None:
-        """End the connection now. Cancel the request that is being answered, and return its
-        task.
-        """
+        """End the connection now. If a request is being answered, cancel it and return its task."""
         if self._task is not None:
             self._task.cancel()
         elif self.transport is not None:
@@ -407,7 +410,7 @@ class Connection(asyncio.Protocol):
         return self._task
 
     def go_on(self) -> None:
-        """Read the bytes of a hostile address that were deferred."""
+        """Process the bytes of a hostile address that were deferred."""
         data, self._deferred = self._deferred, b""
         if data and self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
@@ -449,7 +452,7 @@ class Connection(asyncio.Protocol):
         self._count(len(data))
 
     def _wait(self) -> None:
-        """Set the time by which the request that has begun must be complete."""
+        """Set the time by which the request that has begun to arrive must be complete."""
         reader, terms = self._reader, self._server.terms
         part = reader.requests, reader.in_body
         if part != self._part:
@@ -478,7 +481,7 @@ class Connection(asyncio.Protocol):
         self._refuse(reason)
 
     def _refuse(self, reason: str) -> None:
-        """Answer with a refusal, after the running answer, and close."""
+        """Send a refusal after the answer that is being written, and close the connection."""
         self._server.count(reason)
         self._read_by_s = math.inf
         refusal = REFUSALS[reason]
@@ -498,8 +501,8 @@ class Connection(asyncio.Protocol):
     def _may_close(self, now_s: float) -> bool:
         """Return whether an idle connection may be closed now.
 
-        If another router listens that is soon: the connection was idle at the last look, and no
-        unread bytes have arrived since.
+        If another router listens by now, it may be closed soon: if the connection was already idle
+        at the last check, and no unread bytes have arrived since.
         """
         if now_s >= self._idle_until_s:
             return True
@@ -511,7 +514,7 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def _take(self, requests: list[Whole]) -> None:
-        """Queue these requests behind earlier ones."""
+        """Queue these requests after the earlier ones of the connection."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -528,7 +531,9 @@ class Connection(asyncio.Protocol):
                 transport.pause_reading()
 
     def _next(self) -> None:
-        """Begin with the next request, or refuse bytes after the last one, or wait for one."""
+        """Begin to answer the next request; or refuse bytes after the last allowed one; or wait for
+        a request.
+        """
         server = self._server
         if self._waiting:
             whole = self._waiting.popleft()
@@ -544,11 +549,11 @@ class Connection(asyncio.Protocol):
                 self.transport.write(_CONTINUE)
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        """End the router's side of the connection, and drop what the client still sends for a
-        while.
+        """End the router's side of the connection, and for a while read and drop what the client
+        still sends.
 
-        If the connection were closed with bytes unread, the system would reset it, and the client
-        would never see its answer.
+        If the connection were closed with unread bytes, the system would reset it, and the client
+        might never see its answer.
         """
         if not transport.can_write_eof():  # TLS
             transport.close()
@@ -584,7 +589,7 @@ class Connection(asyncio.Protocol):
             self._read_on()
 
     def _write(self, request: Request, answer: Response) -> bool:
-        """Write an answer of the router's own. Return whether the connection stays open."""
+        """Write an answer that the router made itself. Return whether the connection stays open."""
         if self.transport is None:
             return False
         goes_on = self.goes_on and answer.keep_alive
@@ -598,7 +603,7 @@ class Connection(asyncio.Protocol):
         return goes_on
 
     def _end(self, cut: bool) -> None:
-        """End the connection; `cut` says that a relayed reply has no end and must not look
+        """End the connection. `cut` True means that a relayed reply is incomplete and must not look
         complete.
         """
         if self.transport is None:
@@ -620,7 +625,9 @@ class Connection(asyncio.Protocol):
 
 
 def _counted(server: HttpServer) -> type[ssl.SSLObject]:
-    """Return a TLS class that counts failed handshakes, which event loops do not report."""
+    """Return a subclass of the TLS class that counts failed handshakes, because event loops do not
+    report them.
+    """
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -636,7 +643,9 @@ def _counted(server: HttpServer) -> type[ssl.SSLObject]:
 
 
 def _unread_bytes(transport: asyncio.Transport | None) -> int:
-    """Return how many bytes of a connection the system has that are not read yet."""
+    """Return the number of bytes that the system has received on a connection and nobody
+    has read.
+    """
     if transport is None:
         return 0
     number = transport.get_extra_info("socket").fileno()

@@ -1,4 +1,4 @@
-"""The section `server` of the configuration, and where ports listen."""
+"""Defines the section `server` of the configuration, and the settings of ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.http.tls import Tls
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of connections and of arriving requests. Lifetime: until the next reload."""
+    """The limits for connections and for requests that arrive. Lifetime: until the next reload."""
 
     connections: Annotated[
         int, Meta(ge=1, le=1_000_000, description="most open connections of one port")

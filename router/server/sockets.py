@@ -1,7 +1,7 @@
-"""Listening sockets, created here or inherited.
+"""Makes listening sockets, or uses inherited ones.
 
-Closing a socket drops the connections that are not accepted yet, so a router that replaces another
-one continues with the same sockets.
+When a socket is closed, connections that are not accepted yet are lost, so a router that replaces
+another one continues with the same sockets.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def listening_at(
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:
-    """Close these sockets; other processes that have them keep them."""
+    """Close these sockets in this process; other processes that have them can still use them."""
     for one in sockets:
         one.close()
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """Return an error of `listening_at` as a text for people."""
+    """Return an error of `listening_at` with a text for people."""
     return OSError(f"cannot listen on {host}, port {port}: {_why(error)}")
 
 
@@ -72,7 +72,9 @@ def _made(place: Place, shared: bool) -> socket.socket:
 
 
 def _addresses(host: str) -> list[tuple[int, str]]:
-    """Return each (address family, address) of a name. Raises OSError if it has none."""
+    """Return the address family and address of each address that a host name has. Raises OSError if
+    it has none.
+    """
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((int(kind), str(address[0])) for kind, _, _, _, address in found))
 
@@ -83,8 +85,8 @@ def _place(one: socket.socket) -> Place:
 
 
 def _check_free(place: Place) -> None:
-    """Raise OSError if the port is taken. With SO_REUSEPORT another router at this port would go
-    unnoticed.
+    """Raise OSError if the port is taken. Without this check, another router at this port would go
+    unnoticed, because of SO_REUSEPORT.
     """
     if place[2]:
         with closing(_bound(place, share=False)):

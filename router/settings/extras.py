@@ -1,4 +1,6 @@
-"""Extras: packages of the router that may be left out, and the keys that need them."""
+"""Knows the router's extras, which are packages that may be left out, and the configuration keys
+that need them.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +39,20 @@ _BY_DEFAULT: Mapping[str, str] = MappingProxyType(
 
 @cache
 def installed(extra: str) -> bool:
-    """Return whether the package of an extra is there."""
+    """Return whether the package of an extra is installed."""
     return find_spec(f"router.{extra}") is not None
 
 
 def not_served() -> list[str]:
-    """Return lines that say what is not served because an extra is missing, although no key asks
-    for it.
+    """Return a line for each missing extra that says what is not served without it, even if no
+    configuration key asks for it.
     """
     lacking = ((extra, what) for extra, what in _BY_DEFAULT.items() if not installed(extra))
     return [f"{what}: router/{extra} is not installed" for extra, what in lacking]
 
 
 def check_extras(config: Config) -> list[str]:
-    """Return a problem for each key that needs a missing extra."""
+    """Return an error text for each configuration key that needs a missing extra."""
     usual = Config()
     return [
         f"{key}: router/{extra} is not installed, which this needs"

@@ -15,7 +15,7 @@ from router.settings.schema import Config
 
 @dataclass(frozen=True, slots=True)
 class KeyGroup:
-    """Keys under one heading, with a sentence about them."""
+    """The configuration keys under one heading, with a sentence about them."""
 
     title: str
     about: str
@@ -123,8 +123,8 @@ _SECTIONS = {
 
 @cache
 def groups() -> tuple[KeyGroup, ...]:
-    """Return all keys, each in one group: those outside sections first, then one group per
-    section.
+    """Return all configuration keys in groups: those outside sections first, then one group for
+    each section.
     """
     sections = tuple(
         KeyGroup(

@@ -47,7 +47,9 @@ _SERVICE_LINK_PORT = re.compile(r"(tcp|udp|sctp)://")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration and the source of each of its values. Lifetime: until a reload."""
+    """A configuration, and for each of its values the source that gave it. Lifetime: until a
+    reload.
+    """
 
     config: Config
     sources: Mapping[str, str]  # key path -> "default", "file:line", "flag --x" or a variable
@@ -95,8 +97,8 @@ def _notes(workers: Given, config: Config) -> tuple[str, ...]:
 
 
 def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
-    """Return the changed paths that a reload can change, and those that it cannot, with the
-    reason.
+    """Return the keys whose change a reload can make, and those whose change it cannot make, with
+    the reason.
     """
     changed = [path for path in keys_of(Config) if value_at(old, path) != value_at(new, path)]
     refused = {path: FIXED[path] for path in changed if path in FIXED}
@@ -107,7 +109,9 @@ def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
 
 
 def without(refused: Iterable[str], new: Config, old: Config) -> Config:
-    """Return `new` with the values of `old` for the refused keys, which stay in force."""
+    """Return the configuration `new` with the values of `old` for the `refused` keys, whose old
+    values stay in use.
+    """
     for path in refused:
         section, dot, name = path.rpartition(".")
         kept = {name: value_at(old, path)}
@@ -118,7 +122,9 @@ def without(refused: Iterable[str], new: Config, old: Config) -> Config:
 
 
 def _checked(key: ConfigKey, given: Given, problems: list[str]) -> Any:
-    """Return the value in the key's type; None if it is unusable, with the reason in `problems`."""
+    """Return a value in the type of its key. If it is unusable, return None and append the reason
+    to `problems`.
+    """
     try:
         mapped = key.path in NAMES and isinstance(given.value, dict)
         if key.is_list and not mapped and not isinstance(given.value, (list, tuple)):
@@ -196,11 +202,11 @@ def _unknown(path: str, source: str, keys: Mapping[str, ConfigKey]) -> str:
 
 
 def effective_yaml(loaded: Loaded) -> str:
-    """Return the whole configuration as a file: each key below its description, with its source
-    behind it.
+    """Return the whole configuration as a YAML file, in which each key follows its description and
+    is followed by its source.
 
-    Loading it gives the same configuration, except for the password in `state`, which is written as
-    `***`.
+    Loading the file gives the same configuration, except for the password in `state`, which is
+    written as `***`.
     """
     keys = keys_of(Config)
     lines = ["# The configuration in force. Behind each value stands where it comes from."]

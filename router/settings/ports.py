@@ -1,4 +1,4 @@
-"""The address and limits of each port, by the configuration."""
+"""Makes the address and limits of each port from the configuration."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def grpc_port_settings(config: Config) -> GrpcPortSettings:
 
 
 def picker_settings(config: Config) -> PickerSettings:
-    """Return the settings of the picker and its two ports. The port for health alone has no TLS,
-    and closes at once.
+    """Return the settings of the endpoint picker and its two ports. The port for health checks has
+    no TLS, and closes at once.
     """
     from router.picker.settings import MESSAGE_BYTES, PickerSettings
 

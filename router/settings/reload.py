@@ -1,4 +1,6 @@
-"""The keys that a reload can change, those that it cannot, and those that were removed."""
+"""Lists the configuration keys that a reload can change, those that it cannot change, and those
+that were removed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rules for single keys beyond their types and ranges, and rules between keys."""
+"""Checks the values of single keys beyond their types and ranges, and the values of several keys
+together.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,9 @@ NO_GRPC = (
 
 
 def check_value(key: ConfigKey, value: Any) -> Any:
-    """Return the value in the key's type, checked by its range and by its own rule.
+    """Return the value in the key's type, after a check of its range and of the key's own rule.
 
-    Raises ValueError that says what is allowed; BadItemsError for items of a list.
+    Raises ValueError that says what is allowed, or BadItemsError for items of a list.
     """
     if key.path == "workers":
         return _workers(value)
@@ -94,7 +96,7 @@ def check_value(key: ConfigKey, value: Any) -> Any:
 
 
 def _names(key: ConfigKey, value: Any) -> tuple[str, ...]:
-    """Return naming rules as lines. A file may have them as a mapping, too."""
+    """Return naming rules as lines; a configuration file may also have them as a mapping."""
     if not value:
         return ()
     if not installed("names"):
@@ -120,7 +122,9 @@ def _check_names(config: Config) -> list[str]:
 
 
 def _renderer_url(text: str) -> str:
-    """Return a renderer's URL without a slash at its end. Raises ValueError if it is malformed."""
+    """Return a renderer's URL without a slash at the end. Raises ValueError if the URL is
+    malformed.
+    """
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{text!r} is not http://HOST:PORT or https://HOST:PORT")
@@ -167,8 +171,8 @@ def _check_picker(config: Config) -> list[str]:
 
 
 def check_together(config: Config) -> list[str]:
-    """Return the problems between keys that are each right by themselves; empty if there are
-    none.
+    """Return an error text for each contradiction between keys that are valid by themselves; empty
+    if there is none.
     """
     problems = []
     if config.port == config.admin_port != 0 and config.host == config.admin_host:
@@ -219,7 +223,7 @@ def check_together(config: Config) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
+    """Return whether an address can be reached only from this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -227,7 +231,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _workers(value: Any) -> tuple[str, ...]:
-    """Return the given workers in canonical form."""
+    """Return the specifications of workers in canonical form."""
     seen: dict[str, set[int | None]] = {}
     seats: dict[tuple[str, str], str] = {}
 
@@ -247,7 +251,7 @@ def _workers(value: Any) -> tuple[str, ...]:
 
 
 def _sources(value: Any) -> tuple[str, ...]:
-    """Return the given sources in canonical form."""
+    """Return the names of discovery sources in canonical form."""
     if not value:
         return ()
     if not installed("discovery"):

@@ -25,7 +25,7 @@ from router.waiting.settings import WaitingSettings
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of everything that could grow."""
+    """The limits of everything whose size could grow without end."""
 
     body_bytes: Annotated[
         int,
@@ -234,7 +234,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class TimeoutSettings(_Section, frozen=True):
-    """The longest time for each step, in seconds."""
+    """The time limits of each step, in seconds."""
 
     connect_s: Annotated[
         float, Meta(ge=0.01, le=60.0, description="longest time to connect to a worker, seconds")
@@ -392,7 +392,7 @@ class Intervals(_Section, frozen=True):
 
 
 class Config(_Section, frozen=True):
-    """The whole configuration, which `router.settings.load` has checked."""
+    """The whole configuration, after `router.settings.load` has checked it."""
 
     host: Annotated[
         str,
@@ -832,5 +832,5 @@ class Config(_Section, frozen=True):
     tracing: Tracing = field(default_factory=Tracing)
 
     def __repr__(self) -> str:
-        """Return a short text, because `state` has a password in it."""
+        """Return a short text that omits most values, because `state` contains a password."""
         return f"Config({len(self.workers)} workers, policy={self.policy!r})"

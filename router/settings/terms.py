@@ -1,4 +1,4 @@
-"""Cuts a configuration into what each part of the router needs."""
+"""Makes, from a configuration, the values that each part of the router needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PROGRESS_OF_STALL = 0.4
 
 
 def core_settings(config: Config) -> CoreSettings:
-    """Return the core's part of a configuration."""
+    """Return the values of a configuration that the decision core needs."""
     limits, timeouts = config.limits, config.timeouts
     return CoreSettings(
         max_workers=limits.workers,
@@ -82,7 +82,7 @@ def core_settings(config: Config) -> CoreSettings:
 
 
 def fleet_terms(config: Config) -> FleetTerms:
-    """Return the fleet's part of a configuration."""
+    """Return the values of a configuration that the fleet needs."""
     return FleetTerms(
         probe_s=config.timeouts.probe_s,
         load_report_s=config.intervals.load_report_s,
@@ -102,7 +102,7 @@ def fleet_terms(config: Config) -> FleetTerms:
 
 
 def deadlines(config: Config) -> Deadlines:
-    """Return the limits on how long requests may take."""
+    """Return the time limits for requests."""
     return Deadlines(
         deadline_header=config.deadline_header,
         ms_per_token=config.timeouts.first_byte_ms_per_token,
@@ -112,7 +112,7 @@ def deadlines(config: Config) -> Deadlines:
 
 
 def inference_terms(config: Config) -> InferenceTerms:
-    """Return the limits on reading a request."""
+    """Return the limits for reading a request."""
     return InferenceTerms(
         scan=ScanLimits(
             max_messages=config.limits.messages,
@@ -134,7 +134,7 @@ def inference_terms(config: Config) -> InferenceTerms:
 
 
 def attempt_terms(config: Config) -> AttemptTerms:
-    """Return the limits on sending a request to its worker."""
+    """Return the limits for sending a request to its worker."""
     timeouts = config.timeouts
     return AttemptTerms(
         timeouts=Timeouts(
@@ -154,9 +154,9 @@ def attempt_terms(config: Config) -> AttemptTerms:
 
 
 def _trtllm(config: Config) -> Trtllm:
-    """Return the secrets and the router's number from the disaggregation YAML.
+    """Return the secrets and the router's number from TensorRT-LLM's disaggregation YAML.
 
-    The file was read before; if it has become unreadable, the defaults are used.
+    The file was read before; if it cannot be read now, the defaults are returned.
     """
     if not config.discovery:
         return Trtllm()
@@ -192,7 +192,9 @@ _ALIKE = (
 
 
 def replica_terms(config: Config) -> ReplicaTerms:
-    """Return where this router shares its state; used only if `state` is given."""
+    """Return where this router shares its state. The result is used only if `state` is
+    configured.
+    """
     from router.replicas.settings import ReplicaTerms
 
     return ReplicaTerms(
@@ -205,7 +207,7 @@ def replica_terms(config: Config) -> ReplicaTerms:
 
 
 def discovery_terms(config: Config) -> DiscoveryTerms:
-    """Return values that sources of workers use besides their own specs."""
+    """Return the values that discovery sources need besides their own specifications."""
     from router.discovery.opening import DiscoveryTerms
 
     return DiscoveryTerms(
@@ -217,7 +219,7 @@ def discovery_terms(config: Config) -> DiscoveryTerms:
 
 
 def tokenizer_terms(config: Config) -> TokenizerTerms:
-    """Return which tokenizer is configured."""
+    """Return which tokenizer is configured, with its limits."""
     return TokenizerTerms(
         folder=config.tokenizer,
         mode=config.tokenizer_mode,
@@ -232,7 +234,7 @@ def tokenizer_terms(config: Config) -> TokenizerTerms:
 
 
 def render_terms(config: Config) -> RenderTerms:
-    """Return which renderers are configured, and how long they may take."""
+    """Return which renderers are configured, and how long a call of one may take."""
     intervals, timeouts = config.intervals, config.timeouts
     return RenderTerms(
         urls=() if config.render == "never" else config.renderers,
@@ -246,13 +248,13 @@ def render_terms(config: Config) -> RenderTerms:
 
 
 def token_probe_terms(config: Config) -> ProbeTerms:
-    """Return when workers are asked for their token ids."""
+    """Return at what intervals workers are asked for their token ids."""
     intervals = config.intervals
     return ProbeTerms(intervals.health_s, config.timeouts.probe_s, intervals.token_recheck_s)
 
 
 def request_log_terms(config: Config) -> RequestLogTerms:
-    """Return where the request log is written."""
+    """Return where the request log is written, with its limits."""
     return RequestLogTerms(
         file=config.request_log,
         file_bytes=config.request_log_bytes,
@@ -264,7 +266,7 @@ def request_log_terms(config: Config) -> RequestLogTerms:
 
 
 def admin_hosts(config: Config) -> tuple[str, ...]:
-    """Return the host names that requests to the admin port may use, besides localhost and
-    addresses.
+    """Return the host names, besides localhost and IP addresses, that requests to the admin port
+    may use.
     """
     return (config.admin_host.lower(), *config.admin_allowed_hosts)
