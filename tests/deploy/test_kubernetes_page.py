@@ -92,12 +92,12 @@ def test_values_that_are_only_shown_are_taken_too() -> None:
 
 
 def test_each_way_to_the_tokenizer_renders_and_is_valid() -> None:
-    """The test renders the blocks, the table's rows, and the line for mode sidecar with the engine
+    """The test renders the blocks, the list's values, and the line for mode sidecar with the engine
     above it.
     """
     section = PAGE.split("\n## Exact text: ")[1].split("\n## ")[0]
     ways = [yaml.safe_load(t) for t in re.findall(r"(?ms)^```yaml\n(.*?)^```", section)]
-    volumes = re.findall(r"(?m)^\| .* \| `(\{.*\})` \|$", section)
+    volumes = re.findall(r"(?m)^- .*: `(\{.*\})`$", section)
     ways += [merged(ways[0], {"tokenizer": {"volume": None}}) for _ in volumes]
     for way, volume in zip(ways[-len(volumes) :], volumes, strict=True):
         way["tokenizer"]["volume"] = yaml.safe_load(volume)
@@ -105,7 +105,7 @@ def test_each_way_to_the_tokenizer_renders_and_is_valid() -> None:
         yaml.safe_load(t) for t in re.findall(r"`((?:extraVolumeMounts|config): .*?)`", section)
     ]
     ways.append(merged(*(v for v in installs() if v.get("mode") == "sidecar"), *beside))
-    assert len(ways) == 7
+    assert len(ways) == 6
     for values in ways:
         found = objects(values)
         assert [f for one in found for f in faults(one, VERSIONS[-1])] == []
