@@ -1,4 +1,4 @@
-"""A YAML file as plain data: bounded, and with no key twice in one mapping."""
+"""Reads a YAML file as plain data: its size is limited, and no mapping may have a key twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ MAX_NODES = 100_000  # aliases counted as often as they are used
 
 
 class YamlFileError(ValueError):
-    """A file that is no such YAML. `problems` has a line for each thing that is wrong."""
+    """Raised for a file that is no YAML or breaks these limits. `problems` has a line for each
+    thing that is wrong.
+    """
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -23,7 +25,9 @@ class YamlFileError(ValueError):
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file. Raises `YamlFileError` with file and line."""
+    """Return the content of a YAML file. Raises `YamlFileError` with file and line if it is
+    invalid.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -59,7 +63,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def _check(node: yaml.Node, path: Path, problems: list[str], left: int) -> int:
-    """Notes repeated keys; how many nodes are left of those that a file may have."""
+    """Add an error line to `problems` for each repeated key under `node`. `left` is the number of
+    nodes that the file may still have; return it less the nodes under `node`.
+    """
     left -= 1
     if left < 0:
         raise YamlFileError([f"{path}: more than {MAX_NODES} values, aliases counted"])

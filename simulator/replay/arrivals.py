@@ -50,8 +50,8 @@ class NamedSessions:
 
 
 class SessionCourse:
-    """The state of one session in a closed loop: which turn comes next, and what it waits for.
-    Lifetime: replay.
+    """The state of one session in a closed loop: its turns, the session that started it, and the
+    sub-agents that it waits for. Lifetime: replay.
     """
 
     __slots__ = ("awaited", "held", "opener", "opens", "over", "turns")

@@ -119,9 +119,9 @@ def print_scenes(
     ladders: Sequence[SceneLadder],
     rivals: Sequence[Rivalry],
 ) -> None:
-    """Print the base policy against the best others, each scene, the ladders and the terms.
-
-    Tables that are too wide for the terminal are printed as several.
+    """Print the base policy against the best other policies, then each scene (one workload on one
+    fleet), the load ladders and the terms. Tables that are too wide for the terminal are printed as
+    several.
     """
     if rivals:
         console.print(Text(BESIDE, style="bold"))
@@ -144,7 +144,7 @@ def print_scenes(
 def as_markdown(
     scenes: Sequence[SceneFigures], ladders: Sequence[SceneLadder], rivals: Sequence[Rivalry]
 ) -> str:
-    """Return the same tables as Markdown for a document, then the terms."""
+    """Return the tables that `print_scenes` prints as Markdown for a document, then the terms."""
     lines: list[str] = []
     if rivals:
         lines += [f"**{BESIDE}**", ""]
@@ -204,13 +204,13 @@ def _rivalries_in(title: str, found: Sequence[Rivalry], of: Beside) -> Table:
 
 
 def _wanted(scene: SceneFigures) -> str:
-    """Return a sentence on how many more seeds the comparison needs, or ""."""
+    """Return a sentence on how many more seeds the comparison needs, or "" if it needs none."""
     found = {rule.policy: (rule.ratios["ttft_mean"], rule.good_difference) for rule in scene.rules}
     return seeds_wanted(named_parts(found))
 
 
 def _marks(scenes: Sequence[SceneFigures], rivals: Sequence[Rivalry]) -> str:
-    """Return the explanation of the marks in the tables."""
+    """Return the explanation of the marks that occur in the tables."""
     tables = [*_beside(rivals), *map(_table, scenes)]
     return marks([cell for table in tables for cell in table.cells], MORE)
 
@@ -220,7 +220,7 @@ def _saturations(found: SceneLadder) -> Table:
 
 
 def taken(found: Saturation) -> str:
-    """Return the load at which a policy saturates, as text."""
+    """Return as text the load at which a policy saturates."""
     if found.beyond is not None:
         return f"{found.beyond:g} and more"
     return f"less than {found.below:g}" if found.load is None else f"{found.load:.3g}"
@@ -266,8 +266,8 @@ def render_page(
     title: str,
     failed: Sequence[str] = (),
 ) -> str:
-    """Return the whole HTML page: the best others; each scene's picture and table; ladders and
-    terms.
+    """Return the whole HTML page: the base policy against the best others; a picture and a table of
+    each scene; load ladders and terms.
     """
     by_name = {scene.name: scene for scene in scenes}
     sections = [Section(BESIDE, tables=_beside(rivals))] if rivals else []
@@ -400,9 +400,8 @@ def ladders_of(scenes: Sequence[Scene], found: Sequence[SceneFigures]) -> list[S
 
 
 def _chosen(asked: str, scenes: Sequence[Scene]) -> str:
-    """Return the specification that was run under the name `asked`.
-
-    Raises `SweepError` if none or several match.
+    """Return the specification of the policy that was run under the name `asked`. Raises
+    `SweepError` if no policy or several match.
     """
     run = list(dict.fromkeys(policy for scene in scenes for policy in scene.rows))
     if asked in run:

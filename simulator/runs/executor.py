@@ -1,4 +1,4 @@
-"""Executors of runs: processes of this machine, or a Dask cluster."""
+"""Executors of replays: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Answer = tuple[ReplayRow | None, str | None]
 
 
 class LocalProcesses:
-    """Spawned processes that run tasks. Lifetime: the `with` block, which leaves no
-    process behind.
+    """Child processes that run tasks. Lifetime: the `with` block, which leaves no process
+    behind.
     """
 
     def __init__(self, evaluate: Evaluate, jobs: int | None = None) -> None:
@@ -49,9 +49,8 @@ class LocalProcesses:
         self._children.clear()
 
     def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
-        """Yield the outcomes as the runs end.
-
-        A run that raises has failed; a run whose process dies is tried once more.
+        """Yield the outcome of each run when it ends. A run that raises an error has failed; a run
+        whose process dies is tried once more.
         """
         waiting = deque((task, 1) for task in tasks)
         while True:
@@ -85,7 +84,7 @@ class LocalProcesses:
 
 
 class _Child:
-    """One child process and the task it works on. Lifetime: process."""
+    """One child process and the task that it works on. Lifetime: process."""
 
     def __init__(self, evaluate: Evaluate) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -109,7 +108,9 @@ class _Child:
         self._send(task.setup)
 
     def take(self) -> RunOutcome:
-        """Return the outcome of the task; it has neither row nor error if the process died."""
+        """Return the outcome of the child's task. If the process died, the outcome has neither row
+        nor error.
+        """
         assert self.task is not None
         task, self.task = self.task, None
         try:
@@ -119,7 +120,7 @@ class _Child:
         return RunOutcome(task, row, error, self._attempts)
 
     def end(self) -> None:
-        """Kill the process, whatever it works on, and free its resources."""
+        """Kill the child process, whatever it does, and free its resources."""
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -152,9 +153,8 @@ def _end_with_parent() -> None:
 
 
 def work(pipe: connection.Connection) -> None:
-    """Run a child process: receive a function, then set-ups, and answer each.
-
-    An answer is (row, None) or (None, error).
+    """Run a child process: receive a function, then set-ups, and send an answer to each set-up. An
+    answer is (row, None) or (None, error).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
@@ -170,7 +170,7 @@ def work(pipe: connection.Connection) -> None:
 
 
 def answer(evaluate: Evaluate, setup: Setup) -> Answer:
-    """Return the row of the set-up and None, or None and the error in words."""
+    """Return the row of the set-up and None, or None and the error as text."""
     try:
         return evaluate(setup), None
     except Exception as error:  # noqa: BLE001 - told to the person; the other runs go on
@@ -228,8 +228,8 @@ class DaskCluster:
         self._client.close()
 
     def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
-        """Yield the outcomes as the runs end; if the caller stops early, runs under way are
-        cancelled.
+        """Yield the outcome of each run when it ends; if the caller stops early, runs in progress
+        are cancelled.
         """
         waiting = iter(tasks)
         pending: dict[Any, Task] = {}

@@ -1,4 +1,6 @@
-"""Searches, for each policy, the smallest fleet or the highest rate that keeps the targets."""
+"""Searches, for each policy, the smallest fleet, or the highest rate, at which the targets are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def said(self) -> bool:
-        """True if a target limits anything but lost requests."""
+        """True if the targets limit anything besides lost requests."""
         return any(getattr(self, limit.field) is not None for limit in LIMITS[:-1])
 
 
@@ -87,7 +89,9 @@ LIMITS = (
 
 
 def check_targets(targets: Targets) -> None:
-    """Raise `SweepError` for targets that limit nothing, contradict, or have invalid values."""
+    """Raise `SweepError` for targets that limit nothing, contradict each other, or have invalid
+    values.
+    """
     problems = []
     for limit in LIMITS:
         value = getattr(targets, limit.field)
@@ -111,7 +115,7 @@ def check_targets(targets: Targets) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One limit compared with what was measured. Lifetime: report."""
+    """One limit of the targets, compared with the value that was measured. Lifetime: report."""
 
     limit: Limit
     bound: float
@@ -143,7 +147,7 @@ class Kept:
 
     @property
     def used(self) -> float:
-        """The share of the bound that is used: 1 is all of it; less is better."""
+        """The share of the limit that is used: 1 means all of it, and less is better."""
         if self.value is None:
             return float("inf")
         if self.limit.at_least:
@@ -175,7 +179,7 @@ def _kept(limit: Limit, bound: float, runs: Sequence[tuple[Setup, ReplayRow]], r
 
 
 def shown(targets: Targets) -> Iterator[str]:
-    """Yield the targets in words."""
+    """Yield each target as text."""
     for limit in LIMITS:
         bound = getattr(targets, limit.field)
         if bound is not None:
@@ -184,7 +188,9 @@ def shown(targets: Targets) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Found:
-    """The result of a search: the answer, and the numbers that were asked. Lifetime: one search."""
+    """The result of a search: the number that was found, and all numbers that were tried. Lifetime:
+    one search.
+    """
 
     at: int | None = None  # None: not even the highest will do
     asked: dict[int, bool] = field(default_factory=dict)
@@ -192,10 +198,11 @@ class Found:
 
 
 def search(start: int, low: int, high: int) -> Generator[int, bool, Found]:
-    """Yield numbers of [low, high], receive whether each will do, and return what was found.
+    """Yield numbers of [low, high], receive for each whether it is sufficient, and return what was
+    found.
 
-    The answer and its upper neighbour will do, its lower neighbour will not; each is asked once.
-    The search takes about 2 log2 of the distance from `start` to the answer, and three more.
+    The answer and its upper neighbour are sufficient, its lower neighbour is not; each is tried
+    once. The search takes about 2 log2 of the distance from `start` to the answer, and three more.
     """
     found = Found()
     floor, at = low, min(max(start, low), high)
@@ -219,9 +226,8 @@ def search(start: int, low: int, high: int) -> Generator[int, bool, Found]:
 
 
 def _border(at: int, low: int, high: int, found: Found) -> Generator[int, bool, int | None]:
-    """Search a number that will do directly above one that will not, or `low`.
-
-    Returns None if `high` will not do.
+    """Search a number that is sufficient and lies directly above one that is not, or is `low`.
+    Returns None if `high` is not sufficient.
     """
     step = 1
     if (yield from _ask(at, found)):
@@ -264,11 +270,9 @@ DIGITS = 4
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
-    """The question of a plan: the smallest fleet, or highest rate, at which each policy keeps
-    targets.
-
-    `base` gives the workload and the rest of the set-up; the search starts at its fleet. A search
-    for a rate starts at the workload's rate, if it has one.
+    """The question of a plan: the smallest fleet, or the highest rate, at which each policy keeps
+    the targets. `base` gives the workload and the rest of the set-up; the search starts at its
+    fleet. A search for a rate starts at the workload's rate, if it has one.
     """
 
     base: Setup
@@ -304,7 +308,9 @@ def check_request(request: PlanRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """The numbers that a plan searches; a larger one is easier on the fleet. Lifetime: one plan."""
+    """The numbers (rungs) among which a plan searches, which stand for numbers of workers or for
+    rates. A larger rung is easier on the fleet. Lifetime: one plan.
+    """
 
     find: Literal["workers", "rate"]
     start: int
@@ -312,19 +318,19 @@ class Ladder:
     high: int
 
     def value(self, rung: int) -> float:
-        """Return the number of workers, or the requests per second, at a rung."""
+        """Return the number of workers, or the requests per second, for which a rung stands."""
         if self.find == "workers":
             return rung
         return float(f"{RATE_STEP**-rung:.{DIGITS}g}")
 
     def named(self, rung: int) -> str:
-        """Return the rung in words, as in `7 workers` or `12.4 requests/s`."""
+        """Return the meaning of a rung as text, such as `7 workers` or `12.4 requests/s`."""
         if self.find == "workers":
             return "1 worker" if rung == 1 else f"{rung} workers"
         return f"{self.value(rung):.3g} requests/s"
 
     def place(self, base: Setup, rung: int) -> Setup:
-        """Return the set-up with the workers or the rate of a rung."""
+        """Return the set-up with the number of workers, or the rate, for which a rung stands."""
         if self.find == "workers":
             group = msgspec.structs.replace(base.groups[0], count=rung)
             return msgspec.structs.replace(base, groups=(group,))
@@ -333,7 +339,7 @@ class Ladder:
 
 
 def ladder_of(request: PlanRequest) -> Ladder:
-    """Return the ladder that the plan of a request searches."""
+    """Return the ladder of numbers that the plan for a request searches."""
     workers = sum(group.count for group in request.base.groups)
     if request.find == "workers":
         return Ladder("workers", min(workers, request.most_workers), 1, request.most_workers)
@@ -416,7 +422,7 @@ def plan(request: PlanRequest, runs: RunResults) -> FleetPlan:
 
 
 class _PolicySearch:
-    """The search for the answer of one policy. Lifetime: one plan."""
+    """The search of one policy for its number of workers or its rate. Lifetime: one plan."""
 
     def __init__(self, policy: str, request: PlanRequest, ladder: Ladder) -> None:
         self.policy, self._request, self._ladder = policy, request, ladder
@@ -429,7 +435,7 @@ class _PolicySearch:
         self.rung: int | None = next(self._search)
 
     def wanted(self) -> list[Setup]:
-        """Return the set-ups to run next, one for each seed."""
+        """Return the set-ups that the search needs next, one for each seed."""
         assert self.rung is not None
         placed = self._ladder.place(self._request.base, self.rung)
         return [
@@ -438,7 +444,7 @@ class _PolicySearch:
         ]
 
     def tell(self, outcomes: Sequence[RunOutcome]) -> None:
-        """Take the outcomes of the wanted set-ups, and move on to the next rung."""
+        """Take the outcomes of the wanted set-ups, and choose the next number to try."""
         assert self.rung is not None
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         if errors:
@@ -455,7 +461,7 @@ class _PolicySearch:
 
     @property
     def at(self) -> int | None:
-        """The rung of the answer; None if there is none."""
+        """The rung that the search has found; None if it found none."""
         return self._found.at
 
     def give_up(self, why: str) -> None:
@@ -544,8 +550,8 @@ LEVEL, APART = 0.05, 0.25
 def _ties(
     request: PlanRequest, searches: Sequence[_PolicySearch], best: str | None
 ) -> Iterator[Tie]:
-    """Yield the policies that are level with the best one at its answer, whatever their
-    own answer.
+    """Yield the policies that cannot be told apart from the best one at its answer, whatever their
+    own answers are.
     """
     winner = next((each for each in searches if each.policy == best), None)
     if winner is None or winner.at is None:
@@ -564,11 +570,12 @@ def _level(
     runs: Sequence[tuple[Setup, ReplayRow]],
     others: Sequence[tuple[Setup, ReplayRow]],
 ) -> str | None:
-    """Return the figures that show two policies to be level, or None if they are not.
+    """Return a text with the figures by which two policies cannot be told apart, or None if they
+    can.
 
-    Both ran with the same seeds on one fleet. They are level if the deciding limits (the tightest
-    of each, and those missed) differ by less than the seeds do and by at most `APART` of the limit,
-    or by at most `LEVEL` of it.
+    Both ran with the same seeds on one fleet. They count as level if the deciding limits (the
+    tightest of each, and those missed) differ by less than the seeds do and by at most `APART` of
+    the limit, or by at most `LEVEL` of it.
     """
     told = []
     sides = [kept(targets, side, "all") for side in (runs, others)]
@@ -597,7 +604,7 @@ def _level(
 
 
 def _missing(named: str) -> str:
-    """Return the start of a reason: `7 workers miss`, `1 worker misses`."""
+    """Return the beginning of a reason, such as `7 workers miss` or `1 worker misses`."""
     return f"{named} {'misses' if named == '1 worker' else 'miss'}"
 
 
@@ -624,8 +631,8 @@ def plan_table(plan: FleetPlan) -> Table:
 
 
 def plan_lines(plan: FleetPlan) -> Iterator[str]:
-    """Yield the recommendation, then for each policy why not less and what to know, as
-    rich markup.
+    """Yield the recommendation as rich markup, then for each policy the reason why less is not
+    enough, and notes.
     """
     yield escape(verdict(plan))
     for tie in plan.ties:
@@ -655,14 +662,18 @@ def verdict(plan: FleetPlan) -> str:
 
 
 def _level_with_best(plan: FleetPlan) -> list[str]:
-    """Return the best policy, and the level ones that have the same answer."""
+    """Return the best policy, and the policies with the same answer that cannot be told apart from
+    it.
+    """
     answers = {row.policy: row.answer for row in plan.rows}
     ties = [tie.policy for tie in plan.ties if answers[tie.policy] == answers[plan.best or ""]]
     return [plan.best or "", *ties]
 
 
 def _beside(plan: FleetPlan, row: PlanRow) -> str:
-    """Return the note after a policy's amount: a noise mark, or how much less room it leaves."""
+    """Return the note behind a policy's answer in the table: the mark of noise, or how much less
+    reserve it leaves than the best policy.
+    """
     best = next(one for one in plan.rows if one.policy == plan.best)
     if any(tie.policy == row.policy for tie in plan.ties):
         return f" {NOISE}"

@@ -1,4 +1,4 @@
-"""Points: runs that differ only by seed, with intervals; and Pareto fronts of points."""
+"""Points, which are runs that differ only by seed, with intervals; and Pareto fronts of points."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ LOADS = ("rate_per_s", "speed")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One policy and fleet at one load in one scene, over its seeds. Lifetime: report."""
+    """The runs of one policy and one fleet at one load in one scene, over all seeds. Lifetime:
+    report.
+    """
 
     setup: Setup  # of its first seed
     varied: Mapping[str, Any]  # the settings that differ from other points, without the policy
@@ -64,29 +66,29 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The policy and everything else that varies, in one line."""
+        """The name of the policy and all other settings that vary, in one line."""
         return _told(self.setup.policy, self.varied)
 
     @property
     def choice(self) -> str:
-        """The policy and the fleet, which are what a reader can choose."""
+        """The policy and the fleet as text: the settings that a reader can choose."""
         return _told(self.setup.policy, self.fleet)
 
     @property
     def fleet(self) -> dict[str, Any]:
-        """The varied settings of the workers."""
+        """The settings of the workers that vary between points."""
         return {k: v for k, v in self.varied.items() if not is_load(k) and not is_scenery(k)}
 
     @property
     def scene(self) -> str:
-        """The varied settings that nobody can choose, such as the workload; "" if there
-        are none.
+        """The settings that nobody can choose and that vary between points, such as the workload;
+        "" if there are none.
         """
         return _told("", {k: v for k, v in self.varied.items() if is_scenery(k)})
 
     @property
     def load(self) -> str:
-        """The varied rate or speed; "" if neither varies."""
+        """The rate or speed of the workload if it varies between points, else ""."""
         return _told("", {k: v for k, v in self.varied.items() if is_load(k)})
 
     def mean(self, figure: str) -> float | None:
@@ -191,8 +193,8 @@ def is_load(name: str) -> bool:
 
 
 def is_scenery(name: str) -> bool:
-    """Return True if an axis sets the scene, such as the workload; points are compared
-    within one.
+    """Return True if an axis sets the scene, such as the workload; points are compared only within
+    a scene.
     """
     return name in ("closed_loop", "faults") or name.startswith(SCENERY)
 
@@ -241,7 +243,9 @@ def front(points: Sequence[Point], first: Figure, second: Figure) -> list[Point]
 
 
 def _signed(figure: Figure, point: Point) -> float:
-    """Return the point's figure with its sign turned so that less is better."""
+    """Return the figure of a point, with its sign changed if more is better, so that less is always
+    better.
+    """
     value = point.mean(figure.name)
     assert value is not None
     return value if figure.better == "lower" else -value

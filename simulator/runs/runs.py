@@ -1,4 +1,4 @@
-"""Runs each set-up once; results that the file of results holds already are taken from it."""
+"""Runs each set-up once; results that the file of results has already are taken from it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,14 @@ class RequestFiles:
         self.folder, self.keys, self.most_lines = folder, keys, most_lines
 
     def path(self, task: Task) -> Path:
-        """Return the path of a run's requests, such as `warmset-seed1-0123456789abcdef0123.csv`."""
+        """Return the path of the file with a run's requests, such as
+        `warmset-seed1-0123456789abcdef0123.csv`.
+        """
         policy = re.sub(r"[^A-Za-z0-9_.=-]+", "_", task.setup.policy)[:60]
         return self.folder / f"{policy}-seed{task.setup.seed}-{task.key}.csv"
 
     def __call__(self, setup: Setup) -> ReplayRow:
-        """Return the figures of one replay; raises what the replay raises."""
+        """Return the figures of one replay. Raises the errors of the replay."""
         from simulator.replay.run import replay
         from simulator.report.files import RequestsCsv
 
@@ -84,10 +86,9 @@ class RunOptions:
 
 
 class RunResults:
-    """Runs set-ups and keeps their results.
-
-    Entering the `with` block raises `SweepError` for a file or a cluster that cannot be used.
-    Lifetime: the `with` block, which leaves no process behind.
+    """Runs set-ups and keeps their results. Entering the `with` block raises `SweepError` for a
+    file or a cluster that cannot be used. Lifetime: the `with` block, which leaves no process
+    behind.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class RunResults:
         return [self._done[task.key] for task in tasks]
 
     def _note(self, outcome: RunOutcome) -> None:
-        """Count a run that ended, and print at once if it failed."""
+        """Count a run that has ended, and print a line at once if it failed."""
         self._ended += 1
         if outcome.error is not None:
             setup = outcome.task.setup
@@ -178,10 +179,8 @@ class RunResults:
 
 
 def estimate_s(tasks: Sequence[Task], done: Iterable[RunOutcome], jobs: int) -> float | None:
-    """Return about how many seconds the `tasks` take.
-
-    The estimate comes from the runs that are done, else from the number of requests of each set-up;
-    None if neither is known.
+    """Return about how many seconds the `tasks` take. The estimate comes from the runs that are
+    done, else from the number of requests of each set-up; None if neither is known.
     """
     taken: list[float] = [outcome.row.wall_s for outcome in done if outcome.row is not None]
     if taken:
@@ -212,7 +211,9 @@ def sweep(
 
 
 def _written(files: RequestFiles, outcomes: Sequence[RunOutcome]) -> str:
-    """Return a sentence on the files of requests, and on how many are cut at the limit."""
+    """Return a sentence on the files of requests, and on how many of them end at the limit of
+    lines.
+    """
     sizes = [outcome.row.requests for outcome in outcomes if outcome.row is not None]
     cut = sum(size > files.most_lines for size in sizes)
     told = f"{files.folder}: a file of requests for each of {len(sizes)} runs"

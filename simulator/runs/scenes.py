@@ -70,7 +70,7 @@ def load_of(setup: Setup) -> SceneLoad:
 
 def _own_rate(work: WorkloadSpec) -> float | None:
     """Return the rate of sessions or requests that the generator or format has as an option, or
-    None.
+    None if it has no such option.
     """
     told: object = None
     try:
@@ -93,7 +93,7 @@ SUFFIXES = (".jsonl", ".results", ".yaml", ".yml")
 
 @dataclass(slots=True)
 class Scene:
-    """The runs of one workload on one fleet; policies and seeds differ. Lifetime: report."""
+    """The runs of one workload on one fleet, with several policies and seeds. Lifetime: report."""
 
     name: str
     file: str  # which results it is of, short
@@ -118,8 +118,8 @@ def read_scenes(paths: Sequence[Path]) -> list[Scene]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the name of each file for a report: without suffixes, in full if two would
-    be alike.
+    """Return a short name of each file for a report: without suffixes, or in full if two would be
+    equal.
     """
     short = [_stem(path) for path in paths]
     return [n if short.count(n) == 1 else str(p) for n, p in zip(short, paths, strict=True)]
@@ -186,9 +186,8 @@ RATIOS: Mapping[str, Callable[[ReplayRow], float | None]] = {
 
 
 class RuleFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The figures of one policy in a scene: means over the seeds' own figures.
-
-    Null means that nothing was measured.
+    """The figures of one policy in a scene, as means over its seeds. Null means that nothing was
+    measured.
     """
 
     policy: str
@@ -248,7 +247,8 @@ def compare_scene(scene: Scene, base: str) -> SceneFigures:
 
 
 class Rivalry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base policy compared with the best of the other policies, chosen anew for each figure.
+    """The base policy compared with the best of the other policies, which is chosen anew for each
+    figure.
 
     The best other policy is chosen on every second seed and judged on the rest, then the other way
     round: a policy that is best by luck on some draws has no luck on the others.
@@ -326,8 +326,8 @@ def _rivals(
     seeds: Sequence[int],
     of: Callable[[ReplayRow], float | None],
 ) -> tuple[list[ReplayRow], tuple[str, ...]]:
-    """Return each seed's row of the policy with the least mean of `of` on the other half, and those
-    policies.
+    """Return, for each seed, the row of the policy with the least mean of `of` on the other half of
+    the seeds. Also return these policies.
     """
     chosen: dict[int, str] = {}
     for here, there in ((seeds[::2], seeds[1::2]), (seeds[1::2], seeds[::2])):
@@ -403,9 +403,9 @@ def _rule(
 
 
 def is_collapsed(row: ReplayRow, line_ms: float | None) -> bool:
-    """Return True if the mean TTFT is above `line_ms`, or if more than `MAX_LOST_SHARE` was lost.
-
-    With so many requests lost, the times of the others say nothing.
+    """Return True if a seed has collapsed: the mean TTFT is above `line_ms`, or more than
+    `MAX_LOST_SHARE` was lost. With so many requests lost, the times of the other requests say
+    nothing.
     """
     share, mean = lost([row]), row.ttft_ms.mean
     if share is not None and share > MAX_LOST_SHARE:
@@ -436,7 +436,9 @@ class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SceneLadder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Scenes of ascending load, and the load that each policy takes, the best policy first."""
+    """Scenes of ascending load, and the load at which each policy saturates, the best
+    policy first.
+    """
 
     name: str
     load_unit: str
@@ -446,7 +448,7 @@ class SceneLadder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ladder_of_scenes(name: str, scenes: Sequence[SceneFigures]) -> SceneLadder:
-    """Return the ladder of two or more scenes that differ only by their load."""
+    """Return the load ladder of two or more scenes that differ only by their load."""
     ordered = sorted(scenes, key=lambda scene: scene.load)
     policies = dict.fromkeys(rule.policy for scene in ordered for rule in scene.rules)
     found = [_saturation(policy, ordered) for policy in policies]
@@ -461,7 +463,9 @@ def ladder_of_scenes(name: str, scenes: Sequence[SceneFigures]) -> SceneLadder:
 
 
 def keeps_up(rule: RuleFigures) -> bool:
-    """Return True if the policy is on the good side of both limits."""
+    """Return True if the policy keeps both limits of a saturated pool: its mean TTFT is short
+    enough, and enough answers are good.
+    """
     if rule.ttft_mean_ms is None or rule.good is None:
         return False
     return rule.ttft_mean_ms <= MAX_TTFT_MS and rule.good >= LEAST_GOOD

@@ -1,4 +1,6 @@
-"""The sweep file: a base set-up and the axes varied around it; read, checked, made into set-ups."""
+"""Reads the file of a sweep, which has a base set-up and the axes varied around it; checks it, and
+makes set-ups of it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ _OF_A_WORKLOAD = ("source", "format", "requests", "seconds", "spread_s")
 
 
 def axis_paths() -> dict[str, Path]:
-    """Return every axis except `policies` and `seeds`, with the place in a set-up that it sets."""
+    """Return every axis except `policies` and `seeds`, with the place in a set-up whose value it
+    sets.
+    """
     paths = dict(SHORT_NAMES)
     for section, kind in _SECTIONS:
         for field in msgspec.structs.fields(kind):
@@ -77,8 +81,8 @@ class Values:
         return bool(self.kind) or len(self.listed) > 1
 
     def draw(self, random: Random) -> Scalar:
-        """Draw one value, each as likely as any other; of a logarithmic range, each ratio as
-        likely.
+        """Draw one value at random: of a list or a linear range, each value is equally likely; of a
+        logarithmic range, each ratio is.
         """
         if not self.kind:
             return self.listed[_below(random, len(self.listed))]
@@ -178,12 +182,12 @@ class PolicyAxis:
         return any(values.varies for values in self.params.values())
 
     def specs(self) -> Iterator[str]:
-        """Yield every combination of listed values, as specifications."""
+        """Yield the specification of every combination of the listed values."""
         for chosen in product(*(values.listed for values in self.params.values())):
             yield self._spec(dict(zip(self.params, chosen, strict=True)))
 
     def draw(self, random: Random) -> str:
-        """Draw a value for each parameter, and return the specification."""
+        """Draw a value for each parameter at random, and return the specification."""
         return self._spec({name: values.draw(random) for name, values in self.params.items()})
 
     def _spec(self, chosen: Mapping[str, Scalar]) -> str:
@@ -197,7 +201,9 @@ class PolicyAxis:
 
 
 def parse_policies(where: str, given: Any, *, grid: bool) -> list[PolicyAxis]:
-    """Return the policies that a sweep file lists. Raises `SweepError` with all that is wrong."""
+    """Return the policies that a sweep file lists. Raises `SweepError` with everything that is
+    wrong in the list.
+    """
     if not isinstance(given, list) or not given:
         raise SweepError([f"{where}: give a list of policies; {SHAPE}"])
     found: list[PolicyAxis] = []
@@ -257,8 +263,7 @@ ABOVE_0 = (
 
 
 def check_setups(setups: Sequence[Setup]) -> None:
-    """Raise `SweepError` with everything that no replay could do, each thing once.
-
+    """Raise `SweepError` with everything that no replay could do, each problem once.
     `check_policies` checks the policies; a workload is read when it is run.
     """
     # Settings that are common to all seeds and policies are checked once.
@@ -331,9 +336,8 @@ class Sheet:
 
 
 def read_sheet(path: sheet_Path) -> list[Setup]:
-    """Return the set-ups that a sweep file asks for, each once, checked.
-
-    Raises `SweepError` with the place in the file of what is wrong, and with what would be right.
+    """Return the set-ups that a sweep file asks for, each once, after checking them. Raises
+    `SweepError`, which names the place in the file of what is wrong, and what would be right.
     """
     try:
         return setups_of(parse_sheet(read_yaml(path)))
@@ -345,7 +349,9 @@ def read_sheet(path: sheet_Path) -> list[Setup]:
 
 
 def parse_sheet(given: Any) -> Sheet:
-    """Return the sweep for plain data. Raises `SweepError` for invalid data."""
+    """Return the sweep that the plain data of a file describe. Raises `SweepError` for invalid
+    data.
+    """
     if not isinstance(given, dict):
         raise SweepError(["the file must be a mapping with workload, fleet and grid or random"])
     problems = _unknown_keys(given)
@@ -386,8 +392,8 @@ def setups_of(sheet: Sheet) -> list[Setup]:
 
 
 def convert(plain: Any) -> Setup:
-    """Return the set-up for its plain form. Raises `SweepError` with the place as the file names
-    it.
+    """Return the set-up that plain data describe. Raises `SweepError` with the place of an error in
+    the names of the sweep file.
     """
     try:
         return msgspec.convert(plain, Setup)

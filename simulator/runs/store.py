@@ -19,7 +19,9 @@ HEADER = b'{"format":"warmroute-sweep","version":1}\n'
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the file: a run with its row, or with the error that left it without one."""
+    """One line of the file of results: a run with its row of figures, or with the error that left
+    it without one.
+    """
 
     key: str
     setup: Setup
@@ -60,7 +62,7 @@ def _decoded(decoder: msgspec.json.Decoder[Record], path: Path, line: bytes, num
 
 
 class Store:
-    """Results by key, kept in a file that no other process may write meanwhile.
+    """The results of runs by key, kept in a file to which no other process may write meanwhile.
 
     A line is on the disk before `add` returns. A last line without its end was torn by a crash: it
     is dropped, and its run is done again. Failed runs are done again as well. Lifetime: the `with`

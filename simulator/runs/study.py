@@ -1,4 +1,6 @@
-"""The study behind `docs/notes/policy-study.md`: its sweeps with policies and seeds, resumable."""
+"""The study behind `docs/notes/policy-study.md`: its sweeps with their policies and seeds, which
+can be interrupted and resumed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ MAX_SEEDS = 1000
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the list of sweeps."""
+    """One line of the list of the study's sweeps."""
 
     sweep: str  # a sweep file beside the list, without its suffix
     rules: str  # one of the list's sets
@@ -66,16 +68,15 @@ class StudyPart:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One sweep file with all its set-ups to run. Lifetime: study."""
+    """One sweep file of the study, with all its set-ups to run. Lifetime: study."""
 
     name: str
     setups: tuple[Setup, ...]
 
 
 def read_steps(asked: StudyPart, file: Path = LIST) -> list[Step]:
-    """Return the steps in the list's order, one for each name of results, each run once.
-
-    Raises `SweepError` for a wrong list or sweep file, an unknown sweep, and missing traces.
+    """Return the steps of the study in the list's order, one for each name of results, each run
+    once. Raises `SweepError` for a wrong list or sweep file, an unknown sweep, and missing traces.
     """
     listed = _list(file)
     entries = {
@@ -141,7 +142,9 @@ def _step(
 
 
 def _place(plain: dict[str, Any], traces: Path, *, resample: bool) -> None:
-    """Put the folder of traces before a file's name; with `resample`, make its seeds draws."""
+    """Put the folder of traces before the file name of the workload in `plain`; with `resample`,
+    make each seed another draw of the sessions.
+    """
     workload = plain.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("source"), str):
         source = workload["source"]
@@ -152,7 +155,7 @@ def _place(plain: dict[str, Any], traces: Path, *, resample: bool) -> None:
 
 
 def _short(setups: Sequence[Setup]) -> list[Setup]:
-    """Return the first point of each policy, with few requests."""
+    """Return the first set-up of each policy, with few requests."""
     first: dict[str, Setup] = {}
     for setup in setups:
         work = msgspec.structs.replace(setup.workload, requests=QUICK_REQUESTS)
@@ -183,7 +186,8 @@ def run_study(
     jobs: int | None = None,
     evaluate: Evaluate = evaluate_replay,
 ) -> bool:
-    """Run what is missing, sweep by sweep, compare all, and return True if no run failed.
+    """Run those of the study's sweeps that are missing, compare all, and return True if no run
+    failed.
 
     Results are kept in `out` as runs end; those of draws are in a folder of their own there. Ctrl-C
     ends all processes, and the same command resumes. Raises `SweepError` before anything runs for

@@ -1,4 +1,4 @@
-"""The commands `warmroute-sim sweep` and `plan`: from options to tables, files and a page."""
+"""The commands `warmroute-sim sweep` and `plan`, from their options to tables, files and a page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ MORE = "seeds in the sweep file, each another draw of a trace with resample: tru
 
 
 def by_scene(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Return groups of points that can be compared: those of one scene at one load."""
+    """Return groups of points that can be compared, which are those of one scene at one load."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(" ".join(filter(None, [point.scene, point.load])), []).append(point)
@@ -82,9 +82,8 @@ def by_world(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def best_tables(points: Sequence[Point]) -> list[RichTable]:
-    """Return a table for each scene and load with the best point and the next by each figure.
-
-    There are at most `MAX_TABLES` tables.
+    """Return a table for each scene and load, with the best point and the next best one by each
+    figure. There are at most `MAX_TABLES` tables.
     """
     groups = list(by_scene(points).items())
     return [_best_table(where or "all choices", own) for where, own in groups[:MAX_TABLES]]
@@ -166,7 +165,7 @@ Curve = Sequence[tuple[float, Interval]]
 
 @dataclass(frozen=True, slots=True)
 class LoadPicture:
-    """The lines of one picture over load, for one fleet. Lifetime: report."""
+    """The lines of one picture of a figure against load, for one fleet. Lifetime: report."""
 
     title: str  # the fleet, where several are tried
     xlabel: str
@@ -201,8 +200,8 @@ def _picture(
 
 
 def _level(curve: Curve) -> float:
-    """Return the mean logarithm over loads, so that no single load decides which lines
-    are shown.
+    """Return the mean logarithm of a curve's values over all loads. By it the lines to show are
+    chosen, so that no single load decides.
     """
     return sum(math.log(max(found.mean, 1e-3)) for _, found in curve) / len(curve)
 
@@ -384,7 +383,7 @@ def story(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> list[str]:
 
 
 def _scene(scene: str, points: Sequence[Point]) -> Sequence[Section]:
-    """Return the sections with the pictures of one scene."""
+    """Return the sections of the page with the pictures of one scene."""
     fronts = [
         _front(points, PER_USER, PER_GPU, "Speed of one answer against output per GPU."),
         _front(points, HITS, TTFT, "Hit rate against time to first token."),
@@ -467,7 +466,7 @@ def _numbered(
 
 
 def _place(point: Point, one: Figure) -> float:
-    """Return where a point is on the axis of a figure; axes of times are logarithmic."""
+    """Return the position of a point on the axis of a figure; axes of times are logarithmic."""
     mean = point.mean(one.name)
     assert mean is not None
     return math.log(max(mean, 1e-3)) if one.unit == "ms" else mean
@@ -500,7 +499,9 @@ def _load(shown: LoadPicture) -> Picture:
 
 
 def _bests(points: Sequence[Point]) -> Section:
-    """Return the section with the best point by each figure, for each scene and load."""
+    """Return the section of the page with the best point by each figure, for each scene
+    and load.
+    """
     groups = list(by_scene(points).items()) if points else []
     rows = []
     for where, own in groups[:MAX_LOADS]:
@@ -601,10 +602,8 @@ def run_plan(
     json: Path | None = None,
     evaluate: Evaluate = evaluate_replay,
 ) -> bool:
-    """Search the plan, print the answer and its reasons, write `json`; return True if there is an
-    answer.
-
-    Raises `SweepError` and `KeyboardInterrupt` as `run_sweep` does.
+    """Run a plan, print the answer and its reasons, write the file `json`, and return True if there
+    is an answer. Raises `SweepError` and `KeyboardInterrupt` as `run_sweep` does.
     """
     with RunResults(options, console, evaluate) as runs:
         answer = plan(request, runs)

@@ -1,4 +1,6 @@
-"""A task: one run of many, with the key that identifies it; and the error of an invalid sweep."""
+"""A task, which is one run of many with the key that identifies it; and the error of an invalid
+sweep.
+"""
 
 from __future__ import annotations
 
@@ -92,14 +94,14 @@ GENERATOR = "gen:"
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One run to do, with its key."""
+    """One run to do, with the key that identifies it."""
 
     key: str
     setup: Setup
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """The outcome of a run: a row or an error, never both."""
+    """The outcome of a run: a row of figures or an error, never both."""
 
     task: Task
     row: Any  # the result of `Evaluate`; None: there is none
@@ -108,12 +110,12 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Runner(Protocol):
-    """Runs tasks elsewhere; leaving its block ends what still runs."""
+    """Runs tasks in other processes; at the end of its `with` block, runs in progress are ended."""
 
     jobs: int  # runs at a time
 
     def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
-        """Yield the outcomes as the runs end, in any order, one for each task."""
+        """Yield the outcome of each run when it ends, in any order, one for each task."""
 
     def __enter__(self) -> Self: ...
 
@@ -121,10 +123,9 @@ class Runner(Protocol):
 
 
 class Keys:
-    """Makes tasks, with their keys, for set-ups.
-
-    A key stands for the set-up, the bytes of the files it names, those of its policy's source and
-    the version of this program: if any of them changes, it is another run. Lifetime: one sweep.
+    """Makes tasks, with their keys, for set-ups. A key stands for the set-up, the contents of the
+    files that it names, the source of its policy, and the version of this program: if any of them
+    changes, it is another run. Lifetime: one sweep.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
-"""The built-in profiles that are fitted to kernel tables, and how each is fitted again.
+"""The built-in profiles that are fitted to kernel tables, and the way to fit each of them again.
+vLLM's tables are used first.
 
-vLLM's tables are used first. Tables of another engine are used if a kernel of vLLM's table jumps
-between sizes, so that no smooth form fits it (`TabledProfile.why`).
+Tables of another engine are used if a kernel of vLLM's table jumps between sizes, so that no smooth
+form fits it (`TabledProfile.why`).
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ BY_NAME = {row.name: row for row in ENTRIES}
 
 
 def kv_tokens(row: TabledProfile) -> int:
-    """Return the KV tokens that an instance can hold in the memory that weights and activations
-    leave.
+    """Return the number of KV tokens that fit into the memory that weights and activations leave on
+    an instance.
     """
     model, gpus = row.model, row.instance.gpus
     memory = _MEMORY_GB[row.instance.gpu] * 1e9 * MEMORY_SHARE
@@ -176,14 +177,16 @@ def kv_tokens(row: TabledProfile) -> int:
 
 
 def fitted(row: TabledProfile, seed: int = 0) -> tuple[Profile, KernelFit]:
-    """Return the profile of `row`, fitted to the installed tables. Raises TableError."""
+    """Return the profile of `row`, fitted to the installed tables. Raises TableError if the tables
+    do not have the model.
+    """
     tables = Tables(row.instance)
     found = fit_kernels(tuple(tables.rows()), row.model.expert_share, seed, CPU)
     return profile_of(row, found, tables.source()), found
 
 
 def profile_of(row: TabledProfile, found: KernelFit, source: str) -> Profile:
-    """Return the profile of a fit to the tables that `source` names."""
+    """Return the profile that a fit gives; `source` names the tables."""
     pairs = zip(found.rows, abs(found.errors).tolist(), strict=True)
     off = sorted(error for row, error in pairs if row.kind != "mixed")
     outside = sum(error > TOLERANCE for error in off)

@@ -29,7 +29,9 @@ MAX_TOKENS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class KindDifference:
-    """|model / table - 1| of the rows of one kind, and the mean with its sign."""
+    """The errors |model / table - 1| of the rows of one kind of step, and their mean with
+    its sign.
+    """
 
     kind: Kind
     rows: int
@@ -41,7 +43,9 @@ class KindDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A profile compared with a table. `errors` are model / table - 1, in the order of `rows`."""
+    """A profile compared with a table of measured kernels. `errors` are model / table - 1, in the
+    order of `rows`.
+    """
 
     name: str
     source: str
@@ -51,7 +55,7 @@ class Comparison:
 
     @property
     def kinds(self) -> tuple[KindDifference, ...]:
-        """Return the errors by kind of step; kinds without a row are left out."""
+        """Return the errors by kind of step; kinds of which the table has no row are left out."""
         found = []
         for kind in KINDS:
             off = np.array(
@@ -74,14 +78,14 @@ class Comparison:
 
 
 def compare(profile: Profile, source: str, rows: Sequence[TableRow]) -> Comparison:
-    """Compare the kernels' part of `profile` with the rows of a table."""
+    """Return a comparison of the kernels' part of `profile` with the rows of a table."""
     off = errors(profile.step_time, rows)
     chunk_s = profile.step_time.kernels.prefill_s(8192)
     return Comparison(profile.name, source, tuple(rows), tuple(off.tolist()), chunk_s)
 
 
 def write_rows(tables: Mapping[str, Iterable[TableRow]], path: Path) -> None:
-    """Write the rows of each profile's table as CSV. Raises OSError."""
+    """Write the rows of each profile's table as CSV. Raises OSError if that fails."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)

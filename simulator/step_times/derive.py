@@ -1,9 +1,9 @@
-"""A profile of step times, derived from a model's shape, a GPU and a degree of parallelism.
+"""Derives a profile of step times from a model's shape, a GPU and a degree of parallelism.
 
-Each constant of `engine.step_time.StepTime` is a count of FLOPs or bytes over what the GPU's
-kernels reach of its data sheet. Counts are of one GPU's part of the work; CPU time is StepTime's
-usual one. What does not grow with a request's context (keys in a window, keys that an indexer
-picks) is part of `linear_s` in prefill and of `seq_s` in decode.
+Each constant of `engine.step_time.StepTime` is a count of FLOPs or bytes over the rate that kernels
+on the GPU reach. Counts are of one GPU's part of the work; CPU time is StepTime's usual one. Work
+that does not grow with a request's context (keys in a window, keys that an indexer picks) is part
+of `linear_s` in prefill and of `seq_s` in decode.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A profile, and what it rests on."""
+    """A derived profile with its memory, its assumptions and the error to expect."""
 
     profile: Profile
     kind: ModelKind
@@ -104,7 +104,7 @@ def weight_bytes(shape: ModelShape) -> float:
 
 
 def step_time(shape: ModelShape, on: Deployment) -> StepTime:
-    """Return the derived constants."""
+    """Return the step time with the derived constants."""
     shares = on.gpu.shares
     read_s = 1.0 / (on.gpus * on.gpu.bytes_s * shares.weights)  # of one byte of weights
     small_s = shares.layer_s * shape.mixing_layers
@@ -132,8 +132,8 @@ def _shared_bytes(shape: ModelShape) -> float:
 
 
 def _linear_s(shape: ModelShape, on: Deployment) -> float:
-    """Return the seconds of one token: matrix products, small kernels, all-reduces, bounded
-    attention.
+    """Return the seconds that one token takes besides attention to its whole context: matrix
+    products, small kernels, all-reduces, bounded attention.
     """
     gpu, stored = on.gpu, shape.stored
     active = shape.expert_weights * shape.expert_share
@@ -151,8 +151,8 @@ def _linear_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _small_kernels_s(shape: ModelShape, on: Deployment) -> float:
-    """Return the seconds of norms, which every GPU computes whole, and of activations: both move
-    bytes.
+    """Return the seconds of norms, which every GPU computes whole, and of activations. Both are
+    limited by the bytes that they move.
     """
     norms = _NORM_PASSES * shape.hidden * (shape.mixing_layers + shape.mlp_layers)
     widths = shape.dense_layers * shape.dense_width + shape.expert_layers * shape.shared_width
@@ -171,7 +171,9 @@ def _all_reduces(shape: ModelShape) -> int:
 
 
 def _pair_s(shape: ModelShape, on: Deployment) -> float:
-    """Return the seconds of one query on one key, in the layers that see all keys."""
+    """Return the seconds of attention between one query and one key, in the layers that see all
+    keys.
+    """
     attention = shape.attention
     if isinstance(attention, Latent) and attention.index_keys:
         # The indexer is whole on each GPU.
@@ -181,8 +183,8 @@ def _pair_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _bounded_pairs_s(shape: ModelShape, on: Deployment) -> float:
-    """Return the seconds of one query on the keys in a window, or on keys that an indexer
-    picked.
+    """Return the seconds of attention between one query and the keys in a window, or the keys that
+    an indexer picked.
     """
     total = shape.window_layers * shape.window * _pair_of(shape.window_attention, on)
     if isinstance(shape.attention, Latent):
@@ -191,7 +193,7 @@ def _bounded_pairs_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _pair_of(attention: Heads | Latent, on: Deployment) -> float:
-    """Return the seconds of one query on one key in one layer of a prefill."""
+    """Return the seconds of attention between one query and one key in one layer of a prefill."""
     shares = on.gpu.shares
     if isinstance(attention, Latent):
         share = shares.latent_attention
@@ -201,8 +203,8 @@ def _pair_of(attention: Heads | Latent, on: Deployment) -> float:
 
 
 def _kv_parts(attention: Heads | Latent, on: Deployment) -> int:
-    """Return the number of parts into which the GPUs split a token's KV; each GPU has a latent
-    vector whole.
+    """Return the number of parts into which the GPUs split a token's KV; with latent attention,
+    each GPU has the whole vector.
     """
     return min(on.gpus, attention.kv)
 
@@ -219,7 +221,7 @@ def _read_s(values: float, attention: Heads | Latent, on: Deployment) -> float:
 
 
 def _growing_read_s(shape: ModelShape, on: Deployment) -> float:
-    """Return the seconds that a decode needs for one more token of context."""
+    """Return the seconds by which a decode step grows with one more token of context."""
     attention = shape.attention
     values = attention.kv_values
     if isinstance(attention, Latent) and attention.index_keys:
@@ -250,7 +252,9 @@ def _kv_bytes(shape: ModelShape, on: Deployment) -> float:
 
 
 def _room(shape: ModelShape, on: Deployment) -> float:
-    """Return the bytes for KV on one GPU; below 0 if the weights alone are too large."""
+    """Return the bytes of memory that remain for KV on one GPU; below 0 if the weights alone are
+    too large.
+    """
     return MEMORY_SHARE * on.gpu.memory_bytes - weight_bytes(shape) / on.gpus - WORKSPACE_BYTES
 
 
@@ -295,7 +299,7 @@ def _too_small(shape: ModelShape, on: Deployment) -> str:
 
 
 def _error(shape: ModelShape, on: Deployment) -> str:
-    """Return the expected error in words."""
+    """Return a sentence on the error to expect of the step times."""
     kind = kind_of(shape)
     if isinstance(shape.attention, Latent) and shape.attention.index_keys:
         return "sparse attention differs by engine: measured steps take 1.5 to 3 times as long"
@@ -311,7 +315,7 @@ def _error(shape: ModelShape, on: Deployment) -> str:
 
 
 def _assumed(shape: ModelShape, on: Deployment) -> list[str]:
-    """Return the assumptions about this deployment."""
+    """Return the assumptions about this deployment, each as a text."""
     found = [
         f"KV may have {MEMORY_SHARE:.0%} of memory, less weights and {WORKSPACE_BYTES / 1e9:.0f} GB"
     ]
@@ -349,13 +353,13 @@ def _arithmetics(shape: ModelShape) -> list[tuple[str, Arithmetic]]:
 
 
 def _lacking(shape: ModelShape, on: Deployment) -> list[str]:
-    """Return the number formats of the weights that the GPU cannot multiply."""
+    """Return the number formats of the model's weights that the GPU cannot multiply."""
     return sorted({one for _, one in _arithmetics(shape) if on.gpu.used(one) != one})
 
 
 def _used_shares(shape: ModelShape, on: Deployment) -> set[str]:
-    """Return the shares that this deployment's constants depend on, besides those that all
-    deployments use.
+    """Return the names of the GPU's shares that this deployment's constants depend on, besides
+    those that all deployments use.
     """
     found = {f"{part} {on.gpu.used(one)}" for part, one in _arithmetics(shape)}
     if isinstance(shape.attention, Latent):

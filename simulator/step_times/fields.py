@@ -18,7 +18,7 @@ class ConfigError(ValueError):
 
 
 class Fields:
-    """One object of a config.json."""
+    """The fields of one object of a config.json."""
 
     def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "") -> None:
         self._path = path
@@ -26,7 +26,7 @@ class Fields:
         self._prefix = prefix
 
     def where(self, name: str) -> str:
-        """Return the place of a field, as errors name it."""
+        """Return the place of a field in the form in which errors name it."""
         return f"{self._path}: {self._prefix}{name}"
 
     def names(self) -> Iterable[str]:
@@ -38,7 +38,7 @@ class Fields:
         return self._values.get(name) is not None
 
     def section(self, name: str) -> Fields | None:
-        """Return a nested object; None if there is none."""
+        """Return the nested object in a field; None if there is none."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -47,7 +47,9 @@ class Fields:
         return Fields(self._path, value, f"{self._prefix}{name}.")
 
     def whole(self, *names: str, most: int, least: int = 1) -> int | None:
-        """Return the whole number of the first of `names` that exists; None if none does."""
+        """Return the whole number in the first of the fields `names` that exists; None if none
+        does.
+        """
         for name in names:
             value = self._values.get(name)
             if value is None:
@@ -63,7 +65,9 @@ class Fields:
         return None
 
     def needed(self, *names: str, most: int) -> int:
-        """Return a whole number that must exist."""
+        """Return the whole number in the first of the fields `names` that exists. Raises
+        ConfigError if none does.
+        """
         found = self.whole(*names, most=most)
         if found is None:
             raise ConfigError(
@@ -73,14 +77,16 @@ class Fields:
         return found
 
     def flag(self, name: str) -> bool | None:
-        """Return a boolean; None if there is none."""
+        """Return the boolean in a field; None if the field is missing."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{self.where(name)}: {_shown(value)}, where true or false is meant")
         return value
 
     def text(self, name: str) -> str | None:
-        """Return a short text without control characters; None if there is none."""
+        """Return the short text in a field, which may have no control characters; None if the field
+        is missing.
+        """
         value = self._values.get(name)
         if value is None:
             return None
@@ -96,12 +102,14 @@ class Fields:
         return value if isinstance(value, str) else None
 
     def texts(self, name: str) -> list[str]:
-        """Return all texts of a list; an empty list if there is none."""
+        """Return all texts of the list in a field; an empty list if the field is missing."""
         value = self._values.get(name)
         return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
     def wholes(self, name: str, most: int) -> list[int]:
-        """Return all whole numbers of a list, each 0 to `most`; an empty list if there is none."""
+        """Return all whole numbers of the list in a field, each 0 to `most`; an empty list if the
+        field is missing.
+        """
         value = self._values.get(name)
         if value is None:
             return []
@@ -121,7 +129,9 @@ class Fields:
 
 
 def read_fields(path: Path) -> Fields:
-    """Return the object in a config.json, or in the config.json of a folder. Raises ConfigError."""
+    """Return the object in a config.json, or in the config.json of a folder. Raises ConfigError if
+    it cannot be read.
+    """
     try:
         path = path / "config.json" if path.is_dir() else path
         with path.open("rb") as file:

@@ -24,12 +24,12 @@ _TABLES = {  # of a GPU, as `aiconfigurator-core` names it
 def from_tables(
     derived: Profile, config: Path, on: Deployment, gpu: str, engine: str, seed: int = 0
 ) -> tuple[Profile, Comparison]:
-    """Return `derived` with step times that are fitted to the tables of `engine` on `gpu`, and
-    their errors.
+    """Return `derived` with step times that are fitted to the tables of `engine` on `gpu`, and the
+    errors of the fit.
 
-    `config`: the model's config.json or its folder, which also says the formats of weights and KV.
-    Raises TableError if the tables do not know the architecture, and ModuleNotFoundError without
-    the tables.
+    `config` is the model's config.json or its folder, which also says the formats of weights and
+    KV. Raises TableError if the tables do not have the architecture, and ModuleNotFoundError if
+    they are not installed.
     """
     with TemporaryDirectory() as folder:
         copyfile(config / "config.json" if config.is_dir() else config, Path(folder, "config.json"))

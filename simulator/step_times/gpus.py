@@ -23,8 +23,8 @@ ModelKind = Literal["dense", "experts", "latent"]  # of a model: latent attentio
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The shares of a data sheet that the kernels of one kind of GPU reach, and times in
-    seconds.
+    """The shares of the data sheet's rates that the kernels on one kind of GPU reach, and some
+    times in seconds.
     """
 
     gemm: Mapping[Arithmetic, float]  # of the FLOPs, in large matrix products
@@ -43,7 +43,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU."""
+    """One kind of GPU: its data sheet, and the shares of it that kernels reach."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""The kernels' part of a step time, fitted to the rows of a table.
+"""Fits the kernels' part of a step time to the rows of a table.
 
 The largest relative error of any row is what counts, so the fit lowers a high power of the errors'
 logarithms: rows of a table carry no noise that would have to be forgiven. A third of the rows,
@@ -47,8 +47,8 @@ def fit_kernels(
     """Return the step time whose kernels are nearest to two thirds of `rows`; `cpu` gives the CPU
     time.
 
-    `expert_share`: the share of routed experts that one token visits; 0 for a dense model. Mixed
-    steps are compared but not fitted, because they are sums of the others.
+    `expert_share` is the share of routed experts that one token visits; 0 for a dense model. Mixed
+    steps are compared but not fitted, because they are sums of other steps.
     """
     order = [place for place, row in enumerate(rows) if row.kind != "mixed"]
     random.Random(seed).shuffle(order)
@@ -87,7 +87,9 @@ def _names(expert_share: float) -> tuple[str, ...]:
 
 
 def _descend(rows: Sequence[TableRow], expert_share: float, start: float) -> StepTime:
-    """Return the local minimum of the error that is downhill from a guess."""
+    """Return the step time at the nearest minimum of the error, found by descent from a first guess
+    with the sharpness `start`.
+    """
     from scipy.optimize import least_squares  # of the extra `sim`
 
     names = _names(expert_share)

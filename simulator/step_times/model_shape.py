@@ -18,19 +18,19 @@ class Heads:
     gated: bool = False  # a gate as wide as the queries
 
     def weights(self, hidden: int) -> int:
-        """Weights of one layer's projections."""
+        """Return the number of weights of one layer's projections."""
         queries = self.query * self.key_width * (2 if self.gated else 1)
         kv = self.kv * (self.key_width + self.value_width)
         return hidden * (queries + kv + self.query * self.value_width)
 
     @property
     def kv_values(self) -> int:
-        """Numbers that one token stores in the KV cache of one layer."""
+        """The number of values that one token stores in the KV cache of one layer."""
         return self.kv * (self.key_width + self.value_width)
 
     @property
     def pair_flops(self) -> int:
-        """FLOPs of one query on one key, in prefill and decode alike."""
+        """The FLOPs of attention between one query and one key, in prefill and decode alike."""
         return 2 * self.query * (self.key_width + self.value_width)
 
 
@@ -51,7 +51,7 @@ class Latent:
     index_keys: int = 0  # that it picks at most
 
     def weights(self, hidden: int) -> int:
-        """Weights of one layer's projections and of its indexer."""
+        """Return the number of weights of one layer's projections and of its indexer."""
         queries = self.query * (self.nope_width + self.rope_width)
         first = hidden if self.query_rank == 0 else self.query_rank
         total = first * queries + hidden * self.query_rank
@@ -64,22 +64,26 @@ class Latent:
 
     @property
     def kv(self) -> int:
-        """Number of heads over which KV can be split."""
+        """The number of heads over which KV can be split."""
         return 1
 
     @property
     def latent_values(self) -> int:
-        """Numbers in one token's vector in one layer."""
+        """The number of values in one token's latent vector in one layer."""
         return self.kv_rank + self.rope_width
 
     @property
     def kv_values(self) -> int:
-        """Numbers that one token stores in the KV cache of one layer, with those of the indexer."""
+        """The number of values that one token stores in the KV cache of one layer, with those of
+        the indexer.
+        """
         return self.latent_values + self.index_width
 
     @property
     def pair_flops(self) -> int:
-        """FLOPs of one query on one key in prefill, which computes keys and values first."""
+        """The FLOPs of attention between one query and one key in prefill, where keys and values
+        are computed first.
+        """
         return 2 * self.query * (self.nope_width + self.rope_width + self.value_width)
 
 

@@ -1,7 +1,6 @@
-"""Reads a ModelShape from a Hugging Face config.json.
-
-Fields differ from one architecture to the next; those of the architectures in `_KNOWN` are read as
-they mean them. Any other architecture is read by the usual names, and the shape says so.
+"""Reads a ModelShape from a Hugging Face config.json. Fields differ from one architecture to the
+next; for the architectures in `_KNOWN` they are read with their meaning there. Any other
+architecture is read by the usual names, and the shape says so.
 """
 
 from __future__ import annotations
@@ -145,7 +144,9 @@ class _Reader:
             )
 
     def _attention(self) -> tuple[Heads | Latent, Heads | Latent]:
-        """Return the attention of layers that see all tokens, and of layers with a window."""
+        """Return the attention of the layers that see all tokens, and of the layers with
+        a window.
+        """
         fields = self._fields
         query = fields.needed("num_attention_heads", most=MOST_HEADS)
         if fields.has("kv_lora_rank"):
@@ -256,7 +257,9 @@ class _Reader:
         )
 
     def _windows(self) -> Counter[str]:
-        """Return the layers with a window, for an architecture that gives them by a rule."""
+        """Return the number of layers of each kind, for an architecture that says by a rule which
+        layers have a window.
+        """
         fields, layers = self._fields, self._layers
         period = fields.whole("sliding_window_pattern", "_sliding_window_pattern", most=MOST_LAYERS)
         period = period or _PERIOD.get(self._type)
@@ -322,8 +325,8 @@ class _Reader:
         return self._fields.whole(*names, most=MOST_EXPERTS, least=0)
 
     def _experts(self) -> tuple[int, int, int, int]:
-        """Return experts of a token, experts of a layer, the width of one, and the width of all
-        shared ones.
+        """Return the number of experts that a token visits, the number of experts in a layer, the
+        width of one, and the width of all shared experts.
         """
         fields = self._fields
         count = self._expert_count() or 0

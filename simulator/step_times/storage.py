@@ -1,6 +1,6 @@
-"""The storage format of weights: bytes of a weight, and the tensor cores that multiply it.
-
-A config.json has it in `quantization_config`, in the terms of the tool that quantized the model.
+"""The formats in which weights are stored: the bytes of a weight, and the tensor cores that
+multiply it. A config.json has the format in `quantization_config`, in the terms of the tool that
+quantized the model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ INT8_WEIGHTS = Storage("int8, weights only", 1.0, "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The formats of a model's parts. Embeddings and the output projection are always BF16."""
+    """The formats in which the parts of a model are stored. Embeddings and the output projection
+    are always BF16.
+    """
 
     attention: Storage = BF16
     dense: Storage = BF16
@@ -57,8 +59,8 @@ _NEITHER = ("norm", "bias", "indexer", "rotary", "router")
 
 
 def read_stored(fields: Fields, layers: int) -> tuple[Stored, bool, list[str]]:
-    """Return the formats in `quantization_config`, whether KV is kept in FP8, and what
-    was assumed.
+    """Return the formats in `quantization_config`, whether KV is stored in FP8, and the assumptions
+    made.
     """
     storage, assumed = _format(fields)
     spared = [
@@ -135,8 +137,8 @@ def _integers(found: Fields, bits: int | None) -> Storage:
 
 
 def _of_groups(found: Fields) -> tuple[Storage, list[str]]:
-    """Return the format of compressed-tensors: that of the first group of layers that has
-    weights.
+    """Return the format that a compressed-tensors config has: that of the first group of layers
+    with weights.
     """
     groups = found.section("config_groups")
     for name in groups.names() if groups is not None else ():

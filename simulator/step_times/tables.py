@@ -36,7 +36,7 @@ class TableError(ValueError):
 
 
 class TableRow(NamedTuple):
-    """A step, and the seconds of its kernels by a table."""
+    """A step of one prompt or of decodes, and the seconds of its kernels by a table."""
 
     prefill_tokens: int  # of one prompt; 0: none
     cached_tokens: int  # of that prompt, before them
@@ -76,10 +76,10 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A model on the GPUs of one engine, as the tables are queried for it.
+    """A model on the GPUs of one engine, in the form in which the tables are queried for it.
 
-    `model`: a name that the package knows, or a folder with a `config.json`. `gpu`: a name that the
-    package knows. `settings`: further arguments of its `EngineHandle.compile`, as
+    `model` is a name that the package knows, or a folder with a `config.json`. `gpu` is a name that
+    the package knows. `settings` are further arguments of its `EngineHandle.compile`, such as
     `gemm_quant_mode`.
     """
 
@@ -99,10 +99,8 @@ class Instance:
 
 
 class Tables:
-    """The tables of one instance. Lifetime: command.
-
-    Raises ModuleNotFoundError without the package, and TableError for an instance that it does not
-    know.
+    """The tables of kernel times of one instance. Lifetime: command. Raises ModuleNotFoundError
+    without the package, and TableError for an instance that it does not know.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -125,8 +123,8 @@ class Tables:
             raise TableError(f"{instance.what}: {_first_line(error)}") from error
 
     def rows(self) -> Iterator[TableRow]:
-        """Return the steps that profiles are compared by. Raises TableError for a step without a
-        time.
+        """Yield the steps by which profiles are compared, with their seconds. Raises TableError for
+        a step without a time.
         """
         handle = self._handle
         prefills = [(tokens, 0) for tokens in PREFILL_TOKENS]

@@ -1,4 +1,4 @@
-"""Turns a source's block ids into the chain hashes of an engine with another block size."""
+"""Turns a source's block ids into the chain hashes of an engine that has another block size."""
 
 from __future__ import annotations
 
@@ -72,10 +72,9 @@ class Chainer:
         return ids[: blocks * self._merge]
 
     def _split_ids(self, job: Job) -> Hashes:
-        """Return `_split` hashes per id of the job.
-
-        If the answer is known, the block that prompt and answer share gets the hash that the next
-        turn will use for it.
+        """Return the hashes of engine blocks that are smaller than the source's: `_split` hashes
+        for each id of the job. If the answer is known, the block that prompt and answer share gets
+        the hash that the next turn will use for it.
         """
         full, ids, tokens = job.prompt_tokens // self.source_block, job.ids, job.prompt_tokens
         if len(job.answer_ids) and len(ids) >= full:

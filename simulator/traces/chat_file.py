@@ -102,7 +102,7 @@ class _ChatLine(_ChatBody, frozen=True, gc=False):
 
 
 def is_chat(raw: bytes) -> bool:
-    """Return True if a line is a request or contains one."""
+    """Return True if a line of a file is a chat request or contains one."""
     try:
         line = msgspec.json.decode(raw)
     except DECODE_ERRORS:
@@ -195,7 +195,7 @@ class ChatReader:
     def _output_tokens(
         self, request: _ChatBody, usage: _ChatUsage, said: str | None
     ) -> tuple[int, str]:
-        """Return the number of tokens of the answer, and how it is known."""
+        """Return the number of tokens of the answer, and the way in which it is known."""
         told = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
         if told is not None:
             return told or 1, "usage"
@@ -257,9 +257,8 @@ def _messages_of(said: Any) -> list[dict[str, Any]]:
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as chats have it.
-
-    Responses name its fields without a `function` object around them.
+    """Return a tool in the form that chats have. Responses name its fields without a `function`
+    object around them.
     """
     if tool.get("type") != "function" or "function" in tool:
         return tool

@@ -158,16 +158,14 @@ _PACKINGS = (".gz", ".zst")
 
 
 class TraceParts:
-    """Reads several files one after the other; line numbers go on from one to the next.
-
+    """Reads several files one after the other; line numbers continue from one file to the next.
     Each file is opened when it is reached: a part may be compressed or begun while others are read.
     Lifetime: stream.
     """
 
     def __init__(self, path: Path, parts: Sequence[Path]) -> None:
-        """Keep the parts of the trace that the user named as `path`.
-
-        Raises `TraceError` for a part that cannot be opened.
+        """Keep the files `parts` of the trace that the user named as `path`. Raises `TraceError`
+        for a part that cannot be opened.
         """
         self.path = path
         self._parts = parts
@@ -176,7 +174,7 @@ class TraceParts:
         self._open: TraceFile | None = None
 
     def close(self) -> None:
-        """Close the part that is open, if any."""
+        """Close the file that is open, if any."""
         if self._open is not None:
             self._open.close()
 

@@ -1,4 +1,4 @@
-"""The formats of trace files: how to tell them apart, and how lines become jobs in order."""
+"""The formats of trace files: how they are recognized, and how their lines become jobs in order."""
 
 from __future__ import annotations
 
@@ -140,10 +140,9 @@ class FoundFormat:
 
 
 def find_format(spec: str, path: Path, block_tokens: int | None) -> FoundFormat:
-    """Return the format that `spec` names (`NAME?key=value`), or for "auto" that of the first
-    lines.
-
-    Raises `TraceError` for an unknown name or key, and for a file that no format recognizes.
+    """Return the format that `spec` names (`NAME?key=value`), or for "auto" the format that
+    recognizes the first lines. Raises `TraceError` for an unknown name or key, and for a file that
+    no format recognizes.
     """
     name = name_of(spec)
     known = ", ".join(one.name for one in FORMATS)
@@ -169,7 +168,9 @@ def file_jobs(reading: Reading, found: FoundFormat) -> Iterator[Job]:
 
 
 def _told_size(path: Path, form: Format, options: Any) -> int:
-    """Return the block size of the first line that names one, else the format's default."""
+    """Return the block size of the first line in the file that has one, else the format's
+    default.
+    """
     if form.block_size_of is None:
         return form.block_tokens
     file = opened(path)

@@ -67,8 +67,7 @@ class LineError(ValueError):
 
 
 class ErrorLog:
-    """The wrong lines of one reading: all are counted, messages are kept of the first ten.
-
+    """The wrong lines of one reading: all are counted, and the messages of the first ten are kept.
     `total` is the count; as a sequence it holds the messages. Lifetime: stream.
     """
 
@@ -90,9 +89,8 @@ class ErrorLog:
         return self.messages[index]
 
     def add(self, line: int, what: object) -> None:
-        """Count a wrong line, once.
-
-        Raises `TraceError` if `strict`, or if too many lines are wrong.
+        """Count a wrong line of the source, once. Raises `TraceError` if `strict` is set, or if too
+        many lines are wrong.
         """
         cut = _CUT if line == self.unended_line and "truncated" in str(what) else ""
         message = f"{self.where}, line {line}: {what}{cut}"

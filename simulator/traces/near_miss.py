@@ -1,7 +1,6 @@
-"""Hints for files that are nearly a trace: what their first lines hold, and a command to convert
-them.
-
-A hint names only fields that are listed here or spelt nearly so, and no text of the file.
+"""Hints for files that are nearly a trace: the contents of their first lines, and a command to
+convert them. A hint names only fields that are listed in this module or spelt nearly so, and no
+text of the file.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _IN_TURN = (
 
 
 def hint_of(head: Sequence[bytes]) -> str:
-    """Return what the lines hold, what is expected, and a command; "" if they show
-    nothing known.
+    """Return a hint on a file: the contents of its first lines, the expected form, and a command;
+    "" if the lines show nothing known.
     """
     first = head[0].lstrip()
     try:
@@ -58,7 +57,9 @@ def hint_of(head: Sequence[bytes]) -> str:
 
 
 def cut(head: Sequence[bytes]) -> str:
-    """Return a remark on a file whose only line is the beginning of a JSON object."""
+    """Return a remark on a file whose only line is the beginning of a JSON object; "" for any other
+    file.
+    """
     if len(head) > 1 or head[0].lstrip()[:1] != b"{" or head[0].endswith(b"\n"):
         return ""
     try:
@@ -110,7 +111,7 @@ def _of_object(line: dict[str, Any]) -> str:
 
 
 def _misspelt(line: dict[str, Any]) -> str:
-    """Return the hint for a line that only a misspelt field keeps from being a request."""
+    """Return a hint for a line that would be a request if one misspelt field were corrected."""
     for within in ("", *_BODIES):
         inside = line.get(within) if within else line
         if not isinstance(inside, dict):
@@ -133,8 +134,8 @@ def _misspelt(line: dict[str, Any]) -> str:
 
 
 def _turn(one: Any) -> str:
-    """Return the jq expression that makes messages of a conversation's turns, chosen by the first
-    turn.
+    """Return the jq expression that turns the turns of a conversation into messages, chosen by the
+    form of the first turn.
     """
     if isinstance(one, str):
         return _IN_TURN

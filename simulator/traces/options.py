@@ -57,7 +57,7 @@ class Size:
 
     @property
     def fixed(self) -> bool:
-        """True if every draw is the same."""
+        """True if every draw gives the same value."""
         return not self.kind
 
     @property

@@ -70,7 +70,7 @@ class PromptText:
         self._counted = self._told = 0  # prompt tokens, where the trace has their number, too
 
     def wants(self, model: str | None) -> bool:
-        """Return True if the options ask for requests of this model."""
+        """Return True if the options ask for requests of this model, or of any model."""
         if self._model not in (None, model):
             return False
         if len(self._models) < _MAX_MODELS:
@@ -80,10 +80,9 @@ class PromptText:
     def named(
         self, tokens: Tokens, told: int | None, session: str | int | None
     ) -> tuple[Hashes, str]:
-        """Return the hashes of a prompt's full blocks, and its session.
-
-        If no session is given, one is found by the prompt's beginning. `told` is the number of the
-        prompt's tokens by the trace, or None if it is unknown.
+        """Return the hashes of a prompt's full blocks, and its session. If no session is given, one
+        is found by the prompt's beginning. `told` is the number of the prompt's tokens that the
+        trace names, or None if it names none.
         """
         self._prompts += 1
         if told:
@@ -96,7 +95,7 @@ class PromptText:
         return names, self._conversations.session_of(tokens, names)
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on what had to be assumed of prompts and sessions."""
+        """Yield notes on the assumptions that were made about prompts and sessions."""
         by = "the tokenizer counts the tokens"
         if self._tokenizer is None:
             by = "without --tokenizer FOLDER, four bytes of a prompt are a token"
@@ -118,7 +117,9 @@ class PromptText:
             )
 
     def of_chat(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Tokens:
-        """Return the tokens of a chat, up to where the answer begins. Raises `LineError`."""
+        """Return the tokens of a chat, up to the place where the answer begins. Raises `LineError`
+        for a chat that has no valid messages.
+        """
         if not messages:
             raise LineError("messages: is empty; expected one or more")
         shown = [self._shown(message, number) for number, message in enumerate(messages)]
@@ -150,7 +151,7 @@ class PromptText:
         return _checked(np.array(ids, np.int32))
 
     def count(self, text: str) -> int:
-        """Return how many tokens an answer has."""
+        """Return the number of tokens of an answer with this text."""
         if self._tokenizer is None:
             return -(-len(text.encode()) // BYTES_A_TOKEN)
         return len(self._encoded(text, framed=False))
@@ -198,7 +199,7 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 
 def _piece(message: Mapping[str, Any]) -> bytes:
-    """Return a message's role and text as bytes, then its other fields as JSON."""
+    """Return a message as bytes: its role and text, then its other fields as JSON."""
     more = {
         key: value for key, value in message.items() if value and key not in ("role", "content")
     }
@@ -232,10 +233,9 @@ def session_digest(name: str | int) -> str:
 
 
 class _Conversations:
-    """Finds the session of each prompt that names none. Lifetime: stream.
-
-    A prompt that begins with all of an earlier one, and is longer, is its next turn. Only the first
-    such prompt continues the session; another one begins a session of its own.
+    """Finds the session of each prompt that names none. Lifetime: stream. A prompt that begins with
+    all of an earlier prompt, and is longer, is the next turn after that. Only the first such prompt
+    continues the session; another one begins a session of its own.
     """
 
     def __init__(self, block_tokens: int) -> None:

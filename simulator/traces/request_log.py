@@ -127,13 +127,13 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
 
 
 def continued(jobs: Iterable[Job], block_tokens: int) -> Iterator[Job]:
-    """Yield the same jobs, completed with what later turns of their sessions show.
+    """Yield the same jobs, completed with the blocks that later turns of their sessions show.
 
     A log names only the full blocks of prompts. If a turn of a session begins with all full blocks
     of the one before it and is no shorter, it is taken to begin with all of that prompt, and, if it
     is long enough, with its answer. Then the block in which the earlier prompt ends and the blocks
     that its answer fills get the hashes of the later turn; a block that no later turn names gets a
-    hash that its session alone has. A next turn is looked for among at least the next
+    hash that its session alone has. A next turn is searched among at least the next
     `LOOK_AHEAD_JOBS` jobs; twice as many jobs are held.
     """
     held: list[Job] = []
@@ -148,9 +148,8 @@ def continued(jobs: Iterable[Job], block_tokens: int) -> Iterator[Job]:
 
 
 def _linked(jobs: Sequence[Job], block_tokens: int, before: int) -> list[Job]:
-    """Return each of the jobs, completed with what later ones show.
-
-    `before` is the number of jobs of the log before these.
+    """Return each of the jobs, completed with the blocks that later jobs show. `before` is the
+    number of jobs of the log before these.
     """
     linked = list(jobs)
     later: dict[str, tuple[Hashes, int]] = {}  # names of a session's next turn, and its length
@@ -172,7 +171,7 @@ def _linked(jobs: Sequence[Job], block_tokens: int, before: int) -> list[Job]:
 
 
 def _own_name(session: str, place: int) -> np.uint64:
-    """Return a hash that nothing else has, except by chance."""
+    """Return a hash for one block of a session that nothing else has, except by chance."""
     told = blake2b(f"{session}/{place}".encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(told, "little"))
 
@@ -197,8 +196,8 @@ def _check_chain(line: _LogLine, blocks: int, block_tokens: int) -> None:
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What a log records: the workers, the policies, and what clients saw. None means not
-    recorded.
+    """The facts that a request log records: the workers, the policies, and the latencies and hits
+    of clients. None means not recorded.
     """
 
     policies: tuple[str, ...]  # specifications of its headings, each once, the last one last
@@ -218,7 +217,9 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class _Seen(_LogLine, frozen=True, gc=False):
-    """The fields of a line with what clients saw, in addition to those that a replay needs."""
+    """A line of a request log with the fields that clients measured, besides the fields that a
+    replay needs.
+    """
 
     policy: str | None = None
     workers: int | None = None
@@ -231,7 +232,7 @@ class _Seen(_LogLine, frozen=True, gc=False):
 
 
 def read_recorded(lines: Iterable[tuple[int, bytes]], model: str | None = None) -> Recorded:
-    """Summarize a log's lines; wrong lines are ignored."""
+    """Return a summary of what a log's lines record; wrong lines are ignored."""
     decode = msgspec.json.Decoder(_Seen).decode
     headings: dict[str, _Seen] = {}
     models: Counter[str] = Counter()

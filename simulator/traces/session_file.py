@@ -98,7 +98,9 @@ class _Root(msgspec.Struct, frozen=True):
 
 
 class _Opened(NamedTuple):
-    """A session of the file, and the time at which it starts. Lifetime: until the next root."""
+    """A session of the file, and the time at which it starts. Lifetime: until the next session that
+    is no sub-agent's.
+    """
 
     number: int  # its line
     session: _Session
@@ -106,7 +108,9 @@ class _Opened(NamedTuple):
 
 
 def block_size_of(raw: bytes, _: SessionOptions) -> int | None:
-    """Return the tokens that an id of this line stands for, or None if it does not say."""
+    """Return the number of tokens for which an id of this line stands, or None if the line does not
+    say.
+    """
     try:
         return msgspec.json.decode(raw, type=_Session).block_size
     except DECODE_ERRORS:
@@ -126,8 +130,8 @@ def count_roots(lines: Iterable[tuple[int, bytes]]) -> int:
 
 
 def starts_ns(options: SessionOptions, roots: int, seed: int) -> Iterator[int]:
-    """Yield the times at which sessions start, ascending: one for each root, in the
-    file's order.
+    """Yield the times at which sessions start, ascending: one for each session that is no
+    sub-agent's, in the file's order.
     """
     random = Random(f"sessions {seed}")
     at_s = 0.0
@@ -189,7 +193,9 @@ UnderWay = list[tuple[int, int, Job, Iterator[Job]]]  # a heap: arrival, serial,
 
 
 def jobs_before(under_way: UnderWay, end_ns: int) -> Iterator[Job]:
-    """Take the jobs that come before `end_ns` out of a heap of sessions that are under way."""
+    """Take the jobs that come before `end_ns` out of a heap of sessions in progress, and yield
+    them.
+    """
     while under_way and under_way[0][0] < end_ns:
         _, number, job, rest = heappop(under_way)
         yield job

@@ -1,15 +1,14 @@
-"""The sessions of a workload: its jobs grouped by session, and other draws of the same sessions.
+"""The sessions of a workload: its jobs grouped by session, and random draws of the same sessions.
 
 A recorded trace is one draw: near saturation its figures depend on chance as much as on the policy.
 A `Draw` is another one, by the bootstrap (Efron, 1979): as many sessions as were recorded, drawn
 with replacement, each moved by a little. Turns of a session keep their order, gaps and prefixes.
-
 Jobs are drawn together if they are of one session or group, or if they continue behind the same
 block. A prefix that continues in `FORK` ways or more does not count: it is a system prompt or
 tools, which belong to no session. So sub-agents come with their parent, and chats without names are
 found by the blocks that their turns share. Blocks of two or more such sessions keep their hashes in
-every draw. All others get new ones each time the session is drawn again, because a copy is another
-user with another text.
+every draw. All other blocks get new hashes each time the session is drawn again, because a copy is
+another user with another text.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def sessions(jobs: Iterator[Job]) -> list[tuple[str | None, list[Job]]]:
 
 
 class _Drawn(NamedTuple):
-    """One job of a draw. Lifetime: stream."""
+    """One job of a draw, with its time and the number of its copy. Lifetime: stream."""
 
     at_ns: int
     copy: int  # of its session: how often it was drawn before
@@ -69,7 +68,7 @@ class _Drawn(NamedTuple):
 
 
 class Draw:
-    """Another draw of the sessions of `jobs`; equal jobs and seed give an equal draw.
+    """A random draw of the sessions of `jobs`; equal jobs and seed give an equal draw.
 
     It draws as many sessions as `jobs` has, each equally likely every time, so that number of
     requests and rate are the same in expectation. A session's start moves by at most the time in
@@ -143,7 +142,9 @@ class Draw:
         return found
 
     def _own(self, ids: Hashes, copy: int) -> Hashes:
-        """Return the ids of a copy: shared ids, which come first, stay; the others are new."""
+        """Return the ids of a job in the copy number `copy` of its session: shared ids, which come
+        first, stay; the others are new.
+        """
         places = range(len(ids))
         shared = bisect_left(places, True, key=lambda place: not self._shared(ids.item(place)))
         if shared == len(ids):
@@ -235,7 +236,7 @@ class _Held:
             parent = node[one]
 
     def _begun(self) -> array[int]:
-        """Return for each node its first ancestor (or itself) that follows all widely shared
+        """Return, for each node, its first ancestor (or itself) that follows all widely shared
         prefixes.
         """
         begun = array("i")
@@ -262,7 +263,7 @@ class _Union:
         self._above: dict[Hashable, Hashable] = {}
 
     def root(self, key: Hashable) -> Hashable:
-        """Return the key that stands for the whole group of this key."""
+        """Return the key that represents the whole group of this key."""
         while (above := self._above.get(key, key)) != key:
             self._above[key] = key = self._above.get(above, above)
         return key

@@ -162,7 +162,9 @@ class SpanReader:
         return self._text.of_chat(chat, tools if isinstance(tools, list) else None)
 
     def _assumed(self, session: str, tokens: int, output: int) -> Hashes:
-        """Return hashes for a turn's blocks: those of the last turn, then new ones."""
+        """Return hashes for the blocks of a turn whose prompt is unknown: those of the session's
+        last turn, then new ones.
+        """
         full = tokens // self._block_tokens
         names, reaches = self._last.pop(session, (NO_IDS, 0))
         if reaches > tokens:  # a new context, or another agent's prompt
@@ -217,7 +219,7 @@ def _decoded(value: object) -> object:
 
 
 def _messages(told: Mapping[str, object]) -> object | None:
-    """Return the prompt as messages or a text, or None if the span has none."""
+    """Return the prompt of a span as messages or a text, or None if the span has none."""
     for name in _PROMPTS:
         if told.get(name):
             return _decoded(told[name])
@@ -230,7 +232,9 @@ def _messages(told: Mapping[str, object]) -> object | None:
 
 
 def _count(told: Mapping[str, object], names: tuple[str, ...], most: int) -> int | None:
-    """Return a number of tokens, which OTLP writes as text, or None if it is missing."""
+    """Return a number of tokens from the first of these attributes; OTLP writes it as text. None if
+    it is missing.
+    """
     for name in names:
         if (value := told.get(name)) is None:
             continue

@@ -48,8 +48,8 @@ def check_timing(spec: WorkloadSpec) -> None:
 
 
 def chosen(jobs: Iterator[Job], spec: WorkloadSpec) -> Iterator[Job]:
-    """Return the part of `jobs` that `spec` asks for, in recorded time, spread if it asks
-    for that.
+    """Return the part of `jobs` that `spec` asks for, in recorded time. If `spec` asks for it, jobs
+    that come at one instant are spread in time.
     """
     if spec.spread_s:
         jobs = spread(jobs, round(spec.spread_s * NS))
@@ -68,10 +68,9 @@ def _after(jobs: Iterator[Job], start_ns: int) -> Iterator[Job]:
 
 
 def spread(jobs: Iterable[Job], span_ns: int) -> Iterator[Job]:
-    """Spread the jobs at one instant evenly over the `span_ns` after it, or up to the next one.
-
-    Traces recorded on a coarse clock put ten requests on one instant, although clients did not send
-    them together.
+    """Spread jobs that come at one instant evenly over the `span_ns` after it, or up to the next
+    instant with jobs. Traces recorded on a coarse clock put ten requests on one instant, although
+    clients did not send them together.
     """
     group: list[Job] = []
     for job in jobs:
@@ -113,9 +112,8 @@ def faster(jobs: Iterable[Job], factor: float) -> Iterator[Job]:
 
 
 def count_and_rate(jobs: Iterable[Job]) -> tuple[int, float]:
-    """Return the number of jobs and their mean rate per second from first to last arrival.
-
-    Raises `TraceError` if there is no such rate: one request, or all at once.
+    """Return the number of jobs and their mean rate per second from first to last arrival. Raises
+    `TraceError` if there is no such rate, because there is only one request, or all come at once.
     """
     count, first_ns, last_ns = 0, 0, 0
     for job in jobs:

@@ -81,7 +81,9 @@ class _Agent(NamedTuple):
 
 
 def block_size_of(raw: bytes, _: msgspec.Struct) -> int | None:
-    """Return the tokens that an id of this line stands for, or None if it does not say."""
+    """Return the number of tokens for which an id of this line stands, or None if the line does not
+    say.
+    """
     try:
         return msgspec.json.decode(raw, type=_Trace).block_size
     except DECODE_ERRORS:
@@ -100,10 +102,9 @@ def read_traces(
     block_tokens: int,
     gap_s: float,
 ) -> Iterator[Job]:
-    """Yield the requests of all traces in order of arrival; only traces under way are held.
-
+    """Yield the requests of all traces in order of arrival; only traces in progress are held.
     `starts` gives the time in ns at which each trace begins, ascending. Gaps and pauses longer than
-    `gap_s` are cut to it.
+    `gap_s` are shortened to it.
     """
     decode = msgspec.json.Decoder(_Trace).decode
     under_way: UnderWay = []
@@ -217,7 +218,9 @@ def _in_order(calls: list[_Call]) -> list[_Call]:
 def _jobs_of(
     agents: list[_Agent], start_ns: int, serial: int, block_tokens: int, gap_s: float
 ) -> Iterator[Job]:
-    """Return all jobs of a trace in order of arrival, with gaps of the trace as a whole cut."""
+    """Return all jobs of a trace in order of arrival, after shortening gaps in which the whole
+    trace pauses.
+    """
     recorded = sorted({call.t for agent in agents for call in agent.calls})
     cut_ns, at_s, last_s = [], 0.0, recorded[0]
     for t in recorded:
@@ -267,7 +270,9 @@ def _jobs(
 
 
 def _ids(call: _Call, serial: int) -> Hashes:
-    """Return hashes of the prefixes that end with each block, which this trace alone has."""
+    """Return, for each block of a call, the hash of the prefix that ends with it; no other trace
+    has these hashes.
+    """
     if not call.hash_ids:
         return NO_IDS
     # Ids are below 2^32: as many bits as an int32 has.

@@ -52,7 +52,7 @@ def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
 
 
 def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
-    """Return the chosen part of the source at its own times."""
+    """Return the chosen part of the source with its jobs at their own times."""
     if spec.source.startswith(PREFIX):
         return _generated(spec, seed)
     path = Path(spec.source)
@@ -79,7 +79,9 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
 
 
 def _drawn(stream: JobStream, seed: int) -> JobStream:
-    """Return another draw of the same sessions, made when the first job is requested."""
+    """Return a random draw of the stream's sessions, which is made when the first job is
+    requested.
+    """
     given = total = 0
 
     def jobs() -> Iterator[Job]:

@@ -214,7 +214,7 @@ class _World:
         self._own = count(keys.versions * (2 + keys.projects))
 
     def own_part(self) -> int:
-        """Return a new part, which no other conversation has."""
+        """Return the number of a new part, which no other conversation has."""
         return next(self._own)
 
 
@@ -223,21 +223,19 @@ Layer = tuple[int, int]  # a part, and at which token of the prompt it ends
 
 
 class _Chain:
-    """The prompts of one agent.
-
-    The ids of turns that continue each other are slices of one array, so that they are held once.
-    Lifetime: its session.
+    """The prompts of one agent of a simulated person. The ids of turns that continue each other are
+    slices of one array, so that they are stored once. Lifetime: its session.
     """
 
     def __init__(self, world: _World, who: Job, layers: tuple[Layer, ...], tokens: int) -> None:
-        """Begin the prompts of the agent; `who` is a job with the names that all of its
+        """Begin the prompts of an agent; `who` is a job with the names that all of its
         turns have.
         """
         self._world, self._who = world, who
         self.begin(layers, tokens)
 
     def begin(self, layers: tuple[Layer, ...], tokens: int) -> None:
-        """Begin a new prompt of `tokens` with these shared layers; the rest of it is new."""
+        """Begin a new prompt of `tokens` tokens with these shared layers; the rest of it is new."""
         first, pieces = 0, []
         for part, end in layers:
             pieces.append(span(part, first, end // self._world.block))
@@ -249,10 +247,8 @@ class _Chain:
     def turn(
         self, at_ns: int, think_ns: int, answer: int, following: int | None, *awaited: str
     ) -> Job:
-        """Return the job of the turn that comes now.
-
-        `following` is the number of tokens of the next prompt if it continues this one and its
-        answer or is a beginning of them; else None.
+        """Return the job of the next turn. `following` is the number of tokens of the next prompt
+        if it continues this one and its answer or is a beginning of them; else None.
         """
         block, tokens = self._world.block, self.tokens
         full = tokens // block
@@ -320,7 +316,9 @@ class _Person:
             yield heappop(others)[2]
 
     def _push(self, others: list[_Due], jobs: list[Job]) -> None:
-        """Add the jobs of one session to the heap; jobs at the same time keep their order."""
+        """Add the jobs of one session to the heap `others`; jobs at the same time keep
+        their order.
+        """
         for job in jobs:
             heappush(others, (job.at_ns, next(self._serials), job))
 
@@ -341,7 +339,9 @@ class _Person:
         return tools, (self._project_part, min(keys.tools + keys.project, tokens - OWN_TOKENS))
 
     def _following(self, tokens: int) -> tuple[int, tuple[Layer, ...] | None]:
-        """Return the tokens of the next prompt, and its layers if it does not continue this one."""
+        """Return the number of tokens of the next prompt, and its shared layers if it does not
+        continue this prompt.
+        """
         keys, preset, random = self._keys, self._world.preset, self._random
         growth = _draw(keys.growth, random, MAX_GROWTH)
         if random.random() < preset.leap:
@@ -354,7 +354,9 @@ class _Person:
         return tokens + growth, None
 
     def _drawn_ns(self, pause: tuple[float, float]) -> int:
-        """Draw a pause in ns from (median in seconds, sigma)."""
+        """Draw a pause at random and return it in ns; `pause` has the median in seconds and the
+        sigma of a log-normal distribution.
+        """
         median_s, sigma = pause
         drawn_s = median_s * math.exp(self._random.gauss(0.0, sigma))
         return round(min(self._keys.gap_s, drawn_s) * NS)
@@ -367,9 +369,8 @@ class _Person:
         return chain.turn(at_ns, 0, _draw(keys.side_output, random), None)
 
     def _spawn(self, at_ns: int, others: list[_Due]) -> tuple[int, tuple[str, ...]]:
-        """Start sub-agents.
-
-        Returns the time until which the parent waits, and the names of those it waits for.
+        """Start sub-agents. Return the time until which the parent waits, and the names of the
+        sub-agents that it waits for.
         """
         random, names, until_ns = self._random, [], at_ns
         children = 1

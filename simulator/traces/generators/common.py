@@ -25,14 +25,16 @@ USUAL_BLOCK = 16
 
 
 def span(part: int, first: int, end: int) -> Hashes:
-    """Return the ids of the blocks `first` to `end - 1` of a prompt, which end within `part`."""
+    """Return the ids of the blocks `first` to `end - 1` of a prompt; these blocks end within
+    `part`.
+    """
     base = part << BLOCK_BITS
     return np.arange(base + first, base + max(first, end), dtype=np.uint64)
 
 
 def block_for(shared: list[Size]) -> int:
-    """Return the tokens per block, such that a block ends where each of the `shared` parts ends, if
-    possible.
+    """Return the number of tokens per block with which a block ends where each of the `shared`
+    parts ends, if possible.
 
     It is 16, as engines have it, or the largest smaller power of two that divides the parts, down
     to 1. Engines' blocks are powers of two, so they are a multiple of it.
@@ -56,8 +58,7 @@ Arrivals = Literal["poisson", "even"]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The output of a generator: jobs that can be read once, with their number and origin.
-
+    """The output of a generator: jobs that can be read once, with their number and their origin.
     Lifetime: stream.
     """
 
@@ -155,7 +156,9 @@ def in_stages(stages: tuple[Stage, ...], random: Random, even: bool = False) -> 
 
 @dataclass(slots=True)
 class Talk:
-    """One conversation: a shared head, then words of its own. Lifetime: from first to last turn."""
+    """One conversation: a shared beginning, then text of its own. Lifetime: from first to last
+    turn.
+    """
 
     serial: int
     shared_part: int
@@ -168,7 +171,7 @@ class Talk:
 
 
 class Turn(NamedTuple):
-    """The answer of a turn, and the pause and question after it."""
+    """The answer of one turn, and the pause and question that follow it."""
 
     answer_tokens: int
     question_tokens: int  # of the next turn
@@ -179,7 +182,8 @@ class Turn(NamedTuple):
 def turns(
     starts: Iterator[tuple[int, Talk]], take: Callable[[Talk], Turn], block: int, most_tokens: int
 ) -> Iterator[Job]:
-    """Yield the turns of all conversations in order of time; only those under way are held.
+    """Yield the turns of all conversations in order of time; only conversations in progress are
+    held.
 
     `starts` gives (ns, talk), ascending. A conversation ends early if a prompt would be longer than
     `most_tokens`. Every turn's answer is known, so that the next turn finds it in the cache.

@@ -1,4 +1,5 @@
-"""Conversations with think time: a system prompt that many share, a context of their own, turns.
+"""Generates conversations with think time: a system prompt that many share, a context of their own,
+and turns.
 
 Each prompt is the one before, its answer and a new question. Answers are known, so that later turns
 find them cached. The cases of `gen:sessions` are those of inference-perf's `conversation_replay`
@@ -168,11 +169,9 @@ def tenants(keys: TenantsKeys, seed: int, block: int | None) -> Made:
 
 
 def _conversations(keys: TalkKeys, name: str, usual: _Case, seed: int, block: int | None) -> Made:
-    """Make `sessions` conversations whose starts are a Poisson process; only those under way are
-    held.
-
-    Later turns arrive as an open loop would record them: after the answer at `token_ms` a token,
-    then the pause. A closed loop takes the pause alone.
+    """Make `sessions` conversations whose starts are a Poisson process; only conversations in
+    progress are held. Later turns arrive as an open loop would record them: after the answer at
+    `token_ms` a token, then the pause. A closed loop takes the pause alone.
     """
     told = {
         name: value

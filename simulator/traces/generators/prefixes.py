@@ -182,8 +182,8 @@ def _single(
 def shared_then_own(
     at_ns: int, part: int, shared_tokens: int, own: int, tokens: int, output: int, block: int
 ) -> Job:
-    """Return a job of `tokens`: the first `shared_tokens` are of `part`, the rest of the part
-    `own`.
+    """Return a job with a prompt of `tokens` tokens: the first `shared_tokens` come from the shared
+    part `part`, the rest from the part `own`.
     """
     shared = min(shared_tokens, tokens) // block
     ids = np.concatenate((span(part, 0, shared), span(own, shared, -(-tokens // block))))

@@ -1,4 +1,5 @@
-"""Prefixes with a heavy tail, nested in each other, that are born and die.
+"""Generates prefixes with a heavy tail, nested in each other, which are replaced by new ones in
+time.
 
 No benchmark tool draws this, but every large service sees it: few prefixes carry most of the
 traffic (group `r` of `n` is asked with probability proportional to `r^-exponent`: Zipf),
@@ -116,7 +117,7 @@ def _jobs(keys: ZipfKeys, block: int, random: Random) -> Iterator[Job]:
 
 
 class _Lives:
-    """The prefixes that are at each rank now. Lifetime: stream."""
+    """The prefixes that are at each rank at present. Lifetime: stream."""
 
     def __init__(self, ranks: int, lifetime_s: float, random: Random) -> None:
         self._now = array("q", range(ranks))
