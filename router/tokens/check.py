@@ -1,4 +1,4 @@
-"""The check that the router makes the same token ids of a model's prompts as its workers."""
+"""Checks that the router makes the same token ids of a model's prompts as the model's workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _LINE = "model %r: its prompts are placed by text from now on: %s"
 
 @dataclass(slots=True)
 class _Account:
-    """The router's experience with one model's token ids. Lifetime: process."""
+    """The results of comparing the router's token ids of one model with its workers'. Lifetime:
+    process.
+    """
 
     strikes: float = 0.0
     aside_s: float = 0.0  # how long it was put aside the last time
@@ -33,16 +35,18 @@ class _Account:
 
 
 class TokenCheck:
-    """Decides for each model whether the router's token ids are trusted. Lifetime: process.
+    """Decides for each model whether the router's own token ids are trusted. Lifetime: process.
 
-    `clock` gives seconds. `recheck_s` is how long a model is not trusted at first; that doubles, up
-    to an hour, each time that traffic differs again.
+    `clock` returns seconds. `recheck_s` is for how long a model is not trusted at first; the time
+    doubles, up to an hour, each time that the counts of served prompts differ again.
     """
 
     def __init__(
         self, clock: Callable[[], float], recheck_s: Callable[[], float], line: str = _LINE
     ) -> None:
-        """`line` is the log line for a model that is no longer trusted, with the reason."""
+        """Start by trusting all models. `line` is the log line, with the reason, for a model that
+        is no longer trusted.
+        """
         self._clock = clock
         self._line = line
         self._recheck_s = recheck_s
@@ -50,8 +54,8 @@ class TokenCheck:
         self.mismatches: Counter[str] = Counter()  # by model
 
     def trusts(self, model: str, tools: bool = False) -> bool:
-        """Return whether prompts of `model` are placed by the router's ids now; `tools` says that
-        the chat has tools.
+        """Return whether the router's token ids are used for prompts of `model` now; `tools` says
+        that the chat has tools.
         """
         account = self._accounts.get(model)
         if account is not None and tools and account.failing_tools:
@@ -64,8 +68,8 @@ class TokenCheck:
         return account.until_s is None and not account.failing
 
     def state(self, model: str) -> TokenState:
-        """Return the state of the router's token ids of `model`, by what its workers reported of
-        them.
+        """Return whether the router's token ids of `model` agree with what its workers reported:
+        "unchecked", "differ", "tools" (they differ only for chats with tools) or "checked".
         """
         if model not in self._accounts:
             return "unchecked"
@@ -74,13 +78,13 @@ class TokenCheck:
         return "checked" if self.trusts(model, tools=True) else "tools"
 
     def exact(self) -> Iterator[tuple[str, bool]]:
-        """Yield every checked model, and whether it is trusted."""
+        """Yield the name of every checked model, and whether its token ids are trusted."""
         for model in list(self._accounts):
             yield model, self.trusts(model)
 
     def counted(self, model: str, own: int, reported: int) -> None:
-        """Note that a worker reported `reported` prompt tokens, for a prompt of which the router
-        counted `own`.
+        """Note that a worker counted `reported` tokens in a prompt in which the router counted
+        `own`.
         """
         account = self._account(model)
         if account is None:
@@ -100,7 +104,9 @@ class TokenCheck:
         self._tell(model, account, what)
 
     def probed(self, model: str, worker_id: int, difference: str | None) -> None:
-        """Note how a worker's ids of the probes differ from the router's; None if they do not."""
+        """Note how a worker's token ids of the probes differ from the router's; `difference` is
+        None if they are equal.
+        """
         account = self._account(model)
         if account is None:
             return
@@ -114,8 +120,8 @@ class TokenCheck:
         self._tell(model, account, f"worker {worker_id}: {difference}")
 
     def probed_tools(self, model: str, worker_id: int, difference: str | None) -> None:
-        """Note the same for the probe with tools, if all others agree: engines hand tools to the
-        template in forms of their own.
+        """Note how a worker's token ids of the probe with tools differ, if those of all other
+        probes are equal. Engines pass tools to the chat template in different forms.
         """
         account = self._account(model)
         if account is None:
@@ -132,13 +138,13 @@ class TokenCheck:
             log.warning(line, model, worker_id, difference)
 
     def forget(self, worker_id: int) -> None:
-        """Forget a worker that is gone, or now serves another model."""
+        """Drop the probe results of a worker that is gone, or that serves another model now."""
         for account in self._accounts.values():
             account.failing.discard(worker_id)
             account.failing_tools.discard(worker_id)
 
     def drop(self, models: Iterable[str]) -> None:
-        """Forget the counts of models that no worker serves any more."""
+        """Drop the counts of models that no worker serves any more."""
         for model in models:
             self._accounts.pop(model, None)
 

@@ -1,4 +1,6 @@
-"""The date in prompts of models whose prompts have one: the engines' day, not the router's."""
+"""Finds the date that chat templates write into prompts, which is the date of the engines, not of
+the router.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def date_of(setting: str) -> Callable[[float], str]:
-    """Return the function from a time to the date in prompts.
+    """Return the function from a Unix time to the date in prompts.
 
-    `setting` is a time zone, `local` for that of this machine, or a fixed date. Raises ValueError
-    if it is none of them.
+    `setting` is a time zone, `local` for this machine's, or a fixed date. Raises ValueError if it
+    is none of these.
     """
     if setting == LOCAL:
         return lambda now_s: time.strftime("%Y-%m-%d", time.localtime(now_s))

@@ -1,4 +1,4 @@
-"""The tokenizer that a configuration names, as each kind of engine reads it."""
+"""Loads the configured tokenizer, and makes token ids with it as each kind of engine does."""
 
 from __future__ import annotations
 
@@ -30,17 +30,23 @@ TokenizerMode = Literal["auto", "hf", "mistral"]
 
 
 class PromptEncoder(Protocol):
-    """Makes token ids of prompts as one kind of engine does. Several threads may call it."""
+    """Makes the token ids of prompts as one kind of engine does. It may be called by several
+    threads.
+    """
 
     @property
     def cuts_chats(self) -> bool:
-        """True if the engine obeys `truncate_prompt_tokens` of chats."""
+        """True if the engine applies `truncate_prompt_tokens` to chats, too."""
 
     def encode(self, text: str, add_special_tokens: bool = True, salt: str | None = None) -> Tokens:
-        """Return the ids of a plain prompt. Raises PromptError if the prompt cannot be encoded."""
+        """Return the token ids of a plain prompt. Raises PromptError if the prompt cannot be
+        encoded.
+        """
 
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
-        """Return the ids of a chat's prompt. Raises PromptError if the chat cannot be rendered."""
+        """Return the token ids of a chat's prompt. Raises PromptError if the chat cannot be
+        rendered.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,12 @@ class TokenizerTerms:
 
 
 class Encoders:
-    """The encoder for each kind of engine, because one model's chats differ between them. Lifetime:
-    process.
+    """The prompt encoder for each kind of engine; engines differ in how they render one model's
+    chats. Lifetime: process.
 
-    All encoders share `memo`. `usual` is for the kinds that are not in `by_kind`. The engines of
-    `rendering` answer /tokenize for chats by a template that they do not use.
+    All encoders share `memo`. `usual` is for the kinds of engine that are not in `by_kind`. The
+    kinds in `rendering` answer /tokenize for chats with a template that they do not use to serve
+    them.
     """
 
     def __init__(
@@ -83,14 +90,14 @@ class Encoders:
         return self._by_kind.get(kind or "", self._usual)
 
     def is_rendering(self, kind: str | None) -> bool:
-        """Return True if workers of this kind answer /tokenize for chats by a template that they do
-        not use, so that only rendering shows the ids.
+        """Return True if workers of this kind answer /tokenize for chats with a template that they
+        do not use, so that only their render call shows the true ids.
         """
         return kind is not None and kind in self._rendering
 
 
 class _WithoutChats:
-    """The encoder of plain prompts if the package that renders chats is not installed."""
+    """An encoder of plain prompts only, for a router without the package that renders chats."""
 
     cuts_chats = True
 
@@ -102,8 +109,8 @@ class _WithoutChats:
 
 
 def encoders_of(terms: TokenizerTerms) -> Encoders | None:
-    """Return the encoders of the folder; None without a folder. Raises ValueError if the tokenizer
-    is unusable.
+    """Return the encoders made from the configured tokenizer's folder; None if no folder is
+    configured. Raises ValueError if the tokenizer is unusable.
     """
     if terms.folder is None:
         return None
@@ -123,12 +130,12 @@ def encoders_of(terms: TokenizerTerms) -> Encoders | None:
 
 
 def has_tokenizer_json(folder: Path) -> bool:
-    """Return True for a folder with a tokenizer in Hugging Face's form."""
+    """Return True if the folder has a tokenizer in Hugging Face's format."""
     return (folder / "tokenizer.json").is_file()
 
 
 def has_tekken(folder: Path) -> bool:
-    """Return True for a folder with a tokenizer in Mistral's form."""
+    """Return True if the folder has a tokenizer in Mistral's format."""
     return (folder / TEKKEN).is_file()
 
 
@@ -141,10 +148,10 @@ def _is_gpt_oss(folder: Path) -> bool:
 
 
 def _is_tekken(folder: Path, mode: TokenizerMode) -> bool:
-    """Return True if vLLM uses Mistral's tokenizer, as far as the folder shows.
+    """Return True if vLLM uses Mistral's tokenizer for this model, as far as the folder shows it.
 
-    vLLM uses it by itself if the weights are in Mistral's form; a folder without weights does not
-    show that.
+    By default, vLLM uses it if the weights are in Mistral's format; a folder without weights does
+    not show that.
     """
     if not has_tekken(folder) or mode == "hf":
         return False

@@ -1,7 +1,8 @@
-"""Renders chats of gpt-oss as vLLM 0.32 does: by OpenAI's harmony, not by a chat template.
+"""Renders chats of gpt-oss as vLLM 0.32 does: in OpenAI's harmony format, not by a chat template.
 
-A chat becomes turns: one of the system with the date, one of the developer with instructions and
-tools, then one or more for each message. The ids of a turn are a header, its texts and an end.
+A chat becomes a list of turns: a system turn with the date, a developer turn with instructions and
+tools, and then one or more turns for each message. The token ids of a turn are a header, its texts
+and an end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MALFORMED = (
 
 
 class Turn(NamedTuple):
-    """One message in OpenAI's harmony format. Lifetime: call."""
+    """One turn of a chat in OpenAI's harmony format. Lifetime: call."""
 
     author: str  # with the recipient of a call
     texts: Sequence[str]
@@ -42,18 +43,18 @@ class Turn(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """The developer's turn of a chat, with instructions and tools. Lifetime: call."""
+    """The developer turn of a chat, with instructions and tools. Lifetime: call."""
 
     text: str | None
     tools: Sequence[dict[str, Any]] | None = None
 
 
 class HarmonyEncoder:
-    """Encodes chats by harmony, and plain prompts by `texts`; without `texts` it rejects them.
-    Lifetime: process.
+    """Encodes chats in the harmony format, and plain prompts with `texts`; if `texts` is None,
+    plain prompts are rejected. Lifetime: process.
 
-    `day_of` gives the date that engines show in the system's turn at a time. Chats of more than
-    `max_chars` characters are rejected.
+    `day_of` returns, for a Unix time, the date that engines write into the system turn. Chats of
+    more than `max_chars` characters are rejected.
     """
 
     cuts_chats = False
@@ -82,10 +83,11 @@ class HarmonyEncoder:
         return self._texts.encode(text, add_special_tokens, salt)
 
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
-        """Return the ids of a chat's prompt. Raises PromptError if the chat cannot be rendered.
+        """Return the token ids of a chat's prompt. Raises PromptError if the chat cannot be
+        rendered.
 
-        vLLM renders gpt-oss without regard to `continue_final_message`, `add_generation_prompt`,
-        `add_special_tokens` and variables of templates.
+        For gpt-oss, vLLM ignores `continue_final_message`, `add_generation_prompt`,
+        `add_special_tokens` and variables for templates.
         """
         if len(chat.messages) > MAX_MESSAGES:
             raise PromptError(f"{len(chat.messages)} messages; at most {MAX_MESSAGES}", "messages")
@@ -119,7 +121,9 @@ class HarmonyEncoder:
                 yield from self._pieces(turn)
 
     def _pieces(self, turn: Turn) -> Iterator[Piece]:
-        """Yield the turn's texts, cut between tokens; the first one has the header."""
+        """Yield the turn's texts in pieces that begin and end between tokens; the first piece
+        includes the header.
+        """
         header: tuple[str, str | None] | None = (turn.author, turn.channel)
         parts = [part for text in turn.texts for part in cut(text)] or [""]
         for place, text in enumerate(parts, 1):
@@ -181,7 +185,7 @@ def _described(tool: dict[str, Any]) -> harmony.ToolDescription:
 
 
 def _instructed(messages: Sequence[Message]) -> int:
-    """Return the number of messages at the beginning that are instructions: 1 or 0."""
+    """Return how many of the first messages are instructions: 1 or 0."""
     return int(bool(messages) and messages[0].get("role") in ("system", "developer"))
 
 
@@ -190,7 +194,7 @@ def _instructions(messages: Sequence[Message]) -> str | None:
 
 
 def _flat(content: Any) -> str | None:
-    """Return the texts of a message's content, joined; None if there is none."""
+    """Return all texts in a message's content as one text; None if there is none."""
     if content is None or isinstance(content, str):
         return content
     texts = [part["text"] for part in content if part.get("text") is not None]
@@ -250,7 +254,7 @@ def _texts(content: Any) -> Sequence[str]:
 
 
 def _without_past_analysis(turns: Sequence[Turn | Instructions]) -> Iterator[Turn | Instructions]:
-    """Yield the turns, except the model's analysis before its last final answer."""
+    """Yield all turns except the model's analysis turns before its last final answer."""
     channels = [None if isinstance(turn, Instructions) else turn.channel for turn in turns]
     last = max((at for at, channel in enumerate(channels) if channel == "final"), default=-1)
     for at, turn in enumerate(turns):

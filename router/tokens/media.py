@@ -1,4 +1,6 @@
-"""Media in prompts: the parts of chats that are not text, and the tokens that represent them."""
+"""Handles media in prompts: the parts of chats that are not text, and the tokens that represent
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _MAX_OBJECTS = 4  # nested, in which an address is looked for
 
 
 class MessageMedia(NamedTuple):
-    """The media of one message. Lifetime: call."""
+    """What is known of the media in one message. Lifetime: call."""
 
     has_media: bool
     has_addresses: bool  # of media that are not in the message itself
@@ -53,10 +55,11 @@ def has_media(messages: Iterable[Message]) -> bool:
 
 
 def media_in(message: bytes | msgspec.Raw) -> MessageMedia:
-    """Return whether a message, as JSON, has media; for an unreadable message, both fields are
-    True.
+    """Return whether a message in JSON has media; both fields are True if the message is
+    unreadable.
 
-    A part is text by its type alone, because vLLM takes parts without a type for media, too.
+    Only a part whose type says so counts as text, because vLLM also accepts media in parts without
+    a type.
     """
     try:
         content = memoryview(_MESSAGE.decode(message).content)
@@ -74,7 +77,7 @@ def _is_text(part: _RawPart) -> bool:
 
 
 def _is_outside(part: _RawPart, nested: int = 0) -> bool:
-    """Return True if a part may have an address, behind which others can change the content."""
+    """Return True if a part may contain an address whose content others can change."""
     for name, value in part.items():
         text = memoryview(value)
         if name == "type":
@@ -91,7 +94,9 @@ def _is_outside(part: _RawPart, nested: int = 0) -> bool:
 
 
 def without_media(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages with each medium replaced by its XXH3-128 in hexadecimal."""
+    """Return the messages with each image or other medium replaced by its XXH3-128 in
+    hexadecimal.
+    """
     return [_shown(message) for message in messages]
 
 
@@ -108,7 +113,7 @@ def _is_medium(part: Any) -> bool:
 
 
 def _digested(value: Any, nested: int = 0) -> Any:
-    """Return the value with long texts (addresses, base64) replaced by their digests."""
+    """Return the value with long texts, such as addresses or base64, replaced by digests."""
     if nested >= _MAX_NESTED:
         return "deep"
     if isinstance(value, str) and len(value) > _SHORT_CHARS:
@@ -129,11 +134,11 @@ def media_chains(
     adapter: str | None = None,
     salt: str | None = None,
 ) -> Mapping[int, Hashes]:
-    """Return the chain hashes of a prompt with media, by block size; vLLM's KV events give its
-    blocks the same hashes.
+    """Return the chain hashes of a prompt with media, by block size. vLLM's KV events have the same
+    hashes for the prompt's blocks.
 
-    `tokens` are int32 or int64, `media` in the order of their tokens; `model` is the base model if
-    there is an `adapter`.
+    `tokens` are int32 or int64, and `media` is in the order of the tokens; `model` is the base
+    model if there is an `adapter`.
     """
     seed = chain_seed(model, adapter, salt)
     return {size: media_chain_hashes(tokens, size, seed, media) for size in block_sizes}

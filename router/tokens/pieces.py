@@ -1,4 +1,6 @@
-"""Cuts prompts into pieces with token ids of their own, and takes the ids from a memo."""
+"""Divides prompts into pieces that can be encoded separately, and takes token ids of known pieces
+from a memo.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ class Piece(NamedTuple):
 
 
 def cut(text: str) -> Iterator[str]:
-    """Yield a text in parts, cut where no token of o200k or tekken reaches across.
+    """Yield a text in parts, divided only where no token of o200k or tekken can span the border.
 
-    Texts that begin alike are cut alike. Each part's ids are made in one step, during which no
-    other thread can run.
+    Texts that begin alike are divided alike. The ids of one part are computed in one step, during
+    which no other Python thread can run.
     """
     start = 0
     while found := _CUT.search(text, start + MIN_PIECE_CHARS):
@@ -36,8 +38,8 @@ def cut(text: str) -> Iterator[str]:
 
 
 def ids_of(pieces: Iterable[Piece], memo: PieceMemo, salt: str | None, of: bytes) -> list[Tokens]:
-    """Return the ids of each piece; pieces in the memo are not encoded again. `of` names the
-    encoder.
+    """Return the token ids of each piece; pieces that are in the memo are not encoded again. `of`
+    names the encoder.
     """
     pieces = list(pieces)
     keys = memo.keys((piece.key for piece in pieces), salt, of)

@@ -1,4 +1,4 @@
-"""The probe that compares the router's token ids with the workers'."""
+"""Compares the router's token ids of fixed prompts with the ids that workers return."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Rendered(msgspec.Struct):
 
 
 class Difference(NamedTuple):
-    """A difference between a worker's ids of a prompt and the router's. Lifetime: call."""
+    """A difference between a worker's token ids of a prompt and the router's. Lifetime: call."""
 
     told: str  # for people
     tools: bool  # only where a chat has tools
@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeTerms:
-    """The times of probing, in seconds. Lifetime: process, replaced on reload."""
+    """The intervals of probing, in seconds. Lifetime: process, replaced on reload."""
 
     every_s: float  # between two looks for workers that joined
     timeout_s: float  # of one request
@@ -77,7 +77,7 @@ class ProbeTerms:
 class TokenProbe:
     """Compares each worker's token ids of fixed prompts with the router's. Lifetime: process.
 
-    `clock` counts seconds; `now_s` is the wall clock, for templates.
+    `clock` returns seconds; `now_s` is the wall clock, for templates that print the date.
     """
 
     def __init__(
@@ -101,13 +101,15 @@ class TokenProbe:
         self._again_s: dict[int, float] = {}  # by worker that differed: when to ask it again
 
     async def run(self) -> None:
-        """Probe every worker that joins, for ever."""
+        """Probe every worker that joins, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._terms().every_s)
 
     async def look(self) -> None:
-        """Probe the workers that were not probed since they were recognized, or are due again."""
+        """Probe the workers that were not probed since they were recognized, and those whose next
+        probe is due.
+        """
         members = self._fleet.members
         for gone in self._asked.keys() - members.keys():
             del self._asked[gone]
@@ -154,10 +156,12 @@ class TokenProbe:
     async def _difference(
         self, url: str, model: str, encoder: PromptEncoder, renders: bool
     ) -> Difference | None:
-        """Return how the worker's ids differ from the router's, in counts; None if they do not.
+        """Return how the worker's token ids differ from the router's, in numbers; None if they are
+        equal.
 
-        `renders` says that the worker is asked to render chats, because its /tokenize does not show
-        the ids that it serves. Raises _NoAnswerError if it answers none of the probes.
+        `renders` True means that the worker is asked to render chats, because its /tokenize does
+        not return the ids that it serves. Raises _NoAnswerError if the worker answers none of the
+        probes.
         """
         answers = refusals = 0
         for name, body, own in self._probes(encoder):
@@ -181,8 +185,8 @@ class TokenProbe:
         return None
 
     def _probes(self, encoder: PromptEncoder) -> Iterator[tuple[str, dict[str, Any], Tokens]]:
-        """Yield the name, the request and the router's ids of each prompt that the router can
-        encode.
+        """Yield the name, the request's body and the router's token ids of each probe that the
+        router can encode.
         """
         for special in (True, False):
             body = {"prompt": TEXT, "add_special_tokens": special}
@@ -196,16 +200,19 @@ class TokenProbe:
             yield name, {**fields, "add_generation_prompt": True}, own
 
     async def _tokenized(self, url: str, body: dict[str, Any]) -> list[int] | None:
-        """Return the worker's ids; None if it refuses, or if the answer makes no sense.
+        """Return the worker's token ids from /tokenize; None if it refuses, or if its answer is
+        unusable.
 
-        An empty list counts as none: llama.cpp calls a text `content`, and finds none in the
-        request.
+        An empty list counts as no answer: llama.cpp expects the text in a field `content`, and
+        finds none in this request.
         """
         reply = await self._asked_for(f"{url}/tokenize", body, _Reply)
         return None if reply is None else reply.tokens or None
 
     async def _rendered(self, url: str, body: dict[str, Any]) -> list[int] | None:
-        """Return the ids of the chat that the worker would compute; None if it does not render."""
+        """Return the token ids that the worker would compute for the chat; None if it does not
+        render chats.
+        """
         reply = await self._asked_for(f"{url}{_RENDER}", body, _Rendered)
         return None if reply is None else reply.token_ids or None
 

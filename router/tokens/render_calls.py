@@ -1,4 +1,4 @@
-"""Requests token ids from renderers, with limits on time, number and length."""
+"""Asks renderers for token ids, with limits on the time, number and length of the calls."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class RenderTerms:
 
 
 class RenderRefusedError(Exception):
-    """Raised when a renderer answers that it does not render this request; has the status of the
-    answer.
+    """Raised when a renderer answers that it does not render this request; it carries the HTTP
+    status of the answer.
     """
 
     def __init__(self, status: int) -> None:
@@ -61,13 +61,12 @@ class RenderCalls:
         self, url: str, way: RenderWay, path: str, body: bytes, media: bool, waited_for: bool
     ) -> Sequence[Rendered] | None:
         """Return each prompt of a request as the renderer at `url` makes it; None if too many calls
-        run.
+        are running.
 
-        waited_for: False if no request waits for the answer. Takes at most `timeout_s`, less for
-        short bodies; ten times as long if no request waits.
-
-        Raises NotRenderedError, RenderRefusedError, TimeoutError, and other errors of a call:
-        aiohttp.ClientError, OSError, WireError.
+        `waited_for` is False if no request waits for the answer. A call takes at most `timeout_s`,
+        less for short bodies, and ten times as long if no request waits. Raises NotRenderedError,
+        RenderRefusedError, TimeoutError, and other errors of a call: aiohttp.ClientError, OSError,
+        WireError.
         """
         terms = self._terms()
         use = "media" if media else "waiting" if waited_for else "beside"
@@ -96,10 +95,10 @@ class RenderCalls:
         return rendered
 
     def post(self, url: str, body_bytes: int) -> Post:
-        """Return the function that posts to the renderer at `url`.
+        """Return the function that sends a POST to the renderer at `url`.
 
-        body_bytes: the length of the request whose token ids are wanted, which limits the answers'
-        length.
+        `body_bytes` is the length of the request whose token ids are wanted; it limits the length
+        of the answers.
         """
         limit = min(_ANSWER_BYTES + _ANSWER_SHARE * body_bytes, _ANSWER_BYTES_MAX)
         timeout = aiohttp.ClientTimeout(total=None)  # the caller's bounds all

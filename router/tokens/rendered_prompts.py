@@ -1,4 +1,6 @@
-"""The token ids of prompts by renderers, with a memo of earlier turns."""
+"""Gets the token ids of prompts from renderers, and remembers those of earlier turns of
+conversations.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _BESIDE_AFTER_S = 1.0
 
 
 class RenderRequest(NamedTuple):
-    """A request whose prompt is to be rendered. Lifetime: request."""
+    """A request whose prompt a renderer shall turn into token ids. Lifetime: request."""
 
     path: str
     body: bytes  # as it came
@@ -36,7 +38,9 @@ class RenderRequest(NamedTuple):
 
 
 class RenderedPrompt(NamedTuple):
-    """The prompts of a request, or the beginning of its one prompt. Lifetime: request."""
+    """The token ids of all prompts of a request, or of the beginning of its only prompt. Lifetime:
+    request.
+    """
 
     rendered: Sequence[Rendered]
     renderer: str = ""  # whose count of tokens it is; empty: nobody counted all of them
@@ -44,10 +48,10 @@ class RenderedPrompt(NamedTuple):
 
 
 class RenderedPrompts:
-    """Makes the token ids of requests' prompts by renderers. Lifetime: process.
+    """Gets the token ids of requests' prompts from renderers. Lifetime: process.
 
     The next turn of a long conversation does not wait for its renderer: it is placed by the token
-    ids of its beginning, while a separate call renders the whole prompt for the turn after.
+    ids of its beginning, while a separate call renders the whole prompt for the turn after it.
     """
 
     def __init__(self, renderers: Renderers, memo: TurnMemo) -> None:
@@ -58,19 +62,18 @@ class RenderedPrompts:
 
     @property
     def memo_bytes(self) -> int:
-        """The memory of the remembered prompts, in bytes."""
+        """The memory that remembered prompts use, in bytes."""
         return self._memo.bytes
 
     def can(self, asked: RenderRequest, media: bool = False) -> bool:
-        """Return True if some renderer can take a request now."""
+        """Return True if at least one renderer can render this request now."""
         return self._renderers.renders(asked.model, asked.path, media)
 
     async def of(
         self, asked: RenderRequest, in_thread: InThread[RequestKeys]
     ) -> RenderedPrompt | None:
-        """Return the prompt of a request; None if no renderer gives it in time.
-
-        `in_thread` runs a function where long bodies are read.
+        """Return the token ids of a request's prompts; None if no renderer returns them in time.
+        `in_thread` runs a function in a thread for long bodies.
         """
         found = await self._of(asked, in_thread)
         if found is None:
@@ -133,7 +136,7 @@ class RenderedPrompts:
         return self._memo.keys_of(asked.body, asked.path, name)
 
     async def close(self) -> None:
-        """End the calls for which no request waits."""
+        """Cancel the calls to renderers for which no request waits."""
         for task in list(self._beside.values()):
             task.cancel()
         await asyncio.gather(*self._beside.values(), return_exceptions=True)

@@ -1,9 +1,9 @@
-"""The servers that make token ids for the router, and whether they are usable.
+"""Keeps track of the servers that make token ids for the router, and of whether they are usable.
 
-A renderer is a worker whose engine renders, or a server that the configuration names. Each must
-render a small chat before it is used. A renderer that fails several times in a row is not used
-until it renders that chat again, which is tried at most ten seconds later; one that refuses,
-because it was started without the flag, is tried again after `recheck_s`.
+A renderer is a worker whose engine can render prompts, or a server that the configuration names.
+Each must render a small chat before it is used. A renderer that fails several times in a row is not
+used until it renders that chat again, which is tried at most ten seconds later. A renderer that
+refuses, because it was started without the necessary flag, is tried again after `recheck_s`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _SHOWN_CHARACTERS = 200  # of an error
 
 @dataclass(slots=True, eq=False)
 class Renderer:
-    """One server that may render. Lifetime: as long as it is a worker, or configured."""
+    """One server that may be able to render prompts. Lifetime: as long as it is a worker, or
+    configured.
+    """
 
     url: str
     kind: str  # of the engine whose prompts it renders
@@ -66,7 +68,7 @@ class Renderer:
 
 @dataclass(slots=True)
 class _RendererPool:
-    """The renderers of one model. Lifetime: until the next look."""
+    """The renderers for one model. Lifetime: until the list of workers or renderers changes."""
 
     given: list[Renderer] = field(default_factory=list)  # by the configuration: asked first
     workers: list[Renderer] = field(default_factory=list)
@@ -83,7 +85,9 @@ class _RendererPool:
         return [*self.given, *self.workers]
 
     def names_images(self, one: Renderer) -> bool:
-        """Return False if the renderer's identifiers of images differ from the workers'."""
+        """Return False if the renderer's identifiers of images differ from those of the model's
+        workers.
+        """
         known = one.model_path is not None and bool(self.model_paths)
         return one.way.has_media and (not known or one.model_path in self.model_paths)
 
@@ -100,7 +104,9 @@ class _GivenCards(msgspec.Struct):
 
 
 class Renderers:
-    """Knows the renderers, and sends requests to the usable ones. Lifetime: process."""
+    """Finds the servers that render prompts, and sends requests to the usable ones. Lifetime:
+    process.
+    """
 
     def __init__(
         self,
@@ -110,7 +116,9 @@ class Renderers:
         terms: Callable[[], RenderTerms],
         has_tokenizer: bool = True,
     ) -> None:
-        """`has_tokenizer`: the router makes token ids itself, too."""
+        """Start without renderers. `has_tokenizer` True means that the router can also make token
+        ids itself.
+        """
         self._http = http
         self._fleet = fleet
         self._clock = clock
@@ -129,14 +137,14 @@ class Renderers:
         )
 
     async def run(self) -> None:
-        """Look for renderers and probe them, for ever."""
+        """Look for new renderers and probe them, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._terms().every_s)
 
     async def look(self) -> None:
-        """Follow changes of the workers and the configuration, and probe the renderers that are
-        due.
+        """Take over changes of the workers and of the configuration, and probe the renderers whose
+        probe is due.
         """
         self._follow()
         now_s = self._clock()
@@ -178,7 +186,7 @@ class Renderers:
         self._known = wanted
 
     def _sort(self) -> None:
-        """Note which renderers each model has, if workers or renderers have changed."""
+        """Update the list of each model's renderers, if workers or renderers have changed."""
         members = [m for m in self._fleet.members.values() if m.recognized is not None]
         seen: list[tuple[object, object]] = [(m.recognized, m.ready) for m in members]
         seen += [(one, one.models) for one in self._known.values()]
@@ -212,7 +220,9 @@ class Renderers:
         waiting: Sequence[Recognized],
         renderers: Iterable[Renderer],
     ) -> _RendererPool:
-        """Return the renderers of a model; its workers' engines are `of` and `waiting`."""
+        """Return the renderers for a model. `of` are the engines of its ready workers, and
+        `waiting` those of its other workers.
+        """
         kinds = {one.kind for one in of}
         pool = _RendererPool(has_events=any(one.facts.has_events for one in of))
         pool.recognized = [*of, *waiting]
@@ -232,7 +242,9 @@ class Renderers:
         return pool
 
     def _warn_of_text(self) -> None:
-        """Warn once of each model whose KV events are read, but whose token ids nobody makes."""
+        """Log a warning, once for each model, if its KV events are read but neither the router nor
+        a renderer makes its token ids.
+        """
         for model, pool in self._pools.items():
             told, (state, flag) = f"text of {model}", self.state(model)
             if self._has_tokenizer or not pool.has_events or told in self._told:
@@ -279,7 +291,9 @@ class Renderers:
         one.again_s = self._clock() + self._terms().recheck_s  # where it is asked for its models
 
     async def _found(self, one: Renderer) -> bool:
-        """Ask a configured server for its kind and its models. Return True if it answers."""
+        """Ask a configured server for its kind of engine and its models. Return True if
+        it answers.
+        """
         timeout = aiohttp.ClientTimeout(total=self._terms().probe_s)
         try:
             status, body = await ask(self._http, f"{one.url}/v1/models", timeout)
@@ -304,7 +318,9 @@ class Renderers:
         return True
 
     def state(self, model: str) -> tuple[RenderState, str | None]:
-        """Return whether prompts of a model can be rendered, and the flag that would allow it."""
+        """Return whether prompts of a model can be rendered, and the engine's flag that would make
+        it possible, or None.
+        """
         pool = self._pools.get(model)
         renderers = [] if pool is None else pool.renderers
         if not renderers:
@@ -318,12 +334,14 @@ class Renderers:
         return "failing", None
 
     def version(self, model: str) -> int:
-        """Return a number that changes when engines of a model may make other prompts."""
+        """Return a number that changes when the engines of a model may render prompts in another
+        way.
+        """
         pool = self._pools.get(model)
         return 0 if pool is None else pool.version
 
     def kind(self, model: str) -> str | None:
-        """Return the kind of engine that serves a model; None if there are several, or none."""
+        """Return the kind of engine that serves a model; None if several kinds do, or none."""
         pool = self._pools.get(model)
         if pool is None and self._clock() - self._sorted_s >= _SORT_S:  # workers may have joined
             self._sort()
@@ -331,18 +349,18 @@ class Renderers:
         return None if pool is None else pool.kind
 
     def renders(self, model: str, path: str, media: bool = False) -> bool:
-        """Return True if some renderer can take a request now."""
+        """Return True if at least one renderer can render a request to `path` now."""
         return self._pick(model, path, media) is not None
 
     def has_events(self, model: str) -> bool:
-        """Return True if workers of a model publish KV events, so that token ids are worth a
-        wait.
+        """Return True if workers of a model publish KV events; then a request should wait for exact
+        token ids.
         """
         pool = self._pools.get(model)
         return pool is not None and pool.has_events
 
     def shown(self) -> Iterable[tuple[str, int]]:
-        """Return how many renderers there are, by status."""
+        """Return the number of renderers in each status."""
         counts = Counter(one.status for one in self._known.values())
         counts["able"] += counts["suspect"]
         return [(status, counts[status]) for status in ("new", "able", "refused", "failing")]
@@ -350,10 +368,10 @@ class Renderers:
     async def render(
         self, model: str, path: str, body: bytes, media: bool = False, waited_for: bool = True
     ) -> tuple[Sequence[Rendered], str] | None:
-        """Return each prompt of a request, and the renderer that made them; None if no renderer
-        did.
+        """Return the token ids of each prompt of a request, and the URL of the renderer that made
+        them; None if no renderer did.
 
-        waited_for: as for `RenderCalls.call`.
+        `waited_for` has the same meaning as for `RenderCalls.call`.
         """
         one = self._pick(model, path, media)
         if one is None:
@@ -381,7 +399,9 @@ class Renderers:
         return rendered, one.url
 
     def counted(self, url: str, model: str, own: int, reported: int) -> None:
-        """Note that an engine counted `reported` tokens where the renderer made `own`."""
+        """Note that a worker counted `reported` tokens in a prompt of which the renderer at `url`
+        made `own` tokens.
+        """
         self.check.counted(_name(model, url), own, reported)
 
     def _pick(self, model: str, path: str, media: bool) -> Renderer | None:
@@ -426,10 +446,10 @@ class Renderers:
             one.status, one.again_s = "suspect", self._clock()
 
     def _call_failed(self, one: Renderer, error: Exception) -> None:
-        """Note that a request for token ids failed.
+        """Note that a call to a renderer failed.
 
-        A client can make requests that fail. So only a failed connection or a late answer is the
-        renderer's own fault; after other failures the next probe decides.
+        A client can send requests whose calls fail. So only a failed connection or a late answer
+        counts as the renderer's own fault; after other failures the next probe decides.
         """
         if one.status != "able":  # calls that began before it was left alone
             return
@@ -450,8 +470,8 @@ class Renderers:
         self._pause(one)
 
     def _pause(self, one: Renderer) -> None:
-        """Stop using a renderer for a while, twice as long each time, until it renders a
-        request.
+        """Do not use a renderer for a while. The time doubles each time, until the renderer renders
+        a request.
         """
         one.again_s = self._clock() + one.pause_s
         one.pause_s = min(2 * one.pause_s, _LONGEST_PAUSE_S)

@@ -1,7 +1,7 @@
-"""Encodes prompts of Mistral's models as vLLM 0.32 does: by mistral-common and its tekken.json.
+"""Encodes prompts of Mistral's models as vLLM 0.32 does: with mistral-common and its tekken.json.
 
-mistral-common renders a chat to control tokens and texts. Here it gets a tokenizer that notes the
-texts; their ids come from the memo if it has them.
+mistral-common renders a chat to control tokens and texts. Here it gets a tokenizer that only
+collects the texts; their ids are then taken from the memo if it has them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _EFFORTS = frozenset(effort.value for effort in ReasoningEffort)
 
 
 class _Noting:
-    """A tokenizer that notes each text and returns a mark for it, a negative number.
+    """A tokenizer that collects each text and returns a placeholder for it, a negative number.
+    Lifetime: call.
 
-    All other calls go to the plain tokenizer. Lifetime: call.
+    All other methods are those of the plain tokenizer.
     """
 
     def __init__(self, plain: Any) -> None:
@@ -51,10 +52,10 @@ class _Noting:
 
 
 class TekkenEncoder:
-    """Encodes prompts by the `tekken.json` in a folder. Lifetime: process.
+    """Encodes prompts with the `tekken.json` in a folder. Lifetime: process.
 
-    Prompts of more than `max_chars` characters are rejected. Raises ValueError if the file does not
-    parse.
+    Prompts of more than `max_chars` characters are rejected. Raises ValueError if the file cannot
+    be parsed.
     """
 
     cuts_chats = True
@@ -79,7 +80,9 @@ class TekkenEncoder:
         return np.concatenate([begin, *ids])
 
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
-        """Return the ids of a chat's prompt. Raises PromptError if vLLM would refuse the chat."""
+        """Return the token ids of a chat's prompt. Raises PromptError if vLLM would refuse the
+        chat.
+        """
         if chat.chat_template_kwargs is not None:
             raise PromptError("Mistral's models have no template", "chat_template_kwargs")
         if not 0 < len(chat.messages) <= MAX_MESSAGES:
@@ -96,7 +99,7 @@ class TekkenEncoder:
         return np.concatenate(list(_joined(tokens, ids)))
 
     def _rendered(self, chat: Chat) -> tuple[list[int], list[str]]:
-        """Return the chat's control tokens, with marks for texts, and the texts."""
+        """Return the chat's control tokens, with placeholders for texts, and the texts."""
         effort = {"reasoning_effort": chat.reasoning_effort} if self._has_effort else {}
         noting = _Noting(self._plain)
         instruct = copy.copy(self._instruct)
@@ -131,7 +134,7 @@ def _nothing(*_arguments: Any, **_options: Any) -> str:
 
 
 def _joined(tokens: Sequence[int], texts: Sequence[Tokens]) -> Iterator[Tokens]:
-    """Yield the ids, with those of texts in place of their marks."""
+    """Yield the token ids, with the ids of each text in place of its placeholder."""
     run: list[int] = []
     for token in tokens:
         if token >= 0:
@@ -144,9 +147,9 @@ def _joined(tokens: Sequence[int], texts: Sequence[Tokens]) -> Iterator[Tokens]:
 
 
 def _prepared(message: Message) -> Message:
-    """Return the message with ids of tool calls cut to the length that the model knows.
+    """Return the message with the ids of its tool calls cut to the length that the model knows.
 
-    Media are rejected, because mistral-common would fetch them.
+    Media are rejected, because mistral-common would download them.
     """
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list) and any(part["type"] not in _PARTS for part in content):

@@ -1,11 +1,12 @@
-"""Memo of rendered prompts: a conversation's next turn begins with known token ids.
+"""Remembers rendered prompts, because a conversation's next turn begins with the same token ids.
 
 A prompt is found by keyed digests of its request's bytes up to each message; no text is kept. The
-ids of an earlier turn are the beginning of the next one only if the template leaves earlier
-messages as they were, so a beginning is used only after a turn of its conversation has shown that.
+ids of an earlier turn are the beginning of the next one only if the chat template leaves earlier
+messages unchanged, so a beginning is used only after another turn of its conversation has shown
+that.
 
-Prompts may contain the date. The midnights of all time zones are at whole quarters of an hour of
-UTC (IANA time zone database), so a prompt that was rendered in another quarter is not used.
+Prompts may contain the date. Midnight in every time zone is at a whole quarter of an hour of UTC
+(IANA time zone database), so a prompt that was rendered in another quarter of an hour is not used.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class MessageFacts(NamedTuple):
-    """A message of a request. Lifetime: request."""
+    """What is known of one message in a request. Lifetime: request."""
 
     bytes: int
     has_media: bool
@@ -63,7 +64,9 @@ RequestKeys = tuple[Sequence[bytes], Sequence[MessageFacts], bool]
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """The token ids of an earlier request. Lifetime: until it has not been used for long."""
+    """The remembered token ids of an earlier request. Lifetime: until it is the least recently used
+    one and room is needed.
+    """
 
     rendered: tuple[Rendered, ...]  # one for each prompt of the request
     renderer: str  # that made them
@@ -74,7 +77,7 @@ class KnownPrompt:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of this entry, in bytes."""
+        """The memory that this entry uses, in bytes."""
         ids = sum(one.ids.nbytes for one in self.rendered)
         names = [medium.identifier for one in self.rendered for medium in one.media]
         return ids + sum(_MEDIUM_BYTES + getsizeof(name) for name in names) + _ENTRY_BYTES
@@ -82,7 +85,7 @@ class KnownPrompt:
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
-    """The memo's knowledge of a request. Lifetime: request."""
+    """What the memo knows of a request's prompt. Lifetime: request."""
 
     keys: Sequence[bytes]  # of the request up to each of its messages; the last: all of it
     keeps: bool = False  # its prompt may be remembered
@@ -93,14 +96,14 @@ class KnownTurn:
 
     @property
     def rest_bytes(self) -> int:
-        """The bytes of the messages after the known beginning."""
+        """The number of bytes in the messages after the known beginning."""
         return sum(message.bytes for message in self.rest)
 
     def beginning(self, quarter: int) -> Rendered | None:
-        """Return the ids with which the prompt begins; None if that is not known well enough.
+        """Return the token ids with which the prompt begins; None if they are not certain enough.
 
-        The number of tokens for a new image does not follow from its bytes, so a prompt with one
-        returns None.
+        The number of tokens of a new image cannot be computed from its bytes, so the result is None
+        for a prompt with a new image.
         """
         parent = self.parent
         if any(message.has_media for message in self.rest):
@@ -116,9 +119,9 @@ class KnownTurn:
 
 class TurnMemo:
     """Remembers rendered prompts in at most `max_bytes` bytes; the least recently used are dropped
-    first.
+    first. Lifetime: process.
 
-    Lifetime: process. `now_s` is the wall clock, in seconds.
+    `now_s` is the wall clock in seconds.
     """
 
     def __init__(self, max_bytes: int, now_s: Callable[[], float]) -> None:
@@ -130,14 +133,16 @@ class TurnMemo:
 
     @property
     def quarter(self) -> int:
-        """The number of the present quarter of an hour."""
+        """The number of the present quarter of an hour since 1970."""
         return int(self._now_s() // _QUARTER_S)
 
     def keys_of(self, body: bytes, path: str, name: str) -> RequestKeys:
-        """Return the keys of a request, its messages, and whether its prompt may be kept.
+        """Return the keys of a request, its messages, and whether its prompt may be kept. Pure; any
+        thread may call it.
 
-        `name` separates requests that share no prompts: models, salts. Pure; safe in any thread.
-        Returns no keys if the body is not a JSON object, or if the memo may hold no bytes.
+        `name` separates requests that share no prompts, such as those for different models or with
+        different salts. There are no keys if the body is not a JSON object, or if the memo may hold
+        no bytes.
         """
         try:
             fields = _FIELDS.decode(body)
@@ -167,7 +172,7 @@ class TurnMemo:
     def look(
         self, keys: Sequence[bytes], messages: Sequence[MessageFacts], keeps: bool
     ) -> KnownTurn:
-        """Return the memo's knowledge of the request with these keys."""
+        """Return what the memo knows of the request with these keys."""
         quarter = self.quarter
         media = any(message.has_media for message in messages)
         for at in range(len(keys) - 1, -1, -1):
@@ -183,7 +188,7 @@ class TurnMemo:
         return KnownTurn(keys, keeps, media)
 
     def keep(self, turn: KnownTurn, rendered: Sequence[Rendered], renderer: str) -> None:
-        """Remember the prompt of a request."""
+        """Store the token ids of a request's prompt."""
         if not turn.keeps or not turn.keys:
             return
         tail = None
@@ -206,7 +211,7 @@ class TurnMemo:
 
 
 def same_ids(one: Tokens, other: Tokens) -> int:
-    """Return how many token ids two prompts have in common at their beginnings."""
+    """Return the number of equal token ids at the beginnings of two prompts."""
     size = min(len(one), len(other))
     differ = np.flatnonzero(one[:size] != other[:size])
     return int(differ[0]) if len(differ) else size

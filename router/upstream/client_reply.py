@@ -55,11 +55,11 @@ def upstream_request(
 ) -> UpstreamRequest:
     """Return the request for a worker, made from the client's request and `body`.
 
-    before, after: headers that the router adds before and after those for trace and rank.
-    hidden: lower-case names of the client's headers that the worker does not get.
-    rank: the data-parallel rank of the engine that must answer, in place of the client's choice.
-    trace: gives the trace headers, in place of the client's own.
-    due, once: see `UpstreamRequest`.
+    `before` and `after` are headers that the router adds before and after those for trace and rank.
+    `hidden` has the lower-case names of client headers that the worker does not get. `rank` is the
+    data-parallel rank of the engine that must answer, in place of the client's choice. `trace`
+    returns the trace headers, in place of the client's own. `due` and `once` are explained at
+    `UpstreamRequest`.
     """
     target = request.target
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
@@ -78,11 +78,13 @@ def upstream_request(
 
 
 class Reply(ReplySink, Protocol):
-    """The client's side of the relay for any protocol; it is also its handler's answer."""
+    """The client's reply, which the relay writes, for any protocol; a handler returns it as the
+    answer.
+    """
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
+        """The HTTP status of the reply."""
 
     @property
     def keep_alive(self) -> bool:
@@ -90,15 +92,17 @@ class Reply(ReplySink, Protocol):
 
     @property
     def body_length(self) -> int:
-        """The number of body bytes written."""
+        """The number of body bytes that were written."""
 
     @property
     def begun(self) -> bool:
-        """True if the client has a part of the reply."""
+        """True if the client has received a part of the reply."""
 
 
 class ClientSocket(NamedTuple):
-    """A client's socket on loan, and how to answer on it."""
+    """A client's socket that is lent to the relay's thread, with what the thread must know to
+    answer on it.
+    """
 
     fd: int  # to be only ever written to, and not at all once `lent_to`'s function was called
     extra_lines: bytes  # headers of the router's own, each with its CRLF
@@ -107,7 +111,9 @@ class ClientSocket(NamedTuple):
 
 
 class ClientReply:
-    """A `ReplySink` that a handler returns when the relay has ended. Lifetime: request."""
+    """The HTTP reply to a client; a `ReplySink` that a handler returns as its answer when the relay
+    has ended. Lifetime: request.
+    """
 
     movable = False  # bytes that went on as they came belong to one worker
     status = 200  # the status of a reply that is cut off early, if no other is known
@@ -122,8 +128,8 @@ class ClientReply:
         buffer_bytes: int = 262_144,
         extra_headers: tuple[Header, ...] = (),
     ) -> None:
-        """`buffer_bytes` may be unread by the client before the worker is paused. `extra_headers`
-        are added to the worker's own.
+        """Make the reply to a request. If more than `buffer_bytes` wait for the client to read,
+        reading from the worker is paused. `extra_headers` are added to the worker's headers.
         """
         self._client = request
         self._extra_headers = extra_headers
@@ -132,12 +138,12 @@ class ClientReply:
 
     @property
     def client_transport(self) -> asyncio.Transport | None:
-        """The transport to the client; None when the client is gone."""
+        """The transport of the client's connection; None if the client is gone."""
         return self._client.connection.transport
 
     @property
     def congested(self) -> bool:
-        """True if more than `buffer_bytes` wait for the client."""
+        """True if more than `buffer_bytes` wait for the client to read them."""
         return self._client.connection.writing_paused
 
     def head(self, head: ReplyHead) -> None:
@@ -164,7 +170,7 @@ class ClientReply:
         self._begun = b"\r\n".join(lines) + b"\r\n\r\n"
 
     def data(self, data: bytes) -> None:
-        """Write body bytes as received from the worker."""
+        """Write bytes of the body exactly as the worker sent them."""
         self._write(data)
 
     async def drain(self) -> None:
@@ -179,7 +185,7 @@ class ClientReply:
             self._write(b"")
 
     def abort(self, late: bool = False) -> None:
-        """End the connection so that the client cannot take the reply for complete."""
+        """Close the client's connection, so that the client cannot take the reply for complete."""
         self.keep_alive = False
         transport = self._client.connection.transport
         if transport is None:
@@ -194,12 +200,12 @@ class ClientReply:
 
     @property
     def begun(self) -> bool:
-        """True if the client has a part of the reply."""
+        """True if the client has received a part of the reply."""
         return self.body_length > 0
 
     def lend(self) -> ClientSocket | str:
-        """Return the socket, to which nothing here writes until `take_back` or `note_written`; or a
-        word that says why it is not lent.
+        """Lend the client's socket, to which this object then writes nothing until `take_back` or
+        `note_written`; or return a word that says why it is not lent.
         """
         transport = self._client.connection.transport
         if self.dechunk:
@@ -218,15 +224,16 @@ class ClientReply:
         return ClientSocket(sock.fileno(), lines, self._client.keep_alive, self._buffer_bytes)
 
     def lent_to(self, give_back: Callable[[], object] | None) -> None:
-        """Set the function to call before the client's socket is closed; None if the socket is not
-        on loan.
+        """Set the function that is called before the client's socket is closed; None if the socket
+        is not lent.
         """
         self._client.connection.lent_to = give_back
 
     def take_back(self, end: kvkernels.RelayEnd, goes_on: bool = False) -> None:
-        """Take over the state of a reply, or its beginning, that the borrower of the socket wrote.
+        """Take over the state of a reply, or of its beginning, that the relay's thread wrote to the
+        lent socket.
 
-        `goes_on` says that more of it may be written here.
+        `goes_on` True means that more of the reply may be written by this object.
         """
         self.status = end.status
         self.keep_alive = end.persistent
@@ -238,13 +245,15 @@ class ClientReply:
             self._write(unsent)
 
     def note_written(self, written_bytes: int, ends_with_connection: bool) -> None:
-        """Note how many bytes of the reply were written, with its head; no more will be."""
+        """Note how many bytes of the reply, including its head, the relay's thread wrote; it writes
+        no more.
+        """
         self._ends_with_connection = ends_with_connection
         self.body_length += written_bytes
         self._client.written_bytes = self.body_length
 
     def _bound(self) -> None:
-        """Let at most `buffer_bytes` wait for the client before `congested` is True."""
+        """Make `congested` True when more than `buffer_bytes` wait for the client to read them."""
         if (transport := self._client.connection.transport) is not None:
             transport.set_write_buffer_limits(high=self._buffer_bytes)
 
@@ -260,30 +269,31 @@ class ClientReply:
 
 
 class LendingSink(ABC):
-    """A `ReplySink` of a stream that may continue at another worker, from where the thread left
-    it.
+    """A `ReplySink` of a stream that another worker may continue from where the relay's thread
+    stopped.
     """
 
     @abstractmethod
     def lend(self) -> tuple[ClientReply, kvkernels.RelayJournalTerms] | str:
-        """Return the client's reply and how to read its events, or a word if the Python fallback
-        must relay.
+        """Return the client's reply and how to read the stream's events, or a word for why Python
+        code must relay the stream.
 
-        If the thread takes the socket, `taken_back` follows, unless the request is given up.
+        If the relay's thread takes the socket, `taken_back` is called later, unless the request is
+        given up.
         """
 
     @abstractmethod
     def taken_back(self, end: kvkernels.RelayEnd) -> None:
-        """Take the client's reply back in the state that `end` describes; it is written to here
-        from now on.
+        """Take the client's reply back from the relay's thread, in the state that `end` describes;
+        from now on this object writes it.
         """
 
 
 def reply_for_thread(
     sink: ReplySink,
 ) -> tuple[ClientReply | str, LendingSink | None, kvkernels.RelayJournalTerms | None]:
-    """Return the reply to which the thread may write, or why there is none; for a stream also the
-    sink and how to read its events.
+    """Return the reply to which the relay's thread may write, or a word for why there is none. For
+    a stream, also return its sink and how to read its events.
     """
     if isinstance(sink, ClientReply):
         return sink, None, None

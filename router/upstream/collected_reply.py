@@ -1,4 +1,4 @@
-"""A worker's answer to the router itself, kept in memory."""
+"""Collects in memory a worker's answer that is for the router itself."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class CollectedReply:
-    """A `ReplySink` for a worker's answer to the router itself. Lifetime: first leg."""
+    """A `ReplySink` that keeps a worker's answer to the router itself. Lifetime: prefill leg."""
 
     movable = False
     dechunk = True
     congested = False
 
     def __init__(self, limit_bytes: int) -> None:
-        """`limit_bytes` is the limit for the body; a longer reply is not `whole`."""
+        """Keep at most `limit_bytes` of the body; a longer reply is not `whole`."""
         self.limit_bytes = limit_bytes
         self.whole = False
         self._held: tuple[bytes, str] | None = None  # the head as it came, and the method
@@ -32,7 +32,7 @@ class CollectedReply:
         self._bytes = 0
 
     def head(self, head: ReplyHead) -> None:
-        """Keep the reply's head."""
+        """Keep the status and headers of the reply."""
         self._head = head
 
     def data(self, data: bytes) -> None:
@@ -50,17 +50,17 @@ class CollectedReply:
         self.whole = False
 
     def take(self, end: kvkernels.RelayEnd, method: str) -> None:
-        """Take the reply that the relay's thread has collected."""
+        """Store the reply that the relay's thread has collected."""
         self._held, self._data, self.whole = (end.held_head, method), [end.held_body], True
 
     @property
     def body(self) -> bytes:
-        """The whole body; bytes beyond the limit are missing."""
+        """The body of the reply, without bytes beyond the limit."""
         return b"".join(self._data)
 
     @property
     def held(self) -> HeldReply | None:
-        """The reply as one to deliver to the client; None if there is none."""
+        """The reply in a form that can be sent to the client; None if no reply arrived."""
         if self._head is None and self._held is not None:
             self._head = parse_head(*self._held)
         return None if self._head is None or not self.whole else HeldReply(self._head, self.body)

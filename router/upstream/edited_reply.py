@@ -1,4 +1,6 @@
-"""A reply to a client whose body differs from the worker's, and so has its own framing."""
+"""Writes a reply to a client whose body is an edited form of the worker's, and therefore has its
+own framing.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +17,23 @@ _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
 
 
 class Editor(Protocol):
-    """Changes the body of one reply as it passes. Lifetime: reply."""
+    """Changes the body of one reply while it is relayed. Lifetime: reply."""
 
     def begin(self, head: ReplyHead) -> bool:
         """Return True if the body of a reply with this head is to be edited."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes of the body, and return those that the client gets now."""
+        """Take the next bytes of the body, and return the bytes that the client gets now."""
 
     def flush(self) -> bytes:
-        """Return the last bytes of the body, which has ended."""
+        """Return the last bytes for the client, after the body has ended."""
 
 
 class EditedReply(FramedReply):
-    """A `ClientReply` whose body passes through an `Editor`.
+    """A `ClientReply` whose body an `Editor` changes. Lifetime: request.
 
-    The relay gives it the body without framing. It frames the body anew: by chunks, or by its
-    length if all of it is there. Lifetime: request.
+    The relay passes it the body without framing, and it frames the edited body by chunks, or by its
+    length if the whole body is known.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class EditedReply(FramedReply):
         extra_headers: tuple[Header, ...],
         editor: Editor,
     ) -> None:
-        """`editor` belongs to this reply alone. The other arguments are those of `ClientReply`."""
+        """Make a reply that `editor`, which belongs to it alone, changes. The other arguments are
+        those of `ClientReply`.
+        """
         super().__init__(request, buffer_bytes, extra_headers)
         self._editor = editor
         self._edits = False
@@ -49,7 +53,9 @@ class EditedReply(FramedReply):
         self._whole_head: ReplyHead
 
     def lend(self) -> ClientSocket | str:
-        """Return the word for this reply, because the relay's thread cannot edit."""
+        """Return the word for why the relay's thread cannot write this reply: the thread cannot
+        edit.
+        """
         return "renamed"
 
     def head(self, head: ReplyHead) -> None:

@@ -1,4 +1,4 @@
-"""The relay's fallback in Python, for replies that the native relay cannot carry."""
+"""Relays in Python those replies that the native relay cannot carry."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from router.upstream.meter import Meter
 class Deadline:
     """Calls a function at a deadline that may be moved often. Lifetime: connection.
 
-    A new deadline that is later than the running timer is only stored. When the timer fires too
-    early, it is started again for the rest. So a thousand events cost a thousand assignments
-    instead of a thousand timers. A stopped deadline holds no function, so it is not part of a
-    reference cycle that the garbage collector must find.
+    A deadline later than the one of the running timer is only stored. When the timer fires too
+    early, it is started again for the remaining time. So a thousand events cost a thousand
+    assignments instead of a thousand timers. A stopped deadline holds no function, so that it is
+    not part of a reference cycle which the garbage collector must find.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -49,22 +49,24 @@ class Deadline:
         self._on_passed: Callable[[], None] | None = None
 
     def start(self, seconds: float, on_passed: Callable[[], None]) -> None:
-        """Set the deadline to `seconds` from now, sooner or later than before."""
+        """Set the deadline to `seconds` from now; it may be earlier or later than before."""
         self._on_passed = on_passed
         self._at_s = self._clock() + seconds
         if self._timer is None or self._at_s < self._fires_s:
             self._arm(seconds)
 
     def push(self, at_s: float) -> None:
-        """Move the deadline to `at_s` on the clock, which must not be sooner than before."""
+        """Move the deadline to the time `at_s` on the clock, which must not be earlier
+        than before.
+        """
         self._at_s = at_s
 
     def stop(self) -> None:
-        """Stop the deadline: nothing is called until `start`."""
+        """Stop the deadline: no function is called until the next `start`."""
         self._on_passed = None
 
     def close(self) -> None:
-        """Cancel the timer and forget the function, so that nothing is called any more."""
+        """Cancel the timer and drop the function, so that it is never called."""
         self._on_passed = None
         if self._timer is not None:
             self._timer.cancel()
@@ -90,24 +92,24 @@ class Deadline:
 
 
 class Receiver(Protocol):
-    """The user of a connection, an exchange, which the connection calls."""
+    """The present user of a connection to a worker, which the connection calls; an exchange."""
 
     @property
     def silent(self) -> bool:
-        """True if the client has seen nothing of the reply that only this worker could continue."""
+        """True if the client has received nothing, or only what another worker could continue."""
 
     def feed(self, data: bytes) -> None:
-        """Take bytes from the worker."""
+        """Process bytes that the worker sent."""
 
     def lost(self, exc: Exception | None) -> None:
-        """Note that the connection ended; `exc` is None for an orderly end."""
+        """Note that the connection ended; `exc` is None if the worker ended it in good order."""
 
     def writable(self) -> None:
         """Write more, because the worker has read enough of the request."""
 
 
 class WorkerConnection(asyncio.Protocol):
-    """One TCP (or TLS) connection to a worker, for many exchanges, one at a time. Lifetime:
+    """One TCP (or TLS) connection to a worker, used for one exchange after another. Lifetime:
     connection.
     """
 
@@ -125,17 +127,17 @@ class WorkerConnection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """True if nothing can be sent any more."""
+        """True if nothing more can be sent on the connection."""
         return self.transport.is_closing()
 
     @property
     def can_write(self) -> bool:
-        """True if the worker takes more bytes now."""
+        """True if the worker can take more bytes now."""
         return not self._write_paused and not self.transport.is_closing()
 
     def begin(self, receiver: Receiver) -> None:
-        """Pass all that happens from now on to `receiver`, and the connection's end if it came
-        before.
+        """Call `receiver` for all events of the connection from now on; if the connection has ended
+        already, call it for that at once.
         """
         if self.lost:
             receiver.lost(None)
@@ -143,18 +145,18 @@ class WorkerConnection(asyncio.Protocol):
             self._receiver = receiver
 
     def end(self) -> None:
-        """End the exchange; the connection is idle."""
+        """End the exchange, after which the connection is idle."""
         self._receiver = None
         self.used = True
 
     def abort(self) -> None:
-        """Close at once, even with unsent or unread bytes."""
+        """Close the connection at once, even with unsent or unread bytes."""
         self._receiver = None
         self.transport.abort()
 
     def abandon_silent(self) -> None:
-        """Close unless the client has seen a part of the reply; the exchange then counts the
-        connection as lost.
+        """Close the connection unless the client has received a part of the reply; the exchange
+        then treats it as lost.
         """
         if self._receiver is None or self._receiver.silent:
             self.transport.abort()
@@ -203,12 +205,14 @@ class WorkerConnection(asyncio.Protocol):
 
 
 class Sending:
-    """Writes the rest of a long request body to a worker as fast as the worker reads it. Lifetime:
-    request.
+    """Writes the rest of a long request body to a worker, no faster than the worker reads it.
+    Lifetime: request.
     """
 
     def __init__(self, connection: WorkerConnection, body: bytes, step_bytes: int) -> None:
-        """`step_bytes` of the body are written before each wait for the worker."""
+        """Begin with the whole body. `step_bytes` of it are written before each wait for the
+        worker.
+        """
         self._connection = connection
         view = memoryview(body)
         self._unsent = [view[at : at + step_bytes] for at in range(0, len(body), step_bytes)]
@@ -221,7 +225,7 @@ class Sending:
 
     @property
     def can_go_on(self) -> bool:
-        """True if some of the body is left and the worker takes more now."""
+        """True if a part of the body is left and the worker can take more bytes now."""
         return bool(self._unsent) and self._connection.can_write
 
     def go_on(self) -> None:
@@ -236,11 +240,11 @@ _JSON_LENGTH = LENGTH_HEADER.lower().encode()  # of answers whose tensors are by
 
 
 class Exchange:
-    """Follows one reply from its head to its end. Lifetime: request.
+    """One request to a worker and its reply, on one connection. Lifetime: request.
 
-    The head is passed to the sink together with the first body byte that is part of an answer.
-    Until then the client has seen nothing, and another worker can take over, even from one that
-    dies in prefill.
+    The reply's head is passed to the sink only together with the first body byte that is part of an
+    answer. Until then the client has received nothing, so that another worker can take over, even
+    if this worker dies during prefill.
     """
 
     # Most exchanges change few of these fields, so the class has their first values.
@@ -284,9 +288,9 @@ class Exchange:
         self._deadline = connection.deadline
 
     async def run(self, head: bytes, body: bytes) -> Outcome:
-        """Send the request and relay the reply; cancel it to give up.
+        """Send the request and relay the reply. Cancelling it abandons the request.
 
-        Errors of the worker and of the client are in the outcome, and are not raised.
+        Errors of the worker and of the client are not raised, but are in the outcome.
         """
         try:
             self._connection.begin(self)
@@ -320,8 +324,8 @@ class Exchange:
         return self._complete()
 
     def _send(self, head: bytes, body: bytes) -> None:
-        """Write the head and as much of the body as needs no waiting, and keep the rest for
-        later.
+        """Write the request's head and as much of its body as can be written without waiting; keep
+        the rest for later.
         """
         connection, step_bytes = self._connection, self._terms.limits.write_bytes
         if connection.closing:
@@ -337,7 +341,7 @@ class Exchange:
         return self._sending is None or self._sending.done
 
     def _expect_more(self) -> None:
-        """Set the deadline for the next step of a worker that has not begun its reply."""
+        """Set the deadline for the worker's next step while its reply has not begun."""
         timeouts = self._terms.timeouts
         late_s = timeouts.first_byte_s if self._all_sent else timeouts.send_s
         self._deadline.start(late_s, self._on_late)
@@ -360,11 +364,13 @@ class Exchange:
 
     @property
     def silent(self) -> bool:
-        """True if the client has seen nothing of the reply, or nothing that needs this worker."""
+        """True if the client has received nothing of the reply, or only a part that another worker
+        can continue.
+        """
         return not self._outcome.bytes_to_client or self._sink.movable
 
     def feed(self, data: bytes) -> None:
-        """Process bytes of the reply."""
+        """Process bytes of the worker's reply."""
         if self.ended:
             self.reusable = False  # bytes after the end belong to no known request
             return
@@ -379,7 +385,7 @@ class Exchange:
             self._end(error)
 
     def lost(self, exc: Exception | None) -> None:
-        """Process the end of the connection."""
+        """Process the end of the connection to the worker."""
         if self.ended:
             self.reusable = False
         elif exc is not None and not isinstance(exc, OSError):
@@ -394,11 +400,11 @@ class Exchange:
             self._end(WorkerError("early_close", f"the worker hung up {where} its reply"))
 
     def writable(self) -> None:
-        """Continue to write the request."""
+        """Continue to write the request, because the worker can take more bytes."""
         self._wake()
 
     def _end_of_connection(self) -> None:
-        """End a reply whose end is the end of the connection."""
+        """Complete a reply whose body lasts until the worker closes the connection."""
         try:
             if self._judge is not None:
                 self._examine(b"", b"", last=True)
@@ -410,7 +416,7 @@ class Exchange:
     # The reply.
 
     def _read_heads(self, data: bytes) -> bytes:
-        """Read the reply's head, and any 1xx before it. Return the bytes after it."""
+        """Read the reply's head, and any 1xx heads before it. Return the bytes after it."""
         limit = self._terms.limits.header_bytes
         searched = max(0, len(self._buffer) - 3)
         data = self._buffer + data
@@ -473,7 +479,9 @@ class Exchange:
     # Until it is known whether the reply is an answer.
 
     def _examine(self, data: bytes, payload: bytes, last: bool) -> None:
-        """Look for an answer in body bytes, and pass on the withheld bytes once there is one."""
+        """Check whether the body's bytes are an answer, and pass the withheld bytes to the client
+        once they are.
+        """
         judge = self._judge
         assert judge is not None
         if judge.feed(payload, last):
@@ -498,7 +506,9 @@ class Exchange:
             self._wait_for_answer(judge.pings)
 
     def _fail(self, why: str, payload: bytes) -> None:
-        """Keep a reply without an answer like a 5xx reply, in case no other worker does better."""
+        """Keep a reply of status 200 that has no answer, as a 5xx reply is kept, because another
+        worker may do better.
+        """
         assert self._withheld is not None
         pieces = [*(kept for _, kept in self._withheld), payload]
         self._withheld = None
@@ -508,10 +518,11 @@ class Exchange:
             self._hold(piece)
 
     def _wait_for_answer(self, pings: bool) -> None:
-        """Note a part of the reply that is withheld from the client for now.
+        """Note that a part of the reply arrived and is withheld from the client until the answer
+        begins.
 
-        A part that only keeps connections open is passed on after a while anyway, because that is
-        its purpose.
+        A part that only keeps connections open is passed to the client after a while anyway,
+        because that is its purpose.
         """
         self._heard = True
         self._outcome.last_byte_s = self._terms.clock()
@@ -527,7 +538,9 @@ class Exchange:
             self._end(error)
 
     def _show(self) -> None:
-        """Pass the withheld bytes to the client, whatever follows."""
+        """Pass the withheld bytes to the client, although it is not known yet whether an answer
+        follows.
+        """
         waited, self._withheld = self._withheld, None
         if waited is None or self.ended:
             return
@@ -537,7 +550,9 @@ class Exchange:
             self._relay(data, payload)
 
     def _relay(self, data: bytes, payload: bytes) -> None:
-        """Pass body bytes on, and call the observers."""
+        """Pass bytes of the body to the client, and call the observers of first byte and
+        progress.
+        """
         outcome, terms, meter = self._outcome, self._terms, self._meter
         now_s = outcome.last_byte_s = terms.clock()
         meter.feed(payload)
@@ -569,8 +584,8 @@ class Exchange:
             self._wake()
 
     def _begin_reply(self) -> None:
-        """Begin the reply. Its first token may take as long as a first byte, because some protocols
-        send events before the worker has computed anything.
+        """Pass the reply's head to the client. The first token may then take as long as a first
+        byte, because some protocols send events before the worker has computed anything.
         """
         assert self._head is not None
         timeouts, self._dechunk = self._terms.timeouts, self._sink.dechunk
@@ -618,7 +633,9 @@ class Exchange:
             tell(now_s, events)
 
     def _hold(self, payload: bytes) -> None:
-        """Keep a failure's body from the client while another worker may do better."""
+        """Keep bytes of a failed reply's body, which the client may get if no other worker does
+        better.
+        """
         assert self._held is not None
         self._held.append(payload)
         self._held_bytes += len(payload)
@@ -627,8 +644,8 @@ class Exchange:
             raise WorkerError(kind, "the worker's error reply is too long to keep")
 
     def _keep(self, denial: list[bytes], data: bytes, payload: bytes) -> None:
-        """Keep a refusal, which may be about the model. A long one is not, and is passed to the
-        client.
+        """Keep bytes of a refusal, because it may say that the worker lacks the model. A long
+        refusal does not say that, and is passed to the client.
         """
         denial.append(data)
         self._heard = True
@@ -651,7 +668,7 @@ class Exchange:
             self._end(WorkerError("timeout_between", "the worker stopped in its reply"))
 
     def _end(self, error: WorkerError | ClientError | None) -> None:
-        """Set the exchange's result, once."""
+        """Set the result of the exchange, once; `error` None means that the reply is complete."""
         self.ended = True
         self._wake()
         head = self._head
@@ -686,7 +703,7 @@ class Exchange:
             self._waker.set_result(None)
 
     def _complete(self) -> Outcome:
-        """Add the token counts that are known only at the reply's end, and return the outcome."""
+        """Add the token counts, which are known only at the reply's end, and return the outcome."""
         outcome, terms = self._outcome, self._terms
         if self._head is not None and self._held is None:  # it was relayed
             outcome.events = self._meter.events
@@ -701,8 +718,8 @@ class Exchange:
         return outcome
 
     def _kept(self) -> bytes:
-        """Return the kept parts of the body; empty for tensors as bytes that were not kept whole,
-        where text could be mistaken for fields.
+        """Return the kept parts of the reply's body. It is empty for tensors sent as bytes that
+        were not kept whole, because text in them could be mistaken for fields.
         """
         assert self._head is not None
         binary = any(name.lower() == _JSON_LENGTH for name, _ in self._head.headers)
@@ -710,7 +727,7 @@ class Exchange:
 
 
 class Upstream:
-    """The connections to one worker. Lifetime: worker."""
+    """Sends requests to one worker over its connections. Lifetime: worker."""
 
     def __init__(
         self,
@@ -723,11 +740,11 @@ class Upstream:
         server_name: str | None = None,
         limits: RelayLimits | None = None,
     ) -> None:
-        """Take the address of the worker. Raises ValueError if it is malformed.
+        """Store the worker's address. Raises ValueError if it is malformed.
 
-        `clock` gives monotonic seconds; `base_path` ("" or "/x", without a slash at its end) is put
-        before each request's target; `tls` switches TLS on, with `server_name` as the name that the
-        worker's certificate must have instead of `host`.
+        `clock` returns monotonic seconds. `base_path` ("" or "/x", without a slash at its end) is
+        put before each request's target. `tls` None means plain http; otherwise `server_name` is
+        the name that the worker's certificate must have instead of `host`.
         """
         if not 0 < port < 65_536:
             raise ValueError(f"port must be 1..65535, got {port}")
@@ -753,12 +770,14 @@ class Upstream:
 
     @property
     def open_connections(self) -> int:
-        """The number of connections, open or being opened, with idle ones."""
+        """The number of connections to the worker that are open or being opened, including idle
+        ones.
+        """
         return len(self._open) + self._connecting
 
     @property
     def idle_connections(self) -> int:
-        """The number of connections that wait for a request."""
+        """The number of open connections that no request uses."""
         return len(self._idle)
 
     async def send(
@@ -771,13 +790,12 @@ class Upstream:
     ) -> Outcome:
         """Send `request` to the worker and its reply to `sink`, and return the outcome.
 
-        Replies of `RETRYABLE_STATUSES` do not reach the sink: `Outcome.held` keeps them; nor do
-        those of `DENIAL_STATUSES`, except long ones. All others do, whole and unchanged except for
-        hop-by-hop headers. `on_first_byte(now_s)` is called once, for 2xx replies (for an event
-        stream at its first `mark`, if the request has one); `on_progress(now_s, events)` at most
-        every `progress_s` of an event stream. Cancelling closes the worker's connection at once,
-        which stops its work.
-
+        Replies with `RETRYABLE_STATUSES` do not reach the sink but are kept in `Outcome.held`; so
+        are replies with `DENIAL_STATUSES`, unless they are long. All others reach the sink whole
+        and unchanged except for hop-by-hop headers. `on_first_byte(now_s)` is called once, for 2xx
+        replies (for an event stream at its first `mark`, if the request has one);
+        `on_progress(now_s, events)` is called at most every `progress_s` of an event stream.
+        Cancelling closes the worker's connection at once, which stops the worker's computation.
         Raises ClientError(400) if the request cannot be written as HTTP.
         """
         head = request_head(request, self._host_header, self._base_path)
@@ -799,17 +817,17 @@ class Upstream:
         return outcome
 
     def abandon_silent(self) -> None:
-        """Give up every exchange whose client has seen nothing yet, so that another worker can
+        """Abandon every exchange whose client has received nothing yet, so that another worker can
         answer.
 
-        This is for a worker that does not answer its probes: its machine may have gone without
+        This is for a worker that does not answer its probes: its machine may have vanished without
         closing connections.
         """
         for connection in tuple(self._open):
             connection.abandon_silent()
 
     async def aclose(self) -> None:
-        """Close every connection, even those in use, and refuse further requests."""
+        """Close every connection, even those in use, and send no further requests."""
         self._closed = True
         self._idle.clear()
         for connection in tuple(self._open):
@@ -824,10 +842,11 @@ class Upstream:
         sink: ReplySink,
         terms: Terms,
     ) -> Outcome | None:
-        """Run one exchange. Return None if the connection had been closed while it was idle.
+        """Run one exchange. Return None if the connection turns out to have been closed while it
+        was idle.
 
         Workers close idle connections without notice. So if a connection that was used before ends
-        before any byte of a reply, that says nothing about the request or the worker's health.
+        before any byte of a reply, that means nothing about the request or the worker's health.
         """
         exchange = Exchange(connection, request.method, sink, terms)
         try:
@@ -843,8 +862,8 @@ class Upstream:
         return None if outcome.stale and not request.once else outcome
 
     def _take_idle(self) -> WorkerConnection | None:
-        """Return the idle connection used last, which is the least likely to be closed by now; None
-        if there is none.
+        """Return the idle connection that was used last, because the worker is least likely to have
+        closed it; None if there is none.
         """
         oldest_s = self._clock() - self._limits.idle_s
         while self._idle and self._idle[0].idle_since_s < oldest_s:
@@ -898,7 +917,7 @@ class Upstream:
         return connection
 
     def _close_an_idle(self) -> bool:
-        """Close an idle connection to make room. Return False if none is idle."""
+        """Close an idle connection to make room for another. Return False if none is idle."""
         if not self._idle:
             return False
         connection = self._idle.popleft()

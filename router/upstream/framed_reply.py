@@ -1,4 +1,6 @@
-"""A reply to a client that is framed here, because its body is not the worker's byte for byte."""
+"""Writes a reply to a client whose body has other framing than the worker's, because it differs
+from the worker's body.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from router.upstream.client_reply import ClientReply
 
 
 class FramedReply(ClientReply):
-    """A `ClientReply` that gets its body without the worker's framing. Lifetime: request.
+    """A `ClientReply` that gets its body without framing, and frames it itself. Lifetime: request.
 
-    A subclass writes the body by `write_framed`, and calls `end_frames` after its last bytes.
+    A subclass writes the body with `write_framed`, and calls `end_frames` after its last bytes.
     """
 
     chunks = False  # the client gets the body in chunks
@@ -18,12 +20,12 @@ class FramedReply(ClientReply):
     def __init__(
         self, request: Request, buffer_bytes: int, extra_headers: tuple[Header, ...]
     ) -> None:
-        """Take the arguments of `ClientReply`."""
+        """Make the reply; the arguments are those of `ClientReply`."""
         super().__init__(request, buffer_bytes, extra_headers)
         self.dechunk = True
 
     def write_framed(self, data: bytes) -> None:
-        """Write bytes of the body, after the head if that is not written yet."""
+        """Write bytes of the body, and before the first of them the head."""
         if self.chunks and data:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if data or self._begun:

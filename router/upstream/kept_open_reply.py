@@ -1,4 +1,4 @@
-"""The reply of a stream whose client gets the head before any worker answers."""
+"""Writes a stream's reply whose head is sent to the client before any worker answers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _REFUSAL_BYTES = 65_536  # of a worker's error, which becomes an event
 
 
 class KeptOpenReply(FramedReply):
-    """A `ClientReply` with comments in it while its request waits, so that no proxy ends the
-    connection as idle.
+    """A `ClientReply` that sends comments while its request waits, so that no proxy closes the
+    connection as idle. Lifetime: request.
 
     Its status is 200 from the first comment on; an error that would otherwise have its own status
-    is then an event. Of a worker's answer the client gets only the body. Several attempts may write
-    to it in turn, as long as none before has written. Lifetime: request.
+    is then an event. Of a worker's answer, the client gets only the body. Several attempts may
+    write to it one after another, as long as no earlier attempt has written.
     """
 
     def __init__(
         self, request: Request, buffer_bytes: int, extra_headers: tuple[Header, ...], is_named: bool
     ) -> None:
-        """`is_named` says that the protocol's events have names, as in Anthropic's API. The other
-        arguments are those of `ClientReply`.
+        """Make the reply. `is_named` True means that the protocol's events have names, as in
+        Anthropic's API. The other arguments are those of `ClientReply`.
         """
         super().__init__(request, buffer_bytes, extra_headers)
         self._is_named = is_named
@@ -51,11 +51,13 @@ class KeptOpenReply(FramedReply):
         return self._answered
 
     def lend(self) -> ClientSocket | str:
-        """Return the word for this reply, because the relay's thread would write a head."""
+        """Return the word for why the relay's thread cannot write this reply: the thread would
+        write a head.
+        """
         return "pinged"
 
     def ping(self) -> None:
-        """Write a comment, after the head if the client does not have it yet."""
+        """Write a comment, and before it the head if the client has not received it yet."""
         if self.congested or self._answered or self._refusal is not None:
             return
         if not self.body_length:
@@ -63,9 +65,10 @@ class KeptOpenReply(FramedReply):
         self.write_framed(PING)
 
     def follow(self, editor: Editor | None) -> None:
-        """Take the answer of another attempt. `editor` changes its body; None leaves it as it is.
+        """Take the answer of the next attempt. `editor` changes its body; None leaves it unchanged.
 
-        Once an answer has begun, its editor stays, because another worker only continues it.
+        Once an answer has begun, its editor stays, because another worker only continues that
+        answer.
         """
         self._refusal, self._refusal_bytes = None, 0
         if not self._answered:
@@ -97,7 +100,9 @@ class KeptOpenReply(FramedReply):
         self.end_frames()
 
     def fail(self, error: bytes) -> None:
-        """End the reply with an event that has this error, the body of an answer in JSON."""
+        """End the reply with an event that contains this error, which is the JSON body of an error
+        answer.
+        """
         self._answered = True
         line = b" ".join(error.splitlines())
         if self._is_named and not line.startswith(_TYPED):
@@ -115,8 +120,8 @@ _ERROR = msgspec.json.Decoder(_Error)
 
 
 def _error_of(body: bytes, status: int) -> bytes:
-    """Return a worker's error as JSON: its body if that is an error in JSON, else one made from its
-    status.
+    """Return a worker's error as JSON: the reply's body if it is an error in JSON, otherwise an
+    error made from its status.
     """
     try:
         _ERROR.decode(body)

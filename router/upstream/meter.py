@@ -1,4 +1,6 @@
-"""Counts events and token usage in a reply's body as it passes, without I/O."""
+"""Counts the events and reads the token usage in a reply's body while it is relayed,
+without I/O.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,14 @@ _OBJECTS = 4  # an engine's usage and those within it
 
 
 class Meter:
-    """Counts events and keeps the end of one body. Lifetime: request."""
+    """Counts the events in one reply's body, and keeps its end. Lifetime: request."""
 
     def __init__(
         self, event_stream: bool, tail_bytes: int, mark: bytes | None = None, ends: bool = False
     ) -> None:
-        """`mark` is counted instead of `data:` lines. `ends` says that both ends of a body in one
-        piece are kept.
+        """Start before the first byte. `mark` is counted instead of `data:` lines, if it is not
+        None. `ends` True means that the beginning and the end are kept of a body that is not an
+        event stream.
         """
         self.events = 0
         self._event_stream = event_stream
@@ -78,7 +81,7 @@ class Meter:
 
     @property
     def begun(self) -> bool:
-        """True if tokens have arrived: with the first byte, or with the first mark if
+        """True if tokens of the answer have arrived: with the first byte, or with the first mark if
         there is one.
         """
         return self._begin is None or self.events > 0
@@ -106,17 +109,17 @@ class Meter:
 
     @property
     def kept(self) -> bytes:
-        """The kept parts of the body: its beginning and its end, with a zero byte between."""
+        """The kept parts of the body: its beginning and its end, with a zero byte between them."""
         tail = self.tail
         return tail if self.whole or self._first is None else b"%b\0%b" % (self._first, tail)
 
     @property
     def tail(self) -> bytes:
-        """The kept end of the reply's body, as bytes."""
+        """The end of the body, as far as it was kept."""
         return b"".join(self._tail)[-self._tail_bytes :]
 
     def usage(self) -> Usage | None:
-        """Return the last usage object within the kept end; None if there is none or it is
+        """Return the last usage object in the kept end of the body; None if there is none or it is
         malformed.
         """
         tail = self.tail
@@ -147,10 +150,11 @@ def usage_in(text: bytes) -> Usage | None:
 
 
 def _whole(text: bytes) -> _Usage | None:
-    """Return the usage object if it ends at the first brace that closes it, else None.
+    """Return the usage object if it ends at the first closing brace that matches its first brace,
+    otherwise None.
 
-    It does unless strings have braces, and this takes a tenth of the time of finding where JSON
-    ends.
+    It does so unless its strings contain braces. This takes a tenth of the time of a search for the
+    end of the JSON.
     """
     end = 0
     for _ in range(_OBJECTS):

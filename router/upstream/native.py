@@ -1,4 +1,6 @@
-"""The native relay: a C++ thread that carries bytes both ways once a worker is chosen."""
+"""Runs the native relay: a C++ thread that carries the bytes of requests and replies once a worker
+is chosen.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _KEPT_S = 10.0
 
 
 class Addresses:
-    """The IP addresses of one worker's host, looked up now and then. Lifetime: worker."""
+    """The IP addresses of one worker's host, which are looked up from time to time. Lifetime:
+    worker.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -44,14 +48,15 @@ class Addresses:
             self._numeric = ""
 
     def stale(self, now_s: float) -> bool:
-        """Return whether to await `fresh`, which otherwise has nothing new."""
+        """Return whether a new look-up by `fresh` is due."""
         return now_s >= self._stale_s
 
     async def fresh(self, now_s: float, within_s: float) -> list[str] | None:
-        """Return the addresses if they are new or changed, None if they are as last returned.
+        """Return the addresses if they are new or have changed; None if they are the same as those
+        returned last.
 
-        Raises WorkerError("connect") if the name was never found, "timeout_connect" if the answer
-        takes longer than `within_s`. A name that was found before keeps its addresses.
+        Raises WorkerError("connect") if the host name was never found, and "timeout_connect" if the
+        look-up takes longer than `within_s`. A name that was found before keeps its addresses.
         """
         if not self.stale(now_s):
             return None
@@ -85,7 +90,7 @@ class Addresses:
 
 
 def times_of(timeouts: Timeouts) -> kvkernels.RelayTimeouts:
-    """Return a request's timeouts in the thread's form."""
+    """Return a request's timeouts as the native relay's type."""
     return kvkernels.RelayTimeouts(
         timeouts.connect_s,
         timeouts.send_s,
@@ -96,7 +101,7 @@ def times_of(timeouts: Timeouts) -> kvkernels.RelayTimeouts:
 
 
 def pool_of(limits: RelayLimits) -> kvkernels.RelayPool:
-    """Return the limits of one worker's connections in the thread's form."""
+    """Return the limits of one worker's connections as the native relay's type."""
     return kvkernels.RelayPool(
         limits.max_connections,
         limits.idle_s,
@@ -110,7 +115,7 @@ def pool_of(limits: RelayLimits) -> kvkernels.RelayPool:
 
 
 class Waiting:
-    """A request that the thread carries. Lifetime: request."""
+    """A request that the relay's thread carries. Lifetime: request."""
 
     __slots__ = ("_on_first_byte", "_on_progress", "end", "told")
 
@@ -126,7 +131,9 @@ class Waiting:
         self._on_progress = on_progress
 
     def tell(self, at_s: float, status: int, events: int) -> None:
-        """Pass a mark on to the observers. An error of an observer becomes the request's."""
+        """Pass a report of the relay's thread to the request's observers. If an observer raises an
+        error, the request fails with it.
+        """
         try:
             if 200 <= status < 300 and self._on_first_byte is not None:
                 self._on_first_byte(at_s)
@@ -143,7 +150,7 @@ _CLIENTS_FAULT = {"slow_client": 408, "client_closed": 499}
 
 
 class NativeRelay:
-    """The relay's thread, and the path of its marks to the event loop. Lifetime: process, within
+    """The relay's thread, and the queue of its reports to the event loop. Lifetime: process, within
     one event loop.
     """
 
@@ -155,18 +162,18 @@ class NativeRelay:
 
     @classmethod
     def wanted(cls, how: Literal["auto", "python"]) -> NativeRelay | None:
-        """Return a relay if `how` allows it and it was built; None means that Python relays
-        everything.
+        """Return a native relay if `how` allows it and it was built; None means that Python code
+        relays everything.
         """
         return cls() if how == "auto" and cls.usable() else None
 
     @staticmethod
     def usable() -> bool:
-        """Return whether the relay was built: on Linux, if there was a compiler."""
+        """Return whether the native relay was built, which needs Linux and a compiler."""
         return kvkernels.Relay is not None
 
     def thread(self) -> kvkernels.Relay:
-        """Return the thread, which is started on the first call."""
+        """Return the relay's thread; the first call starts it."""
         if self._thread is None:
             self._thread = kvkernels.Relay()
             self._loop = asyncio.get_running_loop()
@@ -174,11 +181,11 @@ class NativeRelay:
         return self._thread
 
     async def until_closed(self, pool: kvkernels.RelayPool) -> None:
-        """Close a worker's connections, and return once they are closed."""
+        """Close a worker's connections, and return when they are closed."""
         await self._begun(self.thread().close(pool), None, None).end
 
     async def turn(self) -> None:
-        """Return once the thread has completed a turn, which a thread that hangs never does."""
+        """Wait until the relay's thread has completed a turn. A thread that hangs never does."""
         if self._thread is not None:
             await self.until_closed(self._nobodys)
 
@@ -189,13 +196,13 @@ class NativeRelay:
         on_progress: Callable[[float, int], None] | None,
         given_up: Callable[[int, bool], None],
     ) -> kvkernels.RelayEnd:
-        """Wait for the end of a request that was just submitted.
+        """Wait for the end of the request `job`, which was just submitted, and return it. It must
+        be called at once, because reports of a job for which nobody waits are dropped.
 
-        When it is cancelled or an observer fails, `given_up` gets the number of bytes that the
-        client has, with the head, and whether they end with the connection. Call this at once:
-        marks of a job for which nobody waits are dropped. A cancellation that comes when the client
-        has the whole reply is ignored: a client that hangs up at once is often noticed before its
-        reply's end is reported.
+        If the call is cancelled or an observer fails, `given_up` is called with the number of bytes
+        that the client has, including the head, and whether the reply ends with the connection. A
+        cancellation after the client has received the whole reply is ignored: a client that hangs
+        up at once is often noticed before the end of its reply is reported.
         """
         thread, waiting = self.thread(), self._begun(job, on_first_byte, on_progress)
         try:
@@ -215,10 +222,11 @@ class NativeRelay:
             raise
 
     async def _told(self, waiting: Waiting) -> kvkernels.RelayEnd:
-        """Return the end of a reply that its client has, which the thread reports within its
-        present turn.
+        """Return the end of a reply that the client has received; the relay's thread reports it
+        within its present turn.
 
-        Cancelling does not stop this: the request was answered, and its end must be accounted for.
+        Cancelling does not stop this, because the request was answered and its end must be
+        accounted for.
         """
         waiting.end = waiting.end.get_loop().create_future()
         while not waiting.end.done():
@@ -239,7 +247,7 @@ class NativeRelay:
         return waiting
 
     def stop(self) -> None:
-        """End the thread and all its requests. Further calls do nothing."""
+        """Stop the thread and all its requests. Further calls do nothing."""
         if self._thread is not None and self._loop is not None:
             self._loop.remove_reader(self._thread.marks_fd)
             self._thread.stop()
@@ -262,7 +270,7 @@ class NativeRelay:
 
 
 class NativeUpstream(Upstream):
-    """The connections to one worker without TLS, carried by the native relay. Lifetime: worker."""
+    """Sends requests without TLS to one worker by the native relay. Lifetime: worker."""
 
     def __init__(
         self,
@@ -274,8 +282,8 @@ class NativeUpstream(Upstream):
         base_path: str = "",
         limits: RelayLimits | None = None,
     ) -> None:
-        """Take the arguments of `Upstream`; `clock` must be `time.monotonic`, which is the thread's
-        own.
+        """Make the connections; the arguments are those of `Upstream`. `clock` must be
+        `time.monotonic`, which the relay's thread uses, too.
         """
         super().__init__(host, port, clock, base_path=base_path, limits=limits)
         self._relay = relay
@@ -294,7 +302,7 @@ class NativeUpstream(Upstream):
 
     @property
     def thread_connections(self) -> int:
-        """The number of `open_connections` that belong to the thread."""
+        """The number of `open_connections` that belong to the relay's thread."""
         return self._pool.open
 
     async def send(
@@ -305,7 +313,9 @@ class NativeUpstream(Upstream):
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """Send `request` by the thread, or by Python if the thread cannot; see `Upstream.send`."""
+        """Send `request` by the relay's thread, or by Python code if the thread cannot; see
+        `Upstream.send`.
+        """
         if isinstance(sink, CollectedReply):
             return await self._collect(request, sink, timeouts)
         reply, stream, journal = reply_for_thread(sink)
@@ -340,7 +350,7 @@ class NativeUpstream(Upstream):
     async def _collect(
         self, request: UpstreamRequest, sink: CollectedReply, timeouts: Timeouts
     ) -> Outcome:
-        """Send a request whose reply is for the router itself, and has no client."""
+        """Send a request whose reply is for the router itself and not for a client."""
         if self._closed:
             return await self._by_fallback("worker_gone", request, sink, timeouts)
         if (lost := await self._look_up(timeouts)) is not None:
@@ -354,8 +364,8 @@ class NativeUpstream(Upstream):
         return _outcome(request, end, collected=True)
 
     async def _look_up(self, timeouts: Timeouts) -> Outcome | None:
-        """Look up the worker's addresses if they are old. Return the outcome if it has none, else
-        None.
+        """Look up the worker's addresses if that is due. Return the outcome if the worker has none,
+        otherwise None.
         """
         started_s = self._clock()
         try:
@@ -373,12 +383,14 @@ class NativeUpstream(Upstream):
         return outcome
 
     def abandon_silent(self) -> None:
-        """Give up every exchange whose client has seen nothing yet, also the thread's."""
+        """Abandon every exchange whose client has received nothing yet, including those of the
+        relay's thread.
+        """
         super().abandon_silent()
         self._relay.thread().abandon_silent(self._pool)
 
     async def aclose(self) -> None:
-        """Close every connection, also the thread's."""
+        """Close every connection, including those of the relay's thread."""
         self._closed = True
         await self._relay.until_closed(self._pool)
         await super().aclose()
