@@ -1,4 +1,5 @@
-"""A worker with the APIs that our own engine lacks: a real server that answers in their shapes.
+"""A worker with the APIs that our own engine lacks: a real server with fixed answers in their
+shapes.
 
 Its fields follow OpenAI's API reference (responses, embeddings), Anthropic's (messages, version
 2023-06-01), vLLM 0.33 (scores, ranks) and SGLang 0.5.23 (`/generate`). The engine computes nothing:

@@ -13,7 +13,7 @@ from policies.contract import FleetView, Floats, RequestView
 
 
 def raises(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """Raise an error of its own."""
+    """Raise an error instead of returning costs."""
     raise KeyError("no such column")
 
 
@@ -23,7 +23,7 @@ def exits(request: RequestView, fleet: FleetView, state: Any) -> Floats:
 
 
 def nan(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """Return NaN as a cost, which is invalid."""
+    """Return NaN as each cost, which is invalid."""
     return np.full(len(fleet), np.nan)
 
 
@@ -58,7 +58,7 @@ class Forgetful:
         return np.zeros(len(fleet))
 
     def initial_state(self) -> list[Any]:
-        """Return an empty state."""
+        """Return an empty list as the first state."""
         return []
 
     def observe(self, fact: Any, state: list[Any]) -> list[Any]:

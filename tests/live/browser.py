@@ -1,4 +1,4 @@
-"""Drives Chromium through its DevTools protocol: what a page shows, logs and requests."""
+"""Drives Chromium through its DevTools protocol, and reads what a page shows, logs and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router and engines behind faulty proxies; tests can kill and restart each of them."""
+"""Runs a router and engines behind faulty proxies; tests can kill and restart each of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ SNAPSHOT_HARM = 0.5
 
 @dataclass
 class Engine:
-    """One engine with the relay and the HTTP proxy between it and the router. Lifetime: test."""
+    """One engine, with the event relay and the HTTP proxy between it and the router. Lifetime:
+    test.
+    """
 
     name: str
     options: dict[str, Any]  # its ports stay its own
@@ -58,14 +60,16 @@ class Engine:
         return whole and self.relay.counted["replay_of_nobody"] == self.unanswered
 
     def compared(self, exact: bool) -> None:
-        """Record that the router's view was compared with the engine's cache and found right."""
+        """Record that the router's view was compared with the engine's cache and found right,
+        exactly or as a lower bound.
+        """
         if exact:
             self.unanswered = self.relay.counted["replay_of_nobody"]
 
 
 @dataclass
 class Pool:
-    """A router and three engines, with methods that do harm to them. Lifetime: test."""
+    """A router and three engines, with methods that kill or disturb them. Lifetime: test."""
 
     programs: Programs
     http: aiohttp.ClientSession
@@ -85,7 +89,7 @@ class Pool:
         return self.router.facts["admin"]
 
     def set_faults(self, faults: Faults) -> None:
-        """Make all relays and proxies inject these faults; CALM injects none."""
+        """Make all relays and proxies inject these faults; the value CALM injects none."""
         for engine in self.engines:
             engine.relay.faults = faults
             if engine.front is not None:
@@ -99,7 +103,7 @@ class Pool:
         await self._start_engine(engine)
 
     async def kill_router(self) -> None:
-        """Kill the router with SIGKILL and start another one at the same ports."""
+        """Kill the router with SIGKILL and start another one at the same port."""
         await _kill(self.router)
         await self._start_router()
 
@@ -158,7 +162,7 @@ class Pool:
             return decode_kv_view(await reply.read())
 
     async def truth(self, number: int) -> tuple[int, Chains]:
-        """Return (number of the last batch, blocks) from the engine's own snapshot."""
+        """Return (number of the last event batch, blocks) from the engine's own snapshot."""
         async with self.http.get(f"{self.engines[number].url}/kv_snapshot") as reply:
             assert reply.status == 200
             return truth_of(await reply.read())
@@ -174,7 +178,9 @@ class Pool:
         await until(ready, "every worker to be ready")
 
     def story(self) -> Counter[str]:
-        """Count what was done to the pool and which faults its relays and proxies injected."""
+        """Return counts of what was done to the pool and of the faults that its relays and proxies
+        injected.
+        """
         counted = [engine.relay.counted for engine in self.engines]
         counted += [engine.front.counted for engine in self.engines if engine.front]
         return sum(counted, Counter(self.done))
@@ -187,8 +193,8 @@ async def _kill(program: Program) -> None:
 
 @asynccontextmanager
 async def pool(log_dir: Path, seed: int, router: list[str]) -> AsyncIterator[Pool]:
-    """Yield a pool of three engines: one with snapshots behind a faulty HTTP proxy, and two whose
-    events are rewritten into other engines' forms.
+    """Yield a router and three engines: one with snapshots behind a faulty HTTP proxy, and two
+    whose events are rewritten into other engines' forms.
     """
     rng = random.Random(seed)
     context = zmq.asyncio.Context()

@@ -32,7 +32,7 @@ SPARE_KIB = 64 << 10  # for what the router remembers, up to its limits, and the
 
 @dataclass
 class Load:
-    """Counts what clients were answered. Lifetime: test."""
+    """Counts the answers that clients got. Lifetime: test."""
 
     served: int = 0
     cut: list[int] = field(default_factory=list)  # workers whose streams broke off
@@ -40,7 +40,9 @@ class Load:
 
 
 async def client(stack: Stack, load: Load, rng: random.Random, stop: asyncio.Event) -> None:
-    """Send whole and streamed requests without a pause; prompts come from a few families."""
+    """Send unstreamed and streamed requests one after another until `stop`; prompts come from a few
+    families.
+    """
     async with aiohttp.ClientSession() as http:
         while not stop.is_set():
             family = rng.randrange(6)
@@ -80,7 +82,9 @@ async def one_request(
 
 
 async def footprint(stack: Stack) -> tuple[int, int, int]:
-    """Return the router's (open files without connections to workers, threads, KiB of memory)."""
+    """Return the router's footprint: (open files without connections to workers, threads, KiB of
+    memory).
+    """
     proc = Path("/proc") / str(stack.router.process.pid)
     connections = sum(row["open_connections"] for row in await stack.rows())
     status = (proc / "status").read_text().splitlines()
@@ -91,7 +95,7 @@ async def footprint(stack: Stack) -> tuple[int, int, int]:
 async def under_load(
     stack: Stack, load: Load, rng: random.Random, act: Awaitable[None], count: int = CLIENTS
 ) -> None:
-    """Run `count` clients that send requests without a pause until `act` is done."""
+    """Run `count` clients, each of which sends one request after another, until `act` is done."""
     stop = asyncio.Event()
     clients = [
         asyncio.create_task(client(stack, load, random.Random(rng.random()), stop))
@@ -105,7 +109,7 @@ async def under_load(
 async def until_as_before(
     stack: Stack, before: tuple[int, int, int], spare_kib: int = SPARE_KIB
 ) -> None:
-    """Wait until the router's footprint is back at `before`, within spare room; a failure prints
+    """Wait until the router's footprint is back at `before`, with some tolerance; a failure prints
     both.
     """
     spare = SPARE_FDS, SPARE_THREADS, spare_kib

@@ -14,7 +14,9 @@ BODY_LIMIT = 1 << 20
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Yield a router with three timed workers; check at the end that nothing is in flight."""
+    """Yield a router with three simulated workers; check at the end that no request is in
+    flight.
+    """
     # Tests add workers that misbehave; these must not be ejected before the test has seen them.
     router = ["--limits-body-bytes", str(BODY_LIMIT), "--ejection-failures", "1000"]
     async with running(tmp_path_factory.mktemp("logs"), workers=3, router=router) as stack:

@@ -1,7 +1,7 @@
-"""Many clients at once, some with open streams and some with requests at a fixed rate; each answer
+"""Many clients at once, some with open streams and some with a fixed rate of requests; each answer
 is checked.
 
-A timed worker's tokens are a function of the prompt, so the right answer is known beforehand. A
+A simulated worker's tokens are a function of the prompt, so the right answer is known beforehand. A
 stream that was migrated to another worker must not lack a token, repeat one, or have two in the
 wrong order.
 """
@@ -82,7 +82,7 @@ class Crowd:
         return f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
 
     def told(self) -> str:
-        """Return a summary for people: what was served and what went wrong."""
+        """Return a summary for people: how many requests were served and what went wrong."""
         waits = sorted(self.waits_s)
         p50, p99 = (waits[int(len(waits) * share)] if waits else 0.0 for share in (0.5, 0.99))
         return (
@@ -93,7 +93,7 @@ class Crowd:
         )
 
     def begun_per_s(self) -> float:
-        """The rate of requests begun that are not streams, per second since the start."""
+        """The number of unstreamed requests begun per second since the start."""
         return self.begun / max(time.monotonic() - self.began_s, 1e-9)
 
     async def stream_on(self, stop: asyncio.Event) -> None:
@@ -143,7 +143,7 @@ class Crowd:
 
 
 class Client:
-    """One client connection, which is replaced when it is lost. It needs a tenth of aiohttp's CPU
+    """One client connection, which is replaced when it is lost. It uses a tenth of aiohttp's CPU
     time.
     """
 
@@ -230,8 +230,8 @@ def _text(data: bytes) -> str:
 
 @asynccontextmanager
 async def crowding(crowd: Crowd) -> AsyncIterator[Crowd]:
-    """Run the crowd during the block, which begins once streams are answered; afterwards wait for
-    all answers.
+    """Run the crowd of clients during the block, which begins once streams are answered; afterwards
+    wait for all answers.
     """
     stop = asyncio.Event()
     crowd.began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""A proxy in front of a worker that cuts streamed replies off where and how a test says."""
+"""A proxy in front of a worker that cuts streamed replies off where and how a test wants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK_END = b"\n\n\r\n"  # at our workers an event is a chunk
 
 @dataclass(frozen=True)
 class Fate:
-    """Where a reply is cut off: after how many whole events, and in which way."""
+    """Where and how a reply is cut off: after how many whole events, and in which way."""
 
     events: int
     how: How
@@ -108,7 +108,9 @@ def _nth_end(data: bytes, start: int, events: int) -> int | None:
 
 @asynccontextmanager
 async def cutter(url: str, fates: deque[Fate]) -> AsyncIterator[str]:
-    """Yield the URL of a cutter in front of the worker at `url`."""
+    """Yield the URL of a cutting proxy in front of the worker at `url`, whose replies get these
+    fates in turn.
+    """
     it = Cutter(url, fates)
     server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
     try:

@@ -29,7 +29,7 @@ INCOMPLETE = ("late_start", "cut", "no_end", "refused")
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The probability of each fault for a live batch, and of an incomplete replay."""
+    """The probability of each fault for a live event batch, and of an incomplete replay."""
 
     drop: float = 0.01
     burst: float = 0.003
@@ -47,8 +47,8 @@ CALM = Faults(drop=0, burst=0, twice=0, hang=0, reconnect=0, replay=0)
 
 @dataclass
 class EventRelay:
-    """The relay of one engine. Lifetime: test; the engine's process may be replaced at the same
-    ports.
+    """The event relay of one engine. Lifetime: test; the engine's process may be replaced at the
+    same ports.
     """
 
     context: zmq.asyncio.Context
@@ -134,7 +134,7 @@ class EventRelay:
                 await self._pub.send_multipart(frames)
 
     async def _reconnect(self) -> None:
-        """Break all connections; batches published before the router reconnects are lost."""
+        """Close all connections to the router; batches published before it reconnects are lost."""
         self.counted["reconnects"] += 1
         self._pub.close(linger=0)
         self._pub = self.context.socket(zmq.PUB)

@@ -1,4 +1,4 @@
-"""An engine that serves well, or fails every request at once in one of twelve ways."""
+"""An engine that serves correctly, or fails every request at once in one of twelve ways."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAGE = b"<html><body><h1>It works</h1></body></html>"
 
 @dataclass
 class FailingEngine:
-    """An engine that fails in the way that `way` names; None means that it serves.
+    """An engine that fails in the way that `way` names, or serves correctly if `way` is None.
     Lifetime: test.
     """
 
@@ -121,7 +121,7 @@ _EVENTS_HEAD = (
 
 
 def _failure(way: Way, model: str, streams: bool, chat: bool) -> bytes:
-    """Return the bytes that a failing engine answers at once."""
+    """Return the bytes that a failing engine sends at once."""
     error = {"object": "error", "message": "the engine failed", "code": 500}
     if way.startswith("status_"):
         status = int(way.removeprefix("status_"))
@@ -186,7 +186,7 @@ def _whole(status: int, body: Any, extra: bytes = b"", kind: bytes = b"applicati
 
 @asynccontextmanager
 async def engine() -> AsyncIterator[FailingEngine]:
-    """Yield a running engine that serves well at first, at its own port."""
+    """Yield a running engine at its own port, which serves correctly at first."""
     failing = FailingEngine()
     server = await asyncio.start_server(failing.serve, "127.0.0.1", 0)
     failing.server = server

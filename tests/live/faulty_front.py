@@ -1,6 +1,7 @@
 """A proxy in front of an engine's HTTP port that damages answers in the way that a test sets.
 
-`/health` and everything that is not a POST pass unchanged: the worker looks healthy and is not.
+`/health` and every request that is not a POST pass unchanged, so the worker looks healthy although
+it is not.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 @dataclass
 class FaultyFront:
-    """The proxy. `harm` may change at any time and applies to answers from then on.
+    """The damaging proxy. `harm` may change at any time and applies to later answers.
 
-    reset: the connection ends before the answer; cut: after the answer's first piece; torn: a reset
-    at any point, which also hits answers that have begun and drops data in flight; garbage: the
-    answer is not HTTP; garbled: invalid chunks after the first piece. An answer that is not a
-    stream is cut between its head and its body. silent: nothing is sent until the router hangs up.
-    Lifetime: test.
+    The harms are: `reset`: the connection ends before the answer; `cut`: it ends after the answer's
+    first piece; `torn`: it is reset at any point, also for answers that have begun, and data in
+    flight are dropped; `garbage`: the answer is not HTTP; `garbled`: invalid chunks follow the
+    first piece; `silent`: nothing is sent until the router hangs up. An answer that is not a stream
+    is cut between its head and its body. Lifetime: test.
     """
 
     upstream: str
@@ -71,9 +72,7 @@ class FaultyFront:
             writer.close()
 
     def _harm_of(self, method: str, path: str) -> str:
-        """Return the harm for a request: only inference requests are harmed, the router's probes
-        pass.
-        """
+        """Return the harm for this request, or "" for the router's probes, which pass unchanged."""
         return self.harm if method == "POST" and not path.endswith("/render") else "none"
 
     async def _answer(

@@ -1,4 +1,4 @@
-"""A server with a real tokenizer that speaks vLLM's renderer protocol and can be made to fail."""
+"""A server with a real tokenizer and vLLM's renderer protocol that can be made to fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HUGE = b'{"token_ids":[' + b"1," * (25 << 20) + b"1]}"  # 50 MB
 
 
 class FaultyRenderer:
-    """The renderer. It works correctly while `fault` is "none". Lifetime: test."""
+    """The render server, which works correctly while `fault` is "none". Lifetime: test."""
 
     def __init__(self, model: str, folder: Path) -> None:
         self.fault = "none"
@@ -33,7 +33,7 @@ class FaultyRenderer:
         return f"http://127.0.0.1:{self.port}"
 
     async def turn(self, fault: str) -> None:
-        """Fail with this fault from now on."""
+        """Make the server fail with this fault from now on."""
         self.fault = fault
         if fault == "killed":
             await self.stop()
@@ -94,7 +94,7 @@ class FaultyRenderer:
 
 @asynccontextmanager
 async def faulty_renderer(model: str, folder: Path) -> AsyncIterator[FaultyRenderer]:
-    """Yield a running renderer of `model` with the tokenizer in `folder`."""
+    """Yield a running render server of `model` with the tokenizer in `folder`."""
     renderer = FaultyRenderer(model, folder)
     await renderer.start()
     try:

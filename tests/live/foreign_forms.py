@@ -19,13 +19,13 @@ _REMOVED = ("block_hashes", "medium", "group_idx")
 
 
 def arrays_of_digests(payload: bytes) -> bytes:
-    """Return the batch as arrays, each block named by 32 bytes."""
+    """Return the batch of KV events as arrays, with each block named by 32 bytes."""
     ts_s, events, rank = msgspec.msgpack.decode(payload)
     return msgspec.msgpack.encode([ts_s, [_array(event) for event in events], rank])
 
 
 def maps_of_signed(payload: bytes) -> bytes:
-    """Return the batch as maps, each block named by a signed number."""
+    """Return the batch of KV events as maps, with each block named by a signed number."""
     ts_s, events, rank = msgspec.msgpack.decode(payload)
     for event in events:
         if "block_hashes" in event:

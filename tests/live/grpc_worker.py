@@ -62,7 +62,7 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
     server: Any = None
 
     async def start_grpc(self) -> None:
-        """Start listening."""
+        """Start listening for gRPC calls."""
         options = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
         self.server = grpc.aio.server(options=options)
         add_GRPCInferenceServiceServicer_to_server(self, self.server)

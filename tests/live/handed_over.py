@@ -15,7 +15,9 @@ from tests.live.stack import engine_arguments
 
 
 class Routers:
-    """Routers that replace one another at the same ports. Lifetime: test."""
+    """Starts routers, each of which takes over from the one before it at the same ports. Lifetime:
+    test.
+    """
 
     def __init__(self, programs: Programs, folder: Path, workers: list[Program]) -> None:
         self.programs = programs

@@ -22,7 +22,9 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 @dataclass
 class HttpFront:
-    """The proxy. Lifetime: test; the engine's process may be replaced at the same port."""
+    """The proxy that damages snapshots. Lifetime: test; the engine's process may be replaced at the
+    same port.
+    """
 
     rng: random.Random
     upstream: str

@@ -16,7 +16,9 @@ from tests.told_decision import decision_in
 
 
 async def explained(stack: Stack, prompt: list[int], model: str = MODEL) -> dict[str, Any]:
-    """Send a completion; return what the router expected and how much the worker had cached."""
+    """Send a completion; return the cached tokens that the router expected and that the
+    worker had.
+    """
     body = {"model": model, "prompt": prompt, "max_tokens": 1}
     headers = {"x-warmroute-explain": "1"}
     url = f"{stack.url}/v1/completions"
@@ -43,8 +45,8 @@ def port_of(url: str) -> int:
 
 @asynccontextmanager
 async def cut_line(port: int) -> AsyncIterator[tuple[int, Callable[[bool], Awaitable[None]]]]:
-    """Relay TCP to `port`; yield the relay's port and a function that cuts it (False) or mends it
-    (True).
+    """Relay TCP to `port`; yield the relay's port and a function that cuts the connection (False)
+    or restores it (True).
     """
     line = SlowLine(port, 0.0)
     begin = lasting_port()

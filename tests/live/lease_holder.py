@@ -44,7 +44,9 @@ class LeaseHolder:
         self._in.write(b"?\n")
 
     async def says(self) -> tuple[str, int | None]:
-        """Return the replica's next line as (`told` or `asked`, token or None)."""
+        """Return the replica's next line as (`told` or `asked`, token or None if it has
+        no lease).
+        """
         line = await asyncio.wait_for(self._out.readline(), WAIT_S)
         word, token = line.decode().split()
         return word, None if token == "None" else int(token)

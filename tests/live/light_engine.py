@@ -1,6 +1,4 @@
-"""An engine that answers at once, light enough for dozens in one test; it counts requests that it
-should not get.
-"""
+"""An engine that answers at once, light enough to run dozens in one test."""
 
 from __future__ import annotations
 

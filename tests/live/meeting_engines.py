@@ -1,9 +1,9 @@
 """Disaggregated workers that find each other: SGLang, and vLLM with MooncakeConnector, as real HTTP
 servers.
 
-Both legs of a request arrive at once. The decode worker finds the prefill worker over the network
-by what its request body says, and neither gives up soon by itself: the minutes that real workers
-wait are `PATIENCE_S` here.
+A request arrives at the prefill and the decode worker at once. The decode worker finds the prefill
+worker over the network by what its request body says, and neither gives up soon by itself: the
+minutes that real workers wait are `PATIENCE_S` here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Room:
 
 
 class MeetingWorker:
-    """One worker of either engine and either role.
+    """One prefill or decode worker of either engine.
 
     Each request takes the next of `faults`: "" (none), a status, "hang", "close" (before the first
     byte), "break" (after it), "late" (a prefill that fails after its KV was fetched). Lifetime:
@@ -148,8 +148,8 @@ class MeetingWorker:
         raise NotImplementedError
 
     async def _fetch(self, request: web.Request) -> web.Response:
-        """Serve a decode worker that fetches KV computed here; the room ends when that worker hangs
-        up.
+        """Serve a decode worker that fetches KV computed here; the KV is dropped when that worker
+        hangs up.
         """
         room = self.rooms.get(request.query["room"])
         if room is None:
@@ -169,7 +169,7 @@ class MeetingWorker:
         return web.Response(status=500 if why else 200, text=why)
 
     async def fetched(self, address: str, room: str) -> str:
-        """Fetch KV from another worker; return why it failed, or "" if it came."""
+        """Fetch KV from another worker; return why it failed, or "" if it succeeded."""
         if self.deaf:
             await asyncio.sleep(PATIENCE_S)
             return f"timed out after {PATIENCE_S} s"
@@ -215,7 +215,9 @@ def failed(why: str, status: int = 500) -> web.Response:
 
 
 class SGLang(MeetingWorker):
-    """SGLang 0.5.23: each request has a room, and a prefill is answered once its KV was fetched."""
+    """SGLang 0.5.23: each request has a room, under which its KV is kept, and a prefill is answered
+    once its KV was fetched.
+    """
 
     async def _info(self, request: web.Request) -> web.Response:
         mode = {"both": "null"}.get(self.role, self.role)
@@ -274,8 +276,8 @@ class SGLang(MeetingWorker):
 
 
 class Mooncake(MeetingWorker):
-    """vLLM 0.33 with MooncakeConnector: each request names its transfer. A prefill is answered when
-    it was computed, and its KV waits to be fetched.
+    """vLLM 0.33 with MooncakeConnector: each request has an id for its transfer. A prefill is
+    answered once it was computed, and its KV waits to be fetched.
     """
 
     def __init__(self, role: str, ranks: int = 1) -> None:

@@ -55,7 +55,7 @@ pre {{ margin: 0; padding: 14px 18px; font: 13px/1.4 "DejaVu Sans Mono", monospa
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture: `docs/images/NAME.png`. Lifetime: process."""
+    """One picture of the docs, in `docs/images/NAME.png`. Lifetime: process."""
 
     name: str
     width: int  # CSS pixels of the window
@@ -65,7 +65,7 @@ class Picture:
 
 @asynccontextmanager
 async def ui(page: Page, folder: Path) -> AsyncIterator[None]:
-    """Show the page `/ui` with a worker that is down, from a router's recorded answer."""
+    """Show the page `/ui` with one worker down, from a router's recorded answer."""
     body, headers = ui_page()
     told = json.dumps(_recorded()["ui"])
 
@@ -103,7 +103,7 @@ async def top(page: Page, folder: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def report(page: Page, folder: Path) -> AsyncIterator[None]:
-    """Show the page of a replay on virtual time."""
+    """Show the report page of a replay on virtual time."""
     file = folder / "report.html"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "simulator", *_REPLAY, "--html", str(file)),
@@ -125,7 +125,7 @@ PICTURES = (
 
 
 async def draw(picture: Picture, folder: Path) -> bytes:
-    """Return the picture as PNG; `folder` is for its files."""
+    """Return the picture as PNG; its temporary files are written to `folder`."""
     async with opened(folder / f"profile-{picture.name}") as page:
         await page.screen(picture.width, picture.height, still=True)
         await page.call("Emulation.setTimezoneOverride", timezoneId="UTC")
@@ -212,7 +212,7 @@ def _recorded() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make all pictures, or those that are named."""
+    """Make all pictures, or those that are named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.live.pictures")
     parser.add_argument("names", nargs="*", help="default: all")
     parser.add_argument("--record", action="store_true", help="ask a real router anew before")

@@ -1,5 +1,6 @@
-"""An engine like TensorRT-LLM, whose KV events are gone once one client has read them; it serves no
-inference.
+"""An engine like TensorRT-LLM, whose KV events are gone once one client has read them.
+
+It serves no inference.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ OPTIONS = f"kind=trtllm,events=poll,block_size={SIZE},kv_tokens=1e6"
 
 @dataclass
 class Cache:
-    """The cache of the polled engine: blocks with numbers as names, in sequences without a parent.
-    Lifetime: test.
+    """The cache of the polled engine: its blocks are named by numbers, in sequences without a
+    parent. Lifetime: test.
     """
 
     engine: Engine = field(default_factory=Engine)

@@ -1,5 +1,5 @@
-"""Hundreds of engines as far as a router's KV feeds can tell: real event sockets, and HTTP that
-identifies each engine.
+"""Hundreds of publishers that look like engines to a router's event subscriptions: real event
+sockets, and HTTP that identifies each engine.
 
 They serve no inference.
 """
@@ -32,7 +32,7 @@ _MODELS = msgspec.json.encode({"object": "list", "data": [{"id": MODEL, "owned_b
 
 @dataclass
 class Publisher:
-    """One worker's event sockets, its batches, and a count of batches that it did not send.
+    """One publisher's event sockets, its batches, and its count of batches that it left out.
     Lifetime: test.
     """
 
@@ -46,7 +46,7 @@ class Publisher:
     asked: int = 0  # requests for replays
 
     def add(self, prompt: npt.NDArray[np.int32], ts_s: float = 0.0) -> None:
-        """Add a batch that stores this prompt's blocks under small numbers as names."""
+        """Append a batch that stores this prompt's blocks, which have small numbers as names."""
         first = sum(len(chain) for chain in self.chains)
         chain = chain_hashes(prompt, BLOCK)
         event = {
@@ -99,7 +99,7 @@ class Publishers:
 
 @asynccontextmanager
 async def publishing(count: int) -> AsyncIterator[Publishers]:
-    """Run `count` publishers until the block ends."""
+    """Run `count` publishers and their HTTP server until the block ends."""
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, 4 * count + 64)
     made = [_publisher(context) for _ in range(count)]
@@ -144,6 +144,6 @@ def _who() -> web.Application:
 
 
 def all_chains(publisher: Publisher) -> Sequence[int]:
-    """Return the chain hashes of all blocks that the publisher ever stored, ascending."""
+    """Return the chain hashes of all blocks that the publisher ever stored, in ascending order."""
     held: Sequence[int] = np.unique(np.concatenate(publisher.chains))
     return held

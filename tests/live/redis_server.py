@@ -1,5 +1,5 @@
-"""A real redis-server for a test: it can be started, stopped, killed, paused and started again,
-empty.
+"""A real redis-server for a test, which can be stopped, killed, paused and started again with no
+data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ needs_redis = pytest.mark.skipif(
 
 
 class RedisServer:
-    """The redis-server; `more` has further command-line options. Lifetime: test."""
+    """A redis-server process; `more` has further command-line options. Lifetime: test."""
 
     def __init__(self, folder: Path, *more: str, port: int | None = None) -> None:
         self.folder = folder

@@ -1,4 +1,6 @@
-"""Starts replicas that hear each other's KV events, and reads their views of the caches."""
+"""Starts replicas that pass KV events on to each other, and reads their views of the workers'
+caches.
+"""
 
 from __future__ import annotations
 

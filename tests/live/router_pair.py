@@ -1,4 +1,4 @@
-"""Two routers of the same workers that share state, as real programs."""
+"""Runs two routers of the same workers that share state, as real programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Around = Callable[[], contextlib.AbstractContextManager[object]]
 
 @dataclass
 class Pair:
-    """Two routers of the same workers, and what their clients got. Lifetime: test."""
+    """Two routers of the same workers, and the answers of their clients. Lifetime: test."""
 
     stacks: list[Stack]
     failed: list[str] = field(default_factory=list)
@@ -55,8 +55,8 @@ async def pair(
     around: Sequence[Around] = (contextlib.nullcontext,) * 2,
     policy: str = "warmset",
 ) -> AsyncIterator[Pair]:
-    """Yield two routers that are in sync. `around` has a context for each router that is active
-    while it starts.
+    """Yield two routers that are in sync. `around` has a context manager for each router, which is
+    active while that router starts.
     """
     async with (
         Programs(folder) as programs,
@@ -84,7 +84,7 @@ async def pair(
 
 
 async def until_metric(stack: Stack, name: str, good: Callable[[float], bool]) -> float:
-    """Wait until a metric's value is good; return the seconds that it took."""
+    """Wait until `good` is true of a metric's value; return the seconds that it took."""
     began_s = time.monotonic()
 
     async def reached() -> bool:

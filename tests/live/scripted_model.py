@@ -1,4 +1,4 @@
-"""A model that follows a script: it starts two sub-agents, which end, and then ends itself.
+"""A model that follows a script: it starts two sub-agents, which finish, and then finishes itself.
 
 It streams server-sent events in the three protocols of agents' clients, after OpenAI's API
 reference (chat completions, responses) and Anthropic's (messages, version 2023-06-01).
@@ -23,8 +23,8 @@ Call = tuple[str, dict[str, Any], str | None]  # a tool, its arguments, its name
 
 @dataclass
 class ScriptedModel:
-    """The scripted model. `asked` has each request's path, lower-case headers and body. Lifetime:
-    test.
+    """The server of the scripted model. `asked` has each request's path, lower-case headers and
+    body. Lifetime: test.
     """
 
     asked: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class ScriptedModel:
 
 
 def _next(body: dict[str, Any]) -> str | list[Call]:
-    """Return what the model says next in this conversation: a text, or tool calls."""
+    """Return the model's next answer in this conversation: a text, or tool calls."""
     said = json.dumps(body.get("messages") or body.get("input"))
     tools = dict(_tools(body.get("tools") or []))
     start = next((name for name in _STARTS if name in tools), None)

@@ -1,5 +1,5 @@
-"""Clients whose prompts share trunks, grow turn by turn and carry salts; some clients give up
-early.
+"""Clients whose prompts share prefixes, grow turn by turn and carry cache salts; some clients give
+up early.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ SALTS = (None, None, None, "red", "blue")
 
 
 def trunk_prompt(trunk: int) -> list[int]:
-    """Return a common prefix of many prompts, 10 blocks or longer."""
+    """Return a common prefix of many prompts, which is at least 10 blocks long."""
     return [trunk * 1000 + i for i in range(160 + 32 * trunk)]
 
 
 @dataclass
 class Load:
-    """Counts what clients got and how right the router's expected hits were. Lifetime: test."""
+    """Counts the answers that clients got, and how often the router's expected hits were right.
+    Lifetime: test.
+    """
 
     url: Callable[[], str]
     rng: random.Random
@@ -49,7 +51,7 @@ class Load:
         self._running.set()
 
     def pause(self) -> None:
-        """Stop sending new requests; `idle` tells when the last one has ended."""
+        """Stop sending new requests; the event `idle` is set when the last one has ended."""
         self._running.clear()
 
     @property

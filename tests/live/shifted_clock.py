@@ -16,7 +16,8 @@ _SOURCE = Path(__file__).with_name("shifted_clock.c")
 
 
 class ShiftedClock:
-    """A preloaded library that shifts a program's wall clock. Skips the test without a C compiler.
+    """A preloaded library that shifts a program's wall clock; without a C compiler, the test is
+    skipped.
 
     Lifetime: test.
     """
@@ -41,12 +42,14 @@ class ShiftedClock:
             opened.write(struct.pack("=q", shift_s))
 
     def off_by(self, shift_s: int) -> AbstractContextManager[None]:
-        """Shift the clock of programs started during the block; this process keeps its own."""
+        """Shift the clock of programs started during the block; this process keeps the
+        right time.
+        """
         return self._with(self.environment(shift_s))
 
     def jumping(self, file: Path) -> AbstractContextManager[None]:
-        """Give programs started during the block a clock that follows the shift in `file` at any
-        time.
+        """Give programs started during the block a clock that is shifted at any time by what `file`
+        says.
         """
         self.jump(file, 0)
         return self._with({"LD_PRELOAD": str(self._library), "SHIFTED_CLOCK_FILE": str(file)})

@@ -11,7 +11,9 @@ _MOST_CHUNKS = 4_096  # most chunks in flight in one direction; then nothing mor
 
 
 class SlowLine:
-    """A line to `port` of this machine with equal delay in both directions. Lifetime: test."""
+    """A TCP relay to `port` of this machine with the same delay in both directions.
+    Lifetime: test.
+    """
 
     def __init__(self, port: int, one_way_s: float) -> None:
         self.one_way_s = one_way_s
@@ -50,8 +52,8 @@ class SlowLine:
         await asyncio.gather(*lines, return_exceptions=True)
 
     async def _way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy one direction with its delay, and read on while earlier data is delayed, so that
-        throughput does not fall.
+        """Copy the data of one direction with its delay; go on reading while earlier data is
+        delayed, so that throughput does not fall.
         """
         loop = asyncio.get_running_loop()
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_CHUNKS)
@@ -78,7 +80,7 @@ class SlowLine:
 
 @contextlib.asynccontextmanager
 async def slow_line(port: int, one_way_s: float) -> AsyncIterator[int]:
-    """Yield the port of a line to `port` with a delay of `one_way_s` seconds."""
+    """Yield the port of a relay to `port` that delays data by `one_way_s` seconds."""
     line = SlowLine(port, one_way_s)
     server = await asyncio.start_server(line.serve, "127.0.0.1", 0)
     try:

@@ -23,7 +23,7 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A running router with its workers and an HTTP client. Lifetime: test module."""
+    """A running router with its workers, and an HTTP client for it. Lifetime: test module."""
 
     programs: Programs
     router: Program
@@ -52,13 +52,13 @@ class Stack:
             return reply.status, await reply.json()
 
     async def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the router's `/workers`."""
+        """Return the workers in the router's answer to `/workers`."""
         async with self.http.get(f"{self.admin}/workers") as reply:
             rows: list[dict[str, Any]] = (await reply.json())["workers"]
             return rows
 
     async def row(self, worker_id: int) -> dict[str, Any]:
-        """Return one worker's row of the router's `/workers`."""
+        """Return one worker in the router's answer to `/workers`."""
         return next(row for row in await self.rows() if row["id"] == worker_id)
 
     async def add(self, spec: str) -> int:
@@ -81,7 +81,7 @@ class Stack:
         await until(reached, f"worker {worker_id} to be {state}")
 
     async def metric(self, name: str) -> float:
-        """Return the sum of a router metric's samples."""
+        """Return the sum of all samples of a router metric."""
         return await metric_sum(self.http, self.admin, name)
 
     async def assert_idle(self) -> None:
@@ -123,8 +123,8 @@ async def until(
 
 
 def engine_arguments(**options: Any) -> list[str]:
-    """Return the arguments of a fast timed worker with small blocks, at a port where it can be
-    restarted.
+    """Return the command-line arguments of a fast simulated worker with small blocks, at a port
+    where it can be restarted.
     """
     known = {
         "port": lasting_port(),
@@ -156,7 +156,7 @@ async def running(
     model: Path | None = None,
     **engine: Any,
 ) -> AsyncIterator[Stack]:
-    """Yield a router with timed workers that are ready.
+    """Yield a router with simulated workers that are ready.
 
     `headers` are sent with every request. With `model`, the workers compute with the model in that
     folder instead.

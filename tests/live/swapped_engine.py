@@ -1,7 +1,7 @@
 """An engine whose process is replaced by another version behind the same URL in less than 0.1 s.
 
-Connections to the old process end, and a probe hardly ever falls into the gap. For every pair of
-legs the engine records which version made the KV and which one read it.
+Connections to the old process end, and a health probe hardly ever falls into the gap. For every
+disaggregated request the engine records which version made the KV and which one read it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ _VERSION = web.AppKey("version", str)
 
 
 class SwappedEngine:
-    """A worker with vLLM's API and sequential legs. Lifetime: test."""
+    """A worker with vLLM's API whose requests go to prefill first and then to decode. Lifetime:
+    test.
+    """
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
-        """Create the engine; `pairs` gets the versions of both legs for each answer that
-        read KV.
+        """Create the engine; for each answer that read KV, `pairs` gets the versions of the prefill
+        and the decode.
         """
         self.version = ""
         self.url = ""
@@ -73,7 +75,7 @@ class SwappedEngine:
 
     @web.middleware
     async def _living(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests on connections that belong to a replaced process."""
+        """Refuse requests on connections that belong to an old process."""
         if request.app[_VERSION] != self.version and request.transport is not None:
             request.transport.abort()
         return await handler(request)

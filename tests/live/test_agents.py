@@ -1,6 +1,6 @@
 """Tests that recorded requests of agents' clients go through a real router to two kinds of workers.
 
-Timed engines answer the chats. Servers that answer in the shapes of Anthropic's API and of the
+Simulated engines answer the chats. Servers that answer in the shapes of Anthropic's API and of the
 Responses API answer the others.
 """
 
@@ -35,8 +35,8 @@ def recorded(client: str, chats: bool) -> Iterator[dict[str, Any]]:
 
 
 def expanded(value: Any) -> Any:
-    """Return the value with placeholders replaced by long texts; equal placeholders get equal
-    texts.
+    """Return the value with placeholders replaced by long texts; equal placeholders get the same
+    text.
     """
     if isinstance(value, dict):
         long = {name: expanded(part) for name, part in value.items()}
@@ -49,7 +49,7 @@ def expanded(value: Any) -> Any:
 
 
 def items(row: dict[str, Any]) -> list[str]:
-    """Return the conversation as a list of its items, as far as the model sees them."""
+    """Return the conversation as a list of the items that the model sees."""
     said = row["body"].get("messages") or row["body"].get("input") or []
     return [json.dumps(_seen(item), sort_keys=True) for item in said]
 
@@ -67,8 +67,8 @@ def _seen(item: Any) -> Any:
 
 
 async def sent(http: aiohttp.ClientSession, url: str, row: dict[str, Any], model: str) -> Any:
-    """Send a recorded request; return the router's explanation, or None for a request that is not
-    placed.
+    """Send a recorded request; return the router's explanation of its decision, or None if the
+    request does not need one.
     """
     headers = [(name, value) for name, value in row["headers"]]
     body = None
@@ -206,8 +206,8 @@ async def test_claude_code_finds_a_name_that_it_shows(tmp_path) -> None:
 
 
 async def test_the_doctor_names_an_attribution_line_that_changes(tmp_path) -> None:
-    """A changing attribution line at the prompt's beginning makes the worker find nothing in its
-    cache that the router expects.
+    """The doctor names an attribution line at the prompt's beginning that changes with each
+    request, so that workers do not find what the router expects.
     """
     rows = [row for row in recorded("claude_code", chats=False) if row["version"] == "2.1.170"]
     async with (

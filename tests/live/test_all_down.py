@@ -1,4 +1,4 @@
-"""Tests of what operators see with no worker left, on a reload and at shutdown."""
+"""Tests of what operators see when no worker is left, at a reload, and at shutdown."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ENTRY = Announcement(url="http://127.0.0.1:1")
 
 
 async def said(url: str, caplog: pytest.LogCaptureFixture) -> str:
-    """Announce at `url` and return the first line that this leaves in the log."""
+    """Announce a worker at `url` and return the first line of the log about it."""
 
     async def told() -> bool:
         return bool(caplog.messages)

@@ -1,5 +1,5 @@
-"""Tests of APIs other than completions and chats through the real router: they pass byte for byte,
-are counted, and go only to workers that have them.
+"""Tests of APIs other than completions and chats through the real router: requests pass byte for
+byte, are counted, and go only to workers that have the API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tests of bad input through real HTTP: a clear answer, no crash, no load left behind."""
+"""Tests of bad input over real HTTP: the router answers clearly, does not crash, and charges no
+load.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ async def test_unknown_fields_and_formatting_reach_the_worker_byte_for_byte(stac
     ],
 )
 async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answer) -> None:
-    """One worker answers garbage, and every client still gets a real answer."""
+    """When one worker answers garbage, another one answers its requests, and every client gets a
+    real answer.
+    """
     first = count(100 * len(answer))  # prompts in no cache: known ones go to their worker
     async with misbehaving(answer) as (url, seen):
         worker_id = await stack.add(url)
@@ -157,7 +161,9 @@ async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answ
 
 
 async def test_a_worker_that_dies_before_it_said_anything_is_an_error(stack) -> None:
-    """An incomplete answer must not look like a complete one: the client gets a 502."""
+    """When a worker dies before its first byte, the client gets a 502, because an incomplete answer
+    must not look complete.
+    """
     half = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\nhalf"
     async with misbehaving(half, "half") as (url, _):
         worker_id = await stack.add(url)
@@ -167,7 +173,9 @@ async def test_a_worker_that_dies_before_it_said_anything_is_an_error(stack) -> 
 
 
 async def test_a_worker_that_dies_within_its_stream_cuts_the_client_off(stack) -> None:
-    """Half an answer must not look like a whole one."""
+    """When a worker dies in the middle of a stream, the client's connection is broken off, so that
+    half an answer does not look whole.
+    """
     event = b'data: {"choices":[{"index":0,"text":"half"}]}\n\n'
     half = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 900\r\n\r\n"
     async with misbehaving(half + event, "half") as (url, _):
@@ -279,8 +287,8 @@ async def test_the_admin_port_refuses_what_a_browser_could_send_across_origins(s
 
 @pytest.mark.parametrize("path", ["/explain", "/ui", "/ui/state", "/workers", "/metrics", "/kv"])
 async def test_a_page_whose_name_was_rebound_reads_nothing_of_the_admin_port(stack, path) -> None:
-    """After DNS rebinding, the Host header still has the page's own name, so the router
-    refuses it.
+    """The admin port refuses a page whose host name was rebound to it: after DNS rebinding, the
+    Host header still has the page's own name.
     """
     for host in ("evil.example:8081", "localhost.evil.example", "127.0.0.1.evil.example", "[x]"):
         status, body = await exchanged(stack.admin, f"GET {path}", f"Host: {host}")
@@ -295,7 +303,9 @@ async def test_a_page_whose_name_was_rebound_reads_nothing_of_the_admin_port(sta
     ["localhost", "LocalHost.:8081", "127.0.0.1:8081", "[::1]:8081", "10.1.2.3", "[fe80::1]"],
 )
 async def test_the_admin_port_may_be_asked_by_any_address_and_as_localhost(stack, host) -> None:
-    """Prometheus and Kubernetes use a pod's address, and a forwarded port uses localhost."""
+    """The admin port answers to any IP address, which Prometheus and Kubernetes use, and to
+    localhost, which a forwarded port uses.
+    """
     for path in ("/workers", "/metrics", "/ui"):
         assert (await exchanged(stack.admin, f"GET {path}", f"Host: {host}"))[0] == 200
 

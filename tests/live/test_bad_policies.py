@@ -1,4 +1,4 @@
-"""Tests of a router whose policy raises, returns nonsense, is slow or hangs: every request is
+"""Tests of a router whose policy raises, returns nonsense, is slow or hangs: every request is still
 answered.
 """
 

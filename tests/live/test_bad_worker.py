@@ -41,7 +41,7 @@ def _case(*case: Any) -> Any:
 
 
 async def _content(stack: Stack, prompt: list[int], model: str, streams: bool) -> bool:
-    """Send a completion; return whether its answer is whole and has text."""
+    """Send a completion; return whether its answer is complete and has text."""
     body = {"model": model, "prompt": prompt, "max_tokens": 4, "stream": streams}
     try:
         async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
@@ -56,7 +56,7 @@ async def _content(stack: Stack, prompt: list[int], model: str, streams: bool) -
 
 
 async def _load(stack: Stack, warm: bool, model: str, streams: bool) -> int:
-    """Send `REQUESTS` requests; return how many got no content."""
+    """Send `REQUESTS` requests; return how many got no complete answer."""
     rng, failed = random.Random(0), 0
     left = iter(range(REQUESTS))
 

@@ -25,7 +25,7 @@ REFUSALS = [
 
 @dataclass
 class Refusing(LightEngine):
-    """An engine that answers, or refuses at once because it has no room."""
+    """An engine that answers requests, or refuses them at once as if it had no room."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -137,8 +137,8 @@ async def test_a_single_worker_is_asked_all_the_same_and_its_state_is_shown(tmp_
 
 @dataclass
 class Denying(Refusing):
-    """An engine with an adapter: `lists` says whether it lists the adapter, `has` whether it serves
-    it.
+    """An engine with an adapter: `lists` says whether it lists the adapter among its models, `has`
+    whether it serves it.
     """
 
     lists: bool = True

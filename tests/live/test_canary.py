@@ -19,7 +19,7 @@ EMBED = "/v1/embeddings"
 
 
 async def who(stack: Stack, engines: list[ApiEngine], asked: str = "chat") -> list[list[str]]:
-    """Send one request for each session; return the sessions that each engine got."""
+    """Send one request for each session; return for each engine the sessions that it got."""
     for engine in engines:
         engine.asked.clear()
     bodies = [{"model": asked, "input": "a", "session_id": f"s{n}"} for n in range(SESSIONS)]

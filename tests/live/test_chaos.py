@@ -1,4 +1,4 @@
-"""Tests that nothing is lost or leaked while workers die, freeze, join and leave in any order under
+"""Tests that no request is lost and nothing leaks while workers die, freeze, join and leave under
 load.
 """
 
@@ -34,7 +34,7 @@ HEAP_KIB = 32 << 10  # for the heap alone, when all that the router remembers wa
 
 @dataclass
 class Storm:
-    """Does harm to workers, but never to all at once. Lifetime: test."""
+    """Kills, freezes and removes workers, but never all at once. Lifetime: test."""
 
     stack: Stack
     extra: Program  # a worker that joins and leaves

@@ -35,7 +35,7 @@ CLIENTS = 6
 
 @dataclass
 class Pool:
-    """Engines, and the Redis registry that lists them. Lifetime: test."""
+    """The engines, and the Redis registry that lists them. Lifetime: test."""
 
     server: RedisServer
     stack: Stack
@@ -157,8 +157,8 @@ async def test_every_request_is_answered_by_a_worker_of_the_pool(tmp_path, secon
 
 @needs_redis
 async def test_a_heartbeat_that_flaps_costs_no_request_and_no_turn(tmp_path) -> None:
-    """The router removes the worker on its first lost heartbeat and lets it linger on the next
-    ones.
+    """A worker whose heartbeat is lost again and again costs no request and no session's placement:
+    the router removes it at the first loss and waits longer at the next ones.
     """
     with redis_server(tmp_path / "redis") as server:
         async with pool(tmp_path, server, seed=1) as one:
@@ -199,7 +199,9 @@ async def test_a_heartbeat_that_flaps_costs_no_request_and_no_turn(tmp_path) -> 
 
 
 async def test_models_and_adapters_of_workers_that_a_file_names(tmp_path) -> None:
-    """Two base models, an adapter of one worker and an adapter of both go to the right workers."""
+    """Requests for two base models, an adapter of one worker and an adapter of both go to the right
+    workers, which a file lists.
+    """
     engines = [
         LightEngine("base", ("tone", "shared")),
         LightEngine("base", ("shared",)),

@@ -84,8 +84,8 @@ async def test_streams_with_usage_and_tools_in_the_request(client) -> None:
 
 
 async def test_what_a_worker_cannot_do_is_said_in_its_own_words(client, stack) -> None:
-    """Our engine does not support `echo`; the client gets the engine's refusal as its own error
-    class.
+    """A request that a worker does not support gets the worker's own refusal: `echo` raises the
+    error class of OpenAI's client.
     """
     with pytest.raises(openai.BadRequestError) as caught:
         await client.completions.create(model=MODEL, prompt=[5, 6], echo=True, max_tokens=2)

@@ -143,8 +143,8 @@ async def test_anthropics_client(stack) -> None:
 
 
 async def test_tritons_client_where_its_paths_are_passed_on(stack) -> None:
-    """Without KServe support the router passes `/v2` on if the operator says so, and refuses it
-    otherwise.
+    """Triton's client works without KServe support if the operator lets the router pass `/v2` on;
+    otherwise the router refuses its requests.
     """
     triton = pytest.importorskip("tritonclient.http")
     numpy = pytest.importorskip("numpy")

@@ -1,5 +1,5 @@
-"""Tests of wall clocks that jump by an hour, both ways, under load: no answer is wrong, no request
-is lost.
+"""Tests of wall clocks that jump by an hour, both ways, under load: no answer is wrong, and no
+request is lost.
 
 Waits, expiries and rates use a monotonic clock; the date is only for logs.
 """
@@ -39,7 +39,7 @@ def clock(tmp_path: Path) -> ShiftedClock:
 
 @contextlib.contextmanager
 def starting(folder: Path, clock: ShiftedClock, name: str) -> Iterator[None]:
-    """Give a program started during the block its own jumping clock, keys and an access log."""
+    """Give a program started during the block its own shifted clock, keys and an access log."""
     with clock.jumping(folder / f"clock-{name}"), pytest.MonkeyPatch.context() as patch:
         patch.setenv("WARMROUTE_API_KEYS_FILE", str(folder / "keys.txt"))
         patch.setenv("WARMROUTE_ACCESS_LOG", str(folder / f"access-{name}"))
@@ -111,7 +111,9 @@ async def test_an_hour_forward_and_back_under_load(
 async def test_the_access_log_follows_a_date_that_was_corrected(
     tmp_path: Path, clock: ShiftedClock
 ) -> None:
-    """A machine may learn the time only after the router was started."""
+    """The access log uses a date that was corrected after the router's start, since a machine may
+    learn the time late.
+    """
     with clock.jumping(tmp_path / "clock"):
         clock.jump(tmp_path / "clock", -HOUR_S)
         log = tmp_path / "access"
@@ -137,7 +139,7 @@ async def jumped(folder: Path, clock: ShiftedClock, names: tuple[str, ...], shif
 
 
 async def both_served(*crowds: Crowd) -> None:
-    """Wait until each crowd was served again, and check that no answer was lost."""
+    """Wait until each crowd of clients was served again, and check that no answer was lost."""
     served = [crowd.served.total() for crowd in crowds]
 
     async def more() -> bool:

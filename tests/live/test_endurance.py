@@ -1,5 +1,5 @@
-"""Tests of five minutes of each fault under 200 open streams and 200 requests a second: nothing is
-lost.
+"""Tests of five minutes of each fault under 200 open streams and 200 requests a second: no answer
+is lost.
 
 Every answer is checked token by token (`crowd.py`); streams whose worker fails continue at another
 worker. Quick tests do the same for seconds with a smaller crowd.
@@ -45,8 +45,8 @@ SLOW_S = 6.0  # between two tokens that take some 60 ms: to 1 %
 
 @dataclass(frozen=True)
 class Ground:
-    """A router and workers to harm; the third worker is behind the faulty proxy `front`. Lifetime:
-    test.
+    """A router and the workers to disturb; the third worker is behind the faulty proxy `front`.
+    Lifetime: test.
     """
 
     stack: Stack
@@ -59,9 +59,7 @@ class Ground:
         return time.monotonic() < self.until_s
 
     async def pause(self, least_s: float, most_s: float) -> None:
-        """Wait `least_s` to `most_s` seconds, or less if the test ends sooner (but some time in any
-        case).
-        """
+        """Wait `least_s` to `most_s` seconds, or a shorter time if the test ends sooner."""
         left_s = max(self.until_s - time.monotonic(), SHORT_S / 3)
         await asyncio.sleep(min(self.rng.uniform(least_s, most_s), left_s))
 
@@ -81,7 +79,7 @@ class Ground:
 
 
 async def kill(ground: Ground) -> None:
-    """Kill an engine with SIGKILL; another one starts some seconds later."""
+    """Kill an engine with SIGKILL; start another one some seconds later."""
     number = ground.rng.randrange(2)
     await ground.dies(number)
     await ground.pause(1, 8)
@@ -98,7 +96,7 @@ async def restart(ground: Ground) -> None:
 
 
 async def stop(ground: Ground) -> None:
-    """Stop an engine with SIGSTOP, sometimes for longer than streams may be silent."""
+    """Stop an engine with SIGSTOP, sometimes for longer than the router lets streams be silent."""
     process = ground.stack.workers[ground.rng.randrange(2)].process
     process.send_signal(signal.SIGSTOP)
     try:

@@ -16,7 +16,7 @@ PROMPT = list(range(1000, 1640))  # 40 blocks of 16
 
 
 async def warmed(stack: Stack) -> None:
-    """Wait until the first worker holds PROMPT and the router knows it."""
+    """Wait until the first worker has PROMPT in its cache and the router knows that."""
     await explained(stack, [*PROMPT, 1])
     await until_resident(stack, 0, 40)
 

@@ -1,5 +1,5 @@
-"""Tests that the policy and the wrapper in CONTRIBUTING.md run as it says, in the simulator and the
-router.
+"""Tests that the policy and the wrapper in CONTRIBUTING.md run as the page says, in the simulator
+and the router.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tests of the explanations of decisions, in every place where a running router shows them."""
+"""Tests of the explanations of routing decisions, in every place where a running router
+shows them.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """A copy of the router in a folder, without one extra. Lifetime: test."""
+    """A copy of the router in a folder, without the files of one extra. Lifetime: test."""
 
     folder: Path
     extra: str

@@ -23,7 +23,7 @@ CI_HARMS = "cut", "garbled", "slow"  # harm to answers that had begun, which is 
 
 
 async def harm_for(front: FaultyFront, harm: Harm, seconds: float) -> None:
-    """Damage answers for some seconds, and until at least one was damaged."""
+    """Damage answers for some seconds, and go on until at least one was damaged."""
     front.harm = harm
     await asyncio.sleep(seconds)
 
@@ -112,8 +112,8 @@ async def test_with_all_but_one_dead_that_one_serves(tmp_path: Path) -> None:
 async def test_a_stopped_worker_is_left_alone_at_once_and_its_streams_go_on_when_it_does(
     tmp_path: Path,
 ) -> None:
-    """With default settings a worker counts as down after two probes time out, which
-    takes seconds.
+    """A worker that stops responding gets no new request before probes find it down, which takes
+    seconds by default, and its streams continue when it does.
     """
     async with running(tmp_path, workers=2, router=QUICK, speed=1) as stack:
         body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 400, "stream": True}
@@ -143,7 +143,7 @@ async def test_a_stopped_worker_is_left_alone_at_once_and_its_streams_go_on_when
 
 
 async def taken_back(stack: Stack, worker_id: int) -> None:
-    """Send requests until the router has tried the worker again and taken it back."""
+    """Send requests until the router has tried the worker again and uses it as before."""
 
     async def ready() -> bool:
         await stack.complete([random.randrange(1000)] * 48)

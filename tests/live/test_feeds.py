@@ -1,5 +1,5 @@
-"""Tests of our own engine's events over its real sockets, and of engines that connect to a real
-router.
+"""Tests of our own engine's events over its real sockets, and of engines that connect to a router's
+socket.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ async def test_our_engines_blocks_are_those_that_xxhash_says(tmp_path: Path, ask
 
 
 def heard_live(http: aiohttp.ClientSession, url: str, one: Rig):  # type: ignore[no-untyped-def]
-    """Return a condition that publishes a batch and is true once a batch was received live; before
-    the subscription takes hold, batches are lost.
+    """Return a condition that publishes a batch and is true once a batch was received; batches sent
+    before the subscription takes effect are lost.
     """
     told = count(101)
 
@@ -94,7 +94,9 @@ def replayed(counters: object):  # type: ignore[no-untyped-def]
 
 
 async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Path) -> None:
-    """Two workers share the endpoint; the router tells their engines apart by topic."""
+    """A router receives the events of two workers at one endpoint that it binds, and tells their
+    engines apart by topic.
+    """
     context = zmq.asyncio.Context()
     with context.socket(zmq.PUB) as probe:
         live = f"tcp://127.0.0.1:{probe.bind_to_random_port('tcp://127.0.0.1')}"
@@ -129,7 +131,9 @@ async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Pat
 async def test_prompts_with_ids_of_images_find_the_blocks_that_events_tell_of(
     tmp_path: Path,
 ) -> None:
-    """The worker with the blocks gets each request, and its body passes unchanged."""
+    """Requests with ids of images go to the worker whose events have the blocks, and their bodies
+    pass unchanged.
+    """
     wide = [*PROMPT[:SIZE], *[2**62 + 10**6] * SIZE, *PROMPT[:SIZE], 2**31, *PROMPT[1:SIZE]]
     short = b'{"model" : "tiny", "prompt": %s, "max_tokens":1}' % str([*wide, 5]).encode()
     bodies = [short, short.replace(b"}", b" " * 40_000 + b"}"), short.replace(b"[", b"[" * 2)]

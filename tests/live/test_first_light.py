@@ -1,5 +1,5 @@
-"""End-to-end tests with real programs: a request finds the warm worker, and the load returns to
-zero.
+"""End-to-end tests with real programs: a request finds the worker with its prefix, and all load
+counters return to zero.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(stack) -> None:
 
 
 async def test_a_killed_worker_is_replaced_within_the_request_and_rediscovered(stack) -> None:
-    """With a worker killed under load no request is lost, and the worker is used again after its
+    """No request is lost when a worker is killed under load, and the worker is used again after its
     restart.
     """
     victim = await stack.programs.start("victim", "engine", engine_arguments())
@@ -221,8 +221,8 @@ async def test_a_killed_worker_is_replaced_within_the_request_and_rediscovered(s
 
 
 async def test_the_doctor_examines_the_workers_of_a_router(stack) -> None:
-    """The router runs one examination at a time, and reports a pool without load as idle, not as
-    ill.
+    """The doctor examines the workers of a router, one examination at a time, and reports a pool
+    without load as idle.
     """
     url = f"{stack.admin}/doctor"
 

@@ -66,7 +66,7 @@ async def streamed(stub: Stub, requests: Iterable[Any], **more: Any) -> list[Any
 
 
 async def failed(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Return the code and the message of a call, which must fail."""
+    """Return the status code and the message of a call, which must fail."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value.code(), error.value.details() or ""
@@ -291,8 +291,8 @@ async def test_a_worker_without_grpc_is_not_asked_by_it(stack: Stack) -> None:
 
 
 async def test_what_answers_later_than_http_is_found(stack: Stack) -> None:
-    """When the router recognizes the worker, its gRPC port accepts connections and does not answer;
-    its metrics come later.
+    """The router finds gRPC and metrics of a worker that were not ready when it recognized the
+    worker: its gRPC port accepted connections without answering.
     """
     ports = [lasting_port() for _ in range(3)]
     while ports[2] != ports[0] + 2:
@@ -452,8 +452,8 @@ async def test_what_runs_ends_before_the_router_does(
 
 
 async def test_what_waits_for_a_models_limit_is_refused_as_by_a_full_triton(tmp_path: Path) -> None:
-    """Waiting requests are served in the order of Triton's priorities, within each request's own
-    timeout.
+    """Requests that wait for a model's limit are served in the order of Triton's priorities, and
+    refused as by a full Triton after their own timeout.
     """
     limits = ("--model-limits", f"{MODEL}:max_requests=1", "--limits-hold-requests", "2")
     async with (

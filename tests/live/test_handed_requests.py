@@ -54,7 +54,7 @@ def _event(text: str, reason: str | None) -> bytes:
 
 
 class Ground:
-    """Engines, and routers that replace one another. Lifetime: test."""
+    """The engines, and the routers that replace one another. Lifetime: test."""
 
     def __init__(self, routers: Routers, http: aiohttp.ClientSession) -> None:
         self.routers = routers
@@ -107,7 +107,7 @@ Streams = list[asyncio.Task[float]]
 
 
 async def streams_at(stack: Stack, numbers: Sequence[int], charged: int, **fields: Any) -> Streams:
-    """Start streams; wait until the workers are charged with `charged` requests."""
+    """Start streams; wait until the router charges its workers with `charged` requests."""
     tasks = [asyncio.create_task(stream(stack, number, **fields)) for number in numbers]
     await until_charged(stack, charged)
     return tasks
@@ -214,8 +214,8 @@ async def test_a_router_before_that_is_killed_takes_its_charges_along(tmp_path: 
 async def test_the_third_router_charges_what_both_before_it_have(
     tmp_path: Path, killed: bool
 ) -> None:
-    """This holds even if the second router dies at once, because the third one hears from the first
-    directly.
+    """A third router charges the requests of both routers before it, even if the second one dies at
+    once, because the first one reports to it directly.
     """
     async with ground(tmp_path) as one:
         first = await one.start("first")

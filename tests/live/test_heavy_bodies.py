@@ -47,7 +47,7 @@ def port_of(stack: Stack) -> int:
 
 @asynccontextmanager
 async def beside(stack: Stack) -> AsyncIterator[Process]:
-    """Start another client in its own process and yield it once its requests are answered."""
+    """Start another client in its own process; yield it once its requests are answered."""
     asked = str(port_of(stack)), str(stack.router.process.pid)
     command = (sys.executable, "-m", "tests.live.hostile.heavy_bodies", *asked)
     client = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
@@ -64,7 +64,7 @@ async def beside(stack: Stack) -> AsyncIterator[Process]:
 
 
 async def longest_ms(client: Process) -> list[float]:
-    """Return the other client's longest waits since the last call, in ms: for /health, for a
+    """Return the other client's longest waits since the last call, in ms: for /health and for a
     completion.
     """
     assert client.stdin is not None
@@ -75,8 +75,8 @@ async def longest_ms(client: Process) -> list[float]:
 
 
 async def waits_beside(stack: Stack, client: Process, heavy: Heavy, most_ms: float) -> list[float]:
-    """Send several copies of a heavy body, check their answers, and return the other client's
-    longest waits meanwhile; the best of several tries.
+    """Send several copies of a heavy body, check their answers, and return the longest waits of the
+    other client meanwhile; of several tries, the best counts.
     """
     body = heavy.body()
     tried: list[list[float]] = []

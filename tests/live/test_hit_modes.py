@@ -20,8 +20,8 @@ EXACT: Cause = ("exact", None)
 
 
 async def cause_of(stack: Stack, worker_id: int = 0) -> Cause:
-    """Return a worker's hit mode and cause; check that a reason is given exactly if the mode is not
-    exact.
+    """Return a worker's hit mode and its cause; check that a reason is given if and only if the
+    mode is not exact.
     """
     hits = (await stack.row(worker_id))["hits"]
     assert (hits["reason"] is None) == (hits["cause"] is None) == (hits["mode"] == "exact")
@@ -36,7 +36,7 @@ async def until_cause(stack: Stack, wanted: Cause, worker_id: int = 0) -> None:
 
 
 async def counted(stack: Stack, mode: str, cause: str) -> float:
-    """Return how many workers have this mode and cause by the router's metrics."""
+    """Return how many workers have this hit mode and cause, by the router's metrics."""
     async with stack.http.get(f"{stack.admin}/metrics") as reply:
         lines = (await reply.text()).splitlines()
     labels = f'cause="{cause}",mode="{mode}"'
@@ -45,7 +45,7 @@ async def counted(stack: Stack, mode: str, cause: str) -> float:
 
 @asynccontextmanager
 async def engines(folder: Path) -> AsyncIterator[tuple[Stack, Path]]:
-    """Yield a router with its engines' tokenizer and no worker yet, and the model's folder."""
+    """Yield a router with the engines' tokenizer and no workers yet, and the model's folder."""
     model = write_model(folder / "model")
     async with running(folder, workers=0, router=["--tokenizer", str(model)]) as stack:
         yield stack, model
@@ -97,7 +97,9 @@ async def test_another_tokenizer_than_the_engine_s_is_approximate(tmp_path: Path
 async def test_a_router_that_comes_late_to_an_engine_without_replay_is_degraded(
     tmp_path: Path,
 ) -> None:
-    """The router is exact once the engine's cache was cleared, because then it misses nothing."""
+    """A router that starts after an engine without replay shows its hits as degraded, and as exact
+    once the engine's cache was cleared.
+    """
     async with engines(tmp_path) as (stack, model):
         url = await started(stack, model)
         async with stack.http.get(f"{url}/kv_event_sources") as reply:
@@ -137,7 +139,9 @@ async def explained(stack: Stack) -> tuple[str, dict[str, Any]]:
 
 
 async def ask(stack: Stack, url: str) -> None:
-    """Send a prompt of several blocks directly to the worker, past the router."""
+    """Send a prompt of several blocks directly to the worker, so that the router does not
+    see it.
+    """
     body = {"model": MODEL, "prompt": TEXT, "max_tokens": 2}
     async with asyncio.timeout(20), stack.http.post(f"{url}/v1/completions", json=body) as reply:
         assert reply.status == 200, await reply.text()

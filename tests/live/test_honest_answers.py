@@ -1,5 +1,5 @@
-"""Tests with whole programs that a short answer counts as an answer, and an empty one as its
-worker's failure.
+"""Tests with whole programs: a short answer counts as an answer, and an empty one as a failure of
+its worker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EMBEDDED = b'{"object":"list","data":[{"index":0,"embedding":[0.0]}]}'
 
 
 def cases() -> dict[str, tuple[str, bytes]]:
-    """Return all answers by name, each with its content type."""
+    """Return all answers by name, each with its content type and body."""
     found = {f"s-{name}": (EVENTS, body) for name, body in (*GOOD_STREAMS, *BAD_STREAMS)}
     found |= {f"w-{name}": (JSON, body) for name, body in (*GOOD_WHOLE, *BAD_WHOLE)}
     for number, (form, body, _) in enumerate(OTHER_FORMS):
@@ -60,8 +60,8 @@ def cases() -> dict[str, tuple[str, bytes]]:
 
 @asynccontextmanager
 async def told(tmp_path: Path, always: list[str], *router: str) -> AsyncIterator[Stack]:
-    """Yield a router with engines that answer by a request's header, or always with the given
-    answer.
+    """Yield a router with engines that give the answer that a request's header names, or always the
+    given answer.
     """
     engines = [ToldEngine(cases(), each) for each in always]
     async with running(tmp_path, workers=0, router=router) as stack:
@@ -83,7 +83,7 @@ async def ask(stack: Stack, path: str, name: str, **fields: Any) -> tuple[int, b
 
 
 def log(stack: Stack) -> str:
-    """Return the router's log."""
+    """Return the text of the router's log."""
     return stack.router.log.read_text()
 
 
@@ -133,7 +133,9 @@ async def test_honest_short_answers_cost_no_retry_and_no_worker(tmp_path: Path) 
 async def test_a_worker_that_says_nothing_is_put_aside_and_does_not_come_back(
     tmp_path: Path, kind: str
 ) -> None:
-    """Empty answers count as failures, also that of the worker's trial after its ejection."""
+    """A worker that gives empty answers is ejected, and again if it gives an empty answer when it
+    is tried later.
+    """
     bad = "s-done_alone" if kind == "s" else "w-nothing"
     good = "s-one_token" if kind == "s" else "good"
     args = ("--policy", "round_robin", "--ejection-recover-s", "0.1")

@@ -100,8 +100,8 @@ def told(waits_s) -> str:
 
 
 async def own_files(stack) -> int:
-    """Return the router's count of open files without connections to workers, which it
-    keeps open.
+    """Return the router's count of open files, without its connections to workers, which it keeps
+    open.
     """
     to_workers = sum(row["open_connections"] for row in await stack.rows())
     return open_files(stack) - to_workers
@@ -201,8 +201,8 @@ def connected(port: int, request: bytes, address: str = "127.0.0.1") -> socket.s
 
 
 def answer_of(client: socket.socket) -> tuple[bytes, float]:
-    """Return the answer and the kernel's time of its arrival; this process may have waited for a
-    core.
+    """Return the answer and the time of its arrival by the kernel's clock, since this process may
+    have waited for a core.
     """
     answer, told, *_ = client.recvmsg(1 << 16, 64)
     if not told:  # the kernel may not know yet that sockets want timestamps
@@ -214,8 +214,8 @@ def answer_of(client: socket.socket) -> tuple[bytes, float]:
 
 
 def served_before(stack, addresses: list[str]) -> int:
-    """Count the hostile connections that the router answers before a good client that came later,
-    all of which came while the router was stopped.
+    """Return how many hostile connections the router answers before a good client that came later;
+    all of them came while the router was stopped.
     """
     port, pid = port_of(stack), stack.router.process.pid
     freeze(pid)
@@ -247,7 +247,9 @@ async def test_who_sends_no_http_waits_for_others(tmp_path) -> None:
 async def test_what_attackers_cost_good_clients_is_mostly_what_they_cost_the_machine(
     tmp_path,
 ) -> None:
-    """The attackers alternate between the router and a server that only refuses."""
+    """Attackers make good clients wait little longer at the router than attackers at another server
+    on the same machine, which only refuses, do.
+    """
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.live.hostile.null_server"), stdout=asyncio.subprocess.PIPE
     )

@@ -21,8 +21,8 @@ async def log_of(stack: Stack) -> str:
 async def test_one_that_claims_every_prompt_and_reports_no_hit_loses_what_that_gave_it(
     tmp_path: Path,
 ) -> None:
-    """The liar gets all requests at first; later, prompts go to the worker that has
-    computed them.
+    """A worker that claims to hold every prompt but reports no hits gets all requests at first;
+    later, prompts go to the worker that has computed them.
     """
     prompts = Prompts(tokens=256)
     claimed = [prompts.next() for _ in range(2 * ANSWERS)]
@@ -102,7 +102,9 @@ async def test_one_that_reports_nothing_is_believed(tmp_path: Path) -> None:
 async def test_prompts_whose_own_log_probabilities_are_wanted_refute_nothing(
     tmp_path: Path,
 ) -> None:
-    """vLLM skips its cache for these requests, so they must not discredit a worker's events."""
+    """Requests for log-probabilities of the prompt, for which vLLM skips its cache, do not
+    discredit a worker's events.
+    """
     prompts = Prompts(tokens=256)
     claimed = [prompts.next() for _ in range(2 * ANSWERS)]
     async with running(tmp_path, workers=0) as stack, lying(blocks=10_000) as honest:
@@ -123,8 +125,8 @@ async def test_prompts_whose_own_log_probabilities_are_wanted_refute_nothing(
 async def test_one_of_a_thousand_blocks_that_tells_of_a_million_holds_what_fits(
     tmp_path: Path,
 ) -> None:
-    """Other workers' blocks stay known, although the index has less room than the liar claims to
-    fill.
+    """A worker that claims a million blocks gets only as many as fit, and other workers' blocks
+    stay known.
     """
     flags = ("--limits-index-entries", "20000")
     async with running(tmp_path, workers=1, router=flags) as stack:

@@ -1,4 +1,4 @@
-"""Tests of hot restarts: no request is refused, none is cut off, and caches stay known."""
+"""Tests of hot restarts: no request is refused or cut off, and the workers' caches stay known."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PREFIX = list(range(5_000, 5_000 + 320))
 
 @dataclass
 class Load:
-    """Requests of many clients, without a pause. Lifetime: test."""
+    """Clients that send requests one after another. Lifetime: test."""
 
     url: str
     ends: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class Load:
                 await self._one(http, number, stream=False, max_tokens=2)
 
     async def kept(self, number: int) -> None:
-        """Send requests one after another on one connection, as long as it lasts."""
+        """Send requests one after another on one connection until it closes, then on a new one."""
         async with aiohttp.ClientSession() as http:
             while not self.stop.is_set():
                 await self._one(http, number, stream=False, max_tokens=2)
@@ -238,7 +238,7 @@ async def test_sigusr2_starts_the_follower_by_the_same_command(tmp_path: Path) -
 
 
 async def end(pid: int) -> None:
-    """Terminate a process that is not our child, and wait until it is gone."""
+    """Terminate a process that this process did not start, and wait until it is gone."""
     os.kill(pid, signal.SIGTERM)
 
     async def gone() -> bool:

@@ -1,5 +1,5 @@
-"""Tests with timed workers of dense and hybrid models: a request finds as many cached tokens as the
-router expects.
+"""Tests with simulated workers of dense and hybrid models: a request finds as many cached tokens as
+the router expects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of what a key allows, through real HTTP: models, priorities, rates, salts; and of the admin
+"""Tests over real HTTP of what a key allows: models, priorities, rates, salts; and of the admin
 port's keys.
 """
 
@@ -78,7 +78,7 @@ def rewritten(file: Path, changes: dict[str, str]) -> None:
 
 
 async def _reloads(stack: Stack, keys: Path) -> None:
-    """Check that a changed keys file counts without a restart and that an invalid one changes
+    """Check that a changed keys file is used without a restart and that an invalid one changes
     nothing.
     """
 

@@ -1,4 +1,6 @@
-"""Tests of API keys through real HTTP: who is let in, and that no key is ever shown."""
+"""Tests of API keys over real HTTP: which clients may send requests, and that no key is
+ever shown.
+"""
 
 from __future__ import annotations
 

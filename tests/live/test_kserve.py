@@ -327,7 +327,9 @@ async def test_the_command_in_the_docs_says_by_what_a_request_was_routed(stack) 
 
 
 async def test_the_client_in_the_docs_gets_an_answer(stack) -> None:
-    """The test runs the page's first request, and its program of `tritonclient`."""
+    """The first request on the docs page gets an answer, and so does the page's program with
+    `tritonclient`.
+    """
     page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
     curl = re.search(r"^curl -s localhost:8000.*$", page, re.MULTILINE)
     program = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

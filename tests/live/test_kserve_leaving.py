@@ -1,5 +1,5 @@
-"""Tests of KServe clients that leave: their server hears of it at once, and the router charges what
-may still run there.
+"""Tests of KServe clients that disconnect: their server learns of it at once, and the router keeps
+charging what may still run there.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ async def charged(stack: Stack) -> int:
 
 
 async def left(stack: Stack, server: Triton, path: str, count: int = 8, **fields: Any) -> float:
-    """Let `count` clients send a request and leave once all are running; return the longest time
-    until the server hears of it, in seconds.
+    """Let `count` clients send a request and disconnect once all are running; return the longest
+    time in seconds until the server learns of it.
     """
     url, before = f"{stack.url}/v2/models/{path}", server.began
     asking = [asyncio.create_task(stack.http.post(url, json=fields)) for _ in range(count)]
@@ -161,8 +161,8 @@ CALLS = ("generate_stream", "generate", "infer")
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_model_is_not_judged_by_its_name(tmp_path: Path, call: str) -> None:
-    """The model has a BLS model's name but stands alone, so its server ends a request when its
-    client leaves.
+    """A model that has a BLS model's name but calls no other model is treated like any other: its
+    server ends a request when its client leaves.
     """
     async with routed(tmp_path, models={BLS: ALONE}) as (stack, server):
         took_s = await left(stack, server, f"{BLS}/{call}", **body_of(call, BLS, 100_000))

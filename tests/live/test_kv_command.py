@@ -1,4 +1,4 @@
-"""Tests of `warmroute kv`, which prints the router's view of a worker's blocks beside the worker's
+"""Tests of `warmroute kv`, which compares the router's view of a worker's blocks with the worker's
 own.
 """
 

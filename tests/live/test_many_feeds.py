@@ -1,4 +1,4 @@
-"""Tests of two hundred event streams at once: each loss shows as a gap, and a replay fills it."""
+"""Tests of two hundred event streams at once: each loss shows as a gap, which a replay fills."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUIET = ["--intervals-health-s", "5", "--intervals-load-report-s", "5"]
 
 
 def prepare(publishers: list[Publisher], rng: np.random.Generator) -> None:
-    """Give each publisher the same trunk and prompts of its own."""
+    """Give each publisher batches of a prefix that all share, and of prompts of its own."""
     trunk = rng.integers(0, 30_000, 4 * BLOCK, dtype=np.int32)
     for one in publishers:
         one.add(trunk)

@@ -1,4 +1,6 @@
-"""Tests of workers that break off in the middle of streams: clients read on without noticing."""
+"""Tests of workers that break off in the middle of streams: clients get the whole stream without
+noticing.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,16 @@ _MADE_UP = re.compile(rb'"id":"[^"]*"|"created":\d+')
 
 @dataclass
 class Cut:
-    """A router and workers, each worker behind a cutter. Lifetime: test module."""
+    """A router and its workers, each behind a proxy that cuts replies off. Lifetime: test
+    module.
+    """
 
     stack: Stack
     fates: deque[Fate]
 
     async def stream(self, path: str, *fates: Fate, **fields: Any) -> bytes:
-        """Send a request and return its stream's bytes; each reply to it is cut by the next of
-        these fates.
+        """Send a request and return the bytes of its stream; each worker's reply to it is cut by
+        the next of these fates.
         """
         body = {"model": MODEL, "max_tokens": TOKENS, "stream": True, **PATHS[path], **fields}
         self.fates.extend(fates)
@@ -197,8 +201,8 @@ async def test_the_head_says_whether_a_stream_could_go_on(cut: Cut) -> None:
 async def test_a_program_that_dies_or_freezes(
     tmp_path: Any, ending: signal.Signals, options: list[str]
 ) -> None:
-    """Another worker continues the stream; one case uses a tokenizer whose tokens are parts of
-    characters.
+    """Another worker continues the stream of one that dies or freezes, also with a tokenizer whose
+    tokens are parts of characters.
     """
     more = {name: write_model(tmp_path / "model") for name in options}
     body = {"model": MODEL, "prompt": PROMPT, "stream": True, "max_tokens": 40}

@@ -99,8 +99,8 @@ async def test_an_answer_goes_on_at_another_worker(tmp_path: Path) -> None:
 
 
 async def test_attempts_bound_moves_too(tmp_path: Path) -> None:
-    """At most three workers may fail a request, whether or not its client has seen a part of the
-    answer.
+    """At most three workers may fail a request, whether or not its client has already seen a part
+    of the answer.
     """
     dies: list[int] = []
     router = ["--migration-moves", "16", "--retries-attempts", "3"]

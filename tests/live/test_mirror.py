@@ -1,4 +1,6 @@
-"""Tests of a worker without events whose cache is much smaller than the router was told."""
+"""Tests of a worker without events whose cache is much smaller than the router was told, so that
+the router has to learn it.
+"""
 
 from __future__ import annotations
 

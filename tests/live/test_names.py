@@ -1,4 +1,6 @@
-"""Tests of names for models: what workers get, what clients get, and which revision serves whom."""
+"""Tests of model names: what workers get, what clients get, and which revision serves
+which client.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ async def raw(stack: Stack, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def only_the_name(sent: bytes, came: bytes, asked: str, served: str) -> bool:
-    """Return True if a worker got what was sent, with one name replaced and no other byte."""
+    """Return True if a worker got what the client sent, with only the model's name replaced."""
     places = [m.start() for m in re.finditer(re.escape(asked.encode()), sent)]
     end = len(asked)
     return came in [sent[:at] + served.encode() + sent[at + end :] for at in places]

@@ -24,7 +24,9 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodin
 
 
 class Holding:
-    """A worker that begins every stream at once and ends it on demand. Lifetime: test."""
+    """A worker that begins every stream at once and ends it when the test says so.
+    Lifetime: test.
+    """
 
     def __init__(self, model: str) -> None:
         self.model = model

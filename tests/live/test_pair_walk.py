@@ -1,5 +1,5 @@
-"""Tests that the files and commands of docs/replicas.md lead from one router to a pair,
-as printed.
+"""Tests that the files and commands of docs/replicas.md, as printed, turn one router into
+a pair.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Here:
         return text
 
     def command(self, host: str, folder: Path) -> list[str]:
-        """Return the arguments of a host's router: the page's, and the ones that two routers on one
-        machine need.
+        """Return the arguments of the router on a host: the page's, and those that two routers on
+        one machine need.
         """
         (line,) = [one for block in blocks("sh") for one in block.splitlines() if " serve " in one]
         port, admin = map(str, self.ports[host])
@@ -109,7 +109,7 @@ def stack_of(programs: Programs, router: Program, http: aiohttp.ClientSession) -
 
 @contextlib.contextmanager
 def redis_as_told(here: Here, folder: Path):
-    """Run redis-server with the page's command."""
+    """Run redis-server with the page's command during the block."""
     (line,) = [one for block in blocks("sh") for one in block.splitlines() if "redis-server" in one]
     with (folder / "redis.log").open("wb") as log:
         process = subprocess.Popen(["sh", "-c", f"exec {here.said(line)}"], stdout=log, cwd=folder)

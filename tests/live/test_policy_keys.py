@@ -1,4 +1,6 @@
-"""Tests of the error for a policy that cannot be used, in each configuration key that takes one."""
+"""Tests of the error messages for a policy that cannot be used, in each configuration key that
+takes a policy.
+"""
 
 from __future__ import annotations
 

@@ -102,7 +102,9 @@ class Cluster:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Run clients without a pause during the block; each request must be answered."""
+        """Run clients that send one request after another during the block; each request must be
+        answered.
+        """
         over = asyncio.Event()
 
         async def ask(number: int) -> None:
@@ -238,8 +240,8 @@ async def test_several_pools_are_one_fleet_of_several_models(tmp_path, monkeypat
 
 
 async def test_a_picker_is_ready_while_its_pool_has_workers(tmp_path, monkeypatch) -> None:
-    """Readiness is checked by gRPC health, as probes and gateways do; it does not depend on the API
-    server.
+    """The picker is ready while its pool has workers, whether or not the API server is reachable;
+    probes and gateways check this by gRPC health.
     """
     flags = ("--picker-port", "0", "--picker-health-port", "0")
     async with cluster(tmp_path, monkeypatch, router=flags) as one:
@@ -270,7 +272,9 @@ async def test_a_picker_is_ready_while_its_pool_has_workers(tmp_path, monkeypatc
 async def test_a_request_gets_the_priority_of_the_objective_that_it_names(
     tmp_path, monkeypatch
 ) -> None:
-    """The test sees the priority in a refusal: the key allows only priority 0."""
+    """A request gets the priority of the InferenceObjective that it names: a key that allows only
+    priority 0 refuses it.
+    """
     (tmp_path / "keys").write_text("secret grey priority=0..0\n", encoding="utf-8")
     flags = ("--picker-port", "0", "--picker-objectives", "fixed=7")
     flags += ("--api-keys-file", str(tmp_path / "keys"))

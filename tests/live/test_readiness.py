@@ -1,4 +1,6 @@
-"""Tests of readiness: of the workers, of each model, and when an operator takes the router out."""
+"""Tests of readiness: of the workers, of each model, and of a router that an operator takes out of
+service.
+"""
 
 from __future__ import annotations
 

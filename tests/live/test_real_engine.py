@@ -1,5 +1,5 @@
-"""Tests of a real, tiny model behind the router: many streams at once, each with the tokens that it
-gets alone.
+"""Tests of a real, tiny model behind the router: many streams at once each get the tokens that they
+get alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Tests of what a real router records of real traffic: everything except prompts and
-other secrets.
-"""
+"""Tests of what a router records of real traffic: everything except prompts and other secrets."""
 
 from __future__ import annotations
 
@@ -32,14 +30,12 @@ ROUTER = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"]
 
 
 def families(number: int) -> list[int]:
-    """Return a prompt that shares the trunk with all others, and more with every fourth one."""
+    """Return a prompt that shares a prefix with all others, and a longer one with every fourth."""
     return [*TRUNK, *([24_000 + number % 4] * 64), 25_000 + number]
 
 
 async def ask(stack: Stack, number: int, **fields: Any) -> int:
-    """Send a request and read its answer to the end or to where it breaks off; return the
-    status.
-    """
+    """Send a request and read its answer until it ends or breaks off; return the status."""
     headers = {"x-session-id": f"{SECRETS[1]}-{number % 4}", "Authorization": SECRETS[3]}
     body = {"model": MODEL, "prompt": families(number), "max_tokens": 6} | fields
     try:
@@ -53,7 +49,7 @@ async def ask(stack: Stack, number: int, **fields: Any) -> int:
 
 
 async def leave(stack: Stack, number: int) -> None:
-    """Ask for a long stream, and leave after its first line."""
+    """Ask for a long stream, and disconnect after its first line."""
     body = {"model": MODEL, "prompt": families(number), "max_tokens": 5_000, "stream": True}
     reply = await stack.http.post(f"{stack.url}/v1/completions", json=body)
     await reply.content.readline()
@@ -193,7 +189,9 @@ async def test_a_log_is_moved_away_while_requests_run(tmp_path: Path) -> None:
 
 
 async def test_a_reload_to_another_policy_begins_with_a_header_of_its_own(tmp_path: Path) -> None:
-    """A reader of the log takes the last header for the running configuration."""
+    """A reload to another policy writes a new header to the log, whose readers take the last header
+    for the running configuration.
+    """
     log, file = tmp_path / "requests.jsonl", tmp_path / "router.yaml"
     keys = f"request_log: {log}\npolicy: "
     file.write_text(f"{keys}kv_prefix\n")

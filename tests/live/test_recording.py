@@ -1,5 +1,5 @@
-"""Tests of `--record DIR`: live traffic is recorded in parts and replays to the hits that workers
-reported.
+"""Tests of `--record DIR`: live traffic is recorded in parts, and a replay of it gives the hits
+that workers reported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def lines_of(folder: Path) -> list[RequestLine]:
 
 
 async def converse(stack: Stack, number: int) -> None:
-    """Run a conversation that grows by each answer; a third of the conversations share a trunk.
+    """Run a conversation that grows by each answer; a third of the conversations share a prefix.
 
     Each turn is long compared with the few milliseconds by which a replay's load differs from the
     live one.
@@ -60,7 +60,7 @@ async def converse(stack: Stack, number: int) -> None:
 
 
 async def replayed(folder: Path, source: str, *flags: str) -> dict[str, Any]:
-    """Run the replay command in its own process and return its row."""
+    """Run the replay command in its own process and return its result as a dictionary."""
     found = folder / "replay.json"
     command = (*("-m", "simulator", "replay", source, "--policy", POLICY, "--json"), str(found))
     fleet = ("--workers", str(WORKERS), "--profile", PROFILE, "--speed", str(1 / SPEED))
@@ -106,7 +106,9 @@ async def test_yesterdays_traffic_replayed_gives_the_hits_that_were_reported(
 
 
 async def test_a_full_disk_costs_lines_and_no_request(tmp_path: Path) -> None:
-    """The test removes the folder, which is as bad as any full disk, and creates it again."""
+    """When lines cannot be written, as on a full disk, the recording lacks lines and no request
+    fails. The test removes the folder and creates it again.
+    """
     folder = tmp_path / "recording"
     flags = ["--record", str(folder), "--recording-part-bytes", "4096"]
     async with running(tmp_path, router=flags) as stack:

@@ -49,8 +49,8 @@ def announce(server: RedisServer, url: str, lease_ms: int = 60_000, **more) -> N
 
 @asynccontextmanager
 async def looking(url: str) -> AsyncIterator[AsyncIterator[Report]]:
-    """Yield the reports of a router's Redis source, one for each look; each must come within ten
-    seconds.
+    """Yield the reports of a router's Redis source, one for each time that it reads Redis; each
+    must come within ten seconds.
     """
     reports = RedisSource(lambda: parse_redis_url(url), FLEET, look_s=0.01).reports()
 
@@ -164,8 +164,8 @@ async def test_redis_away_paused_or_locked_is_told_and_got_over(tmp_path):
 
 
 async def test_engines_announce_themselves_and_say_goodbye(server, tmp_path):
-    """Engines of two models join one router; an engine that stops gets no new requests before it
-    ends.
+    """Engines of two models join a router through Redis, and an engine that stops gets no new
+    requests before it ends.
     """
     state = ["--state", server.url, "--discover", "redis"]
     async with running(tmp_path, workers=0, router=state) as stack:

@@ -9,7 +9,7 @@ from tests.live.stack import Stack, running, until
 
 
 async def reload(stack: Stack, says: str) -> None:
-    """Send SIGHUP and wait until the log has this message once more than before."""
+    """Send SIGHUP to the router and wait until its log has this message once more than before."""
     log = stack.router.log
     before = log.read_text().count(says)
     stack.router.process.send_signal(signal.SIGHUP)

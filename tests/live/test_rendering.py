@@ -44,7 +44,7 @@ async def rendering(
 
 
 async def asked(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> Decided:
-    """Send a chat; return the router's decision and the answer."""
+    """Send a chat; return the router's decision and the worker's answer."""
     body = {"model": MODEL, "messages": messages, "max_tokens": 8} | fields
     url = f"{stack.url}/v1/chat/completions"
     async with stack.http.post(url, json=body, headers={EXPLAIN: "1"}) as reply:
@@ -65,8 +65,8 @@ async def counted(stack: Stack, name: str, label: str = "") -> float:
 async def until_cause(
     stack: Stack, mode: str, cause: str | None, asking: random.Random | None = None
 ) -> dict[str, Any]:
-    """Wait until the worker's hits have this mode and cause, and return them; send chats meanwhile
-    if `asking` is given.
+    """Wait until the worker's hits have this mode and cause, and return them; if `asking` is given,
+    send chats meanwhile.
     """
     seen: dict[str, Any] = {}
 
@@ -81,7 +81,9 @@ async def until_cause(
 
 
 async def test_prompts_are_exact_by_the_token_ids_of_the_engine(tmp_path: Path) -> None:
-    """The test sends new, repeated, shortened, continued and edited chats, and completions."""
+    """Expected hits are exact by the token ids that the engine renders, for new, repeated,
+    shortened, continued and edited chats, and for completions.
+    """
     rng = random.Random(1)
     async with rendering(tmp_path, "--render") as stack:
         await until_cause(stack, "exact", None)
@@ -125,7 +127,9 @@ async def test_an_engine_without_the_flag_is_named_with_it(tmp_path: Path) -> No
 
 
 async def test_a_long_conversation_does_not_wait_for_its_renderer(tmp_path: Path) -> None:
-    """The router places a turn by the token ids rendered for the turn before."""
+    """A long conversation does not wait for the renderer: the router places a turn by the token ids
+    rendered for the turn before.
+    """
     rng = random.Random(3)
     name = "warmroute_rendered_prompts_total"
     async with rendering(tmp_path, "--render") as stack:
@@ -171,8 +175,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_requests_are_answered_whatever_the_renderer_does(tmp_path: Path, fault: str) -> None:
-    """64 chats at once meet the fault; the router reports it and uses the renderer again
-    afterwards.
+    """Requests are answered whatever the renderer does: 64 chats at once meet its fault, and the
+    router reports the fault and uses the renderer again afterwards.
     """
     rng = random.Random(fault)
     model = write_model(tmp_path / "model")
@@ -202,7 +206,9 @@ async def test_requests_are_answered_whatever_the_renderer_does(tmp_path: Path, 
 
 
 async def test_a_client_with_images_that_nobody_serves_stops_no_renderer(tmp_path: Path) -> None:
-    """The router places this client's requests by text, and renders those of others as before."""
+    """Images that cannot be fetched do not stop the rendering of other clients' chats: the router
+    places this client's requests by text.
+    """
     rng = random.Random(7)
     model = write_model(tmp_path / "model")
     image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/none.png"}}

@@ -40,7 +40,7 @@ async def both(tmp_path_factory, server: RedisServer) -> AsyncIterator[Pair]:
 
 @dataclass
 class Spoiled:
-    """A Redis that a test spoils, with the commands that undo it. Lifetime: test."""
+    """A Redis that a test damages, with the commands that undo the damage. Lifetime: test."""
 
     server: RedisServer
     password: str | None = None
@@ -72,7 +72,7 @@ async def said(stack: Stack, words: str, from_char: int) -> None:
 
 
 async def all_is_well(both: Pair) -> None:
-    """Check that both links are up, the routers are in sync, and no request failed."""
+    """Check that both links to Redis are up, the routers are in sync, and no request failed."""
     for stack in both.stacks:
         await until_metric(stack, "replicas_link_up", lambda n: n == 1)
         await until_metric(stack, "replicas_peers", lambda n: n == 1)
@@ -197,7 +197,9 @@ def _spoilt(payload: bytes, draw: random.Random) -> bytes:
 async def test_what_nobody_said_is_counted_named_and_leaves_nothing(
     both: Pair, redis: Spoiled
 ) -> None:
-    """The test writes noise and damaged messages to the streams, the arrivals and the registry."""
+    """Messages that no router sent are counted, reported and leave nothing behind; the test writes
+    noise and damaged messages to the streams, the arrivals and the registry.
+    """
     draw = random.Random(5)
     before = [len(stack.router.log.read_text()) for stack in both.stacks]
     async with both.traffic():

@@ -1,5 +1,5 @@
-"""Tests of routers whose engines offer no replay: a new router gets its peer's copy of their
-caches.
+"""Tests of routers whose engines offer no replay: a new router gets its peer's copy of the caches'
+content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Engine:
-    """A worker that offers only live events: no snapshot, no replay. Lifetime: test."""
+    """A worker that offers only live KV events, without snapshot and replay. Lifetime: test."""
 
     def __init__(self, program: Program, http: aiohttp.ClientSession, source: str) -> None:
         self.program, self.http = program, http
@@ -48,8 +48,8 @@ class Engine:
                 assert reply.status == 200, await reply.text()
 
     async def clear(self) -> None:
-        """Clear the cache, which the engine publishes: a router that hears it knows the cache
-        exactly.
+        """Clear the engine's cache, which it publishes as an event; a router that receives the
+        event knows the cache exactly.
         """
         async with self.http.post(f"{self.program.url}/reset_prefix_cache") as reply:
             assert reply.status == 200, await reply.text()
@@ -83,8 +83,8 @@ async def known_with(stack: Stack, engine: Engine) -> None:
 
 
 async def until_heard_by(stack: Stack, engine: Engine) -> None:
-    """Send prompts until the router hears of one: a router is ready before its subscription takes
-    hold, and earlier events are lost.
+    """Send prompts until the router receives an event of one: its subscription takes effect after
+    it is ready, and earlier events are lost.
     """
     before = len((await view(stack)).chains())
 
@@ -139,7 +139,9 @@ async def test_a_newcomer_under_load_misses_nothing(tmp_path: Path, server: Redi
 async def test_a_peer_that_stands_still_is_not_waited_for(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    """A new router uses what it heard itself, and adds the peer's copy when that arrives."""
+    """A new router does not wait for a frozen peer: it uses the events that it received itself, and
+    adds the peer's copy when that arrives.
+    """
     async with engine_and_routers(tmp_path, server.url) as (engine, routers):
         one = await first_of(routers, engine, prompts=10)
         freeze(one.router.process.pid)

@@ -1,5 +1,5 @@
-"""Tests of a network that swallows packets, and of faults in any order: links come back, and
-routers agree.
+"""Tests of a network that drops packets, and of Redis faults in any order: links come back, and
+routers agree again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ip(*words: str) -> None:
 
 
 class Network:
-    """A network namespace for a Redis, whose packets can be dropped. Lifetime: test."""
+    """A network namespace with a Redis, whose packets can be dropped. Lifetime: test."""
 
     def __init__(self) -> None:
         number = os.getpid() % 16_000
@@ -42,7 +42,9 @@ class Network:
         self.ours, self.theirs = f"10.199.{third}.{fourth + 1}", f"10.199.{third}.{fourth + 2}"
 
     def make(self) -> None:
-        """Create the network. Raises CalledProcessError if this process may not."""
+        """Create the network namespace. Raises CalledProcessError if this process is not allowed
+        to.
+        """
         ip("netns", "add", self.name)
         ip("link", "add", self._link, "type", "veth", "peer", "eth0", "netns", self.name)
         ip("addr", "add", f"{self.ours}/30", "dev", self._link)
@@ -99,7 +101,7 @@ async def test_packets_that_vanish(far: Network, caplog):
 
 
 class Faults:
-    """The faults that can be injected into a Redis and undone. Lifetime: test."""
+    """The faults that a test injects into a Redis and removes again. Lifetime: test."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server

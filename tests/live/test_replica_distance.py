@@ -1,4 +1,4 @@
-"""Tests that replicas share state although their clocks are seconds apart and Redis is far away."""
+"""Tests that replicas share state although their clocks differ by seconds and Redis is far away."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ async def counted(both: Pair, name: str) -> list[float]:
 async def test_a_pair_ten_seconds_and_forty_milliseconds_apart(
     tmp_path: Path, server: RedisServer, clock: ShiftedClock
 ) -> None:
-    """The pair spreads streams as one router would, fails no request, and forgets a dead peer."""
+    """With clocks ten seconds apart and Redis 40 ms away, two routers spread streams as one would,
+    fail no request, and forget a peer that died.
+    """
     around = [partial(clock.off_by, shift_s) for shift_s in SHIFTS_S]
     async with (
         slow_line(server.port, ONE_WAY_S) as port,

@@ -1,5 +1,5 @@
-"""Tests with real programs of KV events that only one router can read: one reads them, all know
-them.
+"""Tests with real programs of KV events that only one router can read: it reads them, and all
+routers know them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ async def routers(folder: Path, url: str, *workers: str) -> AsyncIterator[Router
 
 
 async def reader_of(*stacks: Stack) -> Stack:
-    """Wait until exactly one router reads the events and all others hear it; return the reader."""
+    """Wait until exactly one router reads the engine's events and all others receive them from it;
+    return the reader.
+    """
     found: list[Stack] = []
 
     async def elected() -> bool:
@@ -143,7 +145,7 @@ async def test_one_binds_what_engines_connect_to_and_the_next_binds_it_after_it(
 
 
 async def _publish(pub: zmq.asyncio.Socket, number: int) -> list[int]:
-    """Publish one batch to the current subscribers and return its chain hashes."""
+    """Publish one batch to the current subscribers and return the chain hashes of its blocks."""
     async with asyncio.timeout(WAIT_S):
         while await pub.recv() != b"\x01":
             pass

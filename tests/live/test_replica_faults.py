@@ -168,7 +168,9 @@ async def test_a_key_that_is_somebody_elses(server, caplog, key):
 
 
 async def test_a_stream_whose_numbers_go_back_is_read_all_the_same(server):
-    """Numbers go back if Redis lost all data and its clock was set back."""
+    """A stream is read on when its message numbers go back, as after Redis lost all data and its
+    clock was set back.
+    """
     async with fleet(server.url, "a", "b") as (a, b):
         client = server.client()
         said = f"warmroute:{{default}}:stream:{b.identity}"

@@ -1,5 +1,5 @@
-"""Tests of leases in a real Redis: one holder at a time, whatever happens to Redis or the
-holder.
+"""Tests of leases in a real Redis: at most one replica holds a lease, whatever happens to Redis or
+the holder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def server(tmp_path) -> Iterator[RedisServer]:
 
 
 class Loan:
-    """Records what the lease reports to its replica. Lifetime: test."""
+    """Records what a lease reports to its replica. Lifetime: test."""
 
     def __init__(self, replica: Replica) -> None:
         self.told: list[int | None] = []

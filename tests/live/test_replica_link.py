@@ -1,5 +1,5 @@
-"""Tests of the link between replicas over a real Redis: messages arrive, and present peers are
-known.
+"""Tests of the link between replicas over a real Redis: messages arrive, and replicas know which
+others are present.
 """
 
 from __future__ import annotations

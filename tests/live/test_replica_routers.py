@@ -1,4 +1,6 @@
-"""Tests of routers that share state, as real programs: each knows what the other one sends."""
+"""Tests of routers that share state, as real programs: each knows the requests that the other one
+sends.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Place:
-    """One worker, and a way to start routers of it. Lifetime: test."""
+    """One worker, and a method that starts routers of it. Lifetime: test."""
 
     def __init__(self, programs: Programs, worker: Program, http: aiohttp.ClientSession) -> None:
         self.programs, self.worker, self.http = programs, worker, http
@@ -253,7 +255,9 @@ async def test_another_password_is_taken_over_by_a_reload(
 async def test_who_speaks_another_version_is_refused_by_name_and_the_other_serves_on(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    """This happens in an update of one replica after the other if messages have changed."""
+    """A peer that speaks another version of the messages, as in an update of one replica after the
+    other, is refused by name, and both routers keep serving.
+    """
     async with place(tmp_path) as world:
         one = await world.router(server.url, "one")
         await until_metric(one, "replicas_link_up", 1)

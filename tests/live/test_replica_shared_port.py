@@ -33,7 +33,9 @@ async def until_sum(stack: Stack, name: str, value: float) -> None:
 
 
 async def ask(url: str, prompt: list[int]) -> int:
-    """Send a request on a new connection, which the kernel gives to either router."""
+    """Send a request on a new connection, which the kernel gives to either router; return the
+    answer's status.
+    """
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
     connector = aiohttp.TCPConnector(force_close=True)
     async with (

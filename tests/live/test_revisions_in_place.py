@@ -1,5 +1,5 @@
 """Tests of a process that is replaced by another version behind its URL without a failed probe: no
-pair of legs mixes versions.
+request uses KV of another version.
 """
 
 from __future__ import annotations

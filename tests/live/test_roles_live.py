@@ -30,7 +30,7 @@ async def until_role(stack: Stack, worker_id: int, role: str) -> None:
 
 
 async def test_roles_change_under_load_and_nobody_fails(tmp_path: Path) -> None:
-    """Each worker takes each role once, after a drain of its requests."""
+    """Every worker takes each role once, after its requests have ended, and no request fails."""
     flags = ("--disaggregation", "always")
     async with running(tmp_path, 3, flags, speed=50) as stack:
         statuses: list[int] = []
@@ -156,7 +156,9 @@ async def test_roles_follow_the_mix(tmp_path: Path) -> None:
 
 
 async def test_sglang_is_told_when_it_is_idle_and_nobody_fails(tmp_path: Path) -> None:
-    """The engines are mocks that only prefill or only decode and cannot serve alone."""
+    """SGLang's workers are told to switch roles only when they are idle, and no request fails. The
+    engines here are mocks that only prefill or only decode and cannot serve alone.
+    """
     async with AsyncExitStack() as rest:
         roles = ("prefill", "prefill", "decode", "decode")
         engines = [await rest.enter_async_context(SGLang(role).serving()) for role in roles]

@@ -1,5 +1,5 @@
-"""Tests of a rollout under load: our own engines of both roles are replaced one by one, also at the
-same URLs.
+"""Tests of a rollout under load: our own prefill and decode engines are replaced one by one, also
+at the same URLs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VOCAB = 32_000
 
 @dataclass
 class Rollout:
-    """Workers of two revisions behind a router, and what clients got. Lifetime: test."""
+    """Workers of two revisions behind a router, and the answers of clients. Lifetime: test."""
 
     stack: Stack
     revisions: dict[int, str] = field(default_factory=dict)  # by worker
@@ -105,14 +105,16 @@ async def test_both_roles_are_replaced_one_by_one(tmp_path: Path) -> None:
 
 @dataclass
 class Places:
-    """Engines at fixed URLs, whose processes can be replaced. Lifetime: test."""
+    """Engine processes at fixed URLs, which can be replaced. Lifetime: test."""
 
     stack: Stack
     flags: dict[str, list[str]] = field(default_factory=dict)  # by name
     programs: dict[str, Program] = field(default_factory=dict)
 
     async def start(self, name: str, revision: str) -> Program:
-        """Stop the process at this place, if any, and start one of this revision."""
+        """Stop the process with this name, if any, and start one of this revision at the
+        same URL.
+        """
         if (before := self.programs.get(name)) is not None:
             before.process.terminate()
             await before.process.wait()

@@ -1,4 +1,6 @@
-"""Tests of `warmroute doctor --routing`: it ranks a cause planted in running programs first."""
+"""Tests of `warmroute doctor --routing`: it ranks first the cause that a test plants in running
+programs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _HIDDEN = ("/kv_snapshot",)
 
 
 async def drive(stack: Stack, count: int = 12, head: Sequence[int] = HEAD) -> None:
-    """Send requests one after another that share a head and differ in their last 39 tokens."""
+    """Send requests one after another that share a beginning and differ in their last 39 tokens."""
     for number in range(count):
         status, answer = await stack.complete([*head, *range(number * 50, number * 50 + 39)])
         assert status == 200, answer
@@ -48,7 +50,7 @@ async def first(stack: Stack, *more: str) -> dict[str, Any]:
 
 
 async def healthy_after(stack: Stack, count: int = 24, head: Sequence[int] = HEAD) -> None:
-    """Send requests that share a head, and check that the doctor finds no cause any more."""
+    """Send requests that share a beginning, and check that the doctor finds no cause any more."""
     await drive(stack, count, head)
     status, report = await doctor(stack)
     assert (status, report["findings"]) == (0, []), report
@@ -293,7 +295,9 @@ async def test_the_router_s_index_is_too_small(tmp_path: Path) -> None:
 
 
 async def test_the_cache_is_too_small(tmp_path: Path) -> None:
-    """Sessions must go on while the doctor looks, because ended sessions need no cache."""
+    """The doctor finds that the cache is too small for the active sessions; the sessions continue
+    meanwhile, because ended ones need no cache.
+    """
 
     async def go_on(stack: Stack) -> None:
         for number in itertools.cycle(range(6)):

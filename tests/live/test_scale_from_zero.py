@@ -1,5 +1,4 @@
-"""Tests of a pool that a small autoscaler starts and stops by the router's metrics in a real
-Prometheus.
+"""Tests of a pool that an autoscaler starts and stops by the router's metrics in a real Prometheus.
 
 No request is refused while no worker runs; then the most urgent go first, and not all at once.
 """
@@ -32,7 +31,9 @@ IDLE_LOOKS = 4  # idle readings in a row before the engine is stopped
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Starts an engine while requests wait, and stops it while there are none. Lifetime: test."""
+    """Starts an engine while requests wait, and stops it while there are no requests. Lifetime:
+    test.
+    """
 
     programs: Programs
     server: Prometheus
@@ -59,7 +60,9 @@ class Autoscaler:
             await asyncio.sleep(0.25)
 
     async def _asked(self, expr: str) -> float:
-        """Return a query's value. Fails if there is no series: an autoscaler would do nothing."""
+        """Return the value of a Prometheus query. Fails if there is no series, because an
+        autoscaler would then do nothing.
+        """
         rows = await self.server.query(expr)
         assert rows, f"{expr} has no series"
         return float(rows[0]["value"][1])
@@ -114,8 +117,8 @@ async def test_a_pool_goes_from_zero_to_one_and_back_three_times(tmp_path: Path)
 
 
 async def _one_round(stack: Stack, scaler: Autoscaler, number: int) -> None:
-    """Send a crowd of requests while no engine runs, then others, and the last ones as the engine
-    stops.
+    """Send many requests while no engine runs, then others, and the last ones as the
+    engine stops.
     """
     prompts = [[number, n, *range(CROWD_TOKENS - 2)] for n in range(CROWD)]
     crowd = [
@@ -143,7 +146,9 @@ async def _one_round(stack: Stack, scaler: Autoscaler, number: int) -> None:
 
 
 def _waves(facts: Path) -> list[list[dict[str, Any]]]:
-    """Return each round's arrivals at the core in the order in which they were let go."""
+    """Return for each round the arrivals at the core, in the order in which the router sent them
+    on.
+    """
     arrivals = [
         record[2]
         for record in list(records(facts))[1:]

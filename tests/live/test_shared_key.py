@@ -1,9 +1,9 @@
-"""Tests of agents whose client sends one `prompt_cache_key` for all of them, with caches that hold
-half.
+"""Tests of agents whose client sends one `prompt_cache_key` for all of them, at engines with caches
+for half of their conversations.
 
-Two clients each run a main agent and five sub-agents at two engines, whose caches together hold
-half of these conversations. The router must count each agent as its own session, and find the
-sub-agents' caches as well as if the client told the agents apart.
+Two clients each run a main agent and five sub-agents at two engines. The router must count each
+agent as its own session, and find the sub-agents' caches as well as if the client told the agents
+apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS, TURNS_IN_A_ROW = 3, 4
 
 @dataclass
 class Agent:
-    """One agent's conversation, with a prompt that shares no beginning with others.
+    """One agent's conversation, whose prompt shares no beginning with other agents' prompts.
     Lifetime: test.
     """
 
@@ -48,8 +48,8 @@ class Agent:
 
 
 def agents_of(random: Random, shared: bool) -> list[Agent]:
-    """Return the agents. With `shared`, agents of a group have the same key, else each
-    has its own.
+    """Return the agents. If `shared` is true, the agents of a group have the same key, otherwise
+    each has its own.
     """
     agents = []
     for group in range(GROUPS):

@@ -1,4 +1,6 @@
-"""Tests of streams whose worker is silent for long: clients get comments and lose no data."""
+"""Tests of streams whose worker sends nothing for long: clients get comment lines and
+lose no data.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ WAIT_S = 60
 
 @dataclass
 class Silent:
-    """A worker that stays silent until `goes_on` is set. Lifetime: test."""
+    """A worker that sends nothing until the event `goes_on` is set. Lifetime: test."""
 
     opens: int = 0  # events before it is silent
     status: int = 200  # the status of its final answer

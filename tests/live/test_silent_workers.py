@@ -1,4 +1,6 @@
-"""Tests of workers, and of the router itself, that stop for a while: slow does not mean dead."""
+"""Tests of workers, and of the router itself, that stop for a while: a slow worker is not treated
+as dead.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ PAUSES_S = [2.5, pytest.param(8.0, marks=FULL), pytest.param(20.0, marks=FULL)]
 
 @dataclass
 class Clients:
-    """Requests at a steady rate, alternately streamed and whole. Lifetime: test."""
+    """Sends requests at a steady rate, alternately streamed and unstreamed. Lifetime: test."""
 
     url: str
     http: aiohttp.ClientSession
@@ -42,7 +44,7 @@ class Clients:
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def come(self) -> None:
-        """Begin requests forever."""
+        """Begin requests at the rate until cancelled."""
         while True:
             one = asyncio.create_task(self._ask(self.sent))
             self._running.add(one)
@@ -51,7 +53,7 @@ class Clients:
             await asyncio.sleep(1 / self.per_s)
 
     async def end(self) -> None:
-        """Wait until each request has its answer."""
+        """Wait until each begun request has its answer."""
         async with asyncio.timeout(60):
             await asyncio.gather(*self._running)
 
@@ -136,8 +138,8 @@ async def test_all_workers_stopped_together_fail_nobody(tmp_path: Path, pause_s:
 
 
 async def test_one_dead_beside_stopped_ones_gets_nothing_and_fails_nobody(tmp_path: Path) -> None:
-    """Streams that the dead worker had begun are cut; all other requests wait for the stopped
-    workers.
+    """A dead worker among stopped ones gets no new request: only streams that it had begun are cut,
+    and all other requests wait for the stopped workers.
     """
     async with running(tmp_path, workers=3, router=QUICK) as stack:
         with frozen(stack, [1, 2]):
@@ -166,7 +168,10 @@ async def test_a_pool_of_one_is_waited_for(tmp_path: Path) -> None:
 async def test_one_stopped_among_well_ones_gets_nothing_and_is_back_at_once_with_its_cache(
     tmp_path: Path,
 ) -> None:
-    """Requests that wait there move after the second failed probe, and no client sees an error."""
+    """A stopped worker among healthy ones gets no new request; requests that wait there move after
+    the second failed probe, no client sees an error, and the worker's cache is still known when it
+    continues.
+    """
     async with running(tmp_path, workers=3, router=QUICK) as stack:
         async with clients(stack) as crowd:
             await stack.until_state(1, "ready")
@@ -264,7 +269,9 @@ async def test_the_routers_own_pause_is_not_charged_to_workers(
 
 
 async def test_a_pause_of_the_whole_host_is_no_silence_between_two_bytes(tmp_path: Path) -> None:
-    """The router wakes up before its worker, which needs a moment to continue its stream."""
+    """A pause of the whole host does not count as a worker's silence: the router wakes up before
+    its worker, which needs a moment to continue its stream.
+    """
     router = [*QUICK, "--timeouts-between-bytes-s", "2"]
     async with running(tmp_path, workers=1, router=router, speed=1) as stack:
         body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 150, "stream": True}

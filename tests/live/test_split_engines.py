@@ -1,5 +1,5 @@
-"""Tests of our own engines as a disaggregated pool behind the router: answers, faults, nothing left
-behind.
+"""Tests of our own engines as a disaggregated pool behind the router: answers, faults, and nothing
+left behind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROLES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Workers of each role behind a router that disaggregates whenever it can."""
+    """Prefill and decode workers behind a router that disaggregates whenever it can."""
 
     stack: Stack
     workers: dict[str, list[Program]]
@@ -55,7 +55,7 @@ class Pool:
         return sum([await metric_sum(self.stack.http, one.url, metric) for one in alive])
 
     async def at_rest(self) -> None:
-        """Wait until no request, lease or block is held anywhere."""
+        """Wait until no request, KV lease or block is held anywhere."""
         await self.stack.assert_idle()
         names = ("warmroute_engine_kv_imports", "vllm:kv_cache_usage_perc")
 
@@ -66,7 +66,9 @@ class Pool:
         await until(idle, "all blocks to be free")
 
     async def until_split(self, requests: int) -> None:
-        """Wait until the access log has `requests` requests of two or more legs."""
+        """Wait until the access log has `requests` requests that went to a prefill and a decode
+        worker.
+        """
 
         async def written() -> bool:
             lines = [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -81,7 +83,7 @@ def prompt_of(serial: int, tokens: int) -> list[int]:
 
 @asynccontextmanager
 async def pool(folder: Path, each: int = 1, **engine: Any) -> AsyncIterator[Pool]:
-    """Yield a pool with `each` timed workers of each role."""
+    """Yield a pool with `each` simulated workers of each role."""
     flags = {
         f"{role}-{n}": [*engine_arguments(**engine), "--role", role]
         for role in ROLES
@@ -128,8 +130,8 @@ async def test_two_workers_with_roles_are_a_pair(tmp_path: Path) -> None:
 
 
 async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) -> None:
-    """The client leaves while the decode worker does not respond; the lease alone would last an
-    hour.
+    """KV is given back at once when its client leaves while the decode worker does not respond; the
+    lease alone would last an hour.
     """
     async with pool(tmp_path, **{"export-lease-s": 3_600}) as both:
         freeze(both.workers["decode"][0].process.pid)
@@ -150,7 +152,9 @@ async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) ->
 
 
 async def test_whenever_clients_leave_their_kv_is_given_back(tmp_path: Path) -> None:
-    """Clients leave at random times between sending and the first token; leases last an hour."""
+    """KV is given back whenever clients leave, here at random times between sending and the first
+    token; leases last an hour.
+    """
     departures, draw = 60 if QUICK else 1_000, random.Random(5)
     async with pool(tmp_path, **{"export-lease-s": 3_600}) as both:
         began_s = time.monotonic()
@@ -174,8 +178,8 @@ async def test_whenever_clients_leave_their_kv_is_given_back(tmp_path: Path) -> 
 
 
 async def test_real_engines_of_other_shapes_are_a_pair(tmp_path: Path) -> None:
-    """One worker has tensor-parallel ranks, the other pipeline stages and another block size; the
-    text equals that of one worker alone.
+    """Engines of different shapes work as prefill and decode worker: one has tensor-parallel ranks,
+    the other pipeline stages and another block size. The text equals that of one worker alone.
     """
     make_tiny(tmp_path / "model")
     shapes = {
@@ -208,7 +212,7 @@ async def ids_at(both: Pool, url: str, body: dict[str, Any]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Which role's worker a trial kills, and when: as soon as its metric is above zero."""
+    """The role of which a worker is killed, and when: as soon as its metric is above zero."""
 
     role: str
     metric: str
@@ -224,7 +228,7 @@ KILLS = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kill", KILLS.values(), ids=KILLS)
 async def test_no_request_fails_when_a_worker_is_killed(tmp_path: Path, kill: Kill) -> None:
-    """Each role has two workers, one of which is killed with SIGKILL.
+    """No request fails when one of the two workers of a role is killed with SIGKILL.
 
     If it dies between a request and the connection for its KV, that KV's lease has to expire.
     """

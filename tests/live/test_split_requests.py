@@ -1,4 +1,4 @@
-"""Tests of a prefill worker and a decode worker: what each is sent, and which one is blamed for a
+"""Tests of a prefill worker and a decode worker: what each receives, and which one is blamed for a
 fault.
 """
 
@@ -198,7 +198,9 @@ NULL = PARAMS.replace(b"5600", b"null")
 async def test_without_parameters_the_second_worker_computes_it(
     tmp_path: Path, params: bytes
 ) -> None:
-    """A vLLM that has to fetch KV without a name would end with all its requests."""
+    """If the prefill answer lacks KV parameters, the decode worker computes the prompt itself,
+    because a vLLM that has to fetch KV without a name would end with all its requests.
+    """
     async with pair(tmp_path, answer(b'{"choices":[],"kv_transfer_params":%b}' % params)) as both:
         assert (await both.ask())[0] == 200
         assert b"kv_transfer_params" not in both.decoded[0]
@@ -215,7 +217,9 @@ async def test_a_refusal_of_the_first_leg_is_its_clients(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("first", [BROKEN, ERROR, b""], ids=["broken", "500", "closed"])
 async def test_a_prefill_that_fails_is_its_workers_fault(tmp_path: Path, first: bytes) -> None:
-    """The other worker then does the whole request, because it can."""
+    """A failed prefill is counted against the prefill worker, and the decode worker does the whole
+    request.
+    """
     async with pair(tmp_path, first=first) as both:
         assert (await both.ask())[0] == 200
         assert (len(both.prefilled), len(both.decoded)) == (1, 1)
@@ -282,11 +286,13 @@ async def test_a_client_that_leaves_in_the_first_leg_leaves_nothing(tmp_path: Pa
 
 
 class Keeper:
-    """A worker like our engine that keeps KV and never completes its answer. Lifetime: test."""
+    """A worker like our engine that keeps KV for a decode worker and never completes its answer.
+    Lifetime: test.
+    """
 
     def __init__(self, answer: bytes) -> None:
-        """Create the worker; it writes `answer` to a first leg and then waits until the router
-        hangs up.
+        """Create the worker; it writes `answer` to a prefill request and then waits until the
+        router hangs up.
         """
         self.answer = answer
         self.asked: list[Any] = []  # `kv_transfer_params` of the legs

@@ -277,8 +277,8 @@ async def test_a_transfer_is_waited_for_once(
     stream: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No KV reaches the decode workers: a request spends one waiting time, however many pairs there
-    are.
+    """A request waits only once for KV that never reaches the decode workers, however many pairs of
+    workers are tried.
     """
     monkeypatch.setattr("tests.live.meeting_engines.PATIENCE_S", 0.4)
     flags = ("--ejection-failures", "1000")
@@ -329,7 +329,9 @@ async def test_what_becomes_of_the_prefill_after_the_first_byte_only_counts(
 async def test_a_refusal_of_either_leg_is_its_clients(
     tmp_path: Path, engine: type[MeetingWorker], role: str
 ) -> None:
-    """Each pool gets one request only, because its other leg may arrive after the answer."""
+    """The client gets the refusal of either the prefill or the decode worker. Each pool gets only
+    one request, because its other half may arrive after the answer.
+    """
     async with pool(tmp_path, engine) as both:
         (side,) = both.prefill if role == "prefill" else both.decode
         side.faults = ["400"]
@@ -419,8 +421,8 @@ async def test_a_role_that_sglang_was_not_started_for_is_told(tmp_path: Path) ->
 async def test_whatever_fails_nothing_is_left_and_nobody_waits(
     tmp_path: Path, engine: type[MeetingWorker], relay: str
 ) -> None:
-    """A third of the requests has a fault or a client that leaves, at any stage; one worker of each
-    role stays well.
+    """Nothing is left behind and no client waits when a third of the requests has a fault or a
+    client that leaves, at any stage; one worker of each role stays healthy.
     """
     draw, requests, asked = random.Random(7), 60 if QUICK else 5_000, 0
     flags = (
@@ -464,8 +466,8 @@ async def test_whatever_fails_nothing_is_left_and_nobody_waits(
 async def test_both_workers_know_soon_that_a_client_left(
     tmp_path: Path, engine: type[MeetingWorker]
 ) -> None:
-    """Both workers compute and hear of it within 50 ms; the bound here allows for a busy
-    machine.
+    """Both workers of a request stop computing within 50 ms after its client left; the bound in
+    this test allows for a busy machine.
     """
     took_s: list[float] = []
     async with pool(tmp_path, engine) as both:

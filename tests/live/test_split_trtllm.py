@@ -88,7 +88,7 @@ def said(body: bytes, stream: bool) -> str:
 
 
 def texts_below(folder: Path) -> list[str]:
-    """Return what the router wrote: its own log and the access log."""
+    """Return the texts that the router wrote: its own log and the access log."""
     paths = [path for path in folder.rglob("*") if path.suffix in (".log", ".jsonl")]
     return [path.read_text() for path in paths]
 
@@ -150,8 +150,8 @@ async def test_an_answer_that_ends_at_once_has_no_second_leg(tmp_path: Path, str
 
 @pytest.mark.parametrize("fault", ["500", "503", "close"])
 async def test_a_context_server_that_fails_is_replaced(tmp_path: Path, fault: str) -> None:
-    """Another server gets the request under a new number, since the first may keep KV under the old
-    one.
+    """When a context server fails, another one gets the request under a new number, since the first
+    may keep KV under the old one.
     """
     async with pool(tmp_path, context=2) as one:
         for server in one.context:
@@ -211,8 +211,9 @@ async def test_a_client_that_leaves_in_the_first_leg_stops_it(tmp_path: Path) ->
 async def test_clients_that_leave_and_servers_that_fail_leave_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    """Clients that stay get the right answer. The context servers themselves free the KV of clients
-    that left between the legs (`kv_transfer_timeout_ms`).
+    """Nothing is left behind by clients that leave and servers that fail, and other clients get the
+    right answer. The context servers themselves free the KV of clients that left before decode
+    (`kv_transfer_timeout_ms`).
     """
     async with pool(tmp_path, 2, 2, compute_s=0.01) as one:
         draw = random.Random(20)

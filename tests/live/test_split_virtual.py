@@ -1,4 +1,4 @@
-"""Tests that compare a timed pool of two prefill and two decode workers with its replay."""
+"""Tests that compare a simulated pool of two prefill and two decode workers with its replay."""
 
 from __future__ import annotations
 
@@ -95,6 +95,8 @@ async def test_a_replay_of_two_and_two_is_as_the_real_pool(tmp_path: Path) -> No
 
 @pytest.mark.full
 async def test_a_pool_at_its_limit_is_as_fast_as_the_real_one(tmp_path: Path) -> None:
-    """All requests arrive at once, so that the pool limits the throughput and not the clients."""
+    """A replay of a pool at its limit has the throughput of the live pool; all requests arrive at
+    once, so that the pool is the limit and not the clients.
+    """
     spec = WorkloadSpec(SOURCE.format(rate="inf"), requests=20 if QUICK else 50)
     assert alike(found := await measured(partial(both, tmp_path, spec), alike)), found

@@ -1,4 +1,4 @@
-"""Tests of a router that stops: requests that wait for a worker get an answer."""
+"""Tests of a router that stops: requests that wait for a worker still get an answer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ async def test_what_comes_on_a_kept_connection_meanwhile_does_not_wait_for_a_wor
 
 
 async def test_nothing_of_the_native_code_outlives_the_router(tmp_path: Path) -> None:
-    """The binding library checks for leaks at exit and reports them in the log."""
+    """No object of the native code outlives the router; the binding library checks this at exit and
+    logs leaks.
+    """
     async with running(tmp_path, workers=1) as stack:
         assert [(await stack.complete([n] * 40))[0] for n in range(4)] == [200] * 4
         stack.router.process.send_signal(signal.SIGTERM)

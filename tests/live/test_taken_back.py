@@ -1,5 +1,5 @@
-"""Tests of a worker that is removed and added again while its streams run: it stays one worker with
-the right load.
+"""Tests of a worker that is removed and added again while its streams run: the router counts it as
+one worker with the right load.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tests that each answer is right while workers die and freeze, and the router reloads and is
 replaced.
 
-A timed worker's tokens are a function of the prompt, so every answer, streams included, is compared
-with the right one (`crowd.py`).
+A simulated worker's tokens are a function of the prompt, so every answer, streams included, is
+compared with the right one (`crowd.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RELOADED = (
 
 @dataclass
 class Ground:
-    """A router with three workers, and the harm done to them. Lifetime: test."""
+    """A router with three workers, and methods that disturb them. Lifetime: test."""
 
     routers: Routers
     router: Program

@@ -156,7 +156,9 @@ async def test_new_certificates_are_shown_after_a_signal_and_bad_ones_never(
 async def test_certificates_that_change_under_load_fail_nobody(
     authority, tmp_path, renewals, rate
 ) -> None:
-    """Each client opens a connection for every third request, while streams go on."""
+    """Certificates that change under load fail no client; each client opens a new connection for
+    every third request, while streams continue.
+    """
     pair = authority.signed("busy")
     flags = ["--tls-cert", pair.cert, "--tls-key", pair.key]
     flags += ["--admin-tls-cert", pair.cert, "--admin-tls-key", pair.key]

@@ -30,7 +30,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 
 
 async def chat(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    """Send a chat; return the answer's text, the expected hits and what the worker had cached."""
+    """Send a chat; return the answer's text, the expected hits and the worker's cached tokens."""
     body = {"model": MODEL, "messages": messages, "max_tokens": 4} | fields
     headers = {"x-warmroute-explain": "1"}
     url = f"{stack.url}/v1/chat/completions"
@@ -80,8 +80,8 @@ async def test_text_prompts_are_counted_as_the_engine_counts_them(stack: Stack) 
 
 
 async def test_a_chat_the_template_refuses_is_placed_all_the_same(stack: Stack) -> None:
-    """The worker decides about the chat; the router counts that it could not tokenize it
-    exactly.
+    """A chat that the template refuses is still sent to a worker, which decides about it; the
+    router counts that it could not tokenize the chat exactly.
     """
     before = await stack.metric("warmroute_template_refusals_total")
     broken = {"role": "assistant", "content": "x", "tool_calls": 5}

@@ -1,4 +1,4 @@
-"""Tests with whole programs of the check that router and engines tokenize alike."""
+"""Tests with whole programs of the router's check that its token ids equal the engines'."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def explained(stack: Stack, **fields: Any) -> dict[str, Any]:
 
 
 async def checked(stack: Stack, value: float) -> None:
-    """Wait until the check has found the model's tokens right (1) or wrong (0)."""
+    """Wait until the router's check has found the model's tokens right (1) or wrong (0)."""
 
     async def found() -> bool:
         return (await metrics(stack)).get(EXACT) == value
@@ -78,8 +78,8 @@ async def test_another_tokenizer_at_the_workers_is_found_and_nothing_fails(tmp_p
 
 @pytest.mark.parametrize("off_by", [0, 1])
 async def test_counts_of_answers_are_held_against_ours(tmp_path: Path, off_by: int) -> None:
-    """These workers lack /tokenize, so the check compares the prompt tokens that their answers
-    count.
+    """The router compares the prompt tokens that answers count with its own tokens if workers lack
+    /tokenize.
     """
     folder = write_model(tmp_path / "model")
     count = len(HfTokenizer(folder).encode(TEXT)) + off_by

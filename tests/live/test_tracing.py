@@ -1,4 +1,4 @@
-"""Tests of a request's spans, as a real collector gets them from a real router."""
+"""Tests of a request's trace spans, as a real collector receives them from a real router."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of models loaded and unloaded at all Tritons: which keys may do it, what they get as
+"""Tests of models loaded and unloaded at all Tritons: which keys may do it, what clients get as
 answer, and which requests wait.
 """
 

@@ -3,16 +3,14 @@ events.
 
 Engines with small caches serve a load that shares prefixes. Meanwhile their event streams lose
 batches, hang and break; replays and snapshots come late, in part or never; engines and router are
-killed and restarted. Whenever the load pauses, this holds for each engine, compared with its own
-snapshot:
-
-- Blocks in the router's view exist in the engine, without exception, also while the view is a lower
-bound; and the index holds exactly the blocks that events told of. - An engine that answers with its
-snapshot, however late and seldom, is known exactly: no block is missing. It may take up to
-`TOUCHES_EXACT` further batches. - An engine whose replays are complete is known exactly, too,
-unless a replay got no answer while the engine was killed or frozen. - Any other engine is known
-within one turnover of its cache, once the question after its latest connection was answered or
-given up. Blocks that hits kept in the cache all that while may be missing.
+killed and restarted. Whenever the load pauses, the view is compared with each engine's own
+snapshot. Blocks in the view must exist in the engine, also while the view is a lower bound, and the
+index holds exactly the blocks that events reported. An engine that answers with its snapshot,
+however late and seldom, is known exactly after at most `TOUCHES_EXACT` further batches. An engine
+whose replays are complete is known exactly, too, unless a replay got no answer while the engine was
+killed or frozen. Any other engine is known within one turnover of its cache, once the replay
+request after its latest connection was answered or given up; blocks that hits kept in the cache all
+that while may be missing.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ EXACT_S = 60.0  # no measure of anything; it allows for busy machines
 
 
 async def trouble(pool: Pool, number: int) -> None:
-    """Run a round of faults: relay faults all the time, and one or two worse ones."""
+    """Run a round of faults: faults of relays all the time, and one or two worse ones."""
     rng = pool.rng
     worse = [
         *(pool.kill_engine, pool.kill_router, pool.reset_cache, pool.freeze_engine),
@@ -65,10 +63,10 @@ async def trouble(pool: Pool, number: int) -> None:
 
 
 async def settled(pool: Pool, number: int) -> str:
-    """Wait until the router knows an engine's cache; return what still differs, or "".
+    """Wait until the router knows an engine's cache; return the remaining difference, or "".
 
-    While the engine is unknown, the view may lack blocks, but must not have any that the engine
-    lacks.
+    While the engine's cache is not known exactly, the view may lack blocks, but must not have any
+    that the engine lacks.
     """
     engine = pool.engines[number]
     touches = 0
@@ -98,8 +96,8 @@ async def settled(pool: Pool, number: int) -> str:
 async def heard(
     pool: Pool, number: int, exact: bool, patience_s: float
 ) -> tuple[int, KvView, Chains | None]:
-    """Return (the engine's last batch, the router's view, the engine's blocks), with None for the
-    blocks if the view is not at that batch in time.
+    """Return (number of the engine's last batch, the router's view, the engine's blocks), with None
+    for the blocks if the view does not reach that batch in time.
     """
     deadline_s = time.monotonic() + patience_s
     while True:

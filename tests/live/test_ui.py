@@ -1,5 +1,5 @@
-"""Tests of the page at `/ui` in a real browser: what it shows, what it survives, what it never
-does.
+"""Tests of the page at `/ui` in a real browser: what it shows, that it survives a lost router and
+names that are HTML, and that it requests nothing from other hosts.
 
 Screenshots are left in the test's folder (`--basetemp`) for people to look at.
 """
@@ -292,7 +292,9 @@ async def type_into(page: Page, selector: str, value: str) -> None:
 async def test_what_is_wrong_stands_first_and_red_and_goes_when_it_is_mended(
     tmp_path: Path,
 ) -> None:
-    """One of four real workers is killed and restarted."""
+    """The page shows a killed worker first and in red, and no longer after its restart; one of four
+    real workers is killed.
+    """
     async with (
         running(tmp_path, workers=4) as stack,
         opened(tmp_path / "profile") as page,
@@ -337,8 +339,8 @@ async def test_what_is_wrong_stands_first_and_red_and_goes_when_it_is_mended(
 
 
 async def test_cells_say_who_a_worker_is_and_why_it_is_not_well(tmp_path: Path) -> None:
-    """With 64 workers each cell shows an address and a reason; with 1,000 the block at the top
-    does.
+    """Each cell shows a worker's address and why it is not healthy with 64 workers; with 1,000 the
+    block at the top does.
     """
     async with crowd(64) as one:
         await busy(one, 3, 30)
@@ -427,7 +429,9 @@ async def test_a_lost_router_is_said_and_a_new_one_taken_up(tmp_path: Path) -> N
 
 
 async def test_the_doctor_is_asked_at_the_press_of_a_button(tmp_path: Path) -> None:
-    """The doctor's answer is made up here; test_first_light.py tests a router's own answer."""
+    """The page shows the doctor's answer when its button is pressed. The answer is made up here;
+    test_first_light.py tests a router's own answer.
+    """
     finding = {"name": HOSTILE, "where": "w", "evidence": "e"}
     finding["changes"] = [{"field": "f", "from": "1", "to": "2"}]
     report = {"loaded": True, "watched_s": 9.6, "findings": [finding, None]}

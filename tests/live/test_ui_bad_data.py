@@ -1,4 +1,6 @@
-"""Tests of the page when a router sends it nonsense: it shows what it can and never stops."""
+"""Tests of the page at `/ui` when a router sends it nonsense: it shows what it can and
+never stops.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the page of a router that shares state: which replicas are there, and what is known of
+"""Tests of the page of a router that shares state: which replicas are present, and what is known of
 them.
 """
 

@@ -35,8 +35,8 @@ async def validated(
 
 @pytest.mark.alone
 async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
-    """The tolerances are wide, because other tests run at the same time; it shows that both worlds
-    are wired alike.
+    """A short live run agrees with its replay, with wide tolerances because other tests run at the
+    same time.
     """
     stack = StackSettings("round_robin", workers=2, profile="llama-3.1-8b-h100")
     for attempt in range(3):

@@ -1,5 +1,5 @@
-"""Tests of clients whose requests wait for a first worker: what they get meanwhile and in
-the end.
+"""Tests of clients whose requests wait for a first worker: what they receive meanwhile and in the
+end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFUSED = b'{"error":{"message":"no","type":"invalid_request_error","param":null
 
 @asynccontextmanager
 async def waiting(folder: Path, *flags: str) -> AsyncIterator[tuple[Stack, int]]:
-    """Yield a router without a running worker, and the port where it looks for one."""
+    """Yield a router without a running worker, and the port at which it looks for one."""
     port = lasting_port()
     arguments = [
         *("serve", "--port", "0", "--admin-port", "0", "--waiting-models", MODEL),

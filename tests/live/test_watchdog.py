@@ -1,4 +1,4 @@
-"""Tests that a hanging router is noticed by systemd's watchdog and by liveness probes."""
+"""Tests that systemd's watchdog and liveness probes notice a router that hangs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def lives(stack: Stack) -> bool:
-    """Return whether the sample deployment's liveness probe succeeds."""
+    """Return whether the liveness probe of the sample deployment succeeds."""
     parts = yaml.safe_load_all((DEPLOY / "kubernetes" / "central.yaml").read_text())
     deployments = [part for part in parts if part["kind"] == "Deployment"]
     containers = [c for d in deployments for c in d["spec"]["template"]["spec"]["containers"]]
@@ -184,7 +184,9 @@ async def test_a_relay_that_hangs_while_python_goes_on_is_noticed(
 async def test_after_a_hot_restart_it_is_the_follower_that_is_watched(
     tmp_path: Path, manager: Manager
 ) -> None:
-    """The follower is not the process that systemd started and whose number WATCHDOG_PID has."""
+    """After a hot restart, systemd's watchdog watches the new router, which is not the process that
+    systemd started and whose number WATCHDOG_PID has.
+    """
     ports = "--port", str(lasting_port()), "--admin-port", str(lasting_port())
     place = "--hot-restart", str(tmp_path / "next")
     command = sys.executable, "-m", "router", "serve", *ports, *place

@@ -63,7 +63,7 @@ class Fabric:
 
 @dataclass
 class Server:
-    """One context or generation server. Lifetime: test."""
+    """One context or generation server of TensorRT-LLM. Lifetime: test."""
 
     fabric: Fabric
     key: str | None = None

@@ -1,4 +1,6 @@
-"""A redis-server in its own network, which can be cut off so that nothing comes back."""
+"""A redis-server in its own network namespace, which can be cut off so that no packet
+comes back.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _PORT = 6379  # nothing else runs in that network
 
 
 class WalledRedis:
-    """A redis-server with the part of `RedisServer`'s interface that cutting it off needs.
+    """A redis-server that can be cut off, with as much of `RedisServer`'s interface as that needs.
     Lifetime: test.
     """
 

@@ -1,4 +1,4 @@
-"""Hostile clients in their own process, so that good clients wait only for the router.
+"""A program of hostile clients, separate so that good clients wait only for the router.
 
     python -m tests.live.hostile.attackers mutated|slow PORT COUNT SEED
 
@@ -35,7 +35,9 @@ ADDRESSES = 200  # source addresses: each has 28,000 ports, and a used one is ke
 async def attack(
     port: int, parts: Sequence[bytes], stays: bool, counted: Counter[str], turn: int = 0
 ) -> None:
-    """Open one hostile connection; it must be answered or closed and never left hanging."""
+    """Open one hostile connection and count how it ended; the router must answer or close it and
+    never leave it hanging.
+    """
     async with asyncio.timeout(LATEST_S):
         reader, writer = await _connected(port, turn)
         got = b""

@@ -24,8 +24,8 @@ def head(
 
 
 def sized(*fields: bytes, line: bytes = b"POST /v1/completions HTTP/1.1") -> bytes:
-    """Return a request with a valid body and length, and with these fields and this
-    request line.
+    """Return a request with a valid body and content length, and with these fields and this request
+    line.
     """
     return head(_SIZED, *fields, line=line) + BODY
 
@@ -194,7 +194,9 @@ def _first_lines() -> Iterator[tuple[str, int, bytes]]:
 
 
 def served() -> Iterator[tuple[str, bytes]]:
-    """Yield (name, bytes) of unusual but valid requests; a worker gets `BODY` of each."""
+    """Yield (name, bytes) of unusual but valid requests, from each of which a worker gets the body
+    `BODY`.
+    """
     yield "plain", sized()
     yield "coded", coded(_WHOLE)
     yield "coded, in capitals", head(b"TRANSFER-ENCODING: ChUnKeD") + _WHOLE

@@ -1,5 +1,5 @@
 """Bodies of 16 MB that are legal JSON and as costly to parse as possible, and a client that
-measures its waits.
+measures how long it waits meanwhile.
 
 `python -m tests.live.hostile.heavy_bodies PORT PID` runs that client. Every few milliseconds it
 asks the router (process PID) for /health and for a completion of a model that no worker serves. For
@@ -28,8 +28,8 @@ MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddin
 
 @dataclass(frozen=True, slots=True)
 class Heavy:
-    """One kind of heavy body. `code` is the error code that the router must answer with;
-    None: any.
+    """One kind of heavy body. `code` is the error code of the router's answer, or None if any
+    answer is allowed.
     """
 
     name: str
@@ -179,7 +179,9 @@ def post(port: int, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 class Waits:
-    """Measures the longest waits of a client that repeats one request. Lifetime: program."""
+    """Measures how long a client waits for the answer to a request that it repeats. Lifetime:
+    program.
+    """
 
     def __init__(self, port: int, pid: int, request: bytes) -> None:
         self._port, self._request = port, request
@@ -205,8 +207,8 @@ class Waits:
             self._longest_s = max(self._longest_s, self._now_s() - began_s)
 
     def _now_s(self) -> float:
-        """Return a clock that stops while a thread of the router waits for a core (Linux,
-        schedstat).
+        """Return the seconds of a clock that stops while a thread of the router waits for a core
+        (Linux, schedstat).
         """
         queued_ns = 0
         for thread in self._threads.iterdir():
@@ -224,7 +226,9 @@ class Waits:
 
 
 def main(port: int, pid: int) -> None:
-    """Send requests all the time and print the longest waits for each line of input."""
+    """Repeat two requests without end; for each line of input, print the longest waits since the
+    last line.
+    """
     asked = json.dumps({"model": "nobody", "prompt": "a few words", "max_tokens": 1}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(asked)
     health = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -33,7 +33,7 @@ vllm:cache_config_info{{block_size="{size}",num_gpu_blocks="{blocks}",engine="{r
 
 @dataclass
 class Liar:
-    """The lying engine. Lifetime: test."""
+    """An engine that reports false facts about its cache. Lifetime: test."""
 
     pub: zmq.asyncio.Socket
     endpoint: str  # the endpoint of its events
@@ -48,7 +48,7 @@ class Liar:
     named: int = 0  # blocks that it has named
 
     async def subscribed(self) -> None:
-        """Wait until a subscriber is there; events sent before that are lost."""
+        """Wait until a router has subscribed to the events; events sent before that are lost."""
         while await self.pub.recv() != b"\x01":
             pass
 
@@ -57,7 +57,7 @@ class Liar:
         await self._publish(self._stored(prompt) for prompt in prompts)
 
     async def clear(self) -> None:
-        """Publish that the cache is empty."""
+        """Publish an event that says that the cache is empty."""
         await self._publish([AllBlocksCleared()])
 
     def _stored(self, prompt: Sequence[int]) -> BlockStored:

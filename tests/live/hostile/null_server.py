@@ -1,4 +1,4 @@
-"""The cheapest possible server for hostile clients, as a baseline: a program.
+"""A program that answers hostile clients as cheaply as possible, as a baseline.
 
     python -m tests.live.hostile.null_server
 
@@ -18,7 +18,7 @@ _ANSWER = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r
 
 
 class Refusing(asyncio.Protocol):
-    """Answers the first bytes with 400 and closes. Lifetime: connection."""
+    """Answers the first bytes of a connection with 400 and closes it. Lifetime: connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -32,7 +32,7 @@ class Refusing(asyncio.Protocol):
 
 
 async def main() -> None:
-    """Serve until killed."""
+    """Serve connections until killed."""
     server = await asyncio.get_running_loop().create_server(Refusing, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

@@ -43,7 +43,7 @@ class _Load(msgspec.Struct):
 
 
 class SeventhKv:
-    """Disaggregation with one leg after the other: the first leg has `{"keep": true}`, and its
+    """Disaggregation with prefill before decode: the prefill request has `{"keep": true}`, and its
     answer says where the KV is.
     """
 

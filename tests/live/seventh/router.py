@@ -1,4 +1,4 @@
-"""A router that knows one more engine: it adds the engine's file and one line in the table of
+"""A router with support for one more engine: it adds the engine's file and one line in the table of
 engines.
 
     python -m tests.live.seventh.router serve ...

@@ -1,4 +1,4 @@
-"""A server with a protocol of its own, "seventh", in front of one of our real timed workers."""
+"""A server with a protocol of its own, "seventh", in front of one of our real simulated workers."""
 
 from __future__ import annotations
 
