@@ -135,10 +135,12 @@ PoolTier = Literal["gpu", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Event: consecutive blocks became visible to requests. `tokens` is int32[len(block_hashes) *
-    block_size]. Blocks that are stored in host memory while the GPU still has them come without
-    tokens, and need not be consecutive. `group` is 0 for full attention and counts up from 1 for
-    the model's other cache groups; None if the model has only one group.
+    """Event: consecutive blocks became visible to requests.
+
+    `tokens` is int32[len(block_hashes) * block_size]. Blocks that are stored in host memory while
+    the GPU still has them come without tokens, and need not be consecutive. `group` is 0 for full
+    attention and counts up from 1 for the model's other cache groups; None if the model has only
+    one group.
     """
 
     block_hashes: list[int]
@@ -359,9 +361,10 @@ class HostBlock(NamedTuple):
 
 
 class HostTier:
-    """The blocks that the GPU evicted and that are kept in host memory; lifetime: worker. There are
-    at most `blocks` of them; beyond that, the block that was stored or loaded longest ago is
-    dropped. Children are stored before their parents and are loaded with them, so the parent of
+    """The blocks that the GPU evicted and that are kept in host memory; lifetime: worker.
+
+    There are at most `blocks` of them; beyond that, the block that was stored or loaded longest ago
+    is dropped. Children are stored before their parents and are loaded with them, so the parent of
     each block is in host memory or on the GPU. Blocks that are being loaded are pinned. Each block
     has an id, 0..blocks-1, which is its place in host memory.
     """
@@ -646,12 +649,14 @@ class BlockPool:
         worths: Sequence[Worth] | None = None,
     ) -> list[int]:
         """Make computed private blocks visible to other requests, and return the ids to hold from
-        now on. `ids` are consecutive blocks of one chain whose earlier blocks the caller holds,
-        `hashes` are their chain hashes, and `tokens` is int32[len(ids) * block_size]. If another
-        block is already visible under the same hash, the caller's own block is freed and the caller
-        holds the visible one instead: the memory is shared, and the prefix stays held without a
-        gap. `worths` has the worth of each block as in `acquire`. Raises ValueError if the parent
-        is not visible or a block is not private.
+        now on.
+
+        `ids` are consecutive blocks of one chain whose earlier blocks the caller holds, `hashes`
+        are their chain hashes, and `tokens` is int32[len(ids) * block_size]. If another block is
+        already visible under the same hash, the caller's own block is freed and the caller holds
+        the visible one instead: the memory is shared, and the prefix stays held without a gap.
+        `worths` has the worth of each block as in `acquire`. Raises ValueError if the parent is not
+        visible or a block is not private.
         """
         if parent_hash is not None and parent_hash not in self._by_hash:
             raise ValueError(f"parent {parent_hash:#018x} of the published blocks is not visible")

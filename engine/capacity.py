@@ -1,6 +1,7 @@
-"""Computes how many KV blocks fit beside a model, for one worker or for several on one device. The
-settings have the names of TensorRT-LLM's backend for Triton: `kv_cache_free_gpu_mem_fraction` is
-the share of the memory that weights and activations leave.
+"""Computes how many KV blocks fit beside a model, for one worker or for several on one device.
+
+The settings have the names of TensorRT-LLM's backend for Triton: `kv_cache_free_gpu_mem_fraction`
+is the share of the memory that weights and activations leave.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits that the operator sets. Lifetime: process. Raises ValueError, which names the
-    setting, for a wrong value. `host_kv_tokens` is the number of tokens whose evicted KV is kept in
-    host memory, rounded down to full blocks. The report counts in requests of
-    `expected_input_tokens` and `expected_output_tokens`. `max_model_tokens` is the greatest length
-    of prompt and output together; if `must_fit` is set, the operator asked for that length, so a
-    cache that cannot hold one such request is an error.
+    """The limits that the operator sets.
+
+    Lifetime: process. Raises ValueError, which names the setting, for a wrong value.
+    `host_kv_tokens` is the number of tokens whose evicted KV is kept in host memory, rounded down
+    to full blocks. The report counts in requests of `expected_input_tokens` and
+    `expected_output_tokens`. `max_model_tokens` is the greatest length of prompt and output
+    together; if `must_fit` is set, the operator asked for that length, so a cache that cannot hold
+    one such request is an error.
     """
 
     block_size: int = 16

@@ -178,9 +178,11 @@ def supervise(
     grace_s: float,
 ) -> int:
     """Run instances until SIGTERM or SIGINT; return the exit code: 0, or that of an instance that
-    cannot start. `arguments` are the arguments of one `serve`; `memory_bytes` is the memory for all
-    instances together, and None means all memory of the device. Raises CapacityError if a share is
-    too small for one request, OSError if no process starts.
+    cannot start.
+
+    `arguments` are the arguments of one `serve`; `memory_bytes` is the memory for all instances
+    together, and None means all memory of the device. Raises CapacityError if a share is too small
+    for one request, OSError if no process starts.
     """
     return asyncio.run(Supervisor(arguments, addresses, memory_bytes, grace_s).run())
 

@@ -1,10 +1,12 @@
-"""Holders of blocks besides the requests: pins and exports. A prefix that an operator pins stays in
-the cache until its time is over. A pin names the prefix by its chain; blocks that are not in the
-cache yet are held as soon as a request has computed them. The limit counts all pinned blocks,
-cached or not, so a pinned block never has to be evicted. An export is KV that another worker may
-read: the prompt of an ended request, held under a lease. The export ends when its reader says so or
-when its lease is over, whichever comes first; its blocks then stay in the prefix cache. A read is
-valid if the same generation of the export was still held when the reading ended: `Exports.is_held`.
+"""Holders of blocks besides the requests: pins and exports.
+
+A prefix that an operator pins stays in the cache until its time is over. A pin names the prefix by
+its chain; blocks that are not in the cache yet are held as soon as a request has computed them. The
+limit counts all pinned blocks, cached or not, so a pinned block never has to be evicted. An export
+is KV that another worker may read: the prompt of an ended request, held under a lease. The export
+ends when its reader says so or when its lease is over, whichever comes first; its blocks then stay
+in the prefix cache. A read is valid if the same generation of the export was still held when the
+reading ended: `Exports.is_held`.
 """
 
 from __future__ import annotations

@@ -113,12 +113,14 @@ def continuation(tokens: Sequence[int], count: int, vocab: int) -> list[int]:
 
 
 class TimedRunner:
-    """Drives the scheduler in modelled time. Lifetime: worker. `on_step(step, outputs, now_s)` is
-    called when a step ends, and `on_failed(requests, why)` when requests end without an answer
-    because their deadline has passed. The next step starts at the modelled end of a step, not when
-    the event loop woke, so delays do not add up; only a step that is late by its whole length makes
-    the next step start from the present time. KV in host memory is loaded meanwhile, in
-    `load_token_s` seconds per token, one prompt after another.
+    """Drives the scheduler in modelled time.
+
+    Lifetime: worker. `on_step(step, outputs, now_s)` is called when a step ends, and
+    `on_failed(requests, why)` when requests end without an answer because their deadline has
+    passed. The next step starts at the modelled end of a step, not when the event loop woke, so
+    delays do not add up; only a step that is late by its whole length makes the next step start
+    from the present time. KV in host memory is loaded meanwhile, in `load_token_s` seconds per
+    token, one prompt after another.
     """
 
     def __init__(

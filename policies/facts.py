@@ -138,9 +138,11 @@ def whose(session: str | None, identity: Identity) -> str | None:
 
 @record
 class Arrival:
-    """Fact: a request arrived at the router. `chains` has the chain hashes of the prompt for each
-    block size that the model's workers use. `session` is the id of the agent's conversation that
-    the prompt belongs to, if the client gives one.
+    """Fact: a request arrived at the router.
+
+    `chains` has the chain hashes of the prompt for each block size that the model's workers use.
+    `session` is the id of the agent's conversation that the prompt belongs to, if the client gives
+    one.
     """
 
     now_s: float

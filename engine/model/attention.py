@@ -44,9 +44,11 @@ def write(k: torch.Tensor, v: torch.Tensor, layer: LayerKv, slots: torch.Tensor)
 
 def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
     """Return causal attention of `q` [T, heads, head_dim] over each request's own tokens, in the
-    same shape. The batch's K and V must have been written before. Rows of padding have no meaning:
-    they are zeros after the last request's rows, and in a fixed batch they are the result of the
-    first token of block 0.
+    same shape.
+
+    The batch's K and V must have been written before. Rows of padding have no meaning: they are
+    zeros after the last request's rows, and in a fixed batch they are the result of the first token
+    of block 0.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = layer.k.shape[2]

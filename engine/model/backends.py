@@ -42,9 +42,10 @@ MOST_ROWS = 64  # of a step, that the INT8 kernel takes: all that it has
 
 def device_lost(device: str | torch.device) -> str:
     """Return the reason why nothing more can be computed on `device` in this process; "" if the
-    device still works. Some of CUDA's errors break the context (an illegal address, an ECC error):
-    each later call repeats them, and only a new process gets a new context. The function waits for
-    launched work.
+    device still works.
+
+    Some of CUDA's errors break the context (an illegal address, an ECC error): each later call
+    repeats them, and only a new process gets a new context. The function waits for launched work.
     """
     import torch
 

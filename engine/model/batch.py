@@ -48,10 +48,11 @@ KNOWN = -1  # in place of a row of the token pool: the token is in the batch
 
 
 class Piece(NamedTuple):
-    """The part of one request that a step computes. Lifetime: step. `block_ids` names the blocks
-    with the KV of the `start` tokens before `token_ids` and the blocks for the new tokens; it is
-    read while the batch is laid out. `pool_row` is the row in which the device keeps the one token
-    that the host does not know yet.
+    """The part of one request that a step computes.
+
+    Lifetime: step. `block_ids` names the blocks with the KV of the `start` tokens before
+    `token_ids` and the blocks for the new tokens; it is read while the batch is laid out.
+    `pool_row` is the row in which the device keeps the one token that the host does not know yet.
     """
 
     token_ids: Sequence[int]
@@ -63,8 +64,9 @@ class Piece(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of a batch: tokens, requests, pages in a request's row, and rows with logits. The
-    further fields describe the plan that kernels read, and are 0 without a plan: its length in
+    """The sizes of a batch: tokens, requests, pages in a request's row, and rows with logits.
+
+    The further fields describe the plan that kernels read, and are 0 without a plan: its length in
     int32, the number of first requests that decode, and the room for the items and slots of decode
     and prefill.
     """

@@ -1,7 +1,8 @@
 """Reads weights from safetensors shards: it checks them, finds them by name, and cuts them to the
-parts of one shard of the model. The format is that of huggingface/safetensors 0.8 (8 bytes of
-header length, little-endian, a JSON header, raw data); `model.safetensors.index.json` names the
-files.
+parts of one shard of the model.
+
+The format is that of huggingface/safetensors 0.8 (8 bytes of header length, little-endian, a JSON
+header, raw data); `model.safetensors.index.json` names the files.
 """
 
 from __future__ import annotations

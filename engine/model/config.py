@@ -261,10 +261,11 @@ SCALE_BYTES = 4  # float32, of weights and of KV
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The parts of a model that are quantized when it loads. Lifetime: worker. With `weights` int8
-    these are the matrices of the layers; with int8-all the embedding and the last layer, too. With
-    `kv` auto, K and V keep the model's own dtype. Raises ValueError, which names the setting, for
-    an unknown value.
+    """The parts of a model that are quantized when it loads.
+
+    Lifetime: worker. With `weights` int8 these are the matrices of the layers; with int8-all the
+    embedding and the last layer, too. With `kv` auto, K and V keep the model's own dtype. Raises
+    ValueError, which names the setting, for an unknown value.
     """
 
     weights: str = "none"

@@ -64,9 +64,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KernelPlanner:
-    """Plans the steps of a worker whose cache has `blocks` blocks of `block_size` tokens. Lifetime:
-    worker. `shape` is the attention shape of each rank, with the model's layers; `ranks` is the
-    number of ranks that each compute a part of every layer.
+    """Plans the steps of a worker whose cache has `blocks` blocks of `block_size` tokens.
+
+    Lifetime: worker. `shape` is the attention shape of each rank, with the model's layers; `ranks`
+    is the number of ranks that each compute a part of every layer.
     """
 
     shape: AttentionShape
@@ -358,10 +359,11 @@ def _prefill_of(batch: FlatBatch, is_mma: bool) -> Attend:
 
 
 class FallingBack:
-    """Attention that uses the backend `first` until that fails, and then torch. Lifetime: model. A
-    failed launch has computed nothing, and K and V can be written twice, so the failed layer is
-    computed again, and no request is lost. An error that breaks the device is raised, because every
-    later call would fail, too.
+    """Attention that uses the backend `first` until that fails, and then torch.
+
+    Lifetime: model. A failed launch has computed nothing, and K and V can be written twice, so the
+    failed layer is computed again, and no request is lost. An error that breaks the device is
+    raised, because every later call would fail, too.
     """
 
     def __init__(self, first: Attention) -> None:

@@ -37,8 +37,10 @@ log = logging.getLogger(__name__)
 
 def device_lacks(device: str, kernels: Sequence[str]) -> str:
     """Return the property that the machine lacks for `kernels`; "" if it lacks nothing, and then
-    the library of kernels is loaded. The function may build the library, which takes minutes. A CPU
-    lacks nothing, because its operators are plain torch.
+    the library of kernels is loaded.
+
+    The function may build the library, which takes minutes. A CPU lacks nothing, because its
+    operators are plain torch.
     """
     if device == "cpu":
         return ""

@@ -1,6 +1,8 @@
 """Runs each kernel once on a small case when a worker starts, and compares the result with that of
-the operator on the CPU. So a device or driver that cannot run a kernel, or computes wrong numbers,
-is reported before the first request.
+the operator on the CPU.
+
+So a device or driver that cannot run a kernel, or computes wrong numbers, is reported before the
+first request.
 """
 
 from __future__ import annotations

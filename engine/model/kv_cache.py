@@ -141,12 +141,13 @@ class LayerKv(NamedTuple):
 
 
 class KvCache:
-    """The KV of `blocks` blocks of `block_size` tokens, for one shard. Lifetime: worker. One
-    additional block takes the writes of padding, so that slot -1 needs no branch. With `kv` auto, K
-    and V are stored in `dtype`; int8 and fp8 store one byte an element with a scale per token and
-    head. With `shared`, other processes of this host can map the memory, by the names in `files`
-    (CPUs on Linux). Raises ValueError if there are no blocks, ModelError if `kv` is not supported
-    here.
+    """The KV of `blocks` blocks of `block_size` tokens, for one shard.
+
+    Lifetime: worker. One additional block takes the writes of padding, so that slot -1 needs no
+    branch. With `kv` auto, K and V are stored in `dtype`; int8 and fp8 store one byte an element
+    with a scale per token and head. With `shared`, other processes of this host can map the memory,
+    by the names in `files` (CPUs on Linux). Raises ValueError if there are no blocks, ModelError if
+    `kv` is not supported here.
     """
 
     def __init__(
@@ -216,10 +217,11 @@ class Moves(NamedTuple):
 
 
 class HostKv:
-    """Host memory for at most `blocks` blocks of the cache `kv`. Lifetime: worker. A block is one
-    run of bytes, so it is moved by one copy, and its scales by another. On a GPU each direction of
-    copies has a stream of its own, beside the stream that computes. Raises RuntimeError if CUDA
-    cannot pin the memory.
+    """Host memory for at most `blocks` blocks of the cache `kv`.
+
+    Lifetime: worker. A block is one run of bytes, so it is moved by one copy, and its scales by
+    another. On a GPU each direction of copies has a stream of its own, beside the stream that
+    computes. Raises RuntimeError if CUDA cannot pin the memory.
     """
 
     def __init__(self, kv: KvCache, blocks: int) -> None:
@@ -320,9 +322,11 @@ def _of_scales(layout: PoolLayout) -> PoolLayout:
 
 
 class KvMemory:
-    """Gives code outside the model access to a worker's KV, for reading and writing. Lifetime:
-    worker. `plan` and `moves` check their arguments: a block that no pool has raises ValueError.
-    `before_write` waits, in the writing thread, until the blocks' evicted contents are saved.
+    """Gives code outside the model access to a worker's KV, for reading and writing.
+
+    Lifetime: worker. `plan` and `moves` check their arguments: a block that no pool has raises
+    ValueError. `before_write` waits, in the writing thread, until the blocks' evicted contents are
+    saved.
     """
 
     copies = True

@@ -1,7 +1,9 @@
 """Rotary position embeddings: the inverse frequencies of each kind, a table of cosines and sines,
-and the rotation. Formulas: RoFormer (Su et al. 2021); linear (kaiokendev 2023); dynamic NTK (bloc97
-and emozilla 2023); YaRN (Peng et al. 2023); llama3 (Meta, Llama 3.1), as in transformers 5.23.
-Frequencies are computed in float64 whatever dtype the weights have.
+and the rotation.
+
+Formulas: RoFormer (Su et al. 2021); linear (kaiokendev 2023); dynamic NTK (bloc97 and emozilla
+2023); YaRN (Peng et al. 2023); llama3 (Meta, Llama 3.1), as in transformers 5.23. Frequencies are
+computed in float64 whatever dtype the weights have.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from engine.model.config import RopeConfig
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_tokens: int) -> torch.Tensor:
     """Return float64[head_dim / 2]: the radians by which each position turns, for sequences of up
-    to `max_tokens`. Dynamic scaling depends on the length of a sequence. Cached keys keep the
-    rotation that they were written with, so the scaling for the longest sequence that is served
-    applies to all: none up to the trained length.
+    to `max_tokens`.
+
+    Dynamic scaling depends on the length of a sequence. Cached keys keep the rotation that they
+    were written with, so the scaling for the longest sequence that is served applies to all: none
+    up to the trained length.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     theta = rope.theta

@@ -1,6 +1,8 @@
 """The transformer of Llama, Qwen2 and Qwen3: it takes a flat batch, returns logits, and writes KV
-into the batch's pages. Names of tensors and the order of operations follow transformers 5.23
-(`modeling_llama.py`, `modeling_qwen2.py`, `modeling_qwen3.py`), with which the tests compare it.
+into the batch's pages.
+
+Names of tensors and the order of operations follow transformers 5.23 (`modeling_llama.py`,
+`modeling_qwen2.py`, `modeling_qwen3.py`), with which the tests compare it.
 """
 
 from __future__ import annotations
@@ -97,12 +99,13 @@ class Layer:
 
 
 class Transformer:
-    """One shard of a model on one device. Lifetime: worker; it holds weights and no state of
-    requests. `max_tokens` bounds positions; it is at most, and by default, the model's
-    max_positions, and may exceed it for dynamic scaling. `quantization` says which weights are
-    stored as INT8, `attention` computes attention, and `int8_kernel` says whether few rows are
-    multiplied by INT8 weights as they are stored. Raises ModelError for a checkpoint that does not
-    fit the config.
+    """One shard of a model on one device.
+
+    Lifetime: worker; it holds weights and no state of requests. `max_tokens` bounds positions; it
+    is at most, and by default, the model's max_positions, and may exceed it for dynamic scaling.
+    `quantization` says which weights are stored as INT8, `attention` computes attention, and
+    `int8_kernel` says whether few rows are multiplied by INT8 weights as they are stored. Raises
+    ModelError for a checkpoint that does not fit the config.
     """
 
     def __init__(

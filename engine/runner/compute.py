@@ -1,6 +1,8 @@
 """Computes steps on a device in order: it lays out batches, computes logits and samples tokens, for
-whole models and for models in stages. On a GPU nothing in this module waits for launched work, so
-that a step is launched while the previous one computes; only `wait` of a launched step waits.
+whole models and for models in stages.
+
+On a GPU nothing in this module waits for launched work, so that a step is launched while the
+previous one computes; only `wait` of a launched step waits.
 """
 
 from __future__ import annotations
@@ -77,10 +79,12 @@ class Launched:
 
 class Compute:
     """Computes steps: it joins a model, a sampler, and the tokens that pass from step to step on
-    the device. Lifetime: worker. The event loop calls `lay_out`, the model's thread `enter` and
-    `launch`. `rows` is the number of requests that may run at once. `graphs` compute the decode
-    steps that fit them. `planner` makes plans for the model's kernels. `int8` is the backend of
-    products with INT8 weights, if there are any.
+    the device.
+
+    Lifetime: worker. The event loop calls `lay_out`, the model's thread `enter` and `launch`.
+    `rows` is the number of requests that may run at once. `graphs` compute the decode steps that
+    fit them. `planner` makes plans for the model's kernels. `int8` is the backend of products with
+    INT8 weights, if there are any.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""Runs decode steps at fixed sizes on fixed buffers: as CUDA graphs if the device has CUDA. A graph
-replays the same launches on the same memory. So a step is padded to the next size, and one copy
-refreshes the data that the kernels read; rows of the page table are copied only as wide as the
+"""Runs decode steps at fixed sizes on fixed buffers: as CUDA graphs if the device has CUDA.
+
+A graph replays the same launches on the same memory. So a step is padded to the next size, and one
+copy refreshes the data that the kernels read; rows of the page table are copied only as wide as the
 longest row of the step. Without CUDA the same function is called on the same memory, which saves
 nothing, but lets tests on CPUs cover everything except the capture (torch.cuda.graph).
 """
@@ -56,12 +57,13 @@ def graph_room(rows: int, max_tokens: int, block_size: int, has_kernels: bool) -
 
 
 class DecodeGraphs:
-    """CUDA graphs of steps with up to `rows` decodes and contexts of up to `max_tokens`. Lifetime:
-    worker. `forward(batch)` returns the logits of a fixed batch, [rows, `vocab`], as `dtype`. All
-    graphs share their memory and that of the batch: one graph is replayed at a time, and its
-    results are copied out. If a graph cannot be captured or replayed, all graphs are off from then
-    on and `failed` says why; if the device is lost, too, the error is raised. `fell_back` says
-    which of the model's kernels have failed: steps of those parts use no graph.
+    """CUDA graphs of steps with up to `rows` decodes and contexts of up to `max_tokens`.
+
+    Lifetime: worker. `forward(batch)` returns the logits of a fixed batch, [rows, `vocab`], as
+    `dtype`. All graphs share their memory and that of the batch: one graph is replayed at a time,
+    and its results are copied out. If a graph cannot be captured or replayed, all graphs are off
+    from then on and `failed` says why; if the device is lost, too, the error is raised. `fell_back`
+    says which of the model's kernels have failed: steps of those parts use no graph.
     """
 
     def __init__(

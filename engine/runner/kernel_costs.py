@@ -1,6 +1,8 @@
 """Costs of the kernels' plans and the fastest ways of attention: they are measured, kept in a file,
-and read again. Without a file, plans use predicted costs, and attention uses the kernels. A file is
-valid for the device and library that it was measured with, and rejected for others.
+and read again.
+
+Without a file, plans use predicted costs, and attention uses the kernels. A file is valid for the
+device and library that it was measured with, and rejected for others.
 """
 
 from __future__ import annotations

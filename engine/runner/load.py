@@ -173,8 +173,10 @@ def load(
     on_needs: Callable[[Capacity, Needs], None] = lambda capacity, needs: None,
 ) -> Loaded:
     """Load a model folder. `on_needs` gets what fits and which backends compute, before the weights
-    are read. Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the
-    memory, GroupLost (a RuntimeError) if another rank could not load.
+    are read.
+
+    Raises ModelError (a ValueError) or OSError for the folder, CapacityError for the memory,
+    GroupLost (a RuntimeError) if another rank could not load.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -1,6 +1,8 @@
 """Computes the memory that a model in a folder needs on a device, and the memory that the device
-has; it reads the shapes of the weights only. Memory and limits are those of one moment: several
-workers that start on one device must ask one after the other.
+has; it reads the shapes of the weights only.
+
+Memory and limits are those of one moment: several workers that start on one device must ask one
+after the other.
 """
 
 from __future__ import annotations
@@ -50,11 +52,12 @@ SAMPLING_COPIES = 4  # of the logits that filters and draws work on
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """The ways to run steps; None turns a way on if the device is a GPU. `overlap`: one step is
-    scheduled while another computes, and stages compute different steps at a time. `cuda_graphs`:
-    decode steps are padded to fixed sizes and replayed. `kernel_costs`: the file with the costs of
-    the kernels' plans on this device, and with the fastest ways; None means predicted costs, and
-    the kernels for every shape.
+    """The ways to run steps; None turns a way on if the device is a GPU.
+
+    `overlap`: one step is scheduled while another computes, and stages compute different steps at a
+    time. `cuda_graphs`: decode steps are padded to fixed sizes and replayed. `kernel_costs`: the
+    file with the costs of the kernels' plans on this device, and with the fastest ways; None means
+    predicted costs, and the kernels for every shape.
     """
 
     overlap: bool | None = None
@@ -85,15 +88,17 @@ PLAIN_STEPS = StepSettings()
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How to load the model in `directory`. Lifetime: process. `dtype` auto means float32 on a CPU,
-    where it is as fast and exact, else the checkpoint's own dtype. `quantization` says which
-    weights and KV are stored in fewer bits. `tp_size` ranks divide every layer, and `pp_size`
-    stages share the layers: their product is the number of processes, each on a GPU if `device` is
-    cuda. `attention` and `int8` are the backends of attention and of products with INT8 weights,
-    named as in `backends.BACKENDS`. `steps` says how steps follow each other. `threads` is the
-    number of threads of this process's matrix products on CPUs; None means torch's choice.
-    `memory_bytes` is the memory that this instance may use, with its weights; None means all that
-    is available. `shares_kv`: other processes of this host may map the KV.
+    """How to load the model in `directory`.
+
+    Lifetime: process. `dtype` auto means float32 on a CPU, where it is as fast and exact, else the
+    checkpoint's own dtype. `quantization` says which weights and KV are stored in fewer bits.
+    `tp_size` ranks divide every layer, and `pp_size` stages share the layers: their product is the
+    number of processes, each on a GPU if `device` is cuda. `attention` and `int8` are the backends
+    of attention and of products with INT8 weights, named as in `backends.BACKENDS`. `steps` says
+    how steps follow each other. `threads` is the number of threads of this process's matrix
+    products on CPUs; None means torch's choice. `memory_bytes` is the memory that this instance may
+    use, with its weights; None means all that is available. `shares_kv`: other processes of this
+    host may map the KV.
     """
 
     directory: Path
@@ -235,10 +240,11 @@ def footprint(
     shards: Sequence[Shard] = (Shard(),),
     is_shared: bool = True,
 ) -> Footprint:
-    """Return the memory that the model takes, computed from the shapes in its files. `shards` are
-    the parts of all ranks. With `is_shared` the ranks use one memory; otherwise each has its own,
-    and the result is that of the rank that takes most. A rank's part of a matrix counts as an equal
-    part.
+    """Return the memory that the model takes, computed from the shapes in its files.
+
+    `shards` are the parts of all ranks. With `is_shared` the ranks use one memory; otherwise each
+    has its own, and the result is that of the rank that takes most. A rank's part of a matrix
+    counts as an equal part.
     """
     size = DTYPE_BYTES[dtype]
     shapes = {name: checkpoint.info(name).shape for name in checkpoint.names()}

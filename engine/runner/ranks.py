@@ -1,7 +1,9 @@
 """One rank of a model that several processes share through torch.distributed, and the batches that
-it gets. Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. In every
-step each rank gets the same batch, over a pipe from rank 0. `python -m engine.runner.ranks SPEC` is
-the program of one rank; rank 0 starts it.
+it gets.
+
+Rank r of the group is tensor-parallel rank r % tp_size of stage r // tp_size. In every step each
+rank gets the same batch, over a pipe from rank 0. `python -m engine.runner.ranks SPEC` is the
+program of one rank; rank 0 starts it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Runs the steps of a real model: it schedules a step, lays out its batch, computes, samples, and
-takes the tokens. Steps compute in a thread of their own, so that the event loop can take requests
-and write answers. If the scheduler has two steps in flight, the next one is scheduled and laid out
-while one computes, and begins when that ends. All code that reads the scheduler's requests runs on
-the event loop. If a request ends while its step computes, that step is wasted; it writes to blocks
-that nobody reads, and that no other request gets before the step has ended. Blocks that a schedule
-evicts into host memory are copied there in the model's thread, before the next step is computed.
-Blocks of a prompt in host memory are copied back in a thread of their own, during steps of other
-requests, and the prompt continues after them.
+takes the tokens.
+
+Steps compute in a thread of their own, so that the event loop can take requests and write answers.
+If the scheduler has two steps in flight, the next one is scheduled and laid out while one computes,
+and begins when that ends. All code that reads the scheduler's requests runs on the event loop. If a
+request ends while its step computes, that step is wasted; it writes to blocks that nobody reads,
+and that no other request gets before the step has ended. Blocks that a schedule evicts into host
+memory are copied there in the model's thread, before the next step is computed. Blocks of a prompt
+in host memory are copied back in a thread of their own, during steps of other requests, and the
+prompt continues after them.
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ class Flying:
 
 class RealRunner:
     """Drives the scheduler with a model; it has the interface of `engine.timed.TimedRunner`.
+
     Lifetime: worker. `on_step(step, outputs, now_s)` is called as each step ends, and
     `on_failed(requests, why)` if requests end without an answer, after they have left the
     scheduler. `run` raises EngineFailed after MAX_FAILED_STEPS failures in a row, and after a step

@@ -1,8 +1,10 @@
-"""Chooses each request's next token from its logits. The order of operations is that of vLLM 0.10:
-log probabilities are taken from the original logits; ends of text that would come too early are
-masked; penalties are applied (repetition after CTRL, Keskar and others 2019, over prompt and
-output; presence and frequency as OpenAI's API defines them, over the output); greedy requests take
-the most likely token; the other logits are scaled, filtered and drawn.
+"""Chooses each request's next token from its logits.
+
+The order of operations is that of vLLM 0.10: log probabilities are taken from the original logits;
+ends of text that would come too early are masked; penalties are applied (repetition after CTRL,
+Keskar and others 2019, over prompt and output; presence and frequency as OpenAI's API defines them,
+over the output); greedy requests take the most likely token; the other logits are scaled, filtered
+and drawn.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from engine.scheduler.request import Request
 
 
 class Penalties:
-    """Applies penalties to the logits of a batch; lifetime: worker. It keeps the token counts of
-    the last call's requests, so that a step counts only one new token a request. A request that was
-    missing in the last call is counted again from its tokens, so callers need not report which
-    requests have ended.
+    """Applies penalties to the logits of a batch; lifetime: worker.
+
+    It keeps the token counts of the last call's requests, so that a step counts only one new token
+    a request. A request that was missing in the last call is counted again from its tokens, so
+    callers need not report which requests have ended.
     """
 
     def __init__(self) -> None:
@@ -40,10 +43,11 @@ class Penalties:
         lengths: Sequence[int],
         latest: Callable[[], Mapping[int, int]],
     ) -> Tensor:
-        """Return logits [S, V] with penalties: `logits` itself if no request has penalties, else a
-        copy. `lengths` has the number of tokens of each output. `latest` returns, by request id,
-        the tokens of the previous step: it is called if an output lacks its last token, and may
-        wait.
+        """Return logits [S, V] with penalties:
+
+        `logits` itself if no request has penalties, else a copy. `lengths` has the number of tokens
+        of each output. `latest` returns, by request id, the tokens of the previous step: it is
+        called if an output lacks its last token, and may wait.
         """
         kept: dict[int, _Counts] = {}
         rows: list[int] = []
@@ -213,12 +217,13 @@ class Sampler:
         positions: Sequence[int] | None = None,
         latest: Callable[[], Mapping[int, int]] = lambda: NOTHING,
     ) -> Sampled:
-        """Return the chosen tokens. `logits` [S, V] has a floating type and is left unchanged; row
-        i belongs to requests[i]. `positions` are those of the tokens to choose, counted from the
-        prompt's first token; None means the next position of each request. If a request lacks its
-        previous token, `latest` returns that by request id; it is called only for penalties, and
-        only it may wait for the device. Raises ValueError if the numbers of rows and requests
-        differ.
+        """Return the chosen tokens.
+
+        `logits` [S, V] has a floating type and is left unchanged; row i belongs to requests[i].
+        `positions` are those of the tokens to choose, counted from the prompt's first token; None
+        means the next position of each request. If a request lacks its previous token, `latest`
+        returns that by request id; it is called only for penalties, and only it may wait for the
+        device. Raises ValueError if the numbers of rows and requests differ.
         """
         if logits.ndim != 2 or len(logits) != len(requests):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(requests)} requests")
@@ -331,9 +336,10 @@ def _top_p(scaled: Tensor, shares: Sequence[float]) -> Tensor:
 
 def _draw(scaled: Tensor, uniforms: Sequence[float]) -> Tensor:
     """Return int64[rows]: for each row the first id at which the probability mass, summed by id,
-    exceeds the row's share of all mass. A share below 1 of a sum is below the sum, after rounding
-    too, so there is always such an id, and its own mass is not 0. Sums are float64: float32 would
-    lose the tail of a large vocabulary.
+    exceeds the row's share of all mass.
+
+    A share below 1 of a sum is below the sum, after rounding too, so there is always such an id,
+    and its own mass is not 0. Sums are float64: float32 would lose the tail of a large vocabulary.
     """
     mass = scaled.double().exp().cumsum(dim=1)
     target = mass[:, -1:] * _column(uniforms, mass)

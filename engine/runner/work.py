@@ -86,9 +86,11 @@ class TokenPool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The pieces that a step computes, and the requests that get a token. Lifetime: step. `sampled`
-    requests get the tokens at `positions`, counted from their prompts' first token, in the order of
-    the pieces that need logits; `rows` are their rows of the token pool.
+    """The pieces that a step computes, and the requests that get a token.
+
+    Lifetime: step. `sampled` requests get the tokens at `positions`, counted from their prompts'
+    first token, in the order of the pieces that need logits; `rows` are their rows of the token
+    pool.
     """
 
     pieces: list[Piece]
@@ -120,9 +122,10 @@ class LaidOut:
 
 
 def work_of(step: Step, pool: TokenPool, blocks: BlockRows) -> Work:
-    """Return the work of `step`, which was just scheduled: decodes, then chunks of prompts. The
-    blocks of its pieces are views of `blocks`. A decode computes its last token, whose KV is not in
-    the cache yet; if a step in flight will produce that token, the token pool will have it.
+    """Return the work of `step`, which was just scheduled: decodes, then chunks of prompts.
+
+    The blocks of its pieces are views of `blocks`. A decode computes its last token, whose KV is
+    not in the cache yet; if a step in flight will produce that token, the token pool will have it.
     """
     sampled = step.sampled
     pieces = [_decode(one, pool.row(one), blocks) for one in step.decodes]

@@ -23,10 +23,11 @@ class TextPiece:
 
 
 class StopText:
-    """Cuts the text of one choice at its stop strings; lifetime: request. The earliest stop string
-    ends the text; of two that end with the same character, the one that began first counts. With
-    `included`, the stop string stays in the text. A text of fewer than `min_tokens` tokens never
-    ends, and a stop string that begins in it does not count.
+    """Cuts the text of one choice at its stop strings; lifetime: request.
+
+    The earliest stop string ends the text; of two that end with the same character, the one that
+    began first counts. With `included`, the stop string stays in the text. A text of fewer than
+    `min_tokens` tokens never ends, and a stop string that begins in it does not count.
     """
 
     def __init__(self, stops: tuple[str, ...], *, included: bool, min_tokens: int) -> None:

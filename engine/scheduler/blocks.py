@@ -12,10 +12,12 @@ from engine.scheduler.types import SchedulerSettings
 
 class RequestBlocks:
     """The blocks that running requests hold, and those that they are about to make visible;
-    lifetime: worker. A dictionary maps the next block of each running prefill to the request that
-    computes it, so a waiting request finds in one look-up which request is computing its prefix. If
-    outputs are reserved, a request counts from its start with the blocks of its longest output.
-    These blocks are not taken before they are used, so their cached contents stay until then.
+    lifetime: worker.
+
+    A dictionary maps the next block of each running prefill to the request that computes it, so a
+    waiting request finds in one look-up which request is computing its prefix. If outputs are
+    reserved, a request counts from its start with the blocks of its longest output. These blocks
+    are not taken before they are used, so their cached contents stay until then.
     """
 
     def __init__(self, settings: SchedulerSettings, pool: BlockPool) -> None:

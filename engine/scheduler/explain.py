@@ -121,8 +121,10 @@ def dominant(scheduler: Scheduler) -> Reason | None:
 
 def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
     """Return the number of the step that admits the last request of `queue`, which is the beginning
-    of the scheduler's queue; 1 is the next step. A request starts when enough requests before it
-    have ended, and the tokens to compute before it are used up at `max_num_tokens` a step.
+    of the scheduler's queue; 1 is the next step.
+
+    A request starts when enough requests before it have ended, and the tokens to compute before it
+    are used up at `max_num_tokens` a step.
     """
     settings, pool = scheduler.settings, scheduler.pool
     running = [one for one in scheduler.requests.values() if one.state is State.RUNNING]

@@ -32,10 +32,11 @@ from engine.scheduler.types import (
 
 
 class Pace:
-    """The number of prompt tokens allowed in steps that also decode; lifetime: worker. `target_s`:
-    seconds from one token of a request to its next. `least_tokens`: the smallest allowed number, so
-    that prompts advance even if decodes alone miss the target. `most_tokens`: the number for the
-    first step.
+    """The number of prompt tokens allowed in steps that also decode; lifetime: worker.
+
+    `target_s`: seconds from one token of a request to its next. `least_tokens`: the smallest
+    allowed number, so that prompts advance even if decodes alone miss the target. `most_tokens`:
+    the number for the first step.
     """
 
     def __init__(self, target_s: float, least_tokens: int, most_tokens: int) -> None:
@@ -267,11 +268,12 @@ class Scheduler:
         return late
 
     def schedule(self, now_s: float) -> Step | None:
-        """Return the next step; None if there is nothing to compute now. There is nothing without
-        requests, or if an idle engine keeps its requests until `wake_s`. With steps in flight there
-        is nothing, too, if no request can be advanced before a step ends, or if all requests wait
-        for KV, or for blocks that other workers read. Raises RuntimeError if the maximum number of
-        steps is in flight.
+        """Return the next step; None if there is nothing to compute now.
+
+        There is nothing without requests, or if an idle engine keeps its requests until `wake_s`.
+        With steps in flight there is nothing, too, if no request can be advanced before a step
+        ends, or if all requests wait for KV, or for blocks that other workers read. Raises
+        RuntimeError if the maximum number of steps is in flight.
         """
         in_flight = len(self._in_flight)
         if in_flight >= self._steps_in_flight:
@@ -307,11 +309,12 @@ class Scheduler:
         now_s: float,
         ended: Mapping[int, FinishReason] = NOBODY,
     ) -> list[Output]:
-        """Record that `step` was computed. `tokens` maps the ids of `step.sampled` to their new
-        tokens; `ended` maps the ids of requests that end with it to the reason, such as a stop
-        string in their text, or an error. Blocks that the step filled become visible. Requests that
-        were cancelled meanwhile are skipped. Raises ValueError if `step` is not the oldest one,
-        KeyError for a missing token.
+        """Record that `step` was computed.
+
+        `tokens` maps the ids of `step.sampled` to their new tokens; `ended` maps the ids of
+        requests that end with it to the reason, such as a stop string in their text, or an error.
+        Blocks that the step filled become visible. Requests that were cancelled meanwhile are
+        skipped. Raises ValueError if `step` is not the oldest one, KeyError for a missing token.
         """
         step_s = self._land(step, now_s)
         if self._pace is not None and step.decodes:
@@ -350,9 +353,11 @@ class Scheduler:
             request.imports = False
 
     def end_read(self, request_id: int, now_s: float, *, arrived: bool) -> None:
-        """End the read of a request's KV: nobody writes to the request's blocks any more. `arrived`
-        says whether they hold its prompt's KV. If not, the request waits for its turn again and
-        computes its prompt on this worker. Raises KeyError for a request that does not read.
+        """End the read of a request's KV: nobody writes to the request's blocks any more.
+
+        `arrived` says whether they hold its prompt's KV. If not, the request waits for its turn
+        again and computes its prompt on this worker. Raises KeyError for a request that does not
+        read.
         """
         request = self._reading.pop(request_id)
         if request.state is State.FINISHED:

@@ -147,9 +147,10 @@ def truncated(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -
 
 
 def _output_tokens(worker: Worker, requested: int | None, longest: int) -> int:
-    """Return the limit of output tokens for a prompt of `longest` tokens. Raises ApiError if the
-    limit does not fit. As in vLLM, that is an error now, and the output is not cut later. The
-    scheduler refuses prompts that are too long by themselves.
+    """Return the limit of output tokens for a prompt of `longest` tokens.
+
+    Raises ApiError if the limit does not fit. As in vLLM, that is an error now, and the output is
+    not cut later. The scheduler refuses prompts that are too long by themselves.
     """
     room = worker.max_model_tokens - longest
     if requested is None:

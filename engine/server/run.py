@@ -48,10 +48,11 @@ class Unread(logging.Filter):
 async def serving(
     settings: WorkerSettings, tokenizer: Tokenizer, served: ServedModel | None = None
 ) -> AsyncIterator[tuple[str, Worker]]:
-    """Serve a worker at the given URL until the block ends. At the end the worker takes no new
-    requests, lets running ones end for `settings.grace_s` seconds, and cuts the rest. Raises
-    OSError or zmq.ZMQError if a port is taken. If the step loop fails, its exception cancels the
-    block and is raised.
+    """Serve a worker at the given URL until the block ends.
+
+    At the end the worker takes no new requests, lets running ones end for `settings.grace_s`
+    seconds, and cuts the rest. Raises OSError or zmq.ZMQError if a port is taken. If the step loop
+    fails, its exception cancels the block and is raised.
     """
     worker = Worker(settings, tokenizer, served)
     unread = Unread(worker)

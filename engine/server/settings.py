@@ -29,17 +29,19 @@ DEFAULT_VOCAB = 32_000  # of a worker without a tokenizer
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The settings of a worker; lifetime: process. Raises ValueError for an invalid setting.
-    `profile_name` is the profile of a worker that imitates an engine; None means that the worker
-    computes, and `kv_tokens` is what fits. `kv_tokens` None takes the profile's capacity; it is
-    rounded down to full blocks. If a port is 0, the system chooses it. `speed` divides the time of
-    every step, load and transfer. `host_kv_tokens` is how many tokens of evicted KV are kept in
-    host memory, rounded down to full blocks; `host_gbytes_per_s` is the rate at which such a worker
-    loads it again; None means HOST_GBYTES_PER_S for each GPU. `cache_groups` are the windows and
-    states that it caches besides full attention. Other workers read KV at `kv_port` of `kv_host`
-    (None: `host`, or the machine's name if that is any address). `kv_gbytes_per_s` and
-    `kv_latency_ms` describe the link by which KV leaves; None means as fast as sockets are, or
-    MODELLED_GBYTES_PER_S for a worker with a profile.
+    """The settings of a worker; lifetime: process.
+
+    Raises ValueError for an invalid setting. `profile_name` is the profile of a worker that
+    imitates an engine; None means that the worker computes, and `kv_tokens` is what fits.
+    `kv_tokens` None takes the profile's capacity; it is rounded down to full blocks. If a port is
+    0, the system chooses it. `speed` divides the time of every step, load and transfer.
+    `host_kv_tokens` is how many tokens of evicted KV are kept in host memory, rounded down to full
+    blocks; `host_gbytes_per_s` is the rate at which such a worker loads it again; None means
+    HOST_GBYTES_PER_S for each GPU. `cache_groups` are the windows and states that it caches besides
+    full attention. Other workers read KV at `kv_port` of `kv_host` (None: `host`, or the machine's
+    name if that is any address). `kv_gbytes_per_s` and `kv_latency_ms` describe the link by which
+    KV leaves; None means as fast as sockets are, or MODELLED_GBYTES_PER_S for a worker with a
+    profile.
     """
 
     profile_name: str | None

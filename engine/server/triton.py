@@ -197,6 +197,7 @@ def _typed(tensor: dict[str, Any]) -> dict[str, Any]:
 
 def statistics(worker: Worker) -> dict[str, Any]:
     """Return the answer to GET /v2/models/{m}/stats, which also has a field that Triton does not:
+
     `scheduler`. Counts are as in Triton: `inference_stats` adds one for each request, `batch_stats`
     one for each execution. An execution is a step, and a request has many: `execution_count`
     exceeds `inference_count`, and `batch_stats` shows how well the engine batches. Refused requests

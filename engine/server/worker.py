@@ -47,6 +47,7 @@ _SHOWN_IDS = 16  # of a prompt, to the decoder of its answer
 
 class Transfers:
     """The KV transfers of one worker: it sends KV to other workers and reads KV from them.
+
     Lifetime: worker; call `listen` first, `close` last. `on_failed(request, why)` is called for a
     request whose KV did not arrive if the worker's policy is to fail it; by default the worker
     computes its prompt.

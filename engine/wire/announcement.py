@@ -1,7 +1,9 @@
-"""The entry by which a worker announces itself in Redis, as JSON. The set
-`warmroute:{FLEET}:workers` has the URLs of all workers; the string `warmroute:{FLEET}:worker:URL`
-has the entry of one worker, with a time to live that every heartbeat renews. So only the clock of
-Redis decides which worker is gone. The braces keep the keys of a fleet in one slot of a cluster.
+"""The entry by which a worker announces itself in Redis, as JSON.
+
+The set `warmroute:{FLEET}:workers` has the URLs of all workers; the string
+`warmroute:{FLEET}:worker:URL` has the entry of one worker, with a time to live that every heartbeat
+renews. So only the clock of Redis decides which worker is gone. The braces keep the keys of a fleet
+in one slot of a cluster.
 """
 
 from __future__ import annotations

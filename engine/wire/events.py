@@ -137,10 +137,12 @@ _KNOWN_TAGS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """Return the batch in `payload` (the third frame of a live message). Hashes are uint64. Some
-    events are skipped and counted: those of an unknown type, those whose tokens are not plain ints
-    (bigrams, multimodal strings), and those whose token count is not blocks x block_size. Raises
-    WireError for anything malformed or beyond the limits of this module.
+    """Return the batch in `payload` (the third frame of a live message).
+
+    Hashes are uint64. Some events are skipped and counted: those of an unknown type, those whose
+    tokens are not plain ints (bigrams, multimodal strings), and those whose token count is not
+    blocks x block_size. Raises WireError for anything malformed or beyond the limits of this
+    module.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise WireError(f"event batch of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES}")

@@ -28,8 +28,10 @@ def load_tokenizer(
     text: str, config: Mapping[str, Any], special: Mapping[str, str]
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer that the text of `tokenizer.json` describes, completed by `config`, the
-    object in `tokenizer_config.json`. The tokens that are added around plain prompts stay as in the
-    file; `add_bos_token` changes nothing. Raises ValueError if the text cannot be read.
+    object in `tokenizer_config.json`.
+
+    The tokens that are added around plain prompts stay as in the file; `add_bos_token` changes
+    nothing. Raises ValueError if the text cannot be read.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
@@ -180,9 +182,11 @@ class _Stream:
 
 
 class HfTokenizer:
-    """The tokenizer in a model directory. Lifetime: process; the files are read once.
-    `content_format` and `template_defaults` are those of the engine, if it has any. Raises OSError
-    if `tokenizer.json` cannot be read, ValueError if a file does not parse.
+    """The tokenizer in a model directory.
+
+    Lifetime: process; the files are read once. `content_format` and `template_defaults` are those
+    of the engine, if it has any. Raises OSError if `tokenizer.json` cannot be read, ValueError if a
+    file does not parse.
     """
 
     def __init__(

@@ -1,8 +1,13 @@
 """The messages between two workers about a prompt's KV, and the parameters that a router passes
-between them. A frame is four bytes of length, little-endian, and a msgpack map; the bytes of a
-`Part` follow it. The reader connects when its request arrives: Hello -> Welcome | Refusal, then any
-number of Beats, one Read -> Parts, Done, then Release. If either side closes the connection early,
-the KV is freed, because it is not kept for a dead reader.
+between them.
+
+A frame is four bytes of length, little-endian, and a msgpack map; the bytes of a `Part` follow it.
+The reader connects when its request arrives:
+
+    Hello -> Welcome | Refusal, then any number of Beats, one Read -> Parts, Done, then Release
+
+If either side closes the connection early, the KV is freed, because it is not kept for a dead
+reader.
 """
 
 from __future__ import annotations

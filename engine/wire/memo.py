@@ -1,6 +1,7 @@
-"""Token ids of texts that begin like earlier ones, of which only the new text is encoded. A text is
-cut only where no token can cross; the ids of each piece are kept under a digest of all text up to
-the piece's end. No token crosses the beginning of an added token that is searched before
+"""Token ids of texts that begin like earlier ones, of which only the new text is encoded.
+
+A text is cut only where no token can cross; the ids of each piece are kept under a digest of all
+text up to the piece's end. No token crosses the beginning of an added token that is searched before
 normalization.
 """
 
@@ -249,6 +250,7 @@ class PieceMemo:
 
 class MemoEncoder:
     """Encodes prompts through a memo of earlier pieces, which may be shared with other encoders.
+
     Lifetime: process. Several threads may use it at once. If the tokenizer's texts cannot be cut
     (`cutting` is None, or knows no cuts), or the memo has 0 bytes, it only calls the tokenizer.
     Texts of more than `max_chars` are rejected.

@@ -1,5 +1,6 @@
-"""Reads samples from Prometheus text, with vLLM's metric names, and a worker's load from them. The
-format is 0.0.4; only the wanted samples are read. Names and meanings are those of vLLM
+"""Reads samples from Prometheus text, with vLLM's metric names, and a worker's load from them.
+
+The format is 0.0.4; only the wanted samples are read. Names and meanings are those of vLLM
 `v1/metrics/loggers.py`, 0.9 to 0.33. Counters carry `_total` in the text. The label `engine` is the
 data-parallel rank.
 """

@@ -1,7 +1,8 @@
-"""Renders chat templates as transformers and vLLM do, after preparing the messages as they do. The
-environment's settings are those of transformers 5 (`utils/chat_template_utils.py`). The variables
-of a template, and the preparation of messages and tools, are those of vLLM 0.33 (`renderers/hf.py`,
-`renderers/chat_utils`, `openai/chat_completion/protocol.py`).
+"""Renders chat templates as transformers and vLLM do, after preparing the messages as they do.
+
+The environment's settings are those of transformers 5 (`utils/chat_template_utils.py`). The
+variables of a template, and the preparation of messages and tools, are those of vLLM 0.33
+(`renderers/hf.py`, `renderers/chat_utils`, `openai/chat_completion/protocol.py`).
 """
 
 from __future__ import annotations

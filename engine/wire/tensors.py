@@ -189,6 +189,7 @@ def infer_answer(
     binary: frozenset[str],
 ) -> tuple[bytes, int | None]:
     """Return the body of an answer, and the length of its JSON if tensors follow it as bytes.
+
     `head` has its other fields, `outputs` the datatype and elements of each vector by name, and
     `binary` the names of the vectors to write as bytes.
     """

@@ -49,9 +49,10 @@ class Lane:
 
 @dataclass(slots=True)
 class Lanes:
-    """The estimated queue of each worker, and the requests in flight. For each request in flight,
-    `sent` has the worker's id, the time when it was sent in seconds, its own work in milliseconds,
-    and the work that was queued before it in milliseconds.
+    """The estimated queue of each worker, and the requests in flight.
+
+    For each request in flight, `sent` has the worker's id, the time when it was sent in seconds,
+    its own work in milliseconds, and the work that was queued before it in milliseconds.
     """
 
     of: dict[int, Lane] = field(default_factory=dict)

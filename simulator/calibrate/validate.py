@@ -89,8 +89,10 @@ def placements(
     outcomes: Sequence[Outcome], table: RequestTable, workers: Sequence[str]
 ) -> Placements:
     """Return how many requests have the same worker and the same cached tokens live and simulated;
-    request `serial` of `outcomes` is row `serial` of `table`. `workers` has the names of the live
-    workers as in the outcomes; there are as many as in the replay.
+    request `serial` of `outcomes` is row `serial` of `table`.
+
+    `workers` has the names of the live workers as in the outcomes; there are as many as in the
+    replay.
     """
     both = [
         outcome

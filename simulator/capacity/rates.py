@@ -350,6 +350,7 @@ def prefill(
     decode_step_s: float = 0.0,
 ) -> Rate:
     """Return R_P = load / E[S]: the rate of each of `workers` that prefill for other workers.
+
     Without a `load`, the load is the highest that keeps the mean TTFT, which is the sum of wait, S,
     second call, transfer, and the first step of the decode worker.
     """

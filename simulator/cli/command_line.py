@@ -191,9 +191,10 @@ def _interrupted_by_signals() -> Iterator[None]:
 
 
 def _endings() -> list[signal.Signals]:
-    """Return the signals that end this program. A shell without job control makes background
-    programs ignore SIGINT, and Python keeps that; this program ends by SIGINT all the same. Only a
-    SIGHUP that is ignored (by nohup) stays ignored.
+    """Return the signals that end this program.
+
+    A shell without job control makes background programs ignore SIGINT, and Python keeps that; this
+    program ends by SIGINT all the same. Only a SIGHUP that is ignored (by nohup) stays ignored.
     """
     endings = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

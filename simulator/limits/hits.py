@@ -201,8 +201,10 @@ class Bounded(Greedy):
 
 def _seconds(at_ns: int) -> float:
     """Return the nanoseconds as seconds, computed as milliseconds times a rounded thousandth and
-    not as a quotient, as in the published tables. Traces have times in whole seconds, and this
-    rounding decides whether work that is exactly a minute old still counts.
+    not as a quotient, as in the published tables.
+
+    Traces have times in whole seconds, and this rounding decides whether work that is exactly a
+    minute old still counts.
     """
     return at_ns / 1_000_000 * 0.001
 

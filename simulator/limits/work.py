@@ -99,6 +99,7 @@ class Known:
 
 def know(jobs: Iterable[Job], chain_of: ChainOf, block_size: int, most_tokens: int) -> Known:
     """Read all `jobs`, which are in order of arrival, and keep what the bounds need of them.
+
     `chain_of(job, row)` returns the hashes of full blocks of `block_size` tokens. `most_tokens` is
     the longest prompt plus first token that any worker takes.
     """

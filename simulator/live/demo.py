@@ -376,9 +376,10 @@ def _agents(rows: Rows) -> Claim:
 
 
 def _price(kept: ResultRow, full: ResultRow) -> str:
-    """Return a sentence on the price of `kept` against `full`: the TTFT figure that grew most. It
-    gives that figure for all requests and for first turns. The figure is the one of mean, p50, p90
-    and p99 that grew by the largest factor over all requests.
+    """Return a sentence on the price of `kept` against `full`: the TTFT figure that grew most.
+
+    It gives that figure for all requests and for first turns. The figure is the one of mean, p50,
+    p90 and p99 that grew by the largest factor over all requests.
     """
     grown = {
         name: (getattr(kept.ttft_ms, name) or 0.0) / (getattr(full.ttft_ms, name) or inf)

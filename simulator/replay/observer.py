@@ -16,9 +16,10 @@ from simulator.traces.job import Job
 
 
 class Observer(Protocol):
-    """The interface of objects that watch a replay and are called as it proceeds. Rows are rows of
-    the replay's book; stations are in the order of their ids. If the attribute `reads_details` is
-    true, each dispatch comes with `Decision.details`.
+    """The interface of objects that watch a replay and are called as it proceeds.
+
+    Rows are rows of the replay's book; stations are in the order of their ids. If the attribute
+    `reads_details` is true, each dispatch comes with `Decision.details`.
     """
 
     def on_start(self, book: Book) -> None:

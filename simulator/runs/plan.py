@@ -271,8 +271,10 @@ DIGITS = 4
 
 class PlanRequest(msgspec.Struct, frozen=True):
     """The question of a plan: the smallest fleet, or the highest rate, at which each policy keeps
-    the targets. `base` gives the workload and the rest of the set-up; the search starts at its
-    fleet. A search for a rate starts at the workload's rate, if it has one.
+    the targets.
+
+    `base` gives the workload and the rest of the set-up; the search starts at its fleet. A search
+    for a rate starts at the workload's rate, if it has one.
     """
 
     base: Setup

@@ -123,9 +123,10 @@ class Runner(Protocol):
 
 
 class Keys:
-    """Makes tasks, with their keys, for set-ups. A key stands for the set-up, the contents of the
-    files that it names, the source of its policy, and the version of this program: if any of them
-    changes, it is another run. Lifetime: one sweep.
+    """Makes tasks, with their keys, for set-ups.
+
+    A key stands for the set-up, the contents of the files that it names, the source of its policy,
+    and the version of this program: if any of them changes, it is another run. Lifetime: one sweep.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""Reads a ModelShape from a Hugging Face config.json. Fields differ from one architecture to the
-next; for the architectures in `_KNOWN` they are read with their meaning there. Any other
-architecture is read by the usual names, and the shape says so.
+"""Reads a ModelShape from a Hugging Face config.json.
+
+Fields differ from one architecture to the next; for the architectures in `_KNOWN` they are read
+with their meaning there. Any other architecture is read by the usual names, and the shape says so.
 """
 
 from __future__ import annotations

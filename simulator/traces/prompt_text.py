@@ -233,9 +233,11 @@ def session_digest(name: str | int) -> str:
 
 
 class _Conversations:
-    """Finds the session of each prompt that names none. Lifetime: stream. A prompt that begins with
-    all of an earlier prompt, and is longer, is the next turn after that. Only the first such prompt
-    continues the session; another one begins a session of its own.
+    """Finds the session of each prompt that names none.
+
+    Lifetime: stream. A prompt that begins with all of an earlier prompt, and is longer, is the next
+    turn after that. Only the first such prompt continues the session; another one begins a session
+    of its own.
     """
 
     def __init__(self, block_tokens: int) -> None:

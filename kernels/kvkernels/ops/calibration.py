@@ -91,8 +91,10 @@ def calibrate(
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Calibration:
     """Measure the plain and the shared plan of each step of `grid` (default GRID) in turn, report
-    progress to `tell`, and return the costs. `time_ns(step, page_table, pages)` returns the time of
-    one run of one layer. Raises ValueError for times that are not above 0.
+    progress to `tell`, and return the costs.
+
+    `time_ns(step, page_table, pages)` returns the time of one run of one layer. Raises ValueError
+    for times that are not above 0.
     """
     grid, measured = grid or GRID, []
     for number, mix in enumerate(grid):

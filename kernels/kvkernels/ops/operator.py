@@ -118,9 +118,11 @@ def cuda_library() -> KernelLibrary:
 
 
 def define(name: str, on_cpu: Callable[..., None], written: Sequence[str]) -> None:
-    """Define the torch operator `warmroute::name`. On CPUs it calls `on_cpu`, whose signature is
-    the operator's schema; `written` names the arguments that it writes to. On CUDA devices it runs
-    `wr_name` on the current stream with the same arguments in order.
+    """Define the torch operator `warmroute::name`.
+
+    On CPUs it calls `on_cpu`, whose signature is the operator's schema; `written` names the
+    arguments that it writes to. On CUDA devices it runs `wr_name` on the current stream with the
+    same arguments in order.
     """
     schema = torch.library.infer_schema(on_cpu, mutates_args=written)
     LIBRARY.define(f"{name}{schema}")  # type: ignore[no-untyped-call]

@@ -106,9 +106,10 @@ class Piece(NamedTuple):
 
 
 def pieces(sources: Sequence[PoolLayout], target: PoolLayout, target_rank: int) -> list[Piece]:
-    """Return the pieces of KV that `target` gets, each with the source that it comes from. Sources
-    that have the same KV take turns by `target_rank`. Raises ValueError if the sources do not have
-    all that the target has, or have parts of it in different cuts.
+    """Return the pieces of KV that `target` gets, each with the source that it comes from.
+
+    Sources that have the same KV take turns by `target_rank`. Raises ValueError if the sources do
+    not have all that the target has, or have parts of it in different cuts.
     """
     same: dict[tuple[range, range], list[int]] = {}
     for number, source in enumerate(sources):

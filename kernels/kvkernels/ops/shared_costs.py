@@ -115,8 +115,10 @@ def run_cost(
     costs: Costs, shape: AttentionShape, tokens: Ints, requests: Ints, pieces: Ints, slots: Ints
 ) -> NDArray[np.float64]:
     """Return the nanoseconds for runs of `tokens` that `requests` each share, in `pieces` with
-    `slots` for each request. All KV counts as if the step had read it before, because the first
-    read is the same for every plan of a step. Arrays broadcast.
+    `slots` for each request.
+
+    All KV counts as if the step had read it before, because the first read is the same for every
+    plan of a step. Arrays broadcast.
     """
     whole, rest = np.divmod(requests, shape.requests_of_item)
     full = padded_rows(np.asarray(shape.requests_of_item * shape.group))

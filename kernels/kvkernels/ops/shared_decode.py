@@ -168,9 +168,11 @@ class SharedPlan(NamedTuple):
 
 
 class Saving(NamedTuple):
-    """What a plan saves by sharing in one step. `shared_prefix_groups` counts the runs of tokens
-    that several requests share; `kv_bytes_saved` is the KV that plain decode would have read beyond
-    this plan, in all layers; the times are the cost model's, for one layer.
+    """What a plan saves by sharing in one step.
+
+    `shared_prefix_groups` counts the runs of tokens that several requests share; `kv_bytes_saved`
+    is the KV that plain decode would have read beyond this plan, in all layers; the times are the
+    cost model's, for one layer.
     """
 
     shared_prefix_groups: int

@@ -179,9 +179,10 @@ def pieces_of(tokens: Ints) -> Ints:
 
 
 def chunks_of(tokens: Ints) -> Ints:
-    """Return the number of tokens in each item of a run of `tokens`, a multiple of 64. It is an
-    eighth of the run, within [256, 1024]: shorter items cost more in partial results than they gain
-    in parallelism, longer ones leave a run on too few SMs.
+    """Return the number of tokens in each item of a run of `tokens`, a multiple of 64.
+
+    It is an eighth of the run, within [256, 1024]: shorter items cost more in partial results than
+    they gain in parallelism, longer ones leave a run on too few SMs.
     """
     eighth: Ints = -(-tokens // (CHUNKS * CHUNK_STEP)) * CHUNK_STEP
     return np.clip(eighth, LEAST_CHUNK, LARGEST_CHUNK)

@@ -170,8 +170,10 @@ def tenants(keys: TenantsKeys, seed: int, block: int | None) -> Made:
 
 def _conversations(keys: TalkKeys, name: str, usual: _Case, seed: int, block: int | None) -> Made:
     """Make `sessions` conversations whose starts are a Poisson process; only conversations in
-    progress are held. Later turns arrive as an open loop would record them: after the answer at
-    `token_ms` a token, then the pause. A closed loop takes the pause alone.
+    progress are held.
+
+    Later turns arrive as an open loop would record them: after the answer at `token_ms` a token,
+    then the pause. A closed loop takes the pause alone.
     """
     told = {
         name: value
