@@ -22,9 +22,7 @@ _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
 
 def worker_shown(service: Service, member: Member) -> dict[str, Any]:
-    """Return all that the router knows about a worker, for JSON. Few fields are known until the
-    worker's engine is recognized.
-    """
+    """Return all fields of a worker, for JSON; a worker that is not recognized has few."""
     dispatcher, core, spec = service.dispatcher, service.dispatcher.core, member.spec
     worker = core.workers.get(member.worker_id)
     now_s = dispatcher.clock()
