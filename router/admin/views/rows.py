@@ -22,7 +22,7 @@ _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
 
 def worker_shown(service: Service, member: Member) -> dict[str, Any]:
-    """Return all fields of a worker, for JSON; a worker that is not recognized has few."""
+    """Return all known facts about a worker, for JSON; few until its engine is recognized."""
     dispatcher, core, spec = service.dispatcher, service.dispatcher.core, member.spec
     worker = core.workers.get(member.worker_id)
     now_s = dispatcher.clock()

@@ -76,9 +76,7 @@ def cache_too_small(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def states_dropped(facts: PoolFacts) -> RoutingVerdict | None:
-    """Diagnose an engine that keeps the KV of sliding windows and the states of layers only at a
-    few places of a prompt.
-    """
+    """Diagnose an engine that caches windows and layer states only at few places of a prompt."""
     found = [one for one in facts.serving() if _drops_states(one)] if facts.low else []
     if not found or not facts.decisions:
         return None
