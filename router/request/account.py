@@ -25,9 +25,8 @@ _ANYBODY = KeyTerms()
 
 
 class Account:
-    """Charges one request to its API key's quota and to its tenant, and writes its log records.
-
-    Lifetime: request.
+    """Charges one request to its API key's quota and to its tenant, and writes the request's log
+    records. Lifetime: request.
     """
 
     # Most requests change few of these fields, so the class has their first values.
@@ -54,7 +53,9 @@ class Account:
 
     @property
     def terms(self) -> KeyTerms:
-        """Return the rights of the request's API key, or the default rights if it has no key."""
+        """Return what the request's API key allows, or what is allowed without a key if it has
+        none.
+        """
         return _ANYBODY if self._key is None else self._key.terms
 
     def trace_id(self) -> str | None:
@@ -90,7 +91,9 @@ class Account:
             self._read_s = self._service.clock()  # its whole body is here
 
     def identified_anew(self, key: Key) -> None:
-        """Continue with the rights that the request's key has now; its quota was charged before."""
+        """Use what the request's key allows now, after the key file may have changed. The quota was
+        charged before.
+        """
         self._key = key
 
     def spend(self, prompt_tokens: int) -> None:
@@ -119,7 +122,9 @@ class Account:
     # --- decisions ----------------------------------------------------------------------------
 
     def asks(self) -> None:
-        """Record when the router asks the decision core for a worker, if the request is traced."""
+        """Note the time at which the router asks the decision core for a worker, if the request is
+        traced.
+        """
         if self.traced:
             self._asked_s = self._service.clock()
 
@@ -135,9 +140,8 @@ class Account:
         return asked_s
 
     def begins(self, attempt: Attempt) -> None:
-        """Give the attempt a span id for tracing, if the request is traced.
-
-        The worker gets this id as the parent of its own spans.
+        """Give the attempt a span id, if the request is traced. The worker gets this id as the
+        parent of its own spans.
         """
         if self.trace is not None and self.traced:
             assert self._service.tracer is not None, "a traced request has a tracer"
@@ -149,16 +153,18 @@ class Account:
             attempt.address = member.upstream.host, member.upstream.port
 
     def rejected(self) -> None:
-        """Record when the decision core refused the request, if the request is traced."""
+        """Note the time at which the decision core refused the request, if the request is
+        traced.
+        """
         if self.traced:
             self._answered_s = self._service.clock()
 
     def refused(self, reject: Reject, status: int, *, begun: bool = False) -> None:
-        """Record that the decision core refused the request.
+        """Record that the decision core refused the request; `status` is the HTTP status that the
+        client got.
 
-        status: the HTTP status that the client got.
-        begun: the client had already received a part of an answer. Then the tokens of this part are
-        charged, and the tenant's count of refusals does not grow.
+        `begun` True means that the client had already received a part of an answer. Then the tokens
+        of this part are charged, and the tenant's count of refusals does not grow.
         """
         self._refused = status, reject.code
         if not begun:
@@ -169,7 +175,9 @@ class Account:
     # --- its answer ---------------------------------------------------------------------------
 
     def headers(self) -> tuple[Header, ...]:
-        """Return headers that the router adds to the answer: the request's id and its quota."""
+        """Return the headers that the router adds to the answer: the request's id and what is left
+        of its quota.
+        """
         headers: tuple[Header, ...] = ()
         if self.has_id:
             headers = ((ID_HEADER.encode(), self.id.encode()),)
@@ -198,8 +206,8 @@ class Account:
     ) -> None:
         """Record the end of the request in the quota and in the logs.
 
-        error: the exception that ended the request, or None.
-        arrival: the request as the decision core got it; None if it was not submitted to the core.
+        `error` is the exception that ended the request, or None. `arrival` describes the request as
+        the decision core got it, or is None if it was not submitted to the core.
         """
         service = self._service
         if self._grant is not None:

@@ -1,4 +1,6 @@
-"""Sends each attempt at a request to the worker, or the two workers, that the core chose."""
+"""Sends each attempt at a request to the worker, or to the two workers, that the decision core
+chose.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,8 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
-        """Prepare to send requests.
-
-        movers: lets another worker continue a stream that breaks off; None switches this off.
-        The other arguments are those of `LegSender` and `TwoLegs`.
+        """Prepare to send requests. `movers` lets another worker continue a stream that breaks off;
+        None switches this off. The other arguments are those of `LegSender` and `TwoLegs`.
         """
         self._service = service
         self._sender = LegSender(service, terms, keep_authorization, clock)
@@ -62,11 +62,13 @@ class Attempts:
 
     @property
     def terms(self) -> AttemptTerms:
-        """Return the timeouts and other settings that attempts use now."""
+        """Return the timeouts and other limits that attempts use now."""
         return self._sender.terms
 
     def renew(self, terms: AttemptTerms, movers: Movers | None) -> None:
-        """Use these settings from now on, and `movers` to continue broken streams (None: never)."""
+        """Use these limits from now on, and `movers` to continue streams that break off (None:
+        never).
+        """
         self._sender.renew(terms)
         self.movers = movers
 
@@ -187,9 +189,8 @@ class Attempts:
         return answer
 
     def _refusal(self, state: RequestState, reject: Reject) -> Answer:
-        """Return the answer for a refused request.
-
-        This is a worker's own error answer if the refusal follows from it, else the router's.
+        """Return the answer for a refused request: a worker's own error answer if that led to the
+        refusal, otherwise the router's.
         """
         if state.last_refusal is not None and reject.code in _SAID_BY_WORKERS:
             reply: Reply | None = state.kept_open
@@ -204,11 +205,11 @@ class Attempts:
         return answer
 
     def _is_patient(self, state: RequestState, attempt: Attempt) -> bool:
-        """Return True if the client gets comments should the worker be silent for long.
+        """Return True if the client gets comments while its worker is silent for long.
 
         The relay's thread writes no comments, but costs less for each token. So of the streams that
-        the thread could carry, only those get comments whose worker is expected to be silent until
-        the first comment.
+        the thread could carry, only those get comments whose worker is expected to be silent for
+        longer than the time until the first comment.
         """
         every_s = self.terms.ping_s
         if not every_s or not state.arrival.stream or state.stream is not None:
@@ -224,10 +225,10 @@ class Attempts:
         return can_ping(state)
 
     def _reply(self, state: RequestState, headers: tuple[Header, ...], patient: bool) -> Reply:
-        """Return the client's side of an attempt at a request with a name, or with comments.
+        """Return the object that writes the reply to the client in one attempt.
 
-        headers: those that the router adds to the answer.
-        patient: the client may get comments during the attempt.
+        `headers` are those that the router adds to the answer. `patient` says whether the client
+        may get comments during the attempt.
         """
         room, names, name = self.terms.client_buffer_bytes, self._service.names, state.name
         editor = None

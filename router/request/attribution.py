@@ -1,4 +1,4 @@
-"""Counts how often an agent's client changes the attribution line of its prompts."""
+"""Counts how often a client changes the attribution line at the beginning of an agent's prompts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ _SESSIONS_MAX = 4_096  # the latest ones
 
 
 class AttributionLines:
-    """Compares the attribution line of a session's request with that of its previous request.
+    """Compares the attribution line of each request with that of the previous request of its
+    session. Lifetime: process.
 
     Claude Code puts such a line before its system prompt. The router leaves it out of a prompt's
-    tokens, but not every engine does. At such an engine, a line that differs in each request
-    prevents all reuse. Only digests of lines are kept, and only those of the latest sessions.
-    Lifetime: process.
+    tokens, but not every engine does. At an engine that does not, a line that differs in each
+    request prevents all reuse of cached KV. Only digests of lines are kept, and only those of the
+    latest sessions.
     """
 
     def __init__(self) -> None:

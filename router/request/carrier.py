@@ -1,4 +1,4 @@
-"""Defines the transport of a request to workers, and of the answer to the client."""
+"""Defines how a request is sent to workers, and how its answer is sent to the client."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from router.upstream.client_reply import ClientReply, Reply
 
 
 class Carrier:
-    """Carries one request to workers, and the answer to the client, over HTTP.
+    """Sends one request to workers over HTTP, and the answer to the client. Lifetime: request.
 
     Subclasses do the same over other transports, such as gRPC.
-    Lifetime: request.
     """
 
     __slots__ = ("http",)
@@ -32,10 +31,11 @@ class Carrier:
         self.http = http
 
     def path(self, target: Target | None) -> Path:
-        """Return the path table's entry for this request, which says how to read it and its answer.
+        """Return the row of the path table for this request, which says how to read it and its
+        answer.
 
-        target: the model and call of a request in a protocol with paths of its own, such as KServe
-        v2.
+        `target` is the model and call of a request in a protocol with paths of its own, such as
+        KServe v2, or None.
         """
         return PATHS.get(self.http.path, OTHER) if target is None else target.path
 
@@ -48,22 +48,21 @@ class Carrier:
         return arrival
 
     def placed(self, worker_id: int) -> None:
-        """Record that the decision core chose the worker `worker_id` for the request."""
+        """Note that the decision core chose the worker `worker_id` for the request."""
 
     def upstream(
         self, member: Member, attempt: Attempt, on_answer: Callable[[], None] | None = None
     ) -> Sends:
-        """Return the object that sends the attempt's request to the worker `member`.
-
-        on_answer: a function that the object may call when the answer begins.
+        """Return the object that sends the attempt's request to the worker `member`. It may call
+        `on_answer` when the answer begins.
         """
         return member.upstream
 
     def reply(self, buffer_bytes: int, headers: tuple[Header, ...] = ()) -> Reply:
         """Return the object that writes the worker's answer to the client.
 
-        buffer_bytes: if more bytes than this are unsent, the router pauses reading from the worker.
-        headers: headers that the router adds to the answer.
+        If more than `buffer_bytes` are unsent, the router pauses reading from the worker. `headers`
+        are those that the router adds to the answer.
         """
         return ClientReply(self.http, buffer_bytes, headers)
 
@@ -75,4 +74,4 @@ class Carrier:
         return None
 
     def ended(self) -> None:
-        """Release what the carrier holds, after the end of the request."""
+        """Release what the carrier holds, because the request has ended."""

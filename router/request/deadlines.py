@@ -23,7 +23,7 @@ _MOST_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """The configured time limits of a request. Lifetime: process, replaced on reload."""
+    """The configured time limits for a request. Lifetime: process, replaced on reload."""
 
     deadline_header: str = "x-request-timeout-ms"
     ms_per_token: float = 0.0  # added to the wait for a first byte, per uncached prompt token
@@ -33,8 +33,8 @@ class Deadlines:
     def deadline_s(self, header: Callable[[str], str | None], now_s: float) -> float | None:
         """Return the request's deadline, in seconds on the clock of `now_s`; None if it has none.
 
-        header: returns the value of the request's header with a given name.
-        Raises ClientError(400) if the value is not a valid number of milliseconds.
+        `header` returns the value of the request's header with a given name. Raises
+        ClientError(400) if the value is not a valid number of milliseconds.
         """
         own, envoys = header(self.deadline_header), header(ENVOY_HEADER)
         if own is None and envoys is None and not self.total_s:
@@ -60,9 +60,8 @@ class Deadlines:
         return frozenset((self.deadline_header.encode(), ENVOY_HEADER.encode()))
 
     def left(self, left_s: float) -> Header:
-        """Return the header that tells a worker how many milliseconds the request has left.
-
-        left_s: the remaining time in seconds.
+        """Return the header that tells a worker how many milliseconds the request has left;
+        `left_s` is the same time in seconds.
         """
         return self.deadline_header.encode(), b"%d" % max(int(left_s * 1e3), 1)
 
@@ -77,8 +76,8 @@ async def in_time(
     """Wait for the end of `sending`, at most until the deadline, and return the outcome.
 
     If the deadline passes while an answer is being sent, the answer is broken off visibly, so that
-    the client cannot take it for complete.
-    sink: the filter between the worker and `reply`, or None.
+    the client cannot take it for complete. `sink` is the filter between the worker and `reply`, or
+    None.
     """
     started_s = clock()
     try:
@@ -98,9 +97,8 @@ def is_late(outcome: Outcome) -> bool:
 
 
 def late_answer(reply: Reply) -> Answer:
-    """Return the answer for a client whose deadline has passed.
-
-    This is `reply` if the client already has a part of it, else an error with status 504.
+    """Return the answer for a client whose deadline has passed: `reply` if the client already has a
+    part of it, otherwise an error with status 504.
     """
     if reply.begun:
         return reply

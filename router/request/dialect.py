@@ -1,4 +1,6 @@
-"""The interface of a protocol other than OpenAI's, whose requests are routed like all others."""
+"""Defines the interface for a protocol other than OpenAI's, whose requests are routed like all
+others.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,19 @@ Header = Callable[[str], str | None]  # the value of a request's header, by its 
 
 
 class Target(Protocol):
-    """The model and the call that a request names. Lifetime: request."""
+    """The model and the kind of call that a request names. Lifetime: request."""
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """The name of the requested model."""
 
     @property
     def path(self) -> Path:
-        """The row of the table of paths, which says how to route the request and read its
-        answers.
-        """
+        """The row of the path table, which says how to route the request and read its answers."""
 
     def scanner(self, header: Header, apart: str | None = None) -> Shape:
-        """Return the reader of the request's body. `apart` is the name of a model that shares a
-        server with another and has a cache of its own.
+        """Return the function that reads the request's body. `apart` is the name of a model that
+        shares a server with another model but has its own cache.
         """
 
 
@@ -38,8 +38,8 @@ class Dialect(Protocol):
         """Return True if a decoded path belongs to this protocol."""
 
     def target_of(self, path: str) -> Target | None:
-        """Return the inference that a path of this protocol asks for; None if it asks for another
-        call.
+        """Return the model and call that a path of this protocol names; None if the path does not
+        ask for inference.
         """
 
     async def answer(self, request: Request) -> Answer:
@@ -48,4 +48,6 @@ class Dialect(Protocol):
         """
 
     def error(self, path: str, body: bytes) -> bytes:
-        """Return an error of the router in the form that clients of this protocol read."""
+        """Return the body of one of the router's errors in the form that clients of this protocol
+        read.
+        """

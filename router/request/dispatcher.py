@@ -2,8 +2,8 @@
 
 The dispatcher passes facts to the core, and carries out the actions that the core returns. Each
 request has a `Ticket`, which receives the actions for this request. When the ticket is closed, the
-core learns exactly once that the request is over, for whatever reason. So a finished request never
-stays in the core's counts of load.
+core is told exactly once that the request has ended, whatever the reason is. So a finished request
+never stays in the core's counts of load.
 """
 
 from __future__ import annotations
@@ -102,9 +102,8 @@ class Ticket:
         self._actions: list[Dispatch | Reject] = []  # one, but for a moment
 
     def close(self) -> None:
-        """Remove the request from the dispatcher.
-
-        If the request is not over, first tell the decision core that its client has left.
+        """Remove the request from the dispatcher. If the request has not ended, first tell the
+        decision core that its client has left.
         """
         try:
             if self.is_open:
@@ -114,30 +113,27 @@ class Ticket:
 
     @property
     def is_open(self) -> bool:
-        """Return True if the request was submitted to the decision core and is not over."""
+        """Return True if the request was submitted to the decision core and has not ended."""
         return self.phase in ("waiting", "sent")
 
     def enter(self, request_id: int, explained: bool = False) -> None:
-        """Register this ticket to receive the actions for the request `request_id`.
-
-        explained: True if the decision core must record why it decides as it does.
+        """Register this ticket to receive the actions for the request `request_id`. `explained`
+        True means that the decision core must record why it decides as it does.
         """
         self.request_id = request_id
         self._move("asks for a worker")
         self._dispatcher.enter(self, explained)
 
     def arrive(self, arrival: Arrival, explained: bool = False) -> None:
-        """Submit the request to the decision core. The decision arrives in `next_action`.
-
-        explained: True if the decision core must record why it decides as it does.
+        """Submit the request to the decision core; `next_action` then returns the decision.
+        `explained` True means that the decision core must record why it decides as it does.
         """
         self.enter(arrival.request_id, explained)
         self._dispatcher.tell(arrival)
 
     def refuse(self, refusal: Reject) -> None:
-        """Refuse the request without asking the decision core.
-
-        The refusal arrives in `next_action`, like one of the core.
+        """Refuse the request without asking the decision core; `next_action` then returns the
+        refusal.
         """
         self.enter(refusal.request_id)
         self.put(refusal)
@@ -147,7 +143,7 @@ class Ticket:
     ) -> Dispatch | Reject:
         """Wait for the decision core's next action: a dispatch to workers, or a refusal.
 
-        while_held: returns a context to be in while the core holds the request.
+        `while_held` returns a context manager that is entered while the core holds the request.
         """
         if not self._actions:
             with while_held():
@@ -160,7 +156,9 @@ class Ticket:
         return action
 
     def put(self, action: Dispatch | Reject) -> None:
-        """Deliver an action of the decision core to `next_action`, where the request may wait."""
+        """Pass an action of the decision core to `next_action`, which the request may be waiting
+        for.
+        """
         self._actions.append(action)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -172,9 +170,9 @@ class Ticket:
     def prefilled(self, cached_tokens: int | None, *, waits: bool) -> None:
         """Tell the decision core that the prefill leg has ended well.
 
-        cached_tokens: how many prompt tokens the prefill worker had cached; None if unknown.
-        waits: True if the core must now choose a worker for the decode leg; False if that leg was
-        sent already.
+        `cached_tokens` is how many prompt tokens the prefill worker had cached, or None if unknown.
+        `waits` is True if the core must now choose a worker for the decode leg, and False if that
+        leg was sent already.
         """
         if waits:
             self._move("its first leg is over")
@@ -195,8 +193,8 @@ class Ticket:
     ) -> None:
         """Tell the decision core that the answer is complete, with the worker's token counts.
 
-        A count is None if the worker did not report it.
-        refused: True if the worker refused the request with a 4xx status.
+        A count is None if the worker did not report it. `refused` True means that the worker
+        refused the request with a 4xx status.
         """
         self._move("it is answered")
         now_s = self._dispatcher.clock()
@@ -216,11 +214,11 @@ class Ticket:
     ) -> None:
         """Tell the decision core that an attempt ended without a complete answer.
 
-        blame: who caused this: the client, a fault of the worker, or a worker that is only busy.
-        retry: True if the core must choose another worker.
-        rest: the part of the request still to do, if the client has a part of the answer.
-        leg: the leg that failed. If it is the prefill leg and `retry` is False, the answer goes on.
-        busy_s: for how many seconds a busy worker wants no requests (see `Failure`).
+        `blame` says who caused this: the client, a fault of the worker, or a worker that is only
+        busy. `retry` is True if the core must choose another worker. `rest` describes what is still
+        to do of the request, if the client has a part of the answer. `leg` is the leg that failed;
+        if it is the prefill leg and `retry` is False, the answer continues. `busy_s` is for how
+        many seconds a busy worker wants no requests (see `Failure`).
         """
         if retry:
             self._move("another worker shall try")
@@ -236,7 +234,9 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class FleetCalls:
-    """The fleet's functions that carry out the core's actions on a worker, by its id."""
+    """The functions of the fleet with which the core's actions on a worker, given by its id, are
+    carried out.
+    """
 
     resync: Callable[[int, int], None]  # its events, from a number on
     probe: Callable[[int, float | None], None]  # within this many seconds; None: as usual
@@ -252,8 +252,8 @@ _NO_FLEET = FleetCalls(_nothing, _nothing, _nothing, _nothing)
 
 
 class Dispatcher:
-    """Passes facts to the core and carries out its actions, all in one event loop, so the core
-    needs no lock. Lifetime: process.
+    """Passes facts to the core and carries out its actions. All of this happens in one event loop,
+    so that the core needs no lock. Lifetime: process.
     """
 
     def __init__(
@@ -263,7 +263,9 @@ class Dispatcher:
         fleet: FleetCalls = _NO_FLEET,
         recorder: FactRecorder | None = None,
     ) -> None:
-        """`fleet` carries out the core's actions on workers; `recorder` gets every fact."""
+        """Start without requests. `fleet` carries out the core's actions on workers; `recorder`
+        records every fact.
+        """
         self.core = core
         self.clock = clock
         self._tickets: dict[int, Ticket] = {}
@@ -286,13 +288,13 @@ class Dispatcher:
         self._tickets[ticket.request_id] = ticket
 
     def forget(self, ticket: Ticket) -> None:
-        """Remove the ticket of a request that is over."""
+        """Remove the ticket of a request that has ended."""
         self._tickets.pop(ticket.request_id, None)
         self._explained.discard(ticket.request_id)
 
     def turn_away_held(self, why: str) -> int:
-        """Refuse all requests that wait for a worker, now and from now on, because the router
-        stops. Return how many waited.
+        """Refuse all requests that wait in the core, now and from now on, because the router stops.
+        Return how many waited.
         """
         self._holds_not = why
         turned_away = 0
@@ -320,34 +322,36 @@ class Dispatcher:
             self._do(action)
 
     def explain(self, arrival: Arrival) -> Choice | Withheld | Reject:
-        """Return what the core would decide for `arrival` now; nothing is charged."""
+        """Return what the core would decide for `arrival` now, without sending the request or
+        counting it as load.
+        """
         if self.recorder is not None:
             arrival = self.recorder.explain(arrival)
         return self.core.explain(arrival)
 
     def explain_held(self, request_id: int) -> Choice | Withheld | Reject | None:
-        """Return why this request waits, as of now; None if it does not wait."""
+        """Return why this request waits now; None if it does not wait."""
         self.advance()
         return self.core.explain_held(request_id, self.clock())
 
     def advance(self) -> None:
-        """Bring the core's load up to the present time, before it is read."""
+        """Update the core's estimates of load to the present time, before they are read."""
         now_s = self.clock()
         if self.recorder is not None:
             self.recorder.advance(now_s)
         self.core.ledger.advance(now_s)
 
     def set_policy(self, policy: LoadedPolicy) -> None:
-        """Decide by another policy from now on. Raises PolicyError if it is unusable; then the
-        previous one stays.
+        """Let another policy decide from now on. If it is unusable, raise PolicyError and keep the
+        previous one.
         """
         self.core.set_policy(policy)
         if self.recorder is not None:
             self.recorder.set_policy(policy.spec)
 
     def set_model_limits(self, lines: Sequence[str]) -> None:
-        """Limit models by these lines from now on, each MODEL:KEY=NUMBER,... Raises ValueError if
-        one is malformed.
+        """Limit models by these lines, MODEL:KEY=NUMBER,..., from now on. Raises ValueError if a
+        line is malformed.
         """
         limits = model_limits(lines)
         if limits == self.core.model_limits.limits:

@@ -1,4 +1,6 @@
-"""Lets a request of a known model wait while no worker takes it, and reads it again afterwards."""
+"""Lets a request of a known model wait while no worker can take it, and reads the request again
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _LEFT = frozenset({"connect", "timeout_connect", "early_close"})
 
 
 class FirstWorkerWaits:
-    """Lets requests wait in `WorkerWait`, between their reading and the core. Lifetime: process."""
+    """Lets requests wait in `WorkerWait`, after they were read and before the core chooses a
+    worker. Lifetime: process.
+    """
 
     def __init__(self, service: Service, tenants: Tenants, reader: InferenceReader) -> None:
         self._service = service
@@ -37,10 +41,10 @@ class FirstWorkerWaits:
         self._queue = service.waiting
 
     def can_help(self, state: RequestState, reject: Reject) -> bool:
-        """Return True if a refused request should wait for a worker, and then be placed again.
+        """Return True if a refused request should wait for a worker and then be tried again.
 
-        This is so if its model has no worker, or if its last worker has just left. It is not so for
-        a request that has lost its worker too often, because the request may be what ends them.
+        That is so if its model has no worker, or if its last worker has just left. It is not so for
+        a request that has lost its worker too often, because the request itself may crash workers.
         """
         if (
             state.waited_in_vain
@@ -57,11 +61,12 @@ class FirstWorkerWaits:
         return rounds_left and latest.by_worker and latest.error in _LEFT
 
     async def wait(self, state: RequestState, target: Target | None) -> Reject | None:
-        """Wait for a worker of the request's model; else return why the request is refused.
+        """Wait for a worker of the request's model, and return None; or return why the request is
+        refused.
 
         The request is read again afterwards, because the new worker may have blocks of another
-        size. target: as for `InferenceReader.read`. Raises ClientError as `InferenceReader.read`
-        does, and if its key is no longer valid.
+        size. `target` is the same as for `InferenceReader.read`. Raises ClientError as
+        `InferenceReader.read` does, and if the request's key is no longer valid.
         """
         arrival, service = state.arrival, self._service
         if state.waits_since is None:
@@ -94,7 +99,7 @@ class FirstWorkerWaits:
     async def _queued(
         self, state: RequestState, arrival: Arrival, began: Began
     ) -> Rejection | None:
-        """Wait in the queue, which counts all bytes that the request keeps meanwhile."""
+        """Wait in the queue, which counts all bytes that the request keeps in memory meanwhile."""
         body_bytes = len(state.http.body)
         if state.body is not state.http.body:
             body_bytes += len(state.body)

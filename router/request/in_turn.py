@@ -1,4 +1,4 @@
-"""Runs the work of requests in threads, so that the work of earlier requests comes first."""
+"""Runs parts of requests in threads, so that earlier requests come first."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ T = TypeVar("T")
 
 @coroutine
 def let_others_run() -> Generator[None]:
-    """Return control to the event loop once, so that other requests can run before this one."""
+    """Return control to the event loop once, so that other requests can run before this one
+    continues.
+    """
     yield
 
 
 class _Job:
-    """One piece of work of a request. Lifetime: job."""
+    """One function call for a request, which a thread will run. Lifetime: job."""
 
     __slots__ = ("result", "work")
 
@@ -29,7 +31,7 @@ class _Job:
         self.result: Future[Any] = Future()
 
     def run(self) -> None:
-        """Do the work, unless its request has ended."""
+        """Call the function, unless the request has ended."""
         work = self.work
         if work is None or not self.result.set_running_or_notify_cancel():
             return
@@ -41,10 +43,11 @@ class _Job:
 
 
 class InTurn:
-    """Runs jobs in the threads of `executor`; the next job is always that of the earliest request.
+    """Runs jobs in the threads of `executor`; the next job is always one of the earliest request
+    that has any. Lifetime: process.
 
-    So a request whose work takes several jobs, one after the other, never waits for requests that
-    came after it, except for their jobs that run already. Lifetime: process.
+    So a request that needs several jobs, one after the other, never waits for requests that came
+    after it, except for their jobs that are already running.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -53,10 +56,10 @@ class InTurn:
         self._jobs = count()
 
     async def run(self, turn: int, work: Callable[[], T]) -> T:
-        """Return what `work` returns, or raise its error. `turn` is its request's number; smaller
-        ones came earlier.
+        """Call `work` in a thread, and return its result or raise its error.
 
-        If this is cancelled, work that has not begun is dropped with all that it holds.
+        `turn` is the number of the request; smaller numbers came earlier. If this is cancelled
+        before `work` has begun, `work` and all that it refers to is dropped.
         """
         job = _Job(work)
         self._waiting.put((turn, next(self._jobs), job))

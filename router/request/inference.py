@@ -41,7 +41,7 @@ class Inference:
         self.attempts = attempts
 
     def renew(self, terms: InferenceTerms, attempts: AttemptTerms, movers: Movers | None) -> None:
-        """Use these parts for reading, attempts and moving of requests from now on."""
+        """Use these limits of reading and of attempts, and these movers of streams, from now on."""
         self.reader.terms = terms
         self.attempts.renew(attempts, movers)
 
@@ -58,17 +58,16 @@ class Inference:
             return answer if state.kept_open is None else as_event(state.kept_open, answer)
 
     def begin(self, http: Request, carrier: Carrier) -> RequestState:
-        """Return the state of a new request, a context manager. Leaving it ends the request."""
+        """Return the state of a new request, as a context manager whose exit ends the request."""
         service = self._service
         return RequestState(http, carrier, Ticket(service.dispatcher), Account(service, http))
 
     async def answer(self, state: RequestState, target: Target | None = None) -> Answer:
         """Handle a request from the check of its API key to the end of its answer.
 
-        target: the model and call of a request in a protocol with paths of its own, such as KServe
-        v2.
-        Raises ClientError if the request is wrong or not allowed, and CancelledError or OSError if
-        the client left.
+        `target` is the model and call of a request in a protocol with paths of its own, such as
+        KServe v2. Raises ClientError if the request is invalid or not allowed, and CancelledError
+        or OSError if the client left.
         """
         account, attempts, waits = state.account, self.attempts, self._waits
 

@@ -1,4 +1,4 @@
-"""Frees the KV that a prefill worker keeps for a decode leg, if no decode leg reads it."""
+"""Frees the KV that a prefill worker keeps for a decode leg, if no decode leg will read it."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Releases:
 
 
 class KeptKv:
-    """The KV that the prefill leg of one request left at its worker, for the decode leg.
+    """The KV that the prefill leg of one request left at its worker, for the decode leg. Lifetime:
+    request.
 
-    This is a context manager. Leaving it asks the worker to free the KV, unless a decode leg has
-    read the KV.
-    Lifetime: request.
+    This is a context manager. Its exit asks the worker to free the KV, unless a decode leg has read
+    it.
     """
 
     __slots__ = (
@@ -74,9 +74,9 @@ class KeptKv:
         self._releases = releases
 
     def sent(self, member: Member, unread: Leg | None, timeouts: Timeouts) -> None:
-        """Record that a prefill leg was sent to `member`, and free the KV of an earlier one.
+        """Note that a prefill leg was sent to `member`, and free the KV of an earlier one.
 
-        unread: the call that frees the KV if the leg's answer never arrives, or None.
+        `unread` is the call that frees the KV if the leg's answer never arrives, or None.
         """
         self.second_leg = None
         self._give_back()
@@ -85,17 +85,16 @@ class KeptKv:
         self._release = unread
 
     def kept(self, second_leg: Callable[[bytes], Leg], release: Leg | None) -> None:
-        """Record that the prefill leg left KV at the worker.
+        """Note that the prefill leg left KV at the worker.
 
-        second_leg: makes the decode leg from the client's body.
-        release: the call that frees the KV, or None if none is needed.
+        `second_leg` makes the decode leg from the client's body. `release` is the call that frees
+        the KV, or None if none is needed.
         """
         self.second_leg, self._release = second_leg, release
 
     def failed(self, *, may_be_kept: bool) -> None:
-        """Record that no decode leg will read the KV.
-
-        may_be_kept: True if the worker may still hold the KV. Then it is asked to free the KV.
+        """Note that no decode leg will read the KV. If `may_be_kept`, the worker may still hold the
+        KV, and is asked to free it.
         """
         self.second_leg = None
         if not may_be_kept:
@@ -103,9 +102,8 @@ class KeptKv:
         self._give_back()
 
     def read(self) -> None:
-        """Record that the decode leg has begun to answer, so it has read the KV.
-
-        The router need not ask the worker to free the KV any more.
+        """Note that the decode leg has begun to answer, so that it has read the KV. The router need
+        not ask the worker to free it any more.
         """
         self._release = None
 

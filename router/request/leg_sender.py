@@ -43,7 +43,7 @@ _PINGED = (PatientReply, KeptOpenReply)
 
 @dataclass(frozen=True, slots=True)
 class AttemptTerms:
-    """Limits and times of the attempts at a request. Lifetime: process, replaced on reload."""
+    """The limits and times for attempts at requests. Lifetime: process, replaced on reload."""
 
     timeouts: Timeouts
     client_buffer_bytes: int
@@ -66,8 +66,8 @@ class LegSender:
     ) -> None:
         """Prepare to send legs.
 
-        keep_authorization: True if workers get the client's API key, too.
-        clock: returns the present time in seconds, on the clock of deadlines.
+        `keep_authorization` is True if workers get the client's API key, too. `clock` returns the
+        present time in seconds, on the clock of deadlines.
         """
         self._service = service
         self._clock = clock
@@ -75,7 +75,7 @@ class LegSender:
         self.renew(terms)
 
     def renew(self, terms: AttemptTerms) -> None:
-        """Use new settings for attempts from now on."""
+        """Use other limits for attempts from now on."""
         self.terms = terms
         self._hidden = self._keys | {terms.tenant_header.encode()}
 
@@ -88,8 +88,7 @@ class LegSender:
         due: AnswerDue | None = None,
     ) -> UpstreamRequest:
         """Return the request for a worker, with the headers of the client, the router and the leg.
-
-        due: the form that the answer must have; None if its form is not checked.
+        `due` is the form that the answer must have, or None if its form is not checked.
         """
         terms, arrival = self.terms, state.arrival
         hidden, before, after = self._hidden, _NO_HEADERS, _NO_HEADERS
@@ -139,9 +138,9 @@ class LegSender:
     ) -> AttemptEnd:
         """Send the request, or its decode leg, to a worker, and relay the answer to the client.
 
-        on_begun: called with the time of the answer's first byte, in seconds on the clock of
-        deadlines. If None, the first byte of a streamed answer is reported to the decision core
-        instead.
+        `on_begun` is called with the time of the answer's first byte, in seconds on the clock of
+        deadlines. If it is None, the first byte of a streamed answer is reported to the decision
+        core instead.
         """
         arrival, stream, terms = state.arrival, state.stream, self.terms
         text = leg.body
@@ -202,10 +201,11 @@ def _filtered(
 
 
 def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bool]:
-    """Decide what to do with a worker's refusal that the client has not received yet.
+    """Decide what to do with a worker's refusal that the client has not received yet. Return the
+    outcome, and True if this is the end of the attempt.
 
-    Return the outcome, and True if this settles the attempt. A full queue becomes an error. A
-    refusal that any other worker would repeat is sent to the client.
+    A full queue becomes an error. A refusal that any other worker would repeat is sent to the
+    client.
     """
     held = outcome.held
     assert held is not None, "it was kept"
@@ -218,10 +218,7 @@ def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bo
 
 
 async def edited(edit: Callable[[bytes], Leg], body: bytes) -> Leg:
-    """Apply `edit` to a request body, and return the resulting leg.
-
-    A long body is edited in a thread.
-    """
+    """Return the leg that `edit` makes from a request's body. A long body is edited in a thread."""
     return edit(body) if len(body) < LONG_BYTES else await asyncio.to_thread(edit, body)
 
 

@@ -1,4 +1,4 @@
-"""Holds back an answer "no such path" of a worker, because another worker may have the path."""
+"""Holds back a worker's answer "no such path", because another worker may have the path."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _NOT_FOUND = msgspec.json.Decoder(_NotFound)
 
 class MissingPathFilter(PassingSink):
     """Holds back a worker's answer that says "no such path", "queue full" or "no such model".
+    Lifetime: one dispatch of the request.
 
     The filter is a `ReplySink` in front of the client's own sink, and passes all other answers on.
-    Lifetime: one dispatch.
     """
 
     def __init__(
@@ -59,11 +59,10 @@ class MissingPathFilter(PassingSink):
     ) -> None:
         """Put the filter in front of `reply`, the client's own sink.
 
-        answers: `Path.answers` of the request's path. If it is given, status 400 may mean a full
-        queue.
-        escaped: the request's path has percent-escapes. Some servers do not decode them, so their
-        answer "not found" does not prove that the path is missing.
-        model: the model that the request names.
+        `answers` is `Path.answers` of the request's path; if it is given, status 400 may mean a
+        full queue. `escaped` True means that the request's path has percent-escapes: some servers
+        do not decode them, so that their answer "not found" does not prove that the path is
+        missing. `model` is the model that the request names.
         """
         self._client = reply
         self._model = model
@@ -87,7 +86,9 @@ class MissingPathFilter(PassingSink):
         return self._client
 
     def ping(self) -> None:
-        """Write a comment to the client, if the reply can take one and no answer is kept back."""
+        """Write a comment to the client, if the reply can contain comments and no answer is held
+        back.
+        """
         if self._head is None and isinstance(self._reply, PingedSink):
             self._reply.ping()
 
@@ -131,7 +132,7 @@ class MissingPathFilter(PassingSink):
 
     def abort(self, late: bool = False) -> None:
         """End the answer as broken. A stream of events gets a last event that says so, if its
-        protocol has one and the events before it are whole.
+        protocol has such an event and the events before it are complete.
         """
         if self._head is not None:
             self._broken = True
@@ -143,7 +144,7 @@ class MissingPathFilter(PassingSink):
 
     @property
     def _whole_events(self) -> bool:
-        """Return whether the client has only whole events in whole chunks so far."""
+        """Return whether the client has received only complete events in complete chunks so far."""
         events = self._events
         return events is not None and events.between_chunks and self._events_end == b"\n\n"
 
@@ -160,10 +161,9 @@ class MissingPathFilter(PassingSink):
 
 
 def is_missing_path(status: int, body: bytes) -> bool:
-    """Return True if an error answer says that the path does not exist.
+    """Return True if an error answer with status 404, 405 or 501 says that the path does not exist.
 
-    status: 404, 405 or 501.
-    Return False if it is the model or another named object that does not exist.
+    Return False if it says that the model or another named object does not exist.
     """
     if not body or (status != 404 and not body.startswith(b'{"error":"')):
         return True

@@ -1,4 +1,6 @@
-"""Comments in the streams of requests that wait for long, at the router or at their worker."""
+"""Writes comments into the streams of requests that wait for long, in the router or at their
+worker.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,25 @@ _STREAMS = _NAMED | {"openai"}
 
 
 class Pings:
-    """Writes a comment now and then to the client of a stream that waits. Lifetime: process.
+    """Writes comments at intervals to the client of a stream that waits. Lifetime: process.
 
-    Proxies and clients end connections that carry nothing for a while. The first comment commits
-    the status 200, so it is sent late.
+    Proxies and clients close connections on which nothing is sent for a while. The first comment
+    fixes the status 200, so it is sent late.
     """
 
     def __init__(self, every_s: Callable[[], float], buffer_bytes: Callable[[], int]) -> None:
-        """`every_s` returns the seconds before a comment, or 0 for no comments. buffer_bytes: as
-        for `ClientReply`.
+        """Prepare to write comments. `every_s` returns the seconds before a comment, or 0 for no
+        comments. `buffer_bytes` returns the limit that `ClientReply` uses.
         """
         self._every_s = every_s
         self._buffer_bytes = buffer_bytes
 
     @contextmanager
     def during(self, state: RequestState) -> Iterator[None]:
-        """Write comments until this context is left, if the request is a stream that may have any.
+        """Write comments to the client until this context is left, if the request is a stream that
+        may have comments.
 
-        The request's `kept_open` has the reply from the first comment on.
+        After the first comment, the request's `kept_open` is the reply.
         """
         every_s = self._every_s()
         if not every_s or not can_ping(state) or (state.stream and state.stream.begun):
@@ -60,9 +63,8 @@ def can_ping(state: RequestState) -> bool:
 
 
 def ping(state: RequestState, buffer_bytes: int) -> None:
-    """Write a comment to the client, with the head of the answer before the first one.
-
-    buffer_bytes: as of `ClientReply`.
+    """Write a comment to the client, and before the first one the head of the answer.
+    `buffer_bytes` is the same as for `ClientReply`.
     """
     if state.kept_open is None:
         named = state.path.reads in _NAMED
@@ -72,10 +74,11 @@ def ping(state: RequestState, buffer_bytes: int) -> None:
 
 
 class PatientReply(PassingSink):
-    """A client's side of one attempt, which becomes the request's `kept_open` at the first comment.
+    """A client's reply in one attempt, which becomes the request's `kept_open` at the first
+    comment. Lifetime: one attempt.
 
-    Until then it is a plain reply: an answer that begins before the first comment has the bytes
-    that it would have had. Lifetime: one attempt.
+    Until then it is a plain reply: an answer that begins before the first comment is not changed by
+    it.
     """
 
     by_fallback = "pinged"
@@ -83,8 +86,8 @@ class PatientReply(PassingSink):
     def __init__(
         self, state: RequestState, plain: ClientReply, editor: Editor | None, buffer_bytes: int
     ) -> None:
-        """`plain` is the reply without comments. editor: changes the body; None leaves it as it is.
-        buffer_bytes: as for `ClientReply`.
+        """Make the reply. `plain` is the reply without comments. `editor` changes the body; None
+        leaves it unchanged. `buffer_bytes` is the same as for `ClientReply`.
         """
         self._state = state
         self._plain = plain
@@ -103,7 +106,7 @@ class PatientReply(PassingSink):
         return kept
 
     def ping(self) -> None:
-        """Write a comment, if the answer has not begun."""
+        """Write a comment to the client, if the answer has not begun."""
         if not self._reply.begun:
             ping(self._state, self._buffer_bytes)
 
@@ -125,9 +128,8 @@ class PatientReply(PassingSink):
 
 
 def as_event(reply: KeptOpenReply, answer: Answer) -> Answer:
-    """Return the answer for a client that got comments in `reply` before it.
-
-    An answer of the router's own becomes an event.
+    """Return the answer for a client that has received comments in `reply`. An answer that the
+    router itself made becomes an event.
     """
     if not isinstance(answer, Response):
         return answer

@@ -1,5 +1,5 @@
-"""Token ids and chain hashes of a request's prompt: exact if its token ids are available, else from
-text.
+"""Makes the token ids and chain hashes of a request's prompt: exact if its token ids are known,
+otherwise from its text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _INLINE_BYTES = 1 << 17  # shorter plain bodies are read at once, likewise
 
 @record
 class Prompt:
-    """A prompt in the decision core's form. Lifetime: request."""
+    """A request's prompt in the form that the decision core needs. Lifetime: request."""
 
     tokens: int  # of all prompts; exact, or guessed from the text where `approximate`
     longest_tokens: int  # of the longest one
@@ -70,7 +70,7 @@ class Prompt:
 
 @record
 class Plain:
-    """One request's body read the short way: as `Scanned`, but without the prompts. Lifetime:
+    """A request's body that was read quickly: like `Scanned`, but without the prompts. Lifetime:
     request.
     """
 
@@ -88,7 +88,9 @@ class Plain:
 
 
 def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
-    """Return the request in `body`, sent to `path`; None if only `scan` can read it. Pure."""
+    """Return the request in `body`, sent to `path`, read quickly; None if only `scan` can read it.
+    Pure.
+    """
     found = scan_request(
         body, limits.max_messages, limits.max_prompts, limits.max_choices, limits.max_key_chars
     )
@@ -107,9 +109,8 @@ def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
 
 
 def _hashed(plain: Plain, block_sizes: Iterable[int], model: str, adapter: str | None) -> Prompt:
-    """Return the prompt of a simple request body, with chain hashes for each block size.
-
-    The hashes are computed from token ids if the body contains them, else from its text.
+    """Return the prompt of a simple request, with chain hashes for each block size. The hashes are
+    computed from token ids if the body contains them, otherwise from its text.
     """
     chains = plain.text.chains(block_sizes, model, adapter, plain.cache_salt)
     return Prompt(plain.tokens, plain.longest_tokens, chains, not plain.has_ids)
@@ -124,14 +125,12 @@ class PromptReader:
     """Reads requests' prompts, with a tokenizer if there is one. Lifetime: process.
 
     `now_s` is the wall clock in seconds, for templates that print the date. At most `waiting_max`
-    requests (limits.inflight_requests) wait for a thread of `executor`, or of `long`, where long
-    bodies are read, so that no short prompt waits behind them. Requests get these threads in the
-    order of their turns.
-
-    Prompts of models that `check` does not trust are read as text. `drops_unused_tools` says that a
-    chat with `tool_choice` "none" is rendered without tools. `rendered` makes the prompts that
-    `encoders` cannot make as the engines do. `kind_of` returns the kind of engine that serves a
-    model, or None if there are several.
+    requests (limits.inflight_requests) wait for a thread of `executor`, or of `long`, in which long
+    bodies are read so that no short prompt waits for them. Requests get these threads in the order
+    of their turns. Prompts of models that `check` does not trust are read as text.
+    `drops_unused_tools` says that a chat with `tool_choice` "none" is rendered without tools.
+    `rendered` gets from renderers the prompts that `encoders` cannot make as the engines do.
+    `kind_of` returns the kind of engine that serves a model, or None if there are several.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class PromptReader:
 
     @property
     def memo(self) -> PieceMemo | None:
-        """The memo of token ids of known texts; None if the router has no tokenizer."""
+        """The memo with the token ids of known texts; None if the router has no tokenizer."""
         return None if self._encoders is None else self._encoders.memo
 
     @property
@@ -171,7 +170,9 @@ class PromptReader:
         return self._encoders is not None
 
     def next_turn(self) -> int:
-        """Return the turn of a request that has come now, for `scan` and `read`."""
+        """Return the number of a request that has just arrived, by which `scan` and `read` order
+        requests.
+        """
         return next(self._turns)
 
     async def scan(
@@ -186,8 +187,8 @@ class PromptReader:
         429).
 
         `shape` reads bodies that are not a single JSON object of a known form. Without a `turn`,
-        the request is behind all earlier ones. A tokenizer needs the text itself, which only the
-        long way of reading keeps.
+        the request comes after all earlier ones. If there is a tokenizer, the body is not read
+        quickly, because the tokenizer needs the text.
         """
         if shape is not None:
             if len(body) < LONG_BYTES:
@@ -219,12 +220,13 @@ class PromptReader:
         asked: RenderRequest | None = None,
     ) -> Prompt:
         """Return the prompt of a request to `model`, with one chain of hashes for each block size
-        of its pool.
+        of the model's workers.
 
         `model` is the base model if `adapter` names the requested LoRA adapter. A request with
         several prompts is placed by the first one; a request without any counts as one token.
         Raises ClientError(429) if too many requests wait. `body_bytes` is the length of the whole
-        request; `turn` is as for `scan`; `asked` is what a renderer may be asked for.
+        request; `turn` is the same as for `scan`; `asked` is the request as a renderer may get it,
+        or None.
         """
         if isinstance(scanned, Plain):  # no tokenizer is asked
             if not scanned.has_ids:
@@ -268,7 +270,9 @@ class PromptReader:
         asked: RenderRequest | None,
         turn: int | None,
     ) -> Prompt | None:
-        """Return the prompt by the token ids of a renderer; None if none gives them in time."""
+        """Return the prompt with token ids that a renderer made; None if no renderer makes them in
+        time.
+        """
         by_ids = isinstance(scanned, Scanned) and (
             scanned.by_text or any(isinstance(one, np.ndarray) for one in scanned.prompts)
         )
@@ -283,8 +287,8 @@ class PromptReader:
         return await self._in_thread(self._long, turn, hashed)
 
     def _encoder_for(self, scanned: Scanned, model: str) -> PromptEncoder | None:
-        """Return the encoder of the prompt's text; None if it is read as text, or came as token
-        ids.
+        """Return the encoder for the prompt's text; None if the prompt is read as text, or arrived
+        as token ids.
         """
         ids = scanned.prompts and isinstance(scanned.prompts[0], np.ndarray)
         if ids or scanned.by_text or self._encoders is None:
@@ -296,7 +300,7 @@ class PromptReader:
     def _encoded(
         self, scanned: Scanned, encoder: PromptEncoder | None
     ) -> tuple[Sequence[Tokens], bool]:
-        """Return the exact ids of each prompt, none if they are not available; and whether the
+        """Return the exact token ids of each prompt, none if they are unknown; and whether the
         encoder rejected the prompt.
         """
         if encoder is None:
@@ -363,8 +367,8 @@ def _prompt(
     sizes: Iterable[int],
     adapter: str | None,
 ) -> Prompt:
-    """Return the prompt from the token ids that came with it, or that were `encoded` here, else
-    from text.
+    """Return the prompt, made from the token ids in the request or those in `encoded`, otherwise
+    from its text.
     """
     ids = [one for one in scanned.prompts if isinstance(one, np.ndarray)]
     blocks = [_kept(one, scanned) for one in ids] or encoded
@@ -388,7 +392,9 @@ def _rendered_prompt(
     sizes: Iterable[int],
     adapter: str | None,
 ) -> Prompt:
-    """Return the prompt from the ids that a renderer made, or from their known beginning."""
+    """Return the prompt, made from all token ids that a renderer made, or from those of its known
+    beginning.
+    """
     ids, media = found.rendered[0]
     chains = media_chains(ids, media, sizes, model=model, adapter=adapter, salt=scanned.cache_salt)
     lengths = [len(one.ids) for one in found.rendered]
@@ -402,12 +408,14 @@ def _rendered_prompt(
 
 
 def _asides(scanned: Scanned) -> tuple[str, Sequenced | None, bool, bool]:
-    """Return the fields that are the same however the request's prompt is read."""
+    """Return the fields of the prompt that do not depend on how it is read."""
     return scanned.routed_by, scanned.sequence, scanned.runs_on, scanned.stops
 
 
 def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:
-    """Return the tokens that `truncate_prompt_tokens` leaves: the last ones, or the first."""
+    """Return the tokens that `truncate_prompt_tokens` leaves of a prompt, which are its last or its
+    first ones.
+    """
     limit = scanned.options.truncate_prompt_tokens
     if type(limit) is not int or not 0 < limit < len(tokens):
         return tokens
@@ -415,7 +423,7 @@ def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:
 
 
 def _texts(scanned: Scanned) -> list[Tokens]:
-    """Return each prompt's text as pseudo tokens of four bytes."""
+    """Return each prompt's text as pseudo tokens, each of which stands for four bytes."""
     texts = [text for text in scanned.prompts if isinstance(text, str)]
     if not texts:
         return [_text_tokens(_conversation(scanned))]
@@ -427,9 +435,11 @@ def _text_tokens(data: bytes | bytearray) -> Tokens:
 
 
 def _conversation(scanned: Scanned) -> bytearray:
-    """Return a chat as one text in which an earlier turn is a prefix of the later one.
+    """Return a chat as one text, so that the text of an earlier turn is a prefix of the text of a
+    later one.
 
-    Each part is written by itself, because a whole long chat at once would hold Python's lock.
+    Each part is written separately, because writing a long chat in one step would hold Python's
+    lock for too long.
     """
     encode, tools = msgspec.json.encode, scanned.options.tools
     text = bytearray(b"[" + b",".join(map(encode, tools)) + b"]" if tools else b"")

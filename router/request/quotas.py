@@ -1,4 +1,4 @@
-"""The API key of each client, and what it allows at each step of a request."""
+"""Finds each client's API key, and applies what the key allows at each step of a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what a field's value says to ev
 
 
 class TenantRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Rules on how tenants are kept apart."""
+    """The rules that keep tenants apart."""
 
     isolate: Annotated[
         bool,
@@ -53,12 +53,12 @@ class Tenants:
 
     @property
     def asks_keys(self) -> bool:
-        """True if the router checks clients' API keys, and so does not pass them to workers."""
+        """True if the router checks clients' API keys; it then does not pass them to workers."""
         return self._keys is not None
 
     def key_of(self, request: Request) -> Key:
-        """Return the client's key, or that of the tenant named by a trusted peer, or the default
-        one.
+        """Return the client's key, or that of the tenant which a trusted peer names, or the default
+        key.
 
         Raises ClientError(401) if keys are configured and the client's is missing or unknown.
         """
@@ -69,9 +69,8 @@ class Tenants:
         return self._anybody if self._keys is None else self.presented(request)
 
     def presented(self, request: Request) -> Key:
-        """Return the key that the client itself presents, even if a trusted peer names another.
-
-        Raises ClientError(401) if it is missing or unknown.
+        """Return the key that the client itself sends, even if a trusted peer names a tenant.
+        Raises ClientError(401) if the key is missing or unknown.
         """
         if self._keys is None:
             return _checked(None)
@@ -90,10 +89,10 @@ class Tenants:
 
 
 def tenant_header(name: str, tenant: str) -> Header:
-    """Return the header that tells a worker the request's tenant, for the worker's own limits.
+    """Return the header, with this name, that tells a worker the request's tenant, so that the
+    worker can apply its own limits.
 
-    name: the name of the header. A tenant that is too long or not a valid header value is replaced
-    by its SHA-256.
+    A tenant that is too long or not a valid header value is replaced by its SHA-256.
     """
     if _PLAIN.fullmatch(tenant) and len(tenant) <= _MAX_NAME_CHARS:
         return name.encode(), tenant.encode()
@@ -102,8 +101,8 @@ def tenant_header(name: str, tenant: str) -> Header:
 
 
 def bearer_key(authorization: str | None, keys: KeyRing) -> Key:
-    """Return the key in `Authorization: Bearer KEY`. Raises ClientError(401), which quotes none of
-    it.
+    """Return the key in `Authorization: Bearer KEY`. Raises ClientError(401), whose text never
+    quotes the header.
     """
     scheme, _, presented = (authorization or "").partition(" ")
     return _checked(keys.of_key(presented.strip()) if scheme.lower() == "bearer" else None)
@@ -126,10 +125,10 @@ EXHAUSTED = "rate_limit_exceeded"
 
 
 def tokens_used(outcome: Outcome, prompt_tokens: int) -> tuple[int, int] | None:
-    """Return the tokens of prompt and answer by the worker's count, else by the router's:
-    `prompt_tokens`, events.
+    """Return the tokens of the prompt and of the answer as the worker counted them, or else as the
+    router did: `prompt_tokens`, and the number of events.
 
-    None if the worker gave no answer, because another worker may.
+    Return None if the worker gave no answer, because another worker may still give one.
     """
     usage = outcome.usage
     prompt = None if usage is None else usage.prompt_tokens
@@ -142,7 +141,9 @@ def tokens_used(outcome: Outcome, prompt_tokens: int) -> tuple[int, int] | None:
 
 
 def too_many(exhausted: Exhausted, left: tuple[tuple[str, str], ...]) -> ClientError:
-    """Return the refusal of a request whose key is at a limit; `left` has its key's headers."""
+    """Return the refusal of a request whose key has reached a limit. `left` has the headers that
+    say what the key has left.
+    """
     wait_s = exhausted.retry_after_s
     again = (
         ("Retry-After", str(max(math.ceil(wait_s), 1))),
@@ -153,9 +154,8 @@ def too_many(exhausted: Exhausted, left: tuple[tuple[str, str], ...]) -> ClientE
 
 
 def check_model(terms: KeyTerms, model: str, served: str | None = None) -> None:
-    """Raise ClientError(403) if the key does not allow the model.
-
-    served: the model that the name `model` means. A key may allow either.
+    """Raise ClientError(403) if the key does not allow the model. `served` is the model to which
+    the name `model` is mapped; the key need allow only one of them.
     """
     if terms.models and not any(map(terms.allows_model, (model, served or model))):
         why = f"this API key may not use the model {model!r}"
@@ -165,9 +165,9 @@ def check_model(terms: KeyTerms, model: str, served: str | None = None) -> None:
 def priority_within(terms: KeyTerms, priority: int, hint: int | None = None) -> int:
     """Return the priority of a request that asked for `priority`; 0 means that it did not ask.
 
-    hint: the priority that it asked for in another router's form, which no engine reads; it counts
-    if `priority` is 0, and is limited to the key's range. Raises ClientError(403) if `priority` is
-    out of the key's range, because engines would obey it.
+    `hint` is the priority that it asked for in another router's form, which no engine reads; it
+    counts if `priority` is 0, and is limited to the key's range. Raises ClientError(403) if
+    `priority` is outside the key's range, because engines would obey it.
     """
     if not priority and hint is not None:
         least, most = terms.priority or _ANY
@@ -198,10 +198,10 @@ def objectives_of(lines: Iterable[str]) -> dict[str, int]:
 
 
 def salt_of(terms: KeyTerms, asked: str | None, isolate: bool) -> str | None:
-    """Return the salt of a request's cache: the client's own, if tenants are not kept apart.
+    """Return the salt of a request's cache: the client's own if tenants are not kept apart,
+    otherwise 32 hex digits made of the tenant's salt and the client's.
 
-    Else it is 32 hex digits made of the tenant's salt and the client's. No client can write another
-    tenant's salt, because a client's salt is never used as it is.
+    No client can send another tenant's salt, because a client's salt is never used unchanged.
     """
     if terms.salt is None and not isolate:
         return asked

@@ -39,7 +39,7 @@ Header = Callable[[str], str | None]  # the value of a request's header, by its 
 
 @dataclass(frozen=True, slots=True)
 class InferenceTerms:
-    """Limits on reading inference requests. Lifetime: process, replaced on reload."""
+    """The limits for reading inference requests. Lifetime: process, replaced on reload."""
 
     scan: ScanLimits
     identity: IdentityReader
@@ -51,7 +51,7 @@ class InferenceTerms:
 
 
 class Understood(NamedTuple):
-    """A request as it was read, before its body is edited for the worker. Lifetime: request."""
+    """A request that was read, before its body is edited for the worker. Lifetime: request."""
 
     arrival: Arrival
     prompt: Prompt
@@ -78,9 +78,8 @@ class InferenceReader:
     ) -> ReadRequest:
         """Read a request: return its body for the worker and its description for the decision core.
 
-        target: the model and call of a request in a protocol with paths of its own, such as KServe
-        v2.
-        edits: True if the router writes the bodies, so that rules of names apply.
+        `target` is the model and call of a request in a protocol with paths of its own, such as
+        KServe v2. `edits` is True if the router writes the bodies, so that naming rules apply.
         Raises ClientError: 400 for an unreadable body, 403 for a right that the key lacks, 413 for
         a body with too many or too long values, 415 for an encoded body, 429 while too many
         requests are being read.
@@ -103,10 +102,10 @@ class InferenceReader:
         return ReadRequest(body, path, arrival, prompt, asked, name)
 
     def _asked(self, header: Header, request_id: int) -> Asked:
-        """Return in how much detail the decision about the request is to be explained.
+        """Return in how much detail the decision about the request must be explained.
 
         "short" or "full": the client asked for it. "sampled": the operator gets an explanation of
-        every n-th request, and this is one. "no": no explanation is needed.
+        every n-th request, and this is one of them. "no": no explanation is needed.
         """
         terms = self.terms
         if terms.explain and (asked := _ASKED.get(header(EXPLAIN_HEADER))) is not None:
@@ -127,8 +126,8 @@ class InferenceReader:
         """Return a request's description for the decision core, and the other results of reading
         it.
 
-        The caller must add the salt to the body; None means no salt. named: the model to use if the
-        body names none. edits: as for `read`. Raises ClientError as `read` does.
+        The caller must add the salt to the body; None means no salt. `named` is the model to use if
+        the body names none. `edits` is the same as for `read`. Raises ClientError as `read` does.
         """
         terms, service, turn = self.terms, self._service, self._prompts.next_turn()
         shape = None if target is None else self._shape(headers.get, target)
@@ -183,8 +182,9 @@ class InferenceReader:
     ) -> Prompt:
         """Return the prompt with its chain hashes for each block size that the model's workers use.
 
-        turn: the request's place among those that are being read; smaller numbers are read first.
-        asked: what a renderer may be asked for; None: none may be asked.
+        `turn` is the number of the request among those that are being read; smaller numbers are
+        read first. `asked` is the request as a renderer may get it; None means that no renderer may
+        be asked.
         """
         service = self._service
         while True:
@@ -235,11 +235,11 @@ class InferenceReader:
         )
 
     def _only_model(self) -> str:
-        """Return the only model that this router serves, for a request that names no model.
+        """Return the only model that this router serves, for a request that names no model; "" if
+        it serves none yet.
 
-        These are the models of workers, and those that the operator names in `waiting.models`.
-        Return "" if there is none yet. Raises ClientError(400) if there are several, or if the
-        operator wants requests to name their model.
+        Models that the operator lists in `waiting.models` count, too. Raises ClientError(400) if
+        there are several models, or if the operator requires requests to name their model.
         """
         models = sorted({*self._service.models(), *self._service.waiting.terms().models})
         if len(models) > 1 or self.terms.asks_model:
@@ -263,7 +263,9 @@ def _refuse_codings(request: Request) -> None:
 
 
 async def _renamed(body: bytes, name: NamedModel, asked: str | None) -> tuple[bytes, NamedModel]:
-    """Return the body with the name of the served model, and the name that the client used."""
+    """Return the body with the name of the served model in it, and `name` with the name that the
+    client used.
+    """
     if asked is None:
         return body, replace(name, asked=None)
     if name.renames:
@@ -275,7 +277,7 @@ async def _renamed(body: bytes, name: NamedModel, asked: str | None) -> tuple[by
 
 
 async def _may_split(http: Request, body: bytes, path: Path, arrival: Arrival) -> bool:
-    """Return True if one worker may prefill the request and another worker may decode it.
+    """Return True if one worker may prefill the request and another worker decode it.
 
     Raises ClientError(400) for a header that only routers may set.
     """

@@ -1,4 +1,4 @@
-"""Sequences of requests, each of which must stay with one worker."""
+"""Keeps the requests of each sequence at one worker."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from router.body.scan import Sequenced
 
 
 class Sequences:
-    """Maps sequences to workers: all requests of a sequence must go to the same worker. Lifetime:
-    process.
+    """Maps sequences to workers, because all requests of a sequence must go to the same worker.
+    Lifetime: process.
 
-    A sequence is known from its first request to the one that ends it, or until so many others have
-    come since.
+    A sequence is remembered from its first request to the one that ends it, or until too many other
+    sequences have come since.
     """
 
     def __init__(self, most: int = 65_536) -> None:
@@ -23,13 +23,13 @@ class Sequences:
         return len(self._workers)
 
     def worker_of(self, model: str, tenant: str | None, sequence: Sequenced) -> int | None:
-        """Return the only worker that may get this request; None if any may."""
+        """Return the id of the only worker that may get this request; None if any worker may."""
         if sequence.start:
             return None
         return self._workers.get((model, tenant, sequence.id))
 
     def sent(self, model: str, tenant: str | None, sequence: Sequenced, worker_id: int) -> None:
-        """Note that a request of the sequence is sent to this worker."""
+        """Note that a request of the sequence was sent to this worker."""
         key = model, tenant, sequence.id
         self._workers.pop(key, None)
         if sequence.end:

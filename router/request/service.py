@@ -1,4 +1,6 @@
-"""The parts of the router that serving a request needs: the core, the fleet, counters and logs."""
+"""Holds the parts of the router that are needed to serve a request: the core, the fleet, counters
+and logs.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,12 @@ class Service:
         refuses: Callable[[], bool] = lambda: False,
         waiting: WorkerWait | None = None,
     ) -> None:
-        """`hits` judges how exact workers' hits are. `tracer` exists if traces are exported.
-        `hangs` returns which part of this router hangs, "" if none does. `refuses` says whether it
-        refuses new requests while it drains. `waiting` has the requests that wait for a first
-        worker; None if requests never wait.
+        """Collect the parts. `hits` judges how exactly workers' caches are known. `tracer` is None
+        if no traces are exported.
+
+        `hangs` returns which part of this router hangs, or "" if none does. `refuses` returns
+        whether the router refuses new requests while it drains. `waiting` has the requests that
+        wait for a first worker; it is None if requests never wait.
         """
         self.dispatcher = dispatcher
         self.fleet = fleet
@@ -100,18 +104,20 @@ class Service:
         self._told_halves: set[str] = set()
 
     def retire(self, why: str) -> None:
-        """Let `/ready` say no from now on; `why` is the reason that it gives."""
+        """Make `/ready` answer that the router is not ready from now on, with the reason `why`."""
         self.retired = why
 
     def id_of(self, request: Request) -> str:
-        """Return the client's id for a request, else a new one, which no other router gives."""
+        """Return the id that the client gave a request, or else a new one that no other router
+        uses.
+        """
         given = request.headers.get(ID_HEADER)
         if given is not None and _ID.fullmatch(given):
             return given
         return f"{self._id_prefix}-{next(self._id_numbers):x}"
 
     def write(self, record: RequestRecord) -> None:
-        """Pass the record of a request to the logs and traces. Never waits."""
+        """Pass the record of a request to the logs and traces. It never waits."""
         if self.request_log is not None and record.arrival is not None:
             self.request_log.put(record)
         if self.access is not None:
@@ -124,13 +130,15 @@ class Service:
         return sum(w.takes_requests for w in self.dispatcher.core.workers)
 
     def ready_by_model(self) -> dict[str, int]:
-        """Return for each served model, sorted, how many of its workers take requests now."""
+        """Return the number of workers that take requests now, for each served model; the models
+        are sorted.
+        """
         workers = self.dispatcher.core.workers
         return {m: sum(w.takes_requests for w in workers.serving(m)) for m in workers.models()}
 
     def takes(self, model: str) -> bool:
-        """Return True if a worker of the model takes requests now, or if they are held because most
-        of its workers do not answer probes.
+        """Return True if a worker of the model takes requests now, or if requests are held because
+        most of its workers do not answer probes.
         """
         core = self.dispatcher.core
         panics = core.health.silences.panics
@@ -140,26 +148,28 @@ class Service:
         )
 
     def promises(self, model: str | None = None) -> bool:
-        """Return True if requests of a model are welcome though it has no worker
-        (`waiting.models`); for None, of any model.
+        """Return True if the operator wants requests of a model although it has no worker
+        (`waiting.models`); for None, if this is so for any model.
         """
         return self.waiting.is_promised(model)
 
     def takes_any(self) -> bool:
-        """Return True if the router `takes` requests for at least one model, or keeps them for a
+        """Return True if the router `takes` requests for at least one model, or holds them for a
         first worker.
         """
         return self.promises() or any(map(self.takes, self.dispatcher.core.workers.models()))
 
     def halves_missing(self) -> dict[str, list[HalfMissing]]:
-        """Return for each model which workers' roles are useless now, and why."""
+        """Return, for each model, which of its workers' roles (prefill or decode) cannot be used
+        now, and why.
+        """
         workers = self.dispatcher.core.workers
         found = ((model, workers.halves_missing(model)) for model in workers.models())
         return {model: halves for model, halves in found if halves}
 
     def unserved(self, model: str) -> str:
-        """Return why neither a ready worker of a model nor a pair of them can serve; "" if they
-        can.
+        """Return why neither a ready worker of a model nor a pair of its workers can serve
+        requests; "" if they can.
         """
         workers = self.dispatcher.core.workers
         ready = [w.facts for w in workers.serving(model) if w.state == "ready"]
@@ -169,7 +179,9 @@ class Service:
         return f"the model {model!r} cannot be served: {why}"
 
     def tell_halves(self) -> None:
-        """Log which roles are useless, if that changed. Called on every tick."""
+        """Log which roles of workers cannot be used, if that changed. It is called at
+        every tick.
+        """
         workers = self.dispatcher.core.workers
         if workers.version == self._told_version:
             return
@@ -182,19 +194,21 @@ class Service:
         self._told_halves = now
 
     def reasons(self) -> tuple[str, ...]:
-        """Return why this router wants no new requests, apart from its workers' state; none if it
-        does.
+        """Return the reasons, apart from its workers' state, why this router wants no new requests;
+        empty if it wants them.
         """
         drained = "the router is draining" if self.draining else ""
         return tuple(why for why in (drained, self.retired) if why)
 
     def drain(self, by: str) -> None:
-        """Stop being ready. New requests are served, or refused if the configuration says so."""
+        """Make the router not ready. New requests are still served, or refused if the configuration
+        says so. `by` names in the log who asked for it.
+        """
         log.info("the router is draining, by %s", by)
         self.draining = True
 
     def undrain(self, by: str) -> None:
-        """Be ready again after `drain`."""
+        """Make the router ready again after `drain`."""
         log.info("the router is no longer draining, by %s", by)
         self.draining = False
 
@@ -211,14 +225,14 @@ class Service:
         return Reject(request_id, 503, _DRAINING, why, core.settings.retry_after_s)
 
     def faulty(self, status: int) -> None:
-        """Count a request that was refused as its client's own fault, or (500) that a defect of the
-        router ended.
+        """Count a request that was refused because of its client, or, with status 500, that a
+        defect of the router ended.
         """
         self.metrics.requests.faulty(status)
 
     def cards(self) -> list[dict[str, Any]]:
-        """Return a card for each model, with the shortest limit of its workers, as `GET /v1/models`
-        shows it.
+        """Return a card for each model, as `GET /v1/models` shows it, with the shortest context
+        limit of its workers.
         """
         limits: dict[str, list[int]] = {}
         for member in self.fleet.members.values():
@@ -233,7 +247,7 @@ class Service:
         return cards if self.names is None else self.names.with_cards(cards)
 
     def card(self, name: str) -> dict[str, Any] | None:
-        """Return the card of one model; None if there is none."""
+        """Return the card of one model; None if the model is unknown."""
         card = self._model_card(name)
         return card if card or self.names is None else self.names.card(name, self._model_card)
 

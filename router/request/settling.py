@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Next(Enum):
-    """The step after an attempt: the core chooses another worker, or the request ends."""
+    """What follows an attempt: the core chooses another worker, or the request ends."""
 
     AGAIN = "the core is asked for another worker"
     OVER = "the client has its answer"
@@ -95,9 +95,8 @@ def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> N
 
 
 def settle_sidecar(service: Service, state: RequestState) -> None:
-    """Report the end of a prefill leg that the decode worker's sidecar sent.
-
-    The prefill is taken to be over when the answer begins.
+    """Report the end of a prefill leg that the decode worker's sidecar sent. The prefill counts as
+    ended when the answer begins.
     """
     attempt, state.sidecar_prefill = state.sidecar_prefill, None
     if attempt is not None:
@@ -107,11 +106,11 @@ def settle_sidecar(service: Service, state: RequestState) -> None:
 
 
 def is_own_hit(body: bytes, leg: Role) -> bool:
-    """Return True if an answer's `cached_tokens` counts hits in the worker's own cache.
+    """Return True if `cached_tokens` in an answer counts tokens of the worker's own cache.
 
-    Return False for a request for several answers: vLLM (0.32) reports the hits of a later answer,
-    which finds the prompt that was computed for the first one. Return False also for a decode leg,
-    whose worker reports the hits of the prefill worker.
+    Return False for a request that wants several answers: vLLM (0.32) reports the cached tokens of
+    a later answer, which finds the prompt that was computed for the first one. Return False also
+    for a decode leg, whose worker reports the cached tokens of the prefill worker.
     """
     if leg == "decode":
         return False
@@ -195,7 +194,7 @@ def _log_failure(state: RequestState, worker: str, error: WorkerError, retry: bo
 
 
 def _who(state: RequestState) -> dict[str, str]:
-    """Return the fields of a log line that identify the request: its id and its trace id."""
+    """Return the fields of a log line that identify the request: its id and its trace's id."""
     return about(state.account.id, state.account.trace_id() or "")
 
 

@@ -1,4 +1,4 @@
-"""The state of one request, and the result of one attempt at it."""
+"""Defines the state of one request, and the result of one attempt at it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ FaultyLeg = Literal["answer", "prefill", "pair"]  # as of `Failure.leg`
 
 
 class ReadRequest(NamedTuple):
-    """A request that was read: its body for the worker, and its description for the core."""
+    """A request that was read: its body for the worker, and its description for the
+    decision core.
+    """
 
     body: bytes  # as its worker gets it
     path: Path
@@ -55,11 +57,11 @@ class AttemptEnd(NamedTuple):
 
 
 class RequestState:
-    """The state of one request, from its head to the last byte of its answer.
-
-    This is a context manager. Leaving it reports the end of the request, exactly once, to the
-    decision core, the quota and the logs.
+    """The state of one request, from the arrival of its head to the last byte of its answer.
     Lifetime: request.
+
+    This is a context manager. Its exit reports the end of the request, exactly once, to the
+    decision core, the quota and the logs.
     """
 
     body: bytes  # these five once it was read
@@ -101,13 +103,15 @@ class RequestState:
         self.account.name = read.name
 
     def came(self) -> Arrival:
-        """Return the request's description, with the time of its arrival, before any wait."""
+        """Return the request's description with the time of its arrival, which is before
+        any wait.
+        """
         if self.waits_since is None:
             return self.arrival
         return replace(self.arrival, now_s=self.waits_since.at_s)
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enter a context that is left when the request is over, and return its value."""
+        """Enter a context that is left when the request has ended, and return its value."""
         if self._exits is None:
             self._exits = ExitStack()
         return self._exits.enter_context(context)

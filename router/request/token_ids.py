@@ -15,10 +15,10 @@ _WRITTEN_IDS = 1 << 16  # at a time: other threads wait meanwhile
 
 
 def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> bytes:
-    """Return `body`, sent to `path` of a worker of `kind`, with the ids of its prompts instead of
-    text.
+    """Return `body`, sent to `path` of a worker of this `kind`, with the token ids of its prompts
+    instead of their text.
 
-    All other bytes stay as they were. The body is unchanged if the worker accepts no ids or there
+    All other bytes are unchanged. The whole body is unchanged if the worker accepts no ids or there
     are none.
     """
     if not ids:
@@ -38,7 +38,9 @@ def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> 
 
 
 def _with_field(body: bytes, name: str, ids: Tokens) -> bytes:
-    """Return the body with one more field before its others; unchanged if it has that field."""
+    """Return the body with the additional field `name` in front; unchanged if it already has that
+    field.
+    """
     fault, _, (there,) = body_fields(body, (name,))
     if fault is not None or there is not None:
         return body
@@ -46,6 +48,6 @@ def _with_field(body: bytes, name: str, ids: Tokens) -> bytes:
 
 
 def _written(ids: Tokens) -> bytes:
-    """Return the ids as JSON."""
+    """Return the token ids as JSON."""
     parts = (ids[at : at + _WRITTEN_IDS] for at in range(0, len(ids), _WRITTEN_IDS))
     return b"[%b]" % b",".join(msgspec.json.encode(part.tolist())[1:-1] for part in parts)

@@ -1,5 +1,5 @@
-"""The reader of prompts with its tokenizer, and the check that workers read them in the same
-way.
+"""Combines the reader of prompts and its tokenizer with the checks that workers make the same token
+ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from router.tokens.turns import TurnMemo
 
 
 class Tokenizing:
-    """Reads prompts, and checks that workers read them in the same way. Lifetime: process.
+    """Reads prompts, and checks that workers make the same token ids of them. Lifetime: process.
 
     Raises ValueError if the tokenizer is unusable.
     """
@@ -37,8 +37,8 @@ class Tokenizing:
         fleet: FleetManager,
         http: aiohttp.ClientSession,
     ) -> None:
-        """`threads` are those in which prompts are tokenized, and those in which long bodies are
-        read.
+        """Load the tokenizer. `threads` are those in which prompts are tokenized, and those in
+        which long bodies are read.
         """
         encoders = encoders_of(terms)
         self.check = TokenCheck(time.monotonic, lambda: probing().recheck_s)
@@ -70,12 +70,14 @@ class Tokenizing:
             )
 
     async def run(self) -> None:
-        """Probe renderers, and workers' token ids of fixed prompts, for ever."""
+        """Probe renderers, and the token ids that workers make of fixed prompts, until
+        cancelled.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.renderers.run())
             if self._probe is not None:
                 tasks.create_task(self._probe.run())
 
     async def close(self) -> None:
-        """End the calls to renderers for which no request waits."""
+        """Cancel the calls to renderers for which no request waits."""
         await self.rendered.close()

@@ -1,7 +1,8 @@
-"""Sends a request in two legs: one worker prefills it, and another worker decodes it.
+"""Sends a request in two legs: one worker prefills its prompt, and another worker decodes the
+answer.
 
-There are two ways. In the first, the prefill leg runs alone, and its answer tells the decode leg
-where the KV is. In the second, both legs are sent together, and the two workers transfer the KV
+There are two ways. In the first, the prefill leg runs alone, and its answer says where the decode
+leg finds the KV. In the second, both legs are sent together, and the two workers transfer the KV
 between them.
 """
 
@@ -55,8 +56,8 @@ class TwoLegs:
     ) -> None:
         """Prepare to send requests in two legs.
 
-        clock: returns the present time in seconds, on the clock of deadlines.
-        draw: `draw(n)` returns n random bits.
+        `clock` returns the present time in seconds, on the clock of deadlines. `draw(n)` returns n
+        random bits.
         """
         self._service = service
         self._sender = sender
@@ -95,9 +96,9 @@ class TwoLegs:
     ) -> AttemptEnd:
         """Send the leg that answers, or the whole request, to one worker, and relay the answer.
 
-        If the leg depends on another worker's version, both are confirmed first. It is not sent
-        again if a kept connection turns out to be closed, because the worker may have been
-        replaced: the request is then placed again.
+        If the leg depends on another worker's version, the versions of both are checked first. Such
+        a leg is not sent again if a kept connection turns out to be closed, because the worker may
+        have been replaced; the core then chooses workers again.
         """
         first, group = self._other_worker(state, attempt, member)
         if first is None:
@@ -112,9 +113,8 @@ class TwoLegs:
     def _other_worker(
         self, state: RequestState, attempt: Attempt, member: Member
     ) -> tuple[Member | None, str | None]:
-        """Return the worker that prefills a decode leg's prompt, and the group that it had then.
-
-        Return no worker if the leg depends on none.
+        """Return the worker that prefilled the prompt of a decode leg, and the group that it had
+        then; no worker if the leg depends on none.
         """
         if state.sidecar_prefill is not None:  # which the sidecar before `member` asks
             first = self._service.fleet.members.get(state.sidecar_prefill.worker_id)
@@ -125,10 +125,11 @@ class TwoLegs:
         return kept.prefiller, kept.group
 
     def changed(self, state: RequestState) -> str:
-        """Return the cause for the core if a worker of a pair changed before the leg was sent.
+        """Return the reason that is given to the core if a worker of a pair changed before the leg
+        was sent.
 
-        A request for which this happens too often fails, because its workers' versions do not
-        settle.
+        A request for which this happens too often fails, because the versions of its workers keep
+        changing.
         """
         state.changed_pairs += 1
         return OTHER_REVISION if state.changed_pairs <= _CHANGES_MAX else "revision_unsettled"
@@ -185,8 +186,8 @@ class TwoLegs:
     ) -> Outcome:
         """Send a prefill leg, and return its outcome.
 
-        at_once: True if the decode leg was sent together with it. Then the time limit for the first
-        byte is at least that of streams.
+        `at_once` True means that the decode leg was sent together with it. Then the time limit for
+        the first byte is at least that of streams.
         """
         terms = self._sender.terms
         timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
@@ -222,9 +223,8 @@ def _handover(
 
 
 def _may_have_answered(outcome: Outcome) -> bool:
-    """Return True if a worker may have finished a prefill whose answer did not arrive whole.
-
-    Then the worker may still hold the KV.
+    """Return True if a worker may have finished a prefill whose answer did not arrive completely,
+    so that it may still hold the KV.
     """
     error = outcome.error
     if isinstance(error, ClientError):
@@ -235,8 +235,8 @@ def _may_have_answered(outcome: Outcome) -> bool:
 class LegPair:
     """A prefill leg and a decode leg that were sent together. Lifetime: one attempt.
 
-    If one leg fails, the other one is cancelled, because it would wait for minutes. Once the answer
-    has begun, a failed prefill leg does not stop it, and is only reported.
+    If one leg fails, the other one is cancelled, because it would otherwise wait for minutes. Once
+    the answer has begun, a prefill leg that fails does not stop the answer, and is only reported.
     """
 
     def __init__(
@@ -266,16 +266,15 @@ class LegPair:
         self._answer = asyncio.create_task(answer)
 
     def begun(self, now_s: float) -> None:
-        """Record that the first byte of the answer has arrived, at `now_s` seconds.
-
-        If the answer is a stream, tell the decision core.
+        """Note that the first byte of the answer arrived, at `now_s` seconds. If the answer is a
+        stream, tell the decision core.
         """
         self._has_begun = True
         if self._state.arrival.stream:
             self._state.ticket.first_token(now_s)
 
     async def end(self) -> AttemptEnd:
-        """Wait until both legs are over, and return the result of the attempt.
+        """Wait until both legs have ended, and return the result of the attempt.
 
         Raises CancelledError if the client has left and the request would need another attempt.
         """
@@ -304,7 +303,9 @@ class LegPair:
         return self._of_answer(self._answer.result())
 
     def _found_stale(self) -> bool:
-        """Return True if a leg that is over was not sent, and the client has seen nothing."""
+        """Return True if a leg ended because it was not sent, and the client has received
+        nothing.
+        """
         if self._has_begun or self._reply.begun:
             return False
         if self._prefill.done() and self._prefill.result().stale:
@@ -313,9 +314,8 @@ class LegPair:
         return answered is not None and answered.stale
 
     async def _of_prefill(self, outcome: Outcome) -> AttemptEnd:
-        """Return the result of the attempt if the prefill leg ends before the decode leg.
-
-        outcome: the outcome of the prefill leg.
+        """Return the result of the attempt if the prefill leg, with this `outcome`, ends before the
+        decode leg.
         """
         if self._has_begun or (outcome.error is None and outcome.answers):
             settle_prefill(self._service, self._state, outcome)
@@ -333,9 +333,8 @@ class LegPair:
         return self._end(replace(pair or outcome, bytes_to_client=0), faulty)
 
     def _of_answer(self, end: AttemptEnd) -> AttemptEnd:
-        """Return the result of the attempt, after the decode leg has ended.
-
-        end: the result of the decode leg alone.
+        """Return the result of the attempt after the decode leg has ended; `end` is the result of
+        the decode leg alone.
         """
         outcome, first = _outcome(end), self._state.prefill
         error = outcome.error
@@ -367,7 +366,7 @@ def _outcome(end: AttemptEnd) -> Outcome:
 
 
 def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
-    """Return the outcome if the worker's error text reports a failed KV transfer, else None.
+    """Return the outcome if the worker's error text reports a failed KV transfer, otherwise None.
 
     A transfer that timed out gets the error `transfer_timeout`.
     """
@@ -380,14 +379,14 @@ def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
 
 
 async def _stopped(answer: asyncio.Task[AttemptEnd]) -> AttemptEnd | None:
-    """Cancel the decode leg. Return its result if it was already over, else None."""
+    """Cancel the decode leg. Return its result if it had already ended, otherwise None."""
     answer.cancel()
     await asyncio.wait((answer,))
     return None if answer.cancelled() else answer.result()
 
 
 async def _both_stopped(*legs: asyncio.Task[Any]) -> bool:
-    """Cancel both legs, and wait until they are over.
+    """Cancel both legs, and wait until they have ended.
 
     Return True if the calling task itself was cancelled meanwhile.
     """

@@ -1,4 +1,6 @@
-"""Judges how exact each worker's expected hits are, from facts of several parts of the router."""
+"""Judges how exactly the router knows each worker's cache, and thus the expected hits, from facts
+of several parts of the router.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from router.tokens.renderers import Renderers, RenderState
 
 
 class WorkerHits:
-    """Judges how exact workers' expected hits are. Lifetime: process."""
+    """Judges how exact the expected cache hits at workers are. Lifetime: process."""
 
     def __init__(
         self, core: RouterCore, check: TokenCheck, renderers: Renderers, has_tokenizer: bool
@@ -29,15 +31,18 @@ class WorkerHits:
         self._has_tokenizer = has_tokenizer
 
     def of(self, member: Member, worker: Worker | None) -> HitVerdict | None:
-        """Return how exact a worker's expected hits are; None if it is down or not recognized."""
+        """Return how exact the expected cache hits at a worker are; None if it is down or not
+        recognized.
+        """
         if worker is None or member.recognized is None or worker.state == "down":
             return None
         return hit_verdict(self._facts(member, worker))
 
     def of_request(self, member: Member | None, prompt: Prompt) -> HitVerdict | None:
-        """Return how exact a request's expected hits at a worker are; None if the worker has left.
+        """Return how exact the expected cache hits of a request at a worker are; None if the worker
+        has left.
 
-        Token ids that came with the request are exact with any tokenizer.
+        Token ids in the request itself are exact whatever tokenizer there is.
         """
         worker = None if member is None else self._core.workers.get(member.worker_id)
         verdict = None if member is None else self.of(member, worker)
@@ -85,7 +90,9 @@ class WorkerHits:
         )
 
     def _tokens(self, model: str) -> tuple[TokenState, str | None]:
-        """Return the state of a model's token ids, and the flag that would make them exact."""
+        """Return whether the token ids of a model are exact, and the engine's flag that would make
+        them exact, or None.
+        """
         local: TokenState = self._check.state(model) if self._has_tokenizer else "none"
         if local in ("checked", "unchecked"):
             return local, None
