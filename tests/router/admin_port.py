@@ -1,4 +1,4 @@
-"""An admin port for tests, in front of a fleet of invented workers."""
+"""An admin port for tests, in front of a fleet of fake workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Admin:
             return reply.status, json.loads(text) if text else None
 
     async def join(self, spec: Any = URL) -> int:
-        """Add a worker to the core, although nobody listens at its address."""
+        """Add a worker to the core, although no server listens at its address; return its id."""
         status, row = await self.ask("POST", "/workers", spec)
         assert status == 201, row
         facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=False)

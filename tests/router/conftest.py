@@ -9,6 +9,6 @@ from tests.router.relay_support import BOTH_PATHS, go_by
 
 @pytest.fixture(params=BOTH_PATHS)
 def both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test with the relay in Python, then with the relay's thread."""
+    """Run the test twice: with the relay in Python, then with the native relay thread."""
     go_by(str(request.param), monkeypatch)
     return str(request.param)

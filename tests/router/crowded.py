@@ -1,4 +1,4 @@
-"""A router for tests with any number of invented workers and invented load."""
+"""A router for tests with any number of fake workers and fake load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KV_TOKENS = 400_000.0
 
 @dataclass
 class Crowd:
-    """A router with invented workers. Lifetime: test."""
+    """A router whose workers do not exist. Lifetime: test."""
 
     router: Router
     url: str  # of the admin port
@@ -97,7 +97,7 @@ class Crowd:
         self.requests.append(request)
 
     def answer(self, share: float = 1.0, fails: float = 0.0) -> None:
-        """End the oldest requests; some of them fail for good."""
+        """Answer the oldest requests, a share `share` of them; a share `fails` fails for good."""
         for request in self.requests[: int(len(self.requests) * share)]:
             now_s = self.router.dispatcher.clock()
             request.ticket.first_token(now_s)
@@ -121,7 +121,7 @@ class Crowd:
 
 @asynccontextmanager
 async def crowd(workers: int, **config: Any) -> AsyncIterator[Crowd]:
-    """Yield a router with its admin port, whose workers all count as ready."""
+    """Yield a router with its admin port and `workers` workers, which all count as ready."""
     async with aiohttp.ClientSession() as http:
         limits = Limits(workers=max(workers + 8, 16))
         router = Router(Config(limits=limits, intervals=Intervals(health_s=600.0), **config), http)

@@ -1,4 +1,4 @@
-"""The event loops that tests of the router run on."""
+"""Chooses the event loops on which tests of the router run."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ OWN: Loops = {"uvloop": uvloop.new_event_loop}
 
 
 def relay_loops() -> Loops:
-    """Return the router's own event loop, at full length also asyncio's."""
+    """Return the router's own event loop and, in full test runs, also asyncio's."""
     return OWN if QUICK else {**OWN, **PLAIN}

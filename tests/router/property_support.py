@@ -20,16 +20,16 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 
 
 class Wire:
-    """Stands in for connection and transport: takes all bytes and delivers the pieces that it was
-    given.
+    """Stands in for connection and transport: it takes all written bytes and delivers the given
+    pieces.
     """
 
     closing = False
     can_write = True
 
     def __init__(self, said: list[bytes], *, beyond_the_end: bool = True) -> None:
-        """With `beyond_the_end` the receiver also gets pieces after the reply's end, and the
-        connection's end.
+        """Create the wire; with `beyond_the_end`, the receiver also gets the pieces after the
+        reply's end, and the end of the connection.
         """
         self.transport = self
         self.deadline = Deadline(time.monotonic)

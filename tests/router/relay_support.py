@@ -34,7 +34,7 @@ Script = Callable[["WorkerCall"], Awaitable[None]]
 
 
 def go_by(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the relays of this test use the given implementation."""
+    """Make the relays of this test use the implementation `path`."""
     if path == "native" and not NativeRelay.usable():
         pytest.skip("the native relay was not built: no compiler, or no Linux")
     monkeypatch.setattr(f"{__name__}.PATH", path)
@@ -130,7 +130,7 @@ async def worker(script: Script) -> AsyncIterator[Worker]:
 
 @dataclass
 class Relay:
-    """A tiny app that tries its workers in order and notes each outcome."""
+    """A tiny app that sends each request to its workers in order and records each outcome."""
 
     upstreams: list[Upstream]
     timeouts: Timeouts
@@ -225,12 +225,12 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 async def good(call: WorkerCall) -> None:
-    """Send a complete, correct reply."""
+    """Send a complete and correct reply."""
     await call.say(OK)
 
 
 def kind(error: Exception | None) -> str:
-    """Return the kind of the worker's error; fails if the error is not a worker's."""
+    """Return the kind of a worker's error; fails if the error is not blamed on a worker."""
     assert isinstance(error, WorkerError), error
     return error.kind
 

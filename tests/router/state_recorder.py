@@ -1,4 +1,4 @@
-"""A table of states for tests that notes which of its rows are used."""
+"""A state table for tests that records which of its rows are used."""
 
 from __future__ import annotations
 

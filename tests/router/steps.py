@@ -26,7 +26,7 @@ class Steps(Executor):
         return done
 
     def step(self) -> bool:
-        """Do the next job; returns False if there is none."""
+        """Do the next job; return False if there is none."""
         if not self._calls:
             return False
         self._calls.popleft()()
@@ -34,6 +34,6 @@ class Steps(Executor):
 
 
 async def settled() -> None:
-    """Let the event loop do all that it can do now."""
+    """Let the event loop run until every task waits."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -1,5 +1,5 @@
-"""Tests of the garbage collector after `settle`: it no longer looks at older objects, and still
-finds new cycles.
+"""Tests of the garbage collector after `settle`: it no longer visits older objects, and still finds
+new cycles.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ def test_a_program_starts_without_what_it_was_not_asked_for(
 
 
 def test_a_command_whose_library_is_missing_names_the_extra(tmp_path: Path) -> None:
-    """`make demo` installs no scipy, which `calibrate` needs."""
+    """A command whose library is missing names the extra to install: `make demo` installs no scipy,
+    which `calibrate` needs.
+    """
     draw, log = random.Random(0), tmp_path / "steps.csv"
     rows = [[draw.randrange(1, 999) for _ in COLUMNS[:-1]] + [0.01] for _ in range(50)]
     lines = [COLUMNS, *rows]

@@ -19,7 +19,7 @@ async def view_of(one: Admin, worker_id: int) -> bytes:
 
 
 async def joined(one: Admin) -> int:
-    """Add a worker whose KV events the test sends."""
+    """Add a worker whose KV events the test itself sends; return its id."""
     _, row = await one.ask("POST", "/workers", URL)
     facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=True)
     one.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))

@@ -1,4 +1,4 @@
-"""Tests of the problems in `/ui/state`: what is wrong, where, why, since when, and the link to the
+"""Tests of the problems in `/ui/state`: what is wrong, where, why, since when, and a link to the
 runbook.
 """
 
@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[3]
 
 
 async def wrong(one: Crowd) -> dict[str, Any]:
-    """Return the problems on the page by kind."""
+    """Return the problems on the page at `/ui`, by kind."""
     await one.second()
     return {kind["kind"]: kind for kind in (await one.told())["frame"]["wrong"]}
 
 
 def later(one: Crowd, seconds: float) -> None:
-    """Let time pass for the page."""
+    """Let `seconds` pass for the page at `/ui`."""
     problems = one.router.admin.ui.problems
     for key in problems._since:
         problems._since[key] -= seconds

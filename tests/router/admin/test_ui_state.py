@@ -1,5 +1,5 @@
-"""Tests of `/ui` and `/ui/state`: the data that pages get, how often it is made, and what is
-forbidden.
+"""Tests of `/ui` and `/ui/state`: which data pages get, how often it is computed, and which
+requests are forbidden.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Request bodies for tests of the readers: of every kind, and common ones."""
+"""Makes request bodies for tests of the readers of bodies: of every kind, and common ones."""
 
 from __future__ import annotations
 

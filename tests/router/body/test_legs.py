@@ -1,4 +1,4 @@
-"""Tests of the bodies of a request in two legs, and of the fields that clients must not set."""
+"""Tests of the bodies of a disaggregated request, and of the fields that clients must not set."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ STATE = (
     ],
 )
 def test_what_names_kv_is_signed(params: dict[str, Any], signature: bytes | None) -> None:
-    """The expected signatures are from the protocol's reference, `serve/disagg_auth.py`."""
+    """The request fields that name KV are signed as in the protocol's reference implementation,
+    `serve/disagg_auth.py`.
+    """
     expected = None if signature is None else b"sha256=" + signature
     assert TRT.signature(json.dumps(params).encode()) == expected
     assert Trtllm().signature(json.dumps(params).encode()) is None
@@ -165,8 +167,8 @@ def test_what_names_kv_is_signed(params: dict[str, Any], signature: bytes | None
 
 @given(number=st.integers(0, 2**52 - 1), node=st.integers(0, 255))
 def test_numbers_of_requests_are_nobody_elses(number: int, node: int) -> None:
-    """Ids are above those that servers give themselves, within 63 bits, and differ for each try and
-    node.
+    """The ids of disaggregated requests are greater than those that servers give, fit into 63 bits,
+    and differ for each try and node.
     """
     one = Trtllm(node).request_id(TransferAttempt(number, "", stream=False))
     assert 2**40 <= one < 2**63

@@ -1,5 +1,5 @@
-"""Tests of the bodies of both legs at once, byte by byte: SGLang's rooms and Mooncake's
-transfers.
+"""Tests of the bodies for prefill and decode workers that get a request at once, byte by byte:
+SGLang's rooms and Mooncake's transfers.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_bodies_are_edited_to_the_byte(seed: int) -> None:
 
 
 def _one_token(name: str, value: str) -> str:
-    """Return a body that asks for one token. A blank before the client's value stays."""
+    """Return a body that asks for one token; a blank before the client's value is kept."""
     blank = value[: len(value) - len(value.lstrip())]
     return blank + ONE_TOKEN[name] if name in ONE_TOKEN else value
 

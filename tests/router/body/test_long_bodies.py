@@ -1,5 +1,5 @@
-"""Tests of long bodies: they are read in pieces with the same result as short ones, and counted
-before they are built.
+"""Tests of long bodies: they are read in pieces with the same result as short ones, and their
+memory is counted before they are built.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read(path: str, body: bytes, limits: ScanLimits = LIMITS) -> Scanned:
 
 
 def told(result: Scanned) -> tuple[Any, ...]:
-    """Return the comparable parts of a scanned body."""
+    """Return the parts of a scanned body that can be compared."""
     prompts = [one if isinstance(one, str) else one.tolist() for one in result.prompts]
     names = ("model", "stream", "messages", "session", "cache_salt", "priority", "by_text")
     more = (result.max_output_tokens, result.choices, result.options.tools)
@@ -60,7 +60,7 @@ def told(result: Scanned) -> tuple[Any, ...]:
 
 
 def outcome(read_it: Callable[[], Scanned]) -> Any:
-    """Return what was read, or that the body was refused."""
+    """Return what `read_it` reads, or that it refused the body."""
     try:
         return told(read_it())
     except ClientError as error:

@@ -211,8 +211,8 @@ def test_what_each_kind_lacks() -> None:
 
 
 def test_marks_of_the_cache_are_no_part_of_a_message() -> None:
-    """A client moves cache marks to the last message, so they would change earlier messages from
-    turn to turn.
+    """Cache marks do not count as part of a message: a client moves them to the last message, so
+    they would change earlier messages from turn to turn.
     """
     mark = {"cache_control": {"type": "ephemeral"}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [TEXT_PART | mark]}

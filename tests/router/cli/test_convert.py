@@ -1,5 +1,5 @@
-"""Tests of `warmroute config --from`: command lines of other routers become files that our checker
-accepts.
+"""Tests of `warmroute config --from`: command lines of other routers become configuration files
+that our checker accepts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_every_flag_of_a_peer_is_mapped_or_has_a_reason(peer: PeerRouter):
 
 
 def refusal(command: str) -> str:
-    """Return why a command line is refused; empty if it is converted."""
+    """Return why a command line is refused, or "" if it can be converted."""
     try:
         convert(command)
     except PeerCommandError as error:

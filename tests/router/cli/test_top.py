@@ -1,5 +1,5 @@
-"""Tests of the frames of `warmroute top`: right figures, within the terminal, whatever workers
-report.
+"""Tests of the screens of `warmroute top`: right figures that fit into the terminal, whatever
+workers report.
 """
 
 from __future__ import annotations

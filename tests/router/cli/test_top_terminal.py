@@ -52,7 +52,7 @@ class AdminAnswers(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *said: Any) -> None:
-        """Write no log line."""
+        """Suppress the server's log lines."""
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ class Terminal:
 
 
 def followed(url: str, play: Callable[[], None]) -> int:
-    """Run `top` while `play` uses the terminal; return the exit status."""
+    """Run `top` while `play` reads from and types into the terminal; return the exit status."""
     player = threading.Thread(target=play, daemon=True)
     player.start()
     status = top_command(argparse.Namespace(admin=url, admin_key_file=None, once=False))

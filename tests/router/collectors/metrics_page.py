@@ -1,4 +1,5 @@
-"""The router's metrics, as the page docs/reference/metrics.md; run as a program it writes the page.
+"""Makes the page docs/reference/metrics.md from the router's metrics; run as a program, it writes
+the page.
 
 python -m tests.router.collectors.metrics_page docs/reference/metrics.md
 
@@ -150,7 +151,7 @@ def families() -> list[Metric]:
 
 
 def role_families(router: Router) -> Iterator[Metric]:
-    """Yield the metric family of `roles.follow`, which is off by default."""
+    """Yield the metric family of the option `roles.follow`, which is off by default."""
     core = router.dispatcher.core
     return role_metrics(RoleKeeper(router.fleet, core, router.config.roles))
 

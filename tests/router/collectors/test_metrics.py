@@ -1,4 +1,6 @@
-"""Tests of the metrics as Prometheus reads them; they do not grow with every change of workers."""
+"""Tests of the metrics as Prometheus reads them; their number does not grow with every change of
+workers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.router.core.core_world import BLOCK, chain_of, stored
 
 @asynccontextmanager
 async def routing(workers: int = 1) -> AsyncIterator[Router]:
-    """Yield a router whose core knows workers, although nobody listens at their addresses."""
+    """Yield a router whose core has `workers` workers, although no servers listen at their
+    addresses.
+    """
     async with aiohttp.ClientSession() as http:
         router = Router(Config(), http)
         try:

@@ -1,4 +1,4 @@
-"""A small world around a RouterCore: a few workers, and prompts as lists of block numbers."""
+"""A `RouterCore` with a few workers for tests, whose prompts are lists of block numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def chain_of(blocks: list[int]) -> np.ndarray:
 
 
 def names_of(blocks: list[int]) -> tuple[int, ...]:
-    """Return the engine's own names of blocks: hashes of prefixes that differ from ours."""
+    """Return the names that the engine gives to blocks: hashes of prefixes that differ
+    from ours.
+    """
     return tuple(hash(tuple(blocks[: i + 1])) % 2**64 for i in range(len(blocks)))
 
 
@@ -63,7 +65,7 @@ class World:
 
     @property
     def next_id(self) -> int:
-        """Return the id of the next arrival."""
+        """Return the id that the next arriving request will have."""
         return self._request_id + 1
 
     def join(self, worker_id: int, **facts: object) -> None:
@@ -87,6 +89,6 @@ class World:
         return self.core.on_kv_events(fact)
 
     def hits(self, blocks: list[int]) -> list[int]:
-        """Return the number of blocks of the prefix that each worker holds, by its events alone."""
+        """Return how many blocks of the prefix each worker holds, by its events alone."""
         slots = [w.slot for w in self.core.workers]
         return self.core.caches.index.longest_prefix(chain_of(blocks))[slots].tolist()

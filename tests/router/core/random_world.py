@@ -1,4 +1,5 @@
-"""A random life of a small pool, which prints a digest of all actions. Tests run it as a program.
+"""A random history of a small pool, which prints a digest of all actions. Tests run it as a
+program.
 
 It contains everything whose order might depend on a hash: names of models, sessions and tenants as
 text, blocks named by bytes, several block sizes, workers that join, fail and leave, held and
@@ -48,7 +49,9 @@ POLICIES = (
 
 
 def at_most_three(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Choose the fewest requests; hold while every worker has three."""
+    """A policy that chooses the worker with the fewest requests, and holds a request while every
+    worker has three.
+    """
     return np.where(fleet.requests < 3, fleet.requests.astype(np.float64), np.inf)
 
 

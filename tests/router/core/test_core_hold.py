@@ -20,24 +20,24 @@ from tests.router.core.core_world import BLOCK, World
 
 
 def never(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """A policy that holds everything."""
+    """A policy that holds every request."""
     return np.full(len(fleet), np.inf)
 
 
 def below_two(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """Choose a worker without a request, else hold."""
+    """A policy that chooses a worker without a request, and holds requests otherwise."""
     return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
 
 
 def at_last(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """Hold a request as long as it may wait, then choose the first worker."""
+    """A policy that holds a request as long as it may wait, then chooses the first worker."""
     cost = np.inf if request.may_wait_s > 0.0 else 0.0
     return np.full(len(fleet), cost)
 
 
 class LateOnesFirst:
-    """Takes only requests that arrived at 30 s or later; at ticks after 100 s it asks for all held
-    requests.
+    """A policy that takes only requests that arrived at 30 s or later; at ticks after 100 s it asks
+    for all held requests.
     """
 
     def initial_state(self) -> float:
@@ -111,7 +111,9 @@ def test_holding_is_bounded_in_number_and_time() -> None:
 
 
 def test_whose_time_is_over_is_asked_a_last_time() -> None:
-    """A request whose client no longer wants the answer is not offered to the policy again."""
+    """A held request is offered to the policy one last time at its deadline, but not if its client
+    no longer wants the answer.
+    """
     world = World(workers=1, policy=AT_LAST, hold_s=5.0)
     core = world.core
     early, brief, late = (
@@ -141,7 +143,9 @@ def test_whose_time_is_over_is_asked_a_last_time() -> None:
 def test_a_refusal_tells_how_long_one_that_joins_would_wait(
     places: int, mean_s: float, seed: int
 ) -> None:
-    """Answers come one at a time with different lengths, and each end lets a waiting request in."""
+    """A refusal says how long a request that joins the queue would wait: answers of different
+    lengths end one at a time, and each end lets a waiting request in.
+    """
     rng = np.random.default_rng(seed)
     world = World(workers=1, policy=ONE_EACH, hold_requests=places, hold_s=1e6)
     core = world.core

@@ -1,4 +1,4 @@
-"""Tests of the ledger under any sequence of facts."""
+"""Tests of the ledger of charged requests under any sequence of facts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.router.core.core_world import World
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Gives the ledger any sequence of facts: its sums equal the open requests, and are zero when
-    all have ended.
+    """Gives the ledger random sequences of facts: its sums equal those of the open requests, and
+    are zero when all have ended.
     """
 
     @initialize()

@@ -1,4 +1,6 @@
-"""Tests of the rest of an answer whose worker is lost: it is decided anew and charged once."""
+"""Tests of a stream whose worker is lost: a worker for the rest of the answer is chosen anew and
+charged once.
+"""
 
 from __future__ import annotations
 

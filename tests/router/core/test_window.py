@@ -1,4 +1,4 @@
-"""Tests of counts over the last seconds, against a list of everything that was counted."""
+"""Tests of counts over the last seconds, compared with a list of everything that was counted."""
 
 from __future__ import annotations
 

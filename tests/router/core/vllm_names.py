@@ -8,13 +8,15 @@ from typing import Any
 
 
 class Engine:
-    """An engine whose model's layers all have windows, or states: window 0. Lifetime: test."""
+    """An engine whose model's layers all have sliding windows, or states if the window is 0.
+    Lifetime: test.
+    """
 
     def __init__(self, size: int, window: int, seed: Any = "vllm-none-hash") -> None:
         self.size, self.window, self.seed = size, window, seed
 
     def names(self, tokens: list[int]) -> list[int]:
-        """Return the names of the prompt's full blocks."""
+        """Return the names that vLLM gives to the prompt's full blocks."""
         before, found = _digest(self.seed), []
         for at in range(0, len(tokens) - self.size + 1, self.size):
             before = _digest((before, tuple(tokens[at : at + self.size]), None))
@@ -22,7 +24,9 @@ class Engine:
         return found
 
     def told(self, tokens: list[int], first: int, kept: list[int]) -> dict[str, Any]:
-        """Return the event for a prompt's blocks from `first` on, of which some are kept."""
+        """Return the store event for a prompt's blocks from block `first` on, of which the indexes
+        `kept` are kept.
+        """
         names = self.names(tokens)
         return {
             "type": "BlockStored", "block_hashes": [names[at] for at in kept],

@@ -16,7 +16,7 @@ from tests.router.waiting import until
 
 
 class Told:
-    """A source whose reports a test decides. Lifetime: test."""
+    """A source of workers whose reports the test decides. Lifetime: test."""
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[Report | Exception] = asyncio.Queue()

@@ -1,8 +1,8 @@
 """A Kubernetes API server for tests: objects with versions, lists in pages, watches that can fail.
 
 It speaks what clients need of the API's conventions: one counter of versions over all kinds, lists
-with `limit` and `continue`, watches from a version with bookmarks and selectors, 410 for versions
-that were compacted away; and it can be ill in the ways in which real ones are.
+with `limit` and `continue`, watches from a version with bookmarks and selectors, and 410 for
+versions that were compacted away. It can fail in the ways in which real ones do.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def pool(
 
 
 def objective(name: str, of: str, priority: Any = None, **ref: str) -> dict[str, Any]:
-    """Return an InferenceObjective of the pool `of`, with what the API fills in. `ref`: fields of
-    its poolRef.
+    """Return an InferenceObjective of the pool `of`, with the fields that the API fills in. `ref`
+    has fields of its poolRef.
     """
     named = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": of} | ref
     spec = {"poolRef": named} | ({} if priority is None else {"priority": priority})
@@ -67,7 +67,9 @@ def pod(
     notes: Mapping[str, str] | None = None,
     deleted: bool = False,
 ) -> dict[str, Any]:
-    """Return a pod with more fields than the router reads. `deleted`: it is in its grace period."""
+    """Return a pod with more fields than the router reads. With `deleted`, it is in its grace
+    period.
+    """
     meta: dict[str, Any] = {"name": name, "uid": f"uid-{name}", "labels": dict(labels)}
     if notes is not None:
         meta["annotations"] = dict(notes)
@@ -121,13 +123,15 @@ class KubernetesApi:
             await self._change(kind, name, None)
 
     async def compact(self) -> None:
-        """Forget all changes: earlier watches, and later pages of earlier lists, get 410."""
+        """Forget all earlier changes, so that earlier watches and later pages of earlier lists get
+        410.
+        """
         self.version += 1
         self._oldest, self._changes = self.version, []
 
     async def say(self, what: Literal["bookmark", "end", "break", "garbage", "expire"]) -> None:
-        """Send all watches a bookmark, their end, a broken line, a line that is no JSON, or that
-        they are too old.
+        """Send to all watches what `what` names: a bookmark, their end, a broken line, a line that
+        is not JSON, or the error that they are too old.
         """
         for said in self._watches.values():
             said.put_nowait(what)
@@ -135,7 +139,7 @@ class KubernetesApi:
             self._news.notify_all()
 
     async def watching(self, kind: str) -> None:
-        """Wait until a client watches the kind."""
+        """Wait until a client watches this kind of object."""
         async with self._news:
             await self._news.wait_for(lambda: kind in self._kinds.values())
 
@@ -255,7 +259,7 @@ class KubernetesApi:
     async def _interrupt(
         self, request: web.Request, reply: web.StreamResponse, what: str, kind: str, version: int
     ) -> bool:
-        """Do what `say` asks for; return whether the watch goes on."""
+        """Do to a watch what `say` asked for; return whether the watch continues."""
         if what == "bookmark":
             api, title = KINDS[kind]
             meta = {"resourceVersion": str(version), "creationTimestamp": None}
@@ -281,7 +285,9 @@ def _line(kind: str, what: Mapping[str, Any]) -> bytes:
 
 
 def _event(change: _Change, query: Mapping[str, str]) -> bytes:
-    """Return the event that a watch with these selectors gets for a change; empty if none."""
+    """Return the event that a watch with these selectors gets for a change, or b"" if it
+    gets none.
+    """
     was = change.before is not None and _selected(change.before, query)
     now = change.after is not None and _selected(change.after, query)
     if now:

@@ -1,4 +1,4 @@
-"""A small API server that replays answers in the API's documented schema (Kubernetes 1.33)."""
+"""A small Kubernetes API server that replays answers in the API's documented schema (1.33)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def terminating(address: str) -> dict[str, Any]:
 def a_slice(
     name: str, version: int, *endpoints: Any, ports: Any = None, kind: str = "IPv4"
 ) -> dict[str, Any]:
-    """Return a slice as the endpoint slice controller writes it."""
+    """Return an EndpointSlice as its controller writes it."""
     return {
         "kind": "EndpointSlice",
         "apiVersion": "discovery.k8s.io/v1",
@@ -68,7 +68,7 @@ def too_old() -> bytes:
 
 @dataclass
 class Watch:
-    """The lines of one watch, which waits for more until the test ends it. Lifetime: test."""
+    """The lines of one watch, which waits for more lines until the test ends it. Lifetime: test."""
 
     lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
@@ -77,7 +77,7 @@ class Watch:
             self.lines.put_nowait(line)
 
     def ends(self) -> None:
-        """End the watch, as the server's own timeout does."""
+        """End the watch in the way that the server's own timeout does."""
         self.lines.put_nowait(None)
 
     def breaks(self) -> None:

@@ -30,7 +30,7 @@ def up(report: Report) -> list[str]:
 
 
 class Following:
-    """Follows the reports of a source, and keeps the latest. Lifetime: test."""
+    """Reads the reports of a source and keeps the latest. Lifetime: test."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Following:
         return self.reports[-1]
 
     async def is_up(self, *addresses: str) -> Report:
-        """Wait until exactly these workers are reported, without trouble."""
+        """Wait until a report without trouble has exactly these workers; return it."""
         wanted = [one if ":" in one else f"{one}:8000" for one in addresses]
         return await self.until(
             lambda r: r.workers is not None and not r.trouble and up(r) == sorted(wanted),

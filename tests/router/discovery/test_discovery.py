@@ -1,4 +1,6 @@
-"""Tests that the fleet follows the configuration, sources, and workers that were added by hand."""
+"""Tests that the fleet has the workers of the configuration, of sources, and those that were added
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ A, B, C = (f"http://127.0.0.1:{port}" for port in (11, 12, 13))
 
 @pytest.fixture(autouse=True)
 def down(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Treat every URL as a worker that answers probes, except those in the returned set."""
+    """Make every URL look like a worker that answers probes, except the URLs in the
+    returned set.
+    """
     down: set[str] = set()
 
     async def known(http: object, spec: WorkerSpec, *_: object) -> Recognized:

@@ -1,4 +1,4 @@
-"""Tests of the trust in a source: it loses all workers, flaps, or fails."""
+"""Tests of how far a source of workers is trusted when it loses all workers, flaps, or fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRACE_S = 30.0
 
 
 def seen(*names: str) -> tuple[ReportedWorker, ...]:
-    """Return reported workers; `x!` is a worker that stops."""
+    """Return reported workers with these names; `x!` is a worker that is stopping."""
     return tuple(
         ReportedWorker(WorkerSpec(f"http://{name.removesuffix('!')}"), name.endswith("!"))
         for name in names
@@ -22,7 +22,7 @@ def seen(*names: str) -> tuple[ReportedWorker, ...]:
 
 
 def names(believed: SourceTrust, now_s: float, up: str = "") -> list[str]:
-    """Return the workers that count as present. `up`: those that answer probes."""
+    """Return the names of workers that count as present; `up` has those that answer probes."""
     found = believed.workers(now_s, GRACE_S, lambda spec: spec.url.removeprefix("http://") in up)
     return sorted(one.spec.url.removeprefix("http://") for one in found)
 

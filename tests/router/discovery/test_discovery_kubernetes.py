@@ -1,4 +1,6 @@
-"""Tests of EndpointSlices: an API server's events, in order and out of order."""
+"""Tests of workers discovered from EndpointSlices, with an API server's events in order and out of
+order.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +174,7 @@ def test_an_expired_version_is_told_from_other_errors() -> None:
 
 @asynccontextmanager
 async def following(server: ApiServer) -> AsyncIterator[AsyncIterator[Report]]:
-    """Yield the reports of a source at that server, each within ten seconds."""
+    """Yield the reports of a source at that server; each must come within ten seconds."""
     from kubernetes_asyncio.client import ApiClient, Configuration
 
     async def connect() -> ApiClient:

@@ -1,4 +1,4 @@
-"""Tests of the InferenceObjectives of a pool: the priorities of requests that name them."""
+"""Tests of a pool's InferenceObjectives: they give the priorities of requests that name them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def found(*objectives: dict[str, Any]) -> tuple[dict[str, int], str]:
 
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[KubernetesApi, Following]]:
-    """Yield a pool of one worker, which is up, and which has no objectives yet."""
+    """Yield an API server with a pool of one worker that is up and no objectives yet, and the
+    reader of its reports.
+    """
     async with following(objectives=True) as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
@@ -41,7 +43,7 @@ async def served() -> AsyncIterator[tuple[KubernetesApi, Following]]:
 
 
 async def known(one: Following, **priorities: int) -> None:
-    """Wait until exactly these priorities are reported, without trouble, and the worker is up."""
+    """Wait until a report without trouble has exactly these priorities, and the worker is up."""
     await one.until(lambda r: r.objectives == priorities and not r.trouble, f"{priorities}")
     assert one.believed() == ["10.0.0.1:8000"]
 

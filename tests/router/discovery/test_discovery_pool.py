@@ -1,5 +1,5 @@
-"""Tests of an InferencePool and its pods: an API server's answers, with all kinds of
-interruptions.
+"""Tests of workers discovered from an InferencePool and its pods, with all kinds of interruptions
+of the API server.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ _TREES = st.recursive(
 
 @given(st.binary(max_size=100) | _TREES.map(json.dumps).map(str.encode))
 def test_garbage_is_refused_or_makes_no_trouble(data: bytes) -> None:
-    """Any answer of an API raises nothing other than WatchError and TooOldError."""
+    """Garbage from the API server is refused: any answer raises nothing other than WatchError and
+    TooOldError.
+    """
     pools, pods = pools_of(spec()), pods_of(spec(), terms())
     objectives = objectives_of(spec())
     with contextlib.suppress(WatchError):
@@ -478,8 +480,8 @@ def _truth(api: KubernetesApi) -> tuple[set[str], set[str], set[str]]:
 
 
 async def _settled(api: KubernetesApi, one: Following) -> None:
-    """Wait until the source reports the API's state; then check that the trusted workers follow
-    from it.
+    """Wait until the source reports the API server's state; then check that the trusted workers
+    follow from it.
     """
     ready, unready, leaving = _truth(api)
     there = "chat" in api.objects("inferencepools")

@@ -21,7 +21,7 @@ LOOK_S = 0.01
 
 
 async def told(source: Source) -> AsyncIterator[Report]:
-    """Yield the reports of a source, each within ten seconds."""
+    """Yield the reports of a source; each must come within ten seconds."""
     async with aclosing(source.reports()) as reports:  # type: ignore[type-var]
         while True:
             yield await asyncio.wait_for(anext(reports), 10.0)
@@ -132,7 +132,7 @@ def dns(text: str, **options: Any) -> DnsSource:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[tuple[str, int]]:
-    """Let the system's resolver give these answers one after another, and the last one from then
+    """Make the system's resolver give these answers one after another, and the last one from then
     on.
     """
     asked: list[tuple[str, int]] = []

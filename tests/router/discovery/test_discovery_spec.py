@@ -1,4 +1,4 @@
-"""Tests of the syntax of sources."""
+"""Tests of the syntax in which sources of workers are given."""
 
 from __future__ import annotations
 

@@ -110,7 +110,9 @@ OPERATIONS = st.one_of(
 
 @given(st.lists(OPERATIONS, max_size=40))
 def test_the_store_is_a_table_of_keys_with_an_end(steps: list[tuple[Any, ...]]) -> None:
-    """The oracle keeps all keys, and compares times when it is asked."""
+    """The store of announcements behaves like a table of keys that expire; the test compares with a
+    dictionary whose times are checked on reading.
+    """
     store, now_s = ClusterStore(), 0.0
     model: dict[str, float] = {}
     for number, (what, *rest) in enumerate(steps):
@@ -167,7 +169,7 @@ def test_what_cannot_be_a_worker_is_named(tmp_path: Path) -> None:
 
 @dataclass
 class Joining:
-    """A source whose store listens, and its latest report. Lifetime: test."""
+    """A source whose store listens for announcements, and its latest report. Lifetime: test."""
 
     url: str
     http: aiohttp.ClientSession
@@ -180,7 +182,7 @@ class Joining:
             return reply.status, await reply.json()
 
     async def join(self, port: int, role: int, ttl: int = 10) -> str:
-        """Announce a worker as TensorRT-LLM does."""
+        """Announce a worker to the store as TensorRT-LLM does; return its key."""
         name = f"CONTEXT-127.0.0.1:{port}-1-2-003"
         key = f"/trtllm-disagg/blue/workers/{name}"
         info = {"worker_id": name, "host": "127.0.0.1", "port": port, "role": role}

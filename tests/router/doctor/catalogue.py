@@ -1,4 +1,4 @@
-"""Each of the 39 causes as a pool that has it, and as the same pool without it.
+"""Each of the doctor's 39 causes as a pool that has it, and as the same pool without it.
 
 A case is the cause's number, the text that its first finding must have, the field to change, and
 the two pools.
@@ -69,8 +69,8 @@ def one(
 
 
 def llm(gauges: dict[str, Any], params: dict[str, str] | None = None, **facts: Any) -> Evidence:
-    """Return the evidence of a Triton with the TensorRT-LLM backend, whose statistics have batch 1
-    for every request.
+    """Return the evidence of a Triton with the TensorRT-LLM backend, whose statistics show batch
+    size 1 for every request.
     """
     fields = facts.pop("fields", {})
     made = config(**(LLM | {"parameters": parameters(**(params or {}))} | fields))
@@ -79,13 +79,13 @@ def llm(gauges: dict[str, Any], params: dict[str, str] | None = None, **facts: A
 
 
 def failures(count: int) -> list[str]:
-    """Return the counter of requests that waited too long."""
+    """Return a metrics page with the counter of requests that waited too long."""
     name = 'nv_inference_request_failure{model="m",version="1",reason="REJECTED"}'
     return [f"{name} {3 + (count if look else 0)}\n" for look in range(LOOKS + 1)]
 
 
 def queue(**policy: Any) -> dict[str, Any]:
-    """Return a configuration with a queue policy."""
+    """Return a model configuration with this queue policy."""
     return config(dynamic_batching={"default_queue_policy": policy})
 
 

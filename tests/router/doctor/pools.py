@@ -1,4 +1,4 @@
-"""Readings of invented pools, in the bytes that servers send, parsed as real ones are.
+"""Readings of fake pools, in the bytes that servers send, which are parsed as real ones are.
 
 A model's figures are those of the observed time; before it there were slow warm-up requests, which
 must not be counted.
@@ -29,8 +29,8 @@ URLS = tuple(f"http://gpu{n}:8000" for n in range(1, 9))
 
 
 def config(name: str = "m", **fields: Any) -> dict[str, Any]:
-    """Return a model's configuration in the form of `/config`: Python, batches of 8, the batcher
-    on.
+    """Return a model's configuration in the form of `/config`: a Python model with batches of 8 and
+    the dynamic batcher on.
     """
     plain: dict[str, Any] = {
         "name": name,
@@ -48,12 +48,12 @@ def config(name: str = "m", **fields: Any) -> dict[str, Any]:
 
 
 def instances(count: int, **more: Any) -> list[dict[str, Any]]:
-    """Return the field `instance_group`."""
+    """Return the configuration field `instance_group` for `count` instances."""
     return [{"name": "m_0", "kind": "KIND_CPU", "count": count, **more}]
 
 
 def parameters(**values: str) -> dict[str, Any]:
-    """Return the field `parameters`."""
+    """Return the configuration field `parameters` with these values."""
     return {name: {"string_value": value} for name, value in values.items()}
 
 
@@ -129,10 +129,11 @@ def _stats(figures: dict[str, Any], watched: bool) -> dict[str, Any]:
 
 
 def trt(model: str = "tensorrt_llm", still: bool = False, **gauges: Any) -> list[str]:
-    """Return the TensorRT-LLM backend's gauges, one page for each look.
+    """Return pages with the TensorRT-LLM backend's gauges, one for each time that the doctor reads
+    them.
 
-    A list of values gives each look its own. Names are those in `_TRT`; with `still` the engine
-    makes no step.
+    A list of values gives one value for each reading. Names are those in `_TRT`; with `still` the
+    engine makes no step.
     """
     pages = []
     for look in range(LOOKS + 1):
@@ -168,7 +169,7 @@ _TRT = {
 
 
 def lengths(prompt: int, output: int) -> dict[str, Any]:
-    """Return gauges of token lengths that differ before and within the observed time."""
+    """Return gauges of token lengths that have other values before and within the observed time."""
     counts = [10 * look for look in range(1, LOOKS + 2)]
     return {
         "input_sum": [10 * 5 + prompt * (count - 10) for count in counts],
@@ -185,7 +186,7 @@ def triton(
     url: str = URL,
     version: str = "2.51.0",
 ) -> Watched:
-    """Return a Triton over an observed time."""
+    """Return the readings of a Triton over an observed time."""
     known = {
         c["name"]: parse_json(json.dumps(c).encode(), TritonModelConfig, "config") for c in configs
     }
@@ -203,7 +204,7 @@ def triton(
 def plain(
     kind: str, pages: list[str] | str, url: str = "http://gpu1:8001", **settings: str
 ) -> Watched:
-    """Return another engine over an observed time."""
+    """Return the readings of an engine other than Triton over an observed time."""
     each = [pages] * (LOOKS + 1) if isinstance(pages, str) else pages
     readings = tuple(
         Reading(1000.0 + SECONDS * look / LOOKS, parse_gauges(page))
@@ -213,10 +214,10 @@ def plain(
 
 
 def pool(*watched: Watched, **facts: Any) -> Evidence:
-    """Return the evidence of these servers."""
+    """Return the evidence that the doctor has of these servers."""
     return Evidence(tuple(evidence_of(one) for one in watched), ClientFacts(**facts))
 
 
 def router(in_flight: float = 0.0, connections: float = 0.0, **more: Any) -> RouterEvidence:
-    """Return the counts of our router."""
+    """Return the counts that the doctor reads from our router."""
     return RouterEvidence(connections, in_flight, more.pop("most", in_flight), **more)

@@ -1,5 +1,5 @@
-"""Tests of all 39 causes: each is named first with its numbers, and the same pool without it has no
-findings.
+"""Tests of all 39 causes of the doctor: each is named first with its numbers, and the same pool
+without it has no findings.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of the whole examination over HTTP: which questions are asked, bad servers, the probe, the
-command.
+"""Tests of the whole examination over HTTP: which requests the doctor sends, faulty servers, the
+probe, the command.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ SLEEP_S = 0.01
 
 
 class SmallTriton:
-    """Triton's HTTP for one model that takes 10 ms a request, one at a time. Lifetime: test."""
+    """An HTTP server like Triton with one model that takes 10 ms a request, one at a time.
+    Lifetime: test.
+    """
 
     def __init__(self, **fields: Any) -> None:
         self.config: dict[str, Any] | None = config(**fields)
@@ -89,7 +91,7 @@ class SmallTriton:
 
 @asynccontextmanager
 async def small_triton(**fields: Any) -> AsyncIterator[tuple[str, SmallTriton]]:
-    """Yield the URL of a server, and the server."""
+    """Yield the URL of a Triton-like server, and the server."""
     model = SmallTriton(**fields)
     async with served_by(model.answer) as url:
         yield url, model
@@ -199,7 +201,9 @@ def test_load_goes_to_this_machine_unless_allowed() -> None:
 
 
 async def test_our_engine_says_why_it_does_not_batch() -> None:
-    """The worker is real, and its KV cache holds one request of eight."""
+    """Our own engine reports why it does not batch; the worker is real, and its KV cache has room
+    for one of eight requests.
+    """
     async with running(kv_tokens=1600, speed=4.0) as worker:
         scheduler = worker.worker.runner.scheduler
 

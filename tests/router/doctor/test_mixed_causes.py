@@ -1,4 +1,5 @@
-"""Tests of several causes at once: the one whose removal admits most requests is named first.
+"""Tests of several causes at once: the doctor first names the one whose removal admits most
+requests.
 
 They also cover what looks like a cause and is none.
 """
@@ -225,8 +226,8 @@ def test_an_engine_is_not_blamed_for_the_one_before_it(
 
 @pytest.mark.parametrize("singles", [0, 1, 3, 200])
 def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
-    """Such requests are not reported as too little load to batch either: few requests execute,
-    because the cache answers the others.
+    """Requests that the response cache answers are not reported as too little load: few requests
+    execute, because the cache answers the others.
     """
     configured = config(response_cache={"enable": True}, instance_group=instances(2))
     figures = ran(sizes={1: (singles, 20.0)}, queue_ms=1.0, cache_hits=4000)
@@ -243,8 +244,8 @@ def test_a_load_that_is_little_without_the_cache_too_is_told() -> None:
 def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
     count: int, numbers: list[int]
 ) -> None:
-    """Requests that the cache answers neither make two executions enough to judge by, nor company
-    for those that execute.
+    """Only requests that execute count when the doctor judges whether requests meet: answers from
+    the cache neither add executions nor company.
     """
     delayed = {"max_queue_delay_microseconds": "20000"}
     configured = config(response_cache={"enable": True}, dynamic_batching=delayed)
@@ -253,8 +254,8 @@ def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
 
 
 def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
-    """Cached answers count as requests without a wait: if nine of ten are cached, a wait of three
-    batches looks like a third of a batch.
+    """Answers from the cache do not hide that requests wait: they count as requests without a wait,
+    so if nine of ten are cached, a wait of three batches looks like a third of a batch.
     """
     configured = config(response_cache={"enable": True}, dynamic_batching=None)
     figures = ran(sizes={1: (100, 20.0)}, queue_ms=60.0, cache_hits=900)
@@ -263,7 +264,9 @@ def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
 
 @pytest.mark.parametrize(("joined", "numbers"), [(8, [5]), (100, [])])
 def test_a_few_batches_do_not_tell_how_long_batches_take(joined: int, numbers: list[int]) -> None:
-    """The few batches with several requests ran while the machine paused, so they took long."""
+    """A few slow batches do not tell how long batches take: the few batches with several requests
+    ran while the machine paused.
+    """
     configured = config(instance_group=instances(4))
     figures = ran(sizes={1: (700, 20.0), 2: (joined, 36.0)}, queue_ms=10.0)
     assert [found.number for found in judge(one(configured, figures))] == numbers

@@ -1,5 +1,5 @@
-"""Tests of a model that calls other models of its server: its waiting does not count as its own
-work.
+"""Tests of a model that calls other models of its server: its time of waiting does not count as its
+own work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WRAPPER, INNER = config("wrapper"), config("inner")
 
 
 def numbers(found: tuple[Finding, ...]) -> list[tuple[int, str]]:
-    """Return each finding's cause and model."""
+    """Return the cause number and the model of each finding."""
     return [(one.number, one.where.rpartition(" ")[2]) for one in found]
 
 
@@ -35,7 +35,9 @@ def server(*models: tuple[dict[str, Any], dict[str, Any]], gauges: Any = "") -> 
 def test_a_wrapper_that_asks_one_by_one_is_named(
     figures: dict[str, Any], batcher: dict[str, Any]
 ) -> None:
-    """Neither its computation nor the clients of the model that it calls are named."""
+    """The doctor names a model that calls another one request by request, and neither its
+    computation nor the clients of the other model.
+    """
     found = judge(server((config("wrapper", **batcher), figures), (INNER, ONE_BY_ONE)))
     assert numbers(found) == [(26, "wrapper")]
     assert "inner has 0.83 at a time of 8" in found[0].found.evidence
@@ -82,8 +84,8 @@ def test_a_wrapper_that_waits_does_not_compute(
 
 
 def test_nor_does_one_that_waits_for_an_engine() -> None:
-    """The doctor recognizes the wait by the engine's gauges, or by the count of requests if it has
-    none.
+    """The doctor recognizes a model that waits for an engine by the engine's gauges, or by the
+    count of requests if there are none.
     """
     streamed = ran("tensorrt_llm", {1: (1_350, 0.2)})
     engine = config("tensorrt_llm", model_transaction_policy={"decoupled": True})
@@ -107,7 +109,9 @@ def test_only_python_asks() -> None:
 
 
 def test_a_model_with_clients_of_its_own_keeps_its_causes() -> None:
-    """The two models are independent: no count of requests belongs to the other."""
+    """A model with clients of its own keeps its causes: the requests of two independent models are
+    not counted for each other.
+    """
     alone = config("wrapper", dynamic_batching=None), ran("wrapper", {1: (450, 20.0)}, 140.0)
     other = INNER, ran("inner", {1: (290, 20.0)}, 0.3)
     assert (1, "wrapper") in numbers(judge(server(alone, other)))
@@ -126,8 +130,8 @@ DELAY = {"max_queue_delay_microseconds": 100_000}
 def test_preferred_sizes_that_triton_fills_in_are_not_advised_against(
     sizes: list[int], largest: int, advised: str | None
 ) -> None:
-    """If no preferred size is written, Triton adds the largest batch, so leaving it out changes
-    nothing.
+    """The doctor does not advise against the preferred batch size that Triton itself adds if none
+    is written, since leaving it out changes nothing.
     """
     batcher = DELAY | {"preferred_batch_size": sizes}
     model = config(dynamic_batching=batcher, max_batch_size=largest)

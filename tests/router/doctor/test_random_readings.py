@@ -115,12 +115,12 @@ FACTS = st.fixed_dictionaries(
 
 
 def of_engine(gauges: dict[str, Any]) -> list[str]:
-    """Return pages of the engine `m`."""
+    """Return metrics pages of the engine `m` with these gauges."""
     return trt("m", **gauges)
 
 
 def checked(evidence: Evidence) -> None:
-    """Check the properties of any report."""
+    """Run the doctor on the evidence and check the properties of any report."""
     findings = judge(evidence)
     report = DoctorReport(evidence, findings, 10.0)
     assert json.loads(json.dumps(report.shown(), allow_nan=False))["loaded"] == evidence.loaded

@@ -1,4 +1,4 @@
-"""An engine's HTTP pages: a real server that answers as documented, or badly."""
+"""An engine's HTTP pages: a real server that answers as documented, or with faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pages = Mapping[str, Any]
 
 @asynccontextmanager
 async def engine(pages: Pages, asked: list[str] | None = None) -> AsyncIterator[str]:
-    """Yield the URL of an engine that serves `pages`, and notes requested paths in `asked`."""
+    """Yield the URL of an engine that serves `pages`, and records requested paths in `asked`."""
     over = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -74,7 +74,7 @@ async def recognized(
 
 
 async def loads_of(pages: Pages, options: str = "") -> Mapping[int, RankLoad]:
-    """Return the engine's load, read in the way that recognition found."""
+    """Return the engine's load, read from the page that recognition chose."""
     async with engine(pages) as url, aiohttp.ClientSession() as http:
         one = await recognize(http, parse_worker_spec(url + options), 5.0)
         assert one.loads is not None

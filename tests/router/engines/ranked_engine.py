@@ -53,7 +53,7 @@ class RankedEngine:
         return {str(rank): {"endpoint": f"tcp://*:{port}"} for rank, port in enumerate(ports)}
 
     async def publish(self, rank: int, tokens: tuple[int, ...]) -> None:
-        """Publish that one rank has stored the blocks of these tokens."""
+        """Publish an event that the rank `rank` has stored the blocks of these tokens."""
         names = tuple(range(1, len(tokens) // BLOCK_TOKENS + 1))
         event = BlockStored(hashes=names, parent=None, tokens=tokens, block_size=BLOCK_TOKENS)
         payload = encode_batch(time.time(), [event], rank)
@@ -89,7 +89,7 @@ class RankedEngine:
 
 @asynccontextmanager
 async def ranked_engine(ranks: int = 2, most: int = 3) -> AsyncIterator[RankedEngine]:
-    """Yield an engine of `ranks` ranks, of which there can be up to `most`."""
+    """Yield an engine with `ranks` ranks, which can grow to `most` ranks."""
     context = zmq.asyncio.Context()
     publishers = [context.socket(zmq.PUB) for _ in range(most)]
     ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in publishers]

@@ -1,5 +1,5 @@
-"""Tests of arbitrary answers of an engine: it is recognized, or rejected with a reason, and a load
-is valid.
+"""Tests of arbitrary answers of an engine: the engine is recognized, or rejected with a reason, and
+a load that is read is valid.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def hostile(draw: st.DrawFn) -> Pages:
 
 
 def _changed(draw: st.DrawFn, value: Any) -> Any:
-    """Draw `value` with something else in one place."""
+    """Draw `value` with a random other value in one place."""
     if isinstance(value, dict) and value and draw(st.integers(0, 4)):
         key = draw(st.sampled_from(sorted(value)))
         return {**value, key: _changed(draw, value[key])}

@@ -27,7 +27,9 @@ async def test_it_is_known_by_its_server_info_under_both_names(path: str) -> Non
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 async def test_the_revision_of_its_model_is_not_that_of_its_version(path: str) -> None:
-    """The router reads the same version when it recognizes SGLang and when it asks before a leg."""
+    """SGLang's revision is the version of the model and not of SGLang: the router reads the same
+    one when it recognizes the server and when it asks before a disaggregated request.
+    """
     info = {**INFO, "version": "0.5.6", "revision": "main"}
     one = await recognized({"/v1/models": MODELS, path: info})
     assert one.told == EngineVersion("0.5.6", None, path)
@@ -68,7 +70,9 @@ async def test_v1_loads() -> None:
 
 @pytest.mark.parametrize("page", [[{"dp_rank": 0}, {"dp_rank": 1}], {}], ids=["list", "object"])
 async def test_get_load_counts_those_who_wait_among_its_requests(page: object) -> None:
-    """The answer is a list up to 0.5.20, and one object in 0.4.8."""
+    """`/get_load` counts waiting requests among all requests; its answer is a list up to 0.5.20,
+    and one object in 0.4.8.
+    """
     load = {"num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 9_000}
     page = [{**load, **one} for one in page] if isinstance(page, list) else load
     pages = {"/v1/models": MODELS, "/server_info": INFO, "/get_load": page}

@@ -1,5 +1,5 @@
-"""Tests of TensorRT-LLM's `trtllm-serve`: answers that can be read once, ranks that are one worker,
-polled events.
+"""Tests of TensorRT-LLM's `trtllm-serve`: answers that can be read only once, several ranks that
+are one worker, and polled events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tests of recognition: real HTTP servers that answer as engines do, or badly on purpose."""
+"""Tests of the recognition of engines: real HTTP servers that answer as engines do, or
+with faults.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ async def test_a_vllm_tells_what_it_calls_its_model() -> None:
 
 
 async def test_a_vllm_is_not_used_for_a_model_that_it_does_not_list() -> None:
-    """vLLM would answer 404; other servers may know more names than they list."""
+    """A vLLM gets no request for a model that it does not list, since it would answer 404; other
+    servers may know more names than they list.
+    """
     assert (await recognized(VLLM, ",model=m")).facts.models == ("m",)
     with pytest.raises(UnrecognizedError, match="it serves no model 'x', but 'm'"):
         await recognized(VLLM, ",model=x")
@@ -84,8 +88,8 @@ async def test_caches_that_are_guessed_are_guessed_in_larger_blocks() -> None:
 
 
 async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
-    """The worker's events could not be used, because their blocks would have another size than the
-    reported one.
+    """A reported block size that differs from the real one is shown, because the worker's events
+    could not be used.
     """
     assert (
         "block_size=16 was given, it says 32" in (await recognized(VLLM, ",block_size=16")).advice
@@ -112,8 +116,8 @@ async def test_an_engine_without_vllms_metrics_is_served_without_load_reports() 
 
 
 async def test_a_renderer_is_named() -> None:
-    """The answers are those of `vllm launch render` 0.32; vLLM's servers of embeddings render
-    nothing.
+    """A server that only renders prompts is named as such, by the answers of `vllm launch render`
+    0.32; vLLM's servers of embeddings render nothing.
     """
     models = {"data": [{"id": "m", "owned_by": "vllm"}]}
     pages: Pages = {"/v1/models": models, "/metrics": "up 1\n", "/version": {"version": "0.32.0"}}
@@ -139,8 +143,8 @@ async def test_our_own_engine_has_a_snapshot() -> None:
 
 
 async def test_our_own_engines_that_read_each_others_kv_are_a_group() -> None:
-    """The engines have one version and store one model alike; a worker without a role could take
-    one.
+    """Our own engines that can read each other's KV form a group: they have one version and store
+    one model alike. A worker without a role could take one.
     """
     models = {"data": [{"id": "m", "owned_by": "warmroute"}]}
     ours = {**VLLM, "/v1/models": models, "/version": {"version": "0.1"}}
@@ -266,7 +270,9 @@ async def test_a_rank_has_its_own_events_load_and_capacity() -> None:
 
 
 async def test_ranks_that_do_not_begin_at_zero_are_addressed_by_their_place() -> None:
-    """In vLLM with hybrid balancing, this server has the ranks 2 and 3 of four."""
+    """Data-parallel ranks that do not begin at zero are addressed by their place: in vLLM with
+    hybrid balancing, this server has the ranks 2 and 3 of four.
+    """
     metrics = RANKS.replace('engine="0"', 'engine="2"').replace('engine="1"', 'engine="3"')
     pages = {"/v1/models": MODELS, "/metrics": metrics}
     assert (await recognized(pages)).ranks == (2, 3)

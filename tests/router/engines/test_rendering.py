@@ -1,4 +1,4 @@
-"""Tests of renderers' answers, valid and invalid."""
+"""Tests of valid and invalid answers of servers that render prompts."""
 
 from __future__ import annotations
 

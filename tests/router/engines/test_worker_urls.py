@@ -1,4 +1,4 @@
-"""Tests of a worker's URL in the forms that people paste."""
+"""Tests of the forms of a worker's URL that people paste."""
 
 from __future__ import annotations
 

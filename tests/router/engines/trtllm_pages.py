@@ -1,4 +1,4 @@
-"""The pages of TensorRT-LLM's servers."""
+"""The pages on which TensorRT-LLM's servers describe themselves, for tests."""
 
 from __future__ import annotations
 

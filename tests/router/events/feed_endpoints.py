@@ -1,4 +1,4 @@
-"""Endpoints for tests: feeds connect to them, or bind them."""
+"""Makes endpoints for tests to which event feeds connect, or which they bind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def free_endpoint() -> str:
 
 @asynccontextmanager
 async def connecting(one: Rig, live: str, topic: bytes) -> AsyncIterator[Publisher]:
-    """Yield an engine whose publisher connects, as vLLM's does if the endpoint has no wildcard."""
+    """Yield an engine whose event publisher connects to the router, as vLLM's does if the endpoint
+    has no wildcard.
+    """
     async with publisher(one.context, topic) as engine:
         engine.pub.close(linger=0)
         engine.pub = one.context.socket(zmq.XPUB)

@@ -13,7 +13,9 @@ from tests.router.events.feed_wire import (
 
 
 def payload(n: int, padding: int = 0) -> bytes:
-    """Return batch n in the form of vLLM 0.20: the block of the tokens [n, n] at the root."""
+    """Return batch n in the form of vLLM 0.20: it stores the block of the tokens [n, n] without a
+    parent.
+    """
     event = ["BlockStored", [n], None, [n, n], 2, None, "GPU", None, None, 0]
     return pack(event, *([["Unknown", b"x" * padding]] if padding else []))
 

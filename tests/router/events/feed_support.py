@@ -55,7 +55,7 @@ async def in_five_frames(publisher: Publisher, identity: bytes, start: int) -> N
 
 
 async def in_four_frames(publisher: Publisher, identity: bytes, start: int) -> None:
-    """Answer a replay without the topic, as vLLM before 0.27."""
+    """Answer a replay request in four frames without the topic, as vLLM before 0.27."""
     for seq in range(start, publisher.next_seq):
         frames = [identity, b"", seq.to_bytes(8, "big"), publisher.payload(seq)]
         await publisher.router.send_multipart(frames)
@@ -68,7 +68,7 @@ async def with_garbage(publisher: Publisher, identity: bytes, start: int) -> Non
 
 
 async def without_end(publisher: Publisher, identity: bytes, start: int) -> None:
-    """Answer a replay with the same old batch for ever."""
+    """Answer a replay request with the same old batch forever."""
     while True:
         await publisher.router.send_multipart(replay_frames(identity, "", 0, payload(0)))
         await asyncio.sleep(0)
@@ -91,11 +91,11 @@ class Publisher:
     others: dict[int, bytes] = field(default_factory=dict)  # payloads that are not `payload`'s
 
     def payload(self, seq: int) -> bytes:
-        """Return a batch as it was published."""
+        """Return the bytes of a batch as it was published."""
         return self.others.get(seq) or payload(seq)
 
     async def publish(self, lost: bool = False) -> None:
-        """Publish the next batch; `lost` ones get a number and are not sent."""
+        """Publish the next batch; a `lost` one gets a number and is not sent."""
         seq, self.next_seq = self.next_seq, self.next_seq + 1
         if not lost:
             await self.pub.send_multipart(live_frames("", seq, self.payload(seq)))
@@ -114,7 +114,7 @@ class Publisher:
 
 @dataclass
 class Line:
-    """A feed between a publisher and a core. Lifetime: test."""
+    """An event feed between a publisher and a core. Lifetime: test."""
 
     publisher: Publisher
     world: World
@@ -129,7 +129,7 @@ class Line:
         return all(self.world.hits([block]) == [1] for block in blocks)
 
     async def subscribed(self) -> None:
-        """Publish until a batch arrives, because subscribing takes a moment."""
+        """Publish batches until one arrives, because a subscription takes a moment."""
         deadline_s = time.monotonic() + DEADLINE_S
         while not any(isinstance(f, KvEvents) and f.source == "live" for f in self.told):
             assert time.monotonic() < deadline_s, "the feed heard nothing"
@@ -137,7 +137,7 @@ class Line:
             await asyncio.sleep(0.01)
 
     async def settled(self) -> None:
-        """Wait until everything published is known exactly."""
+        """Wait until the core knows everything published exactly."""
         await until(
             lambda: self.kv.known and self.holds(*range(self.publisher.next_seq)),
             "everything to be known",

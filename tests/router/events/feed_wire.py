@@ -1,4 +1,4 @@
-"""Publishers that send documented bytes over real sockets, and a feed with a core behind it.
+"""Publishers that send documented bytes over real sockets, and an event feed with a core behind it.
 
 They use none of our own encoders or hashes: payloads are packed by hand, and chain hashes are
 computed with the `xxhash` package.
@@ -48,12 +48,12 @@ def chain_of(tokens: Sequence[int], size: int, seed: int = 0, extra: bytes = b""
 
 
 def seed_of(lora: str | None = None, salt: str | None = None) -> int:
-    """Return the seed of a chain whose sequence has an adapter or a salt."""
+    """Return the seed of the chain hashes of prompts with this LoRA adapter or salt."""
     return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([MODEL, lora, salt]))
 
 
 def pack(*events: object, rank: int | None = 0) -> bytes:
-    """Return a batch of these events at time 1.5."""
+    """Return a batch with these events, whose time is 1.5 s."""
     return msgspec.msgpack.encode([1.5, list(events), rank])
 
 
@@ -71,7 +71,7 @@ class Publisher:
     asked: list[int] = field(default_factory=list)  # where each replay began
 
     async def heard(self) -> None:
-        """Wait until a client has subscribed."""
+        """Wait until a client has subscribed to the publisher."""
         async with asyncio.timeout(DEADLINE_S):
             assert (await self.pub.recv())[:1] == b"\x01"
 
@@ -81,7 +81,7 @@ class Publisher:
             await self.pub.send_multipart([self.topic, struct.pack(">Q", seq), payload])
 
     async def answer(self) -> None:
-        """Serve replays until cancelled, as engines' publisher threads do."""
+        """Answer replay requests until cancelled, as engines' publisher threads do."""
         while True:
             identity, empty, start = await self.router.recv_multipart()
             assert (empty, len(start)) == (b"", 8)
@@ -115,7 +115,7 @@ async def publisher(
 
 @dataclass
 class Rig:
-    """A core and the feeds of its workers, with facts as in the router. Lifetime: test."""
+    """A core and the event feeds of its workers, with facts as in the router. Lifetime: test."""
 
     context: zmq.asyncio.Context
     http: aiohttp.ClientSession
@@ -138,7 +138,7 @@ class Rig:
             self.feeds[action.worker_id].resync(action.from_seq)
 
     def opened(self, source: EventSource, worker_id: int = 0, block_size: int = 2) -> Feed:
-        """Return a feed for a worker that joins; it is not started."""
+        """Return a feed for a worker that joins; the feed is not started."""
         self.world.join(worker_id, block_size=block_size, models=(MODEL,))
         shared = FeedContext(
             self.http,
@@ -157,14 +157,14 @@ class Rig:
     async def following(
         self, source: EventSource, worker_id: int = 0, block_size: int = 2
     ) -> AsyncIterator[Feed]:
-        """Follow a worker whose events come from this source."""
+        """Run the feed of a worker whose events come from this source during the block."""
         feed = self.opened(source, worker_id, block_size)
         async with running(feed.run()):
             yield feed
 
     def hit(self, chain: Sequence[int], worker_id: int = 0, tier: int = 0) -> int:
-        """Return the leading blocks of a chain that the worker holds by its events, up to
-        a tier.
+        """Return how many leading blocks of a chain the worker holds by its events, in tiers up to
+        `tier`.
         """
         slot = self.world.core.workers.get(worker_id).slot
         index = self.world.core.caches.index
@@ -233,7 +233,7 @@ async def followed(
     block_size: int = 2,
     **fields: Any,
 ) -> AsyncIterator[tuple[Rig, Publisher, Feed]]:
-    """Yield a publisher to which a feed has subscribed, with its first replay answered."""
+    """Yield a publisher to which a feed has subscribed, with its first replay request answered."""
     async with (
         rig(**fields) as one,
         publisher(one.context, topic, new_form) as engine,

@@ -1,4 +1,4 @@
-"""A core, the task that asks for missed events, and a publisher that answers when the
+"""A core, the task that requests missed events, and a publisher that answers when the
 test says so.
 """
 
@@ -27,7 +27,7 @@ BUFFER = 6  # batches that a publisher can replay
 
 @dataclass
 class Publisher:
-    """A worker's publisher from one start to the next. Lifetime: example."""
+    """A worker's publisher in one life, from a start to the next. Lifetime: example."""
 
     life: int
     held: set[int] = field(default_factory=set)
@@ -35,7 +35,9 @@ class Publisher:
     history: dict[int, set[int]] = field(default_factory=lambda: {-1: set()})
 
     def publish(self, block: int) -> tuple[int, bytes]:
-        """Store the block, or remove it if it is held; -1 clears all."""
+        """Store the block, or remove it if the cache holds it; -1 clears the cache. Return (number,
+        bytes) of the batch.
+        """
         if block < 0:
             event: Any = AllBlocksCleared()
             self.held.clear()
@@ -57,8 +59,8 @@ class Publisher:
 
 
 class Recovery:
-    """The core and the asking task, whose waits end when the test calls `go_on`.
-    Lifetime: example.
+    """The core and the task that requests missed events, whose waits end when the test calls
+    `go_on`. Lifetime: example.
     """
 
     def __init__(self, snapshot: bool, buffer: int) -> None:
@@ -90,7 +92,7 @@ class Recovery:
     # --- the router -------------------------------------------------------------------------
 
     def _start(self, saved: CacheSnapshot | None = None) -> None:
-        """Start another router, with what the one before it saved."""
+        """Start another router, with the state that the one before it saved."""
         self.world = World(workers=0, backlog_batches=BUFFER + 2)
         facts = WorkerFacts(
             name="w", models=("m",), block_size=BLOCK, kv_capacity_tokens=CAPACITY_BLOCKS * BLOCK
@@ -116,7 +118,7 @@ class Recovery:
             self._missed.ask(action.from_seq)
 
     async def stop(self) -> None:
-        """Stop the asking task; messages on their way are lost."""
+        """Stop the requesting task; messages that are on their way are lost."""
         assert self._task is not None
         self._task.cancel()
         with suppress(asyncio.CancelledError):
@@ -134,7 +136,9 @@ class Recovery:
         await self._wait()
 
     async def snapshot(self) -> bool:
-        """Answer with a snapshot of now, with one of the time of its arrival, or with none."""
+        """Answer with a snapshot of now, with one of the time of the request's arrival, or with
+        none.
+        """
         if not self.has_snapshot:
             return False
         publisher, heard_seq = self.publisher, self._teller.next_seq - 1
@@ -146,7 +150,9 @@ class Recovery:
         return True
 
     async def replay(self, from_seq: int) -> Replayed | None:
-        """Answer with a replay that is whole, begins later, is cut off, breaks off, or is none."""
+        """Answer with a complete replay, one that begins later, is cut off or breaks off,
+        or none.
+        """
         publisher = self.publisher
         first = max(from_seq, len(publisher.payloads) - self._buffer)
         batches = list(enumerate(publisher.payloads))[first:]
@@ -182,12 +188,14 @@ class Recovery:
                 await self._teller.batch(seq, payload, "live")
 
     async def go_on(self, how: int) -> None:
-        """Let the asking task do one step; `how` 0 is a whole answer."""
+        """Let the requesting task do one step; `how` is the kind of answer, and 0 a
+        complete one.
+        """
         if self._gate is not None and not self._gate.done():
             self._gate.set_result(how)
 
     async def reconnect(self) -> None:
-        """Break the connection; messages on their way are lost."""
+        """Break the connection and restore it; messages that are on their way are lost."""
         self.on_the_way.clear()
         self._missed.note_absence()
         self._missed.ask_after_absence()
@@ -216,7 +224,7 @@ class Recovery:
         self._start(self.saved)
 
     async def quiet(self) -> None:
-        """Let every task that can run do so."""
+        """Let every task run until it waits."""
         for _ in range(6):
             await asyncio.sleep(0)
         assert self._task is not None
@@ -224,7 +232,7 @@ class Recovery:
             self._task.result()
 
     async def settle(self) -> None:
-        """Deliver everything, and answer every question completely."""
+        """Deliver all messages and answer every request completely."""
         for _ in range(500):
             await self.deliver(1)
             await self.quiet()
@@ -236,8 +244,8 @@ class Recovery:
         raise AssertionError("it asks without end")
 
     def check(self) -> None:
-        """Check that a state that counts as exact is the cache as of that batch, and any other a
-        part of it.
+        """Check that a state that counts as exact equals the cache after that batch, and that any
+        other state is a part of it.
         """
         kv, seen = self.kv, self.seen
         if kv._doubtful or self._unnoticed:

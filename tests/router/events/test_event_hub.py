@@ -1,4 +1,6 @@
-"""Tests of one reader for several feeds: seats, limits, and a broken reader."""
+"""Tests of one reader of sockets for several feeds: how feeds are registered, limits, and a reader
+that fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests of the endpoints of ranks, and of endpoints that ZMQ can connect to or bind."""
+"""Tests of the event endpoints of ranks, and of endpoints to which ZMQ can connect or which it can
+bind.
+"""
 
 from __future__ import annotations
 

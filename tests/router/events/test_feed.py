@@ -41,7 +41,9 @@ async def test_a_late_joiner_without_snapshots_replays_from_the_beginning(answer
 async def test_what_was_published_before_the_subscription_took_hold_is_asked_for(
     snapshot: bool,
 ) -> None:
-    """No further batch would show the gap, because the worker may be idle for hours."""
+    """Events that were published before the subscription took effect are requested: no further
+    batch would show the gap, because the worker may be idle for hours.
+    """
     async with line(snapshot=snapshot, subscribed_s=0.3) as one:
         await until(lambda: bool(one.told), "the first answer")
         await one.publisher.publish(lost=True)
@@ -135,7 +137,7 @@ async def test_a_worker_that_was_silent_at_first_is_asked_for_its_snapshot_again
 
 
 async def test_a_gap_during_another_replay_is_not_given_up_with_it() -> None:
-    """The end of the first replay must not end the second one's gap."""
+    """A gap that appears during another replay is not given up at the end of that replay."""
     release = asyncio.Event()
 
     async def slowly(publisher: Publisher, identity: bytes, start: int) -> None:

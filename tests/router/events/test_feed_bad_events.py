@@ -1,4 +1,4 @@
-"""Tests of unusable events over real sockets: they cost no other event, and a replay is
+"""Tests of unusable events over real sockets: no other event is lost, and a replay stays
 available.
 """
 
@@ -52,7 +52,7 @@ WIDE = GOOD | {"block_hashes": [98], "token_ids": [2**62 + 10**6] * BLOCK}
 
 
 def batch(bad: Any) -> bytes:
-    """Return twenty events, the tenth of which is `bad`."""
+    """Return a batch of twenty events, the tenth of which is `bad`."""
     events = [good(block) for block in range(100, 119)]
     events.insert(9, bad)
     return msgspec.msgpack.encode([0.0, events, 0]).replace(b"XYZ", b"X\xffZ")
@@ -112,7 +112,9 @@ async def test_ids_of_images_are_hashed_and_the_batch_is_whole() -> None:
 
 
 async def test_a_batch_that_cannot_be_read_is_passed_over_once_replayed() -> None:
-    """The known blocks stay as a lower bound, and the batch is not requested again and again."""
+    """A batch that cannot be read is skipped after one replay: the known blocks stay as a lower
+    bound, and the batch is not requested again and again.
+    """
     async with line() as one:
         await one.subscribed()
         await one.settled()

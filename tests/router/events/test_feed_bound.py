@@ -1,4 +1,6 @@
-"""Tests of engines that connect to an endpoint which the router binds, distinguished by topic."""
+"""Tests of engines that connect to an endpoint which the router binds; the router tells them apart
+by topic.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ OTHER = chain_of([9, 9], 2)
 
 
 def stored(name: int, parent: int | None, tokens: list[int]) -> bytes:
-    """Return a store event in the form of vLLM 0.20."""
+    """Return a batch with one store event in the form of vLLM 0.20."""
     return pack(["BlockStored", [name], parent, tokens, 2, None, "GPU", None, None, 0])
 
 

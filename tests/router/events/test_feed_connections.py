@@ -1,4 +1,4 @@
-"""Tests of publishers that go away and come back: the same ones, and others with the same
+"""Tests of publishers that go away and come back: the same ones, and others with the same batch
 numbers.
 """
 
@@ -55,7 +55,7 @@ def is_bound(pub: zmq.asyncio.Socket, live: str) -> bool:
 
 @asynccontextmanager
 async def following_four() -> AsyncIterator[tuple[Rig, Publisher]]:
-    """Yield a publisher of which four batches are known."""
+    """Yield a feed and its publisher, four batches of which are known."""
     async with followed(subscribed_s=0.01) as (one, engine, _):
         for seq in range(4):
             await engine.send(seq, payload(seq))
@@ -104,7 +104,9 @@ async def test_the_same_one_tells_what_it_published_meanwhile() -> None:
 
 
 def test_a_publisher_whose_machine_is_gone_is_noticed_by_tcp() -> None:
-    """A test cannot cut a line silently, so it only checks that TCP keep-alive is on."""
+    """TCP keep-alive, which notices that a publisher's machine is gone, is on; a test cannot cut a
+    connection silently.
+    """
     with zmq.asyncio.Context() as context:
         feed = cast(FeedContext, SimpleNamespace(zmq=context))
         options = (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT)
@@ -138,7 +140,9 @@ async def test_while_the_connection_is_lost_the_cache_is_not_known(
 async def test_what_waited_here_when_the_connection_was_lost_proves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The batch has the next number, but it is delivered after the loss is noticed."""
+    """A batch that waited in the router's queue when the connection was lost proves nothing: it has
+    the next number, but it is delivered after the loss is noticed.
+    """
     async with following_four() as (one, engine):
         slowly = asyncio.Event()
 
@@ -157,7 +161,9 @@ async def test_what_waited_here_when_the_connection_was_lost_proves_nothing(
 
 
 async def test_without_a_replay_the_next_number_proves_nothing() -> None:
-    """A restarted engine may have published as many batches as before."""
+    """Without a replay, the next batch number proves nothing: a restarted engine may have published
+    as many batches as before.
+    """
     for missed in (False, True):
         async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
             await engine.send(0, payload(0))

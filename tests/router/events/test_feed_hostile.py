@@ -31,7 +31,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 @pytest.mark.parametrize("seq", [1 << 63, (1 << 64) - 2, (1 << 64) - 1])
 async def test_numbers_that_nobody_counts_to_are_refused(seq: int) -> None:
-    """The numbers after them would not fit into 8 bytes."""
+    """Batch numbers near the end of 8 bytes, which no publisher counts to, are refused."""
     async with followed() as (one, engine, feed):
         await engine.send(0, payload(0))
         await engine.send(seq, payload(7), lost=False)
@@ -131,7 +131,9 @@ async def test_a_flood_of_topics_reaches_nobody_and_the_log_seldom(
 async def test_a_worker_that_leaves_in_the_middle_of_a_replay_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What its feed still delivers belongs to no worker, also not to the next one in its slot."""
+    """A worker that leaves in the middle of a replay is gone: what its feed still delivers belongs
+    to no worker, also not to the next one in its slot.
+    """
     monkeypatch.setattr(Publisher, "answer", endless_replay)
     async with rig(timeout_s=5.0) as one, publisher(one.context) as engine:
         feed = one.opened(source_of(engine))

@@ -1,5 +1,5 @@
-"""Tests of replays that bring less than was missed: the rest is requested elsewhere, or
-once more.
+"""Tests of replays that bring less than was missed: the rest is requested from elsewhere, or once
+more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.router.events.feed_support import Line, Publisher, in_five_frames, li
 
 
 async def one_too_late(publisher: Publisher, identity: bytes, start: int) -> None:
-    """Answer one batch later than requested, as a buffer that has moved on."""
+    """Answer a replay from one batch later than requested, as if the buffer had moved on."""
     await in_five_frames(publisher, identity, start + 1)
 
 

@@ -27,7 +27,9 @@ from tests.router.events.feed_wire import (
 
 
 async def test_what_a_full_send_queue_drops_is_replayed() -> None:
-    """Beyond the publisher's high-water mark, batches vanish silently."""
+    """Batches that a full send queue drops are replayed; beyond the publisher's high-water mark,
+    they vanish silently.
+    """
     batches = 600
     async with rig(backlog_batches=20, timeout_s=5.0) as one, publisher(one.context) as keeper:
         pub = zmq.Context(one.context).socket(zmq.PUB)  # sends at once, or drops
@@ -105,8 +107,8 @@ async def test_a_publisher_that_began_anew_has_an_empty_cache() -> None:
 
 
 async def test_a_publisher_that_began_anew_unheard_is_noticed_by_its_numbers() -> None:
-    """The restarted publisher's first batches were lost: the first received one shows a gap after
-    its own start.
+    """A restart of a publisher whose first batches were lost is noticed: the first received batch
+    shows a gap after the publisher's own start.
     """
     async with followed() as (one, engine, _):
         for seq in range(4):
@@ -122,7 +124,7 @@ async def test_a_publisher_that_began_anew_unheard_is_noticed_by_its_numbers() -
 
 @dataclass
 class Held:
-    """A publisher whose replay stops after each batch until the test lets it go on."""
+    """A publisher whose replay stops after each batch until the test lets it continue."""
 
     engine: Publisher
     go: asyncio.Semaphore
@@ -184,7 +186,9 @@ async def test_batches_of_a_replay_that_are_live_too_count_once() -> None:
 
 
 async def test_a_replay_with_batches_dropped_on_the_way_is_asked_for_the_rest() -> None:
-    """A ROUTER drops what its send queue has no room for, also the end mark."""
+    """If a replay loses batches, the rest is requested: a ROUTER socket drops what its send queue
+    has no room for, also the end mark.
+    """
 
     async with rig() as one, publisher(one.context) as engine:
         for seq in range(6):
@@ -227,7 +231,9 @@ async def test_a_replay_without_its_end_mark_is_over_when_no_more_comes() -> Non
 async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Batches come now and then, each in time, but the whole takes too long."""
+    """A slow replay is waited for only so long as a whole, even if each of its batches comes in
+    time.
+    """
     monkeypatch.setattr(asking_module, "_REPLAY_MAX_S", 0.2)
     go = asyncio.Semaphore(2)
     monkeypatch.setattr(Publisher, "answer", lambda engine: endless(Held(engine, go)))
@@ -243,7 +249,9 @@ async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
 async def test_a_replay_that_brings_ever_later_batches_is_waited_for_however_long_it_takes() -> (
     None
 ):
-    """Each batch takes twenty seconds, much more than a replay may take without any batch."""
+    """A replay is waited for as long as it brings later batches, here one every twenty seconds,
+    which is much longer than a replay may pause.
+    """
     async with rig() as one, publisher(one.context) as engine:
         for seq in range(5):
             await engine.send(seq, payload(seq), lost=True)

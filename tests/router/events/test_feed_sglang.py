@@ -43,13 +43,13 @@ NAMES = names_of(TOKENS, PAGE)
 
 
 def stored_array(at: int, pages: int = 1) -> list[Any]:
-    """Return an event of 0.5.9 to 0.5.18: one page an event, or several."""
+    """Return a store event of SGLang 0.5.9 to 0.5.18, in array form, with `pages` pages."""
     names, tokens = NAMES[at : at + pages], TOKENS[at * PAGE : (at + pages) * PAGE]
     return ["BlockStored", names, NAMES[at - 1] if at else None, tokens, PAGE, None, "GPU"]
 
 
 def stored_map(at: int, pages: int = 1, **fields: Any) -> dict[str, Any]:
-    """Return an event of 0.5.20 and later, which leaves out what is nil."""
+    """Return a store event of SGLang 0.5.20 and later, a map without nil fields."""
     return {
         "type": "BlockStored",
         "block_hashes": NAMES[at : at + pages],
@@ -62,7 +62,7 @@ def stored_map(at: int, pages: int = 1, **fields: Any) -> dict[str, Any]:
 
 
 def test_names_are_those_of_sglang() -> None:
-    """The vector is from SGLang 0.5.9 for pages of 16 tokens, 1 to 32."""
+    """Page names equal those of SGLang 0.5.9 for the tokens 1 to 32 in pages of 16."""
     assert NAMES[:2] == [8635429971592222890, 1256577331724852459]
     assert NAMES[2] < 0, "it must be negative to show anything, as a name and as a parent"
 
@@ -108,7 +108,9 @@ async def test_salts_and_adapters_have_chains_of_their_own() -> None:
 
 
 async def test_pages_of_one_token_are_blocks_of_one_token() -> None:
-    """SGLang's page size is one token if the operator sets none."""
+    """Pages of one token are blocks of one token; SGLang's page size is one token if the operator
+    sets none.
+    """
     tokens = TOKENS[:5]
     names = names_of(tokens, 1)
     events = [
@@ -121,7 +123,9 @@ async def test_pages_of_one_token_are_blocks_of_one_token() -> None:
 
 
 async def test_bigrams_are_skipped_and_the_stream_goes_on() -> None:
-    """EAGLE's token ids are pairs, which no request uses."""
+    """Events with pairs of token ids, which EAGLE makes and no request uses, are skipped, and the
+    stream continues.
+    """
     pairs = [[t, t + 1] for t in TOKENS[:PAGE]]
     odd = ["BlockStored", [77], None, pairs, PAGE, None, "GPU"]
     async with followed(block_size=PAGE) as (one, engine, feed):

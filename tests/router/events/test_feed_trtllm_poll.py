@@ -148,7 +148,9 @@ async def test_a_hole_in_the_numbers_is_a_gap_that_nobody_can_fill() -> None:
 
 
 async def test_a_late_joiner_knows_a_part_only() -> None:
-    """Events that another client has read are gone."""
+    """A router that joins late knows only a part of the cache, because events that another client
+    has read are gone.
+    """
     async with polled() as (one, engine, _):
         engine.numbers[None] = 40
         engine.emit(stored(None, block(1, TOKENS[:4])))

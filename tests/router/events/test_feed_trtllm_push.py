@@ -48,7 +48,9 @@ async def test_blocks_of_the_largest_window_are_followed() -> None:
 
 
 async def test_an_image_is_not_taken_for_plain_text() -> None:
-    """The placeholders of an image are plain ids, so only `mm_keys` reveals the image."""
+    """A prompt with an image is not taken for plain text, although its placeholders are plain ids:
+    `mm_keys` reveals the image.
+    """
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 2, "uuid": None}
     with_image = stored(1, None, TOKENS[:4], mm_keys=[[image]])
     extra = b"ab" * 32 + struct.pack("<i", 2)
@@ -65,7 +67,9 @@ async def test_an_image_is_not_taken_for_plain_text() -> None:
 
 
 async def test_string_tokens_are_skipped_and_the_stream_goes_on() -> None:
-    """Placeholders of images are strings."""
+    """Events with strings as tokens, which are placeholders of images, are skipped, and the stream
+    continues.
+    """
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 0, "uuid": None}
     odd = stored(2, 1, ["ab" * 32, 5, 6, 7], mm_keys=[[image]])
     async with followed(block_size=SIZE) as (one, engine, feed):
@@ -101,7 +105,9 @@ async def test_each_rank_has_an_ipc_name_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_a_batch_dropped_in_a_full_queue_is_a_gap() -> None:
-    """Batches are numbered before the queue, so a dropped one is missing in a replay, too."""
+    """A batch that TensorRT-LLM's full queue dropped is a gap: batches are numbered before the
+    queue, so it is missing in a replay, too.
+    """
     async with followed(block_size=SIZE) as (one, engine, _):
         await engine.send(0, pack(stored(1, None, TOKENS[:4])))
         await one.until_hit(CHAIN, 1)

@@ -1,7 +1,8 @@
 """Tests of vLLM's events over real sockets, in every form from 0.9.2 to 0.33: bytes in, index out.
 
-The two vectors are those of vLLM 0.20 and 0.24 for two blocks of two tokens stored at the root, the
-first one removed, and a clear. Field orders: vLLM `distributed/kv_events.py` of each release.
+The two test vectors are those of vLLM 0.20 and 0.24 for two blocks of two tokens stored without a
+parent, the first one removed, and a clear. Field orders: vLLM `distributed/kv_events.py` of each
+release.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Name = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Release:
-    """The form of one release's events. `name` makes a block's name from its number."""
+    """The form of the events of one vLLM release. `name` makes a block's name from its number."""
 
     stored_tail: tuple[Any, ...]  # behind `lora_id`
     removed_tail: tuple[Any, ...] = ()
@@ -69,17 +70,19 @@ class Release:
 
 
 def digest(number: int) -> bytes:
-    """Return 32 bytes, as from `sha256`."""
+    """Return a block name of 32 bytes, as `sha256` gives."""
     return bytes([7] * 24) + (number << 40).to_bytes(8, "big")
 
 
 def half_digest(number: int) -> bytes:
-    """Return 16 bytes, as from `xxhash`."""
+    """Return a block name of 16 bytes, as `xxhash` gives."""
     return bytes([9] * 8) + (number + 2**63).to_bytes(8, "big")
 
 
 def signed(number: int) -> int:
-    """Return a signed number as from Python's own `hash`, the default until 0.9."""
+    """Return a block name that is a signed number, as Python's own `hash` gives, the default until
+    0.9.
+    """
     return -number - 2**62
 
 
@@ -131,7 +134,9 @@ async def test_stored_removed_and_cleared_blocks_are_followed(release: Release) 
 
 @pytest.mark.parametrize("vector", [ARRAYS_020, MAPS_024], ids=["arrays", "maps"])
 async def test_the_published_vectors_store_remove_and_clear(vector: bytes) -> None:
-    """The events are applied one by one, because the whole batch ends in a clear."""
+    """The published test vectors store, remove and clear blocks; their events are applied one by
+    one, because the whole batch ends in a clear.
+    """
     parts = {
         "arrays": (vector[:11], vector[11:], b"\x94\xac", b"\x91\xb0"),
         "maps": (vector[:11], vector[11:], b"\x84\xa4type\xac", b"\x81\xa4type\xb0"),

@@ -1,4 +1,6 @@
-"""Tests of recovery: a core and its asking task recover from any loss of events and answers."""
+"""Tests of recovery: a core and the task that requests missed events recover from any loss of
+events and answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests of the replay of a cache that grew before it was followed: what is known, and when."""
+"""Tests of the replay of a cache that was filled before the router followed it: what is known, and
+when.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_a_replay_that_breaks_off_is_a_part_until_a_live_batch_shows_how_much() 
 
 
 def test_a_replay_that_goes_on_beyond_a_live_batch_is_a_part_until_its_end() -> None:
-    """Live batches were lost between the last that came and those in the replay."""
+    """A replay that continues beyond a live batch is only a part until its end, since live batches
+    were lost in between.
+    """
     world = World(workers=1)
     told = dict(batches(200))
     tell(world, 0, 0, told[0], "live")
@@ -91,7 +95,9 @@ def test_a_replay_that_goes_on_beyond_a_live_batch_is_a_part_until_its_end() -> 
 
 
 def test_a_buffer_that_has_moved_on_is_a_lower_bound_until_it_holds_a_whole_cache() -> None:
-    """The engine's buffer begins after batch 0, so a part of its cache may be older."""
+    """A replay from a buffer that begins after batch 0 gives a lower bound until the buffer holds a
+    whole cache, because a part of the cache may be older.
+    """
     for capacity, known in ((200, True), (1_000, False)):
         world = World(workers=0)
         world.join(0, kv_capacity_tokens=float(capacity * BLOCK))
@@ -103,7 +109,9 @@ def test_a_buffer_that_has_moved_on_is_a_lower_bound_until_it_holds_a_whole_cach
 
 
 def restored(policy: str, blocks: int) -> World:
-    """Return a worker whose cache the previous router saved, and that was proven since."""
+    """Return a world with a worker whose cache the previous router saved, and which events have
+    confirmed since.
+    """
     before = World(workers=1, policy=policy)
     for seq, events in batches(blocks):
         tell(before, 0, seq, events, "live")
@@ -121,7 +129,9 @@ def restored(policy: str, blocks: int) -> World:
 @pytest.mark.parametrize("blocks", [200, 6_000])
 @pytest.mark.parametrize("ticks", [1, 7])
 def test_working_sets_after_a_replay_are_those_of_a_saved_cache(blocks: int, ticks: int) -> None:
-    """The property holds for any number of ticks during the replay."""
+    """Working sets after a replay equal those of a saved cache, for any number of ticks during the
+    replay.
+    """
     world = World(workers=1, policy="warmset")
     told = list(batches(blocks))
     for at, (seq, events) in enumerate(told):
@@ -168,7 +178,9 @@ def test_a_part_that_is_told_whole_later_counts_anew() -> None:
 
 
 def test_a_replay_that_filled_a_gap_makes_nobody_a_stranger() -> None:
-    """All its blocks were stored since the cache was followed from its first batch."""
+    """Blocks from a replay that filled a gap do not count as unowned: all were stored since the
+    cache was followed from its first batch.
+    """
     world = World(workers=1, policy="warmset")
     told = dict(batches(200))
     tell(world, 0, 0, told[0], "live")

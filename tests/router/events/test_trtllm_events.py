@@ -1,4 +1,4 @@
-"""Tests of the reader of TensorRT-LLM's answers, which no answer breaks."""
+"""Tests of the reader of TensorRT-LLM's answers: no answer makes it fail."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ datas = st.one_of(
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(datas, max_size=4))
 def test_whatever_comes_is_an_error_or_a_batch(several: list[Any]) -> None:
-    """Any answer that can be read makes a batch, unless a token is invalid."""
+    """Any answer that can be read makes a batch of events, unless a token is invalid; any other is
+    an error.
+    """
     numbered = [{"event_id": n, "data": data} for n, data in enumerate(several)]
     for event in read_answer(json.dumps(numbered).encode()):
         if isinstance(event, WireError):

@@ -1,4 +1,4 @@
-"""The part of a `trtllm-serve` that serves KV events over real HTTP; each event can be read once.
+"""The part of `trtllm-serve` that serves KV events over real HTTP; each event can be read once.
 
 Forms: NVIDIA TensorRT-LLM `tensorrt_llm/serve/openai_server.py` and
 `cpp/tensorrt_llm/executor/jsonSerialization.cpp`, 1.0 to 2026-08.
@@ -51,7 +51,7 @@ CREATED = {"type": "created", "num_blocks_per_cache_level": [100, 50]}
 
 @dataclass
 class Engine:
-    """A `trtllm-serve` with its queue of events. Lifetime: test."""
+    """A `trtllm-serve` server with its queue of events. Lifetime: test."""
 
     url: str = ""
     numbers: dict[int | None, int] = field(default_factory=dict)  # next one, by rank
@@ -75,7 +75,7 @@ class Engine:
         self.some.set()
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Return all queued events; wait a moment if there are none."""
+        """Return all queued events; if there are none, wait a moment first."""
         self.polls += 1
         assert await request.read() == b""
         try:

@@ -1,5 +1,5 @@
-"""Tests of requests that wait for the first worker of a known model: which may wait, how long, in
-which order.
+"""Tests of requests that wait for the first worker of a known model: which may wait, how long, and
+in which order they go.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A queue of requests for models whose workers come and go, on a clock that the test sets."""
+"""A queue of requests for models whose workers come and go, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WaitWorld:
         body_bytes: int = 100,
         others: frozenset[str] = frozenset(),
     ) -> int:
-        """Let a request wait, in a task of its own."""
+        """Let a request wait in a task of its own; return its number."""
 
         async def wait() -> None:
             began = Began(arrival.now_s, arrival.request_id)
@@ -63,13 +63,13 @@ class WaitWorld:
         return arrival.request_id
 
     def worker(self, state: str, worker_id: int = 0, facts: WorkerFacts = FACTS) -> None:
-        """Tell the core of a worker's state: ready, draining, down or gone."""
+        """Tell the core that a worker is ready, draining, down or gone."""
         spec = facts if state == "ready" else None
         change = WorkerChange(self.now_s, worker_id, state, spec)  # type: ignore[arg-type]
         self.core.on_worker(change)
 
     async def pass_s(self, seconds: float, tick_s: float = 0.05) -> None:
-        """Let time pass, with ticks."""
+        """Let time pass, with a tick every `tick_s` seconds."""
         for _ in range(round(seconds / tick_s)):
             self.now_s += tick_s
             self.queue.tick()

@@ -1,5 +1,5 @@
-"""Tests of a worker that lacks a path: distinguished from a refusal, hidden from clients, and not
-asked again.
+"""Tests of a worker that lacks a path: this is told apart from a refusal, hidden from clients, and
+the path is not tried again there.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def test_only_what_speaks_of_the_path_means_the_path(
 
 @pytest.mark.parametrize("escaped", [False, True])
 def test_a_target_with_escapes_that_is_not_found_says_nothing_of_the_path(escaped: bool) -> None:
-    """Triton does not decode escapes, so any client could make a path seem missing for
-    all others.
+    """A 404 for a path with escapes does not count as a missing path: Triton does not decode
+    escapes, so any client could make a path seem missing for all others.
     """
     client, body = CollectedReply(99), b'{"error":"Not Found"}'
     sieve = MissingPathFilter(client, ANSWERS, escaped)

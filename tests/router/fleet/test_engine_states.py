@@ -33,7 +33,7 @@ SLEEP = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} 1\n'
 async def followed(
     pages: dict[str, Any], asked: list[str], limits: Limits | None = None
 ) -> AsyncIterator[Member]:
-    """Yield a worker with these pages, as soon as it is ready."""
+    """Yield a worker with these pages once it is ready."""
     config = Config(
         limits=limits or Limits(),
         intervals=Intervals(load_report_s=0.05, health_s=HEALTH_S),
@@ -50,7 +50,9 @@ async def followed(
 
 
 async def test_an_engine_that_takes_its_time_to_answer_a_probe_is_given_it() -> None:
-    """SGLang's answer waits for its scheduler, longer than other engines' may take."""
+    """An SGLang engine may take longer than others to answer a probe, since its answer waits for
+    its scheduler.
+    """
     asked: list[str] = []
 
     async def slow() -> str:
@@ -77,8 +79,8 @@ async def test_another_engine_that_takes_so_long_is_silent(
 
 
 async def test_an_engine_that_began_anew_and_then_hangs_is_silent() -> None:
-    """The engine serves while it is recognized again, and counts as silent from the time at which
-    its probes would have been unanswered.
+    """An engine that restarts and then hangs counts as silent from the time at which its probes
+    would have been unanswered; it serves while it is recognized again.
     """
     asked: list[str] = []
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + GROWN % 9}
@@ -103,8 +105,8 @@ async def test_an_engine_put_to_sleep_is_down_until_it_wakes() -> None:
 
 
 async def test_a_paused_engine_gets_nothing_until_it_is_resumed() -> None:
-    """A paused engine's health probes are answered all the time, and its metrics do not show the
-    pause.
+    """A paused engine gets no request until it is resumed, although its health probes are answered
+    all the time and its metrics do not show the pause.
     """
     pages = {**VLLM, "/health": "ok", "/is_paused": {"is_paused": False}}
     async with followed(pages, []) as member:
@@ -143,7 +145,9 @@ async def test_an_engine_that_is_too_busy_to_say_whether_it_is_paused_is_not() -
 
 
 async def test_an_engine_that_sleeps_at_level_0_is_down_until_it_wakes() -> None:
-    """The engine has released no memory: none of its sleep states is 1."""
+    """An engine that sleeps at level 0 is down until it wakes, although it has released no memory
+    and none of its sleep states is 1.
+    """
     level_0 = (SLEEP % "awake").replace(" 1", " 0") + (SLEEP % "discard_all").replace(" 1", " 0")
     pages = {**VLLM, "/health": "ok"}
     async with followed(pages, []) as member:
@@ -165,7 +169,7 @@ def holding(*blocks: int) -> list[Any]:
 
 @dataclass
 class Engine:
-    """A vLLM with events. Lifetime: test.
+    """A vLLM engine with KV events. Lifetime: test.
 
     Like the real one, it reports only with its next step that its cache was emptied.
     """
@@ -242,7 +246,9 @@ async def test_another_engine_in_the_place_of_one_that_slept_has_what_it_says() 
 
 @pytest.mark.parametrize("cleared", [True, False], ids=["cleared", "kept"])
 async def test_what_was_paused_may_have_been_emptied(cleared: bool) -> None:
-    """POST /pause empties the cache by default, and nobody can see whether it did."""
+    """The cache of an engine that was paused counts as possibly empty: POST /pause empties it by
+    default, and nobody can see whether it did.
+    """
     async with publishing() as one:
         one.pages["/is_paused"] = {"is_paused": True}
         await until(lambda: not one.member.ready, "it to be paused")
@@ -267,7 +273,7 @@ async def test_an_idle_reset_is_seen_by_the_count_of_its_requests() -> None:
 
 
 async def reported(one: Engine, metrics: str) -> None:
-    """Wait until three load reports with this page were made."""
+    """Wait until the router has read this metrics page for three load reports."""
     pages: list[str] = []
 
     async def page() -> str:
@@ -293,14 +299,14 @@ LORA = (
 
 
 def listing(*adapters: str) -> dict[str, Any]:
-    """Return a page of models: the base and its adapters."""
+    """Return a page of models: the base model and these adapters."""
     (base,) = MODELS["data"]
     return {"data": [base, *({"id": name, "parent": base["id"]} for name in adapters)]}
 
 
 async def test_adapters_that_are_loaded_while_an_engine_serves_are_learned(monkeypatch) -> None:
-    """New adapters are learned at once if an unknown one is in use; otherwise, and when one is
-    unloaded, a little later.
+    """Adapters that are loaded while an engine serves are learned at once if an unknown one is in
+    use; otherwise, and when one is unloaded, a little later.
     """
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + LORA % ("", "", 1)}
     asked: list[str] = []

@@ -1,4 +1,6 @@
-"""Tests that an engine is asked for its version once for all that need it, and never earlier."""
+"""Tests that an engine is asked for its version once for all tasks that need it, and
+never earlier.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ KNOWN = EngineVersion("1", None, "/version")
 
 @dataclass
 class Engine:
-    """An engine whose answers the test releases. Lifetime: test."""
+    """An engine whose answers wait until the test releases them. Lifetime: test."""
 
     version: str = "1"
     status: int = 200

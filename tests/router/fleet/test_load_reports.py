@@ -1,6 +1,4 @@
-"""Tests of what load reports reveal besides load: trouble with them, and a restart of the
-engine.
-"""
+"""Tests of what load reports show besides load: faults in them, and a restart of the engine."""
 
 from __future__ import annotations
 
@@ -134,7 +132,9 @@ async def test_a_later_process_is_another_life_whatever_its_counters_say() -> No
 async def test_several_processes_behind_one_address_are_no_lives(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A proxy passes each question to another engine."""
+    """Several engines behind one address do not look like restarts of one engine: a proxy passes
+    each request to another engine.
+    """
     turn = 0
 
     async def by_turns() -> str:

@@ -1,4 +1,4 @@
-"""Tests of members of the fleet: defects in a follower, removal, reload."""
+"""Tests of members of the fleet: an error in the task that follows a worker, removal, reload."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def fleet(max_workers: int = 4) -> AsyncIterator[Fleet]:
 
 
 async def silence(*_: object) -> str:
-    """Answer for a worker whose probes succeed."""
+    """Return the answer of a worker whose probes succeed."""
     return ""
 
 
@@ -109,7 +109,7 @@ async def test_a_defect_in_a_follower_costs_one_round_not_the_worker(
 def recognized_by_turns(
     monkeypatch: pytest.MonkeyPatch, turns: Iterable[Exception | dict[str, Any]]
 ) -> list[WorkerSpec]:
-    """Let each recognition raise, or find, the next of these; return the list of workers that were
+    """Make each recognition raise or find the next of `turns`; return the list of workers that were
     asked for.
     """
     real, left = member_module.recognize, iter(turns)
@@ -139,7 +139,9 @@ async def test_what_recognition_refuses_is_shown_and_tried_again(
 
 
 def lines_of_the_page() -> list[str]:
-    """Return the log lines in docs/reference/admin.md on workers that come and go, as patterns."""
+    """Return as patterns the log lines in docs/reference/admin.md about workers that come
+    and go.
+    """
     section = PAGE.read_text(encoding="utf-8").partition("The router logs these lines")[2]
     lines = re.findall(r"^- `(worker N \(URL\) [^`]+)`", section, re.MULTILINE)
     return [
@@ -399,7 +401,10 @@ async def test_a_reload_with_too_many_workers_says_which_were_left_out() -> None
 async def test_an_engine_that_began_anew_is_forgotten_without_a_moment_out_of_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Several engines share an address, so their counters differ at every look."""
+    """An engine whose counters show a restart is recognized again, and its cache forgotten, without
+    a moment out of service; here several engines share an address, so counters differ at every
+    reading.
+    """
     counters = iter([5, 9, 3])
     recognitions = 0
     real = member_module.recognize

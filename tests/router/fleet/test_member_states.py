@@ -1,5 +1,5 @@
-"""Tests that a member follows its table of states whatever its worker and operator do, and that
-every row is reached.
+"""Tests that a fleet member follows its table of states whatever its worker and operator do, and
+that every row is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIVES_MAX = 200
 
 
 class RandomLife:
-    """One member of a worker that behaves randomly. Lifetime: test.
+    """A random history of one worker and its member of the fleet. Lifetime: test.
 
     Its clock advances when it is read, and nothing waits: `health_s` is 0.
     """
@@ -50,7 +50,9 @@ class RandomLife:
             self.told.append(fact.state)
 
     def fits(self, member: Member, ranks: tuple[int, ...]) -> bool:
-        """Return whether another rank is free, which is requested at once."""
+        """Return whether the member's rank fits; in a tenth of the calls, give the member another
+        random rank and return False.
+        """
         if self.rng.random() < 0.9:
             return True
         rank = self.rng.choice([n for n in range(9) if n != member.spec.rank])
@@ -85,7 +87,9 @@ class RandomLife:
         return self.rng.choice(ends)
 
     async def live(self, member: Member, steps: int) -> None:
-        """Follow the member, while its operator drains it and changes its options."""
+        """Follow the worker for `steps` steps, while its operator drains it and changes its
+        options.
+        """
         task = asyncio.create_task(member.run())
         for _ in range(steps):
             for _turn in range(self.rng.randrange(12)):

@@ -1,4 +1,4 @@
-"""Tests of the detection of pauses of the router itself, and of the probes that they invalidate."""
+"""Tests of the detection of pauses of the router itself, which make its probes invalid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock:
 
 
 async def slept(pauses: Pauses, clock: Clock, wait_s: float, took_s: float) -> None:
-    """Let a sleep of `wait_s` take `took_s` by the clock."""
+    """Let a sleep of `wait_s` seconds take `took_s` seconds by the clock."""
     task = asyncio.create_task(pauses.sleep(wait_s))
     await asyncio.sleep(0)
     clock.now_s += took_s

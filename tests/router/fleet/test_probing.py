@@ -27,7 +27,7 @@ NEVER_S = 3_600.0
 
 @dataclass
 class Fleet:
-    """One recognized worker whose own probes are an hour away. Lifetime: test."""
+    """A fleet of one recognized worker whose regular probes are an hour away. Lifetime: test."""
 
     manager: FleetManager
     told: list[WorkerFact]

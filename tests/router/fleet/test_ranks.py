@@ -1,5 +1,5 @@
-"""Tests of data-parallel ranks: one URL, several workers, each with its own cache, load
-and header.
+"""Tests of data-parallel ranks: one URL with several workers, each with its own cache, load and
+header.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Front:
 
     @property
     def ready(self) -> list[str]:
-        """Return the names of the workers that take requests; each name has its rank."""
+        """Return the names of the workers that take requests; a name includes the rank."""
         taking = [m for m in self.members if m.ready]
         assert all(m.rank == m.spec.rank for m in taking), taking
         return sorted(m.spec.name for m in taking)
@@ -70,7 +70,7 @@ class Front:
         await until(lambda: bool(np.isfinite(at_s[slots]).all()), "their loads")
 
     async def complete(self, **headers: str) -> int:
-        """Return the number of the worker that answered a completion."""
+        """Send a completion and return the number of the worker that answered it."""
         body = {"model": "m", "prompt": list(PROMPT), "max_tokens": 1}
         url = f"{self.client_url}/v1/completions"
         async with self.http.post(url, json=body, headers=headers) as reply:

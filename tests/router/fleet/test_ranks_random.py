@@ -1,4 +1,4 @@
-"""Tests of ranks that change, and of removals: each rank is always one worker."""
+"""Tests of changing numbers of ranks, and of removals: each rank is always one worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ STEPS = st.lists(
 
 
 async def idle(member: Member) -> None:
-    """Do nothing: the test decides what is found at the URL."""
+    """Do nothing in place of following a worker, since the test decides what is found at
+    the URL.
+    """
     await asyncio.Event().wait()
 
 

@@ -1,5 +1,5 @@
-"""Tests of naming, adding and removing workers in any order: the fleet is always what it
-should be.
+"""Tests of workers that are configured, added and removed in any order: the fleet always has the
+right ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = st.lists(
 
 
 async def idle(member: Member) -> None:
-    """Do nothing: no engine is at the URL."""
+    """Do nothing in place of following a worker, since no engine is at the URL."""
     await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""Tests of a worker's revision: its source, the name of its group, and its changes."""
+"""Tests of a worker's revision: where it comes from, the name of its group, and its changes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,9 @@ async def test_a_request_waits_less_for_a_version_than_a_probe_may(
 
 
 async def test_another_label_changes_a_worker_in_place() -> None:
-    """The worker continues to serve, is not asked anything, and keeps its number."""
+    """A worker whose label changes keeps serving under its number, and the router does not ask it
+    anything.
+    """
     asked: list[str] = []
     async with (
         engine(TOLD, asked) as url,

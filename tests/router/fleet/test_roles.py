@@ -1,5 +1,5 @@
-"""Tests of roles that change while workers serve: which may change, when, and what is reported of
-missing roles.
+"""Tests of roles that change while workers serve: which may change, when, and what is reported if a
+role is missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 
 @dataclass
 class Pool:
-    """A fleet whose requests the test counts. Lifetime: test."""
+    """A fleet for which the test counts the requests. Lifetime: test."""
 
     manager: FleetManager
     told: list[WorkerFact]
@@ -90,7 +90,9 @@ async def silence(*_: object) -> str:
 
 @pytest.fixture(autouse=True)
 def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recognize every URL as an engine of the kind in its options; all but SGLang serve alone."""
+    """Recognize every URL as an engine of the kind in its options; all kinds except SGLang can
+    serve alone.
+    """
 
     async def known(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
         await asyncio.sleep(0)
@@ -192,7 +194,9 @@ async def test_a_change_that_leaves_half_a_pool_is_refused_by_name(
 
 
 async def test_an_engine_that_must_be_told_is_told_once_it_is_idle() -> None:
-    """SGLang refuses while it has requests, for instance those of another router."""
+    """An engine that has to be told its role is told once it is idle; SGLang refuses while it has
+    requests, for instance those of another router.
+    """
     asked: list[Any] = []
 
     async def switch(request: web.Request) -> web.Response:
@@ -238,8 +242,8 @@ OPERATIONS = ("turn", "drain", "undrain", "requests", "sweep", "leave")
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_whatever_is_asked_in_whatever_order_nobody_stays_on_the_way(seed: int) -> None:
-    """In the end each worker has a role that was requested, and takes requests unless its operator
-    drained it.
+    """After any requests for roles in any order, each worker has a role that was requested and
+    takes requests, unless its operator drained it.
     """
     draw = random.Random(seed)
     async with pool(P, "http://h:3,role=prefill", D, "http://h:4,role=decode") as one:
@@ -284,8 +288,8 @@ WORKERS = st.builds(
 
 @given(st.lists(WORKERS, min_size=1, max_size=6))
 def test_halves_and_service_agree(workers: list[WorkerFacts]) -> None:
-    """If no worker can serve, a missing role is named; if each role has its counterpart, some
-    worker can serve.
+    """The report of missing roles and the ability to serve agree: if no worker can serve, a missing
+    role is named, and if each role has its counterpart, some worker can serve.
     """
     missing = halves_missing(workers)
     if not serves(workers):
@@ -308,8 +312,8 @@ def test_a_missing_half_is_named() -> None:
 
 
 async def test_a_pool_with_one_half_is_not_ready_and_says_why() -> None:
-    """The pool's engines cannot serve alone. A second model that is served makes the
-    router ready.
+    """A pool with only one of the two roles is not ready and says why, because its engines cannot
+    serve alone; a second model that is served makes the router ready.
     """
     async with admin() as one:
         tell = one.router.dispatcher.tell
@@ -349,8 +353,8 @@ async def test_which_halves_are_missing_is_logged_once(caplog: pytest.LogCapture
 
 
 async def test_an_engine_that_is_started_anew_has_the_role_of_its_command_line() -> None:
-    """A restarted engine has this role whatever role it was told before; engines that are told
-    nothing keep theirs.
+    """A restarted engine has the role of its command line, whatever role it was told before;
+    engines that are not told a role keep theirs.
     """
     async with pool(P.replace(",", ",kind=sglang,"), "http://h:3") as one:
         for member in one.manager.members.values():

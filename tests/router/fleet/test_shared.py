@@ -1,4 +1,4 @@
-"""Tests of one answer for all that ask at about the same time."""
+"""Tests of sharing one answer among all callers that ask at about the same time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from router.fleet.context import SharedAnswer, SharedAnswers
 
 
 class Engine:
-    """Answers with the number of the question, when the test says so, or at once.
-    Lifetime: test.
-    """
+    """Answers with the number of the question, when the test says so or at once. Lifetime: test."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Bodies of replies with status 200 for tests: answers of any length, and bodies that are no
+"""Makes bodies of replies with status 200 for tests: answers of any length, and bodies that are no
 answers.
 """
 
@@ -11,31 +11,31 @@ Case = tuple[str, bytes]  # name, body
 
 
 def named(given: object) -> str:
-    """Return a case's part of its test's name; "" for bodies."""
+    """Return the part of a test's name for a parameter, or "" for bodies."""
     return given if isinstance(given, str) else ""
 
 
 def chunk(delta: Any = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
-    """Return an event of a chat."""
+    """Return one event of a streamed chat."""
     choice = {"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish}
     return {"id": "x", "object": "chat.completion.chunk", "model": "m", "choices": [choice]} | more
 
 
 def text(said: str = "", finish: str | None = None, **more: Any) -> dict[str, Any]:
-    """Return a completion, or an event of one."""
+    """Return a completion, or one event of a streamed completion."""
     choice = {"index": 0, "text": said, "logprobs": None, "finish_reason": finish}
     return {"id": "x", "object": "text_completion", "model": "m", "choices": [choice]} | more
 
 
 def chat(message: Any, finish: str | None = "stop", **more: Any) -> dict[str, Any]:
-    """Return a whole chat."""
+    """Return an unstreamed chat answer."""
     said = {"role": "assistant", "content": None, "refusal": None, "tool_calls": []} | message
     choice = {"index": 0, "message": said, "finish_reason": finish}
     return {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]} | more
 
 
 def events(*said: Any, end: str = "\n\n", done: bool = True) -> bytes:
-    """Return a stream of events."""
+    """Return a stream of server-sent events."""
     lines = [f"data: {json.dumps(one)}{end}" for one in said]
     return "".join([*lines, f"data: [DONE]{end}" if done else ""]).encode()
 

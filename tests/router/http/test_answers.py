@@ -1,4 +1,4 @@
-"""Tests of which replies with status 200 are answers, read in any pieces."""
+"""Tests of which replies with status 200 count as answers, in whatever pieces they arrive."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def read(
     stream: bool = False,
     coded: bool = False,
 ) -> tuple[str, bool]:
-    """Return the native result: why a body is no answer, and whether it is a refusal."""
+    """Read the pieces with the native reader; return why the body is no answer, and whether it is a
+    refusal.
+    """
     judge = AnswerJudge(AnswerDue(form, tokens), stream, coded, LIMIT)
     for number, piece in enumerate(pieces):
         if judge.feed(piece, number == len(pieces) - 1):

@@ -1,4 +1,4 @@
-"""Tests of error bodies and blame."""
+"""Tests of the bodies of error replies, and of which worker is blamed for an error."""
 
 from __future__ import annotations
 

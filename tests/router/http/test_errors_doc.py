@@ -24,7 +24,7 @@ MAKERS = {
 
 
 def codes_in(tree: ast.Module) -> Iterator[str]:
-    """Yield the codes of errors that a module makes."""
+    """Yield the error codes that occur in a module's source."""
     constants = {
         target.id: node.value.value
         for node in tree.body
@@ -53,7 +53,7 @@ def codes_in(tree: ast.Module) -> Iterator[str]:
 
 
 def listed() -> set[str]:
-    """Return the codes on the page: those of the table, and those that only logs have."""
+    """Return the error codes on the page: those of the table, and those that occur only in logs."""
     rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
     told = {code for row in rows for code in re.findall(r"`(\w+)`", row.split("|")[1])}
     return told | {"client_closed", "slow_client"}

@@ -23,7 +23,9 @@ LIMITS = RelayLimits()
 
 
 def fed(body: ChunkedBody | LengthBody | CloseBody, pieces: list[bytes]) -> tuple[bytes, int]:
-    """Return payload and bytes taken over all pieces."""
+    """Give all pieces to the body reader; return its payload and the number of bytes that
+    it took.
+    """
     payload = b""
     taken = 0
     for piece in pieces:

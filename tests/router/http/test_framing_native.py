@@ -1,4 +1,4 @@
-"""Tests of the relay thread's reader of replies, compared with the Python relay byte by byte."""
+"""Tests of the relay thread's reader of replies: it equals the Python relay byte by byte."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=8)
 
 @st.composite
 def replies(draw: st.DrawFn) -> bytes:
-    """Draw replies that are right, nearly right, or wrong."""
+    """Draw replies that are valid, nearly valid, or wrong."""
     head = b"".join(line + b"\r\n" for line in [draw(STATUS), *draw(st.lists(FIELD, max_size=4))])
     hints = draw(st.sampled_from([b"", b"", b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n"]))
     if draw(st.booleans()):
@@ -112,7 +112,7 @@ def replies(draw: st.DrawFn) -> bytes:
 
 @dataclass
 class Story:
-    """What a client received, and what was reported about it."""
+    """The bytes that a client received, and the outcome that was reported."""
 
     client: bytes
     fault: str
@@ -145,7 +145,7 @@ class Client:
 async def by_python(
     pieces: list[bytes], method: str, keep_alive: bool, due: kvkernels.AnswerDue | None = None
 ) -> Story:
-    """Return the result of the Python relay."""
+    """Return what the Python relay sends and reports for these pieces."""
     client = Client()
     request = SimpleNamespace(
         http_1_0=False,
@@ -176,7 +176,7 @@ async def by_python(
 def by_thread(
     pieces: list[bytes], method: str, keep_alive: bool, due: kvkernels.AnswerDue | None = None
 ) -> Story:
-    """Return the result of the relay's thread."""
+    """Return what the native relay thread sends and reports for these pieces."""
     reply = kvkernels.RelayReply(
         pool_of(LIMITS), method == "HEAD", b"X-Ours: 1\r\n", keep_alive, due
     )
@@ -250,7 +250,7 @@ def test_both_tell_the_same_story(
     ],
 )
 async def test_the_stories_are_real(reply: bytes) -> None:
-    """The compared results are not empty on both sides."""
+    """The compared results of both relays are not empty, so the comparison means something."""
     story = await by_python([reply], "POST", True)
     assert story == by_thread([reply], "POST", True)
     assert story.client or story.held

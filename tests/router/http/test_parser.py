@@ -1,5 +1,5 @@
-"""Tests of cutting bytes into requests: the same result for any pieces, and the same as another
-parser's.
+"""Tests of cutting bytes into requests: the result is the same for any pieces, and the same as that
+of another parser.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cut(draw) -> tuple[bytes, list[bytes]]:
 
 
 def parsed(whole: bytes) -> list[tuple[str, str, tuple, bytes]]:
-    """Return aiohttp's reading of the accepted requests; raises what aiohttp raises."""
+    """Return the accepted requests as aiohttp reads them; raises what aiohttp raises."""
     loop = asyncio.new_event_loop()
     try:
         parser = HttpRequestParser(
@@ -70,7 +70,7 @@ def texts(whole: list[Whole]) -> bytes:
 
 
 class _Paused:
-    """The part of a protocol that the parser needs."""
+    """The attributes of a protocol that the parser uses."""
 
     _reading_paused = False
 

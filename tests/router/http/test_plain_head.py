@@ -1,4 +1,4 @@
-"""Tests of heads that are parsed natively: exactly those that the server's parser accepts
+"""Tests of request heads that are parsed natively: exactly those that the server's parser accepts
 unchanged, with the same result.
 """
 
@@ -40,7 +40,7 @@ SNIPPETS = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b"\0", b"\x80", b"\x7f", b
 
 @st.composite
 def heads(draw: st.DrawFn) -> bytes:
-    """Draw a head, in a third of all cases with some bytes changed."""
+    """Draw a request head; in a third of all cases, some bytes are changed."""
     fields = draw(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=5))
     lines = [draw(st.sampled_from(LINES[: draw(st.sampled_from([3, 3, len(LINES)]))])), b"Host: x"]
     lines += [name + draw(st.sampled_from([b": ", b":"])) + value for name, value in fields]
@@ -52,7 +52,7 @@ def heads(draw: st.DrawFn) -> bytes:
 
 
 def check(text: bytes) -> bool:
-    """Check that both parsers agree on a head; return whether it is plain."""
+    """Check that both parsers agree on a head; return whether the native one accepts it."""
     found = plain_head(text)
     try:
         with patch.object(parser, "_closely", wraps=parser._closely) as closely:

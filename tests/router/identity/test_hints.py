@@ -1,4 +1,4 @@
-"""Tests of hints of priority and length, in the forms of other routers."""
+"""Tests of hints for priority and length, in the forms of other routers."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def head(headers: Mapping[str, str]) -> bytes:
 def said(
     headers: Mapping[str, str] | None = None, reader: IdentityReader = READER, **fields: Any
 ) -> Said:
-    """Return what is read of a request; both parsers of heads must agree."""
+    """Return what the reader finds about a request's sender; both parsers of heads must agree."""
     text = head(headers or {})
     session_id = fields.pop("session_id", None)
     body = {
@@ -186,7 +186,7 @@ def test_ids_out_of_bounds_are_not_read(bad: str) -> None:
 
 
 class Names:
-    """Headers as a dictionary, which can hold values that no head can."""
+    """Headers as a dictionary, which can hold values that no real request head can."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values

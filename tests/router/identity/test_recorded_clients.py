@@ -34,7 +34,7 @@ _TEXT = re.compile(r'"((?:[a-z]+ text|result|argument) [0-9]+)"')
 
 @dataclass(frozen=True)
 class Recorded:
-    """One recorded request, the truth about its sender, and what the router reads."""
+    """One recorded request, who really sent it, and what the router reads."""
 
     entry: dict[str, Any]
     said: Said
@@ -42,7 +42,7 @@ class Recorded:
 
     @property
     def agent(self) -> tuple[int, str]:
-        """Return the agent that sent the request."""
+        """Return the agent that sent the request, as (session, agent)."""
         return self.entry["session"], self.entry["agent"]
 
     @property
@@ -83,8 +83,8 @@ def recordings() -> Iterator[Any]:
 
 
 def attribution(entry: dict[str, Any]) -> str:
-    """Return Claude Code's line about itself at the beginning of a prompt, which older versions
-    change.
+    """Return the attribution line of Claude Code at the beginning of a prompt, which older versions
+    change with each request.
     """
     system = entry["body"].get("system")
     return str(system[0]["text"]) if isinstance(system, list) else ""
@@ -93,7 +93,9 @@ def attribution(entry: dict[str, Any]) -> str:
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
 @pytest.mark.parametrize("entries", [*recordings()])
 async def test_each_agent_is_a_session(entries: list[dict[str, Any]], at_once: bool) -> None:
-    """With `at_once`, each request is under way until the next one of its agent comes."""
+    """Each agent's requests form one session; with `at_once`, each request is under way until the
+    next one of its agent comes.
+    """
     sessions = Sessions(columns(), SLOTS, 256, 65_536)
     under_way: dict[tuple[int, str], TrackedRequest] = {}
     rows: dict[tuple[int, str], set[int]] = {}
@@ -120,8 +122,8 @@ async def test_each_agent_is_a_session(entries: list[dict[str, Any]], at_once: b
 
 @pytest.mark.parametrize("entries", [*recordings()])
 async def test_agents_of_one_person_are_a_group_with_parents(entries: list[dict[str, Any]]) -> None:
-    """The client pi starts each sub-agent as a program of its own, which says nothing of the
-    others.
+    """The agents of one user form a group with known parents. The client pi starts each sub-agent
+    as a program of its own, which says nothing of the others.
     """
     read_ = [await read(entry, number) for number, entry in enumerate(entries)]
     if entries[0]["client"] == "pi":

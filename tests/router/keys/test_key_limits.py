@@ -140,7 +140,9 @@ def test_new_terms_take_nothing_back() -> None:
 
 @given(st.floats(0.0, 1e6, allow_nan=False))
 def test_durations_are_read_back_and_never_too_short(seconds: float) -> None:
-    """OpenAI writes durations in the form of Go's time.Duration.String."""
+    """Durations in headers are read back and never too short; OpenAI writes them in the form of
+    Go's time.Duration.String.
+    """
     shown = duration(seconds)
     found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:([\d.]+)s)?|(\d+)ms", shown)
     assert found is not None, shown

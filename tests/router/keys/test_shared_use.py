@@ -1,5 +1,5 @@
-"""Tests of the use of API keys at several replicas: one limit for all, whatever messages are lost
-or repeated.
+"""Tests of the use of API keys at several replicas: one limit holds for all, whatever messages are
+lost or repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TERMS = KeyTerms(requests_per_s=1.0, requests_burst=10.0, tokens_per_s=1.0, toke
 
 
 class Side:
-    """The allowance of one key at one replica. Lifetime: test."""
+    """The share of one key's limit at one replica. Lifetime: test."""
 
     def __init__(self, terms: KeyTerms = TERMS) -> None:
         self.allowance = Allowance(terms, 0.0)

@@ -1,4 +1,4 @@
-"""Tests of how the fields of a KServe v2 request that route it are found by the model's
+"""Tests of how the router finds the routing fields of a KServe v2 request by the model's
 configuration, whatever a client sends.
 """
 
@@ -60,8 +60,8 @@ OTHERS = {"preprocessing": PREPROCESSING, "tensorrt_llm": ENGINE}
 
 
 def ensemble(*inputs: str) -> ModelConfig:
-    """Return the configuration of a TensorRT-LLM ensemble, whose own inputs may be named
-    differently than in NVIDIA's.
+    """Return the configuration of a TensorRT-LLM ensemble; its own inputs may have other names than
+    NVIDIA's.
     """
     steps = {"step": [BEFORE, STEP]}
     return model("", *inputs, platform="ensemble", ensemble_scheduling=steps)
@@ -95,8 +95,9 @@ def test_an_output_limit_is_no_prompt_where_its_trace_is_lost() -> None:
 
 
 def test_what_may_run_on_is_told_by_configurations_and_not_by_names() -> None:
-    """A cancel reaches neither the step of an ensemble nor the request that a Python model makes to
-    an engine, so both may run on.
+    """Whether a cancelled request may keep running follows from configurations, not from names: a
+    cancel reaches neither the step of an ensemble nor the request that a Python model makes to an
+    engine.
     """
     asks = model("python", "text_input:STRING", name="tensorrt_llm_bls")
     assert not roles_of(asks).runs_on, "it has nobody to ask"
@@ -149,7 +150,7 @@ def test_an_operator_has_the_last_word() -> None:
 
 
 def packed(*texts: str | bytes) -> bytes:
-    """Return texts in Triton's binary form: each with its length in 4 bytes before it."""
+    """Return texts in Triton's binary form, each after its length in 4 bytes."""
     data = [one.encode() if isinstance(one, str) else one for one in texts]
     return b"".join(len(one).to_bytes(4, "little") + one for one in data)
 
@@ -327,8 +328,8 @@ def test_any_json_as_config_is_read_or_refused(value: Any) -> None:
     ],
 )  # fmt: skip
 def test_tritons_priorities_become_ours(levels: Any, default: Any, asked: Any, found: int) -> None:
-    """Triton's highest priority is 1, ours is the lowest number; a request without one has the
-    priority of the default level.
+    """Triton's priorities are converted to ours: its highest is 1, ours is the lowest number; a
+    request without one has the priority of the default level.
     """
     batching = {"priority_levels": levels, "default_priority_level": default}
     roles = roles_of(model("python", "x:STRING", dynamic_batching=batching))

@@ -59,7 +59,7 @@ _FIELDS = ("name", "number", "type", "is_repeated")
 
 
 def parts(field: FieldDescriptor) -> tuple[Any, ...]:
-    """Return the attributes of a field that decide how it is written."""
+    """Return the attributes of a message field that decide how it is written."""
     kind = field.message_type.full_name if field.message_type else None
     choice = field.containing_oneof.name if field.containing_oneof else None
     return (*(getattr(field, name) for name in _FIELDS), kind, choice)
@@ -88,7 +88,7 @@ TYPED = {
 
 
 def rows(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[list[list[Any]]]:
-    """Return a strategy for non-empty lists of rows of one width, at most `most`."""
+    """Return a strategy for lists of one to `most` rows of the same width."""
     return st.integers(1, most).flatmap(
         lambda width: st.lists(st.lists(values, min_size=width, max_size=width), min_size=1)
     )
@@ -118,7 +118,7 @@ PARAMETERS = st.dictionaries(
 
 
 def raw_of(kind: str, values: list[list[Any]]) -> bytes:
-    """Return the raw bytes of a tensor."""
+    """Return the raw bytes of a tensor with these values."""
     if kind != "BYTES":
         return np.array(values, NUMPY[kind]).tobytes()
     texts = [text.encode() for row in values for text in row]
@@ -126,7 +126,7 @@ def raw_of(kind: str, values: list[list[Any]]) -> bytes:
 
 
 def over_http(given: list[Tensor], parameters: dict[str, Any], binary: bool) -> Content:
-    """Return what the HTTP side reads of the same request."""
+    """Return what the router's HTTP reader makes of the same request."""
     inputs: list[dict[str, Any]] = []
     tail = b""
     for name, kind, values in given:
@@ -141,7 +141,7 @@ def over_http(given: list[Tensor], parameters: dict[str, Any], binary: bool) -> 
 
 def request_of(given: list[Tensor], parameters: dict[str, Any], raw: bool) -> Any:
     """Return the same request as a gRPC message, with raw contents as Triton's client writes it
-    (`raw`) or with typed contents as others do.
+    (`raw`) or with typed contents as other clients do.
     """
     request = oracle.ModelInferRequest(model_name="m", model_version="3", id="7")
     kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
@@ -166,7 +166,9 @@ def plain(content: Content) -> Content:
 
 @given(tensors(), PARAMETERS, st.booleans())
 def test_a_request_is_read_alike_in_each_of_its_four_forms(given, parameters, long: bool) -> None:
-    """The forms are JSON and bytes over HTTP, and typed and raw contents over gRPC."""
+    """A request is read alike in each of its four forms: JSON and bytes over HTTP, and typed and
+    raw contents over gRPC.
+    """
     found = [over_http(given, parameters, binary) for binary in (False, True)]
     for raw in (False, True):
         request = request_of(given, parameters, raw)
@@ -196,7 +198,9 @@ def test_images_tell_requests_apart() -> None:
 
 @given(st.permutations(range(4)), st.booleans())
 def test_fields_may_come_in_any_order(order: list[int], long: bool) -> None:
-    """The libraries of other languages may write fields in another order."""
+    """Fields of a message may come in any order, since libraries of other languages may write them
+    so.
+    """
     texts = [("text_input", "BYTES", [["a"]]), ("max_tokens", "INT32", [[5]])]
     request = request_of(texts, {"sequence_id": 3}, True)
     if long:
@@ -295,7 +299,9 @@ def test_what_no_worker_can_read_is_refused() -> None:
 
 
 def test_statuses_of_both_protocols() -> None:
-    """HTTP statuses map to gRPC's codes; the expected numbers come from the grpc package itself."""
+    """HTTP statuses map to gRPC's codes, whose expected numbers come from the grpc
+    package itself.
+    """
     grpc = pytest.importorskip("grpc")
     codes = {code.value[0]: code.name for code in grpc.StatusCode}
     for status, name in (
@@ -384,7 +390,7 @@ def statistics(draw: st.DrawFn) -> Any:
 
 def numbers(value: Any) -> Any:
     """Return the JSON value with 64-bit numbers as numbers, as Triton writes them; protobuf's JSON
-    has them as strings.
+    writes them as strings.
     """
     if isinstance(value, dict):
         return {name: numbers(one) if name not in TEXTS else one for name, one in value.items()}
@@ -583,8 +589,8 @@ def mutated(draw: random.Random, message: bytes) -> bytes:
 
 
 def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
-    """For any bytes the reader returns a request or raises an error that blames the client or the
-    worker.
+    """Mutated messages break nothing: for any bytes the reader returns a request or raises an error
+    that blames the client or the worker.
     """
     draw = random.Random(22)
     requests = sound_messages()
@@ -684,8 +690,8 @@ print(peak() - before)
 
 
 def test_a_message_takes_little_more_memory_than_its_own() -> None:
-    """The program may take 256 MiB; its messages are 4 and 16 MiB long, and some of them exist at
-    once.
+    """Reading a message takes little more memory than the message: the program may take 256 MiB,
+    and some messages of 4 and 16 MiB exist at once.
     """
     done = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

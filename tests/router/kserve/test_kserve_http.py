@@ -1,5 +1,5 @@
-"""Tests of KServe v2 bodies over HTTP, valid and mutated, and of the meaning of Triton's own
-refusals.
+"""Tests of KServe v2 bodies over HTTP, valid and mutated, and of how the router interprets Triton's
+own refusals.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def test_what_cannot_be_read_is_left_to_the_worker() -> None:
 
 
 def test_mutated_messages_are_read_or_left_and_break_nothing() -> None:
-    """Bytes are changed, cut, doubled and moved: the reader returns a request or raises a client's
-    error.
+    """Mutated messages break nothing: for changed, cut, doubled and moved bytes, the reader returns
+    a request or raises a client's error.
     """
     draw = random.Random(20)
     sound = [(INFER, *body_of(binary=binary)) for binary in (True, False)]

@@ -29,13 +29,13 @@ LIE = '"kv_cache_reused_blocks":9,{"name":"num_input_tokens","data":[1]}'
 
 
 def flat(told: Mapping[str, Any] = TOLD, text: str = LIE) -> bytes:
-    """Return an answer of `generate` with these counts."""
+    """Return an answer of `generate` that reports these counts."""
     fields = {"model_name": "m", **told, "text_output": text, "sequence_id": 0}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def listed(told: Mapping[str, Any] = TOLD, text: str = LIE) -> bytes:
-    """Return an answer of `infer` with these counts, all as JSON."""
+    """Return an answer of `infer` that reports these counts, all as JSON."""
     outputs: list[dict[str, Any]] = [
         {"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [text]}
     ]
@@ -45,7 +45,9 @@ def listed(told: Mapping[str, Any] = TOLD, text: str = LIE) -> bytes:
 
 
 def in_bytes(told: Mapping[str, int] = TOLD, text: str = LIE) -> bytes:
-    """Return an answer of `infer` with these counts, whose data follows the JSON in binary."""
+    """Return an answer of `infer` that reports these counts, whose data follows the JSON
+    in binary.
+    """
     raw = len(text).to_bytes(4, "little") + text.encode()
     data = {"text_output": raw} | {n: np.array([v], "<i4").tobytes() for n, v in told.items()}
     outputs = [
@@ -77,8 +79,8 @@ def test_the_end_of_a_long_answer_is_enough() -> None:
 
 
 def test_the_beginning_of_a_long_answer_is_enough() -> None:
-    """The counts come first, because `generate` of Triton 2.51 writes its outputs in the order of
-    their names.
+    """The counts are found in the beginning of a long answer, because `generate` of Triton 2.51
+    writes its outputs in the order of their names.
     """
     meter = Meter(False, 64, ends=True)
     for at in range(0, len(body := flat(text=LIE * 99)), 100):

@@ -1,4 +1,4 @@
-"""Scripts of workers whose streams break off, and readers of what the clients got."""
+"""Scripts of workers whose streams break off, and readers of what clients received."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def framed(*events: bytes) -> bytes:
 
 
 async def dies(call: WorkerCall) -> None:
-    """Send two events and close the connection."""
+    """Send two events and close the connection, as a worker that dies."""
     await call.say(STREAM + framed(*events_for(call)[:2]))
     call.hang_up()
 
 
 async def serves(call: WorkerCall) -> None:
-    """Send the whole stream."""
+    """Send the whole stream, as a healthy worker."""
     await call.say(STREAM + chunked(*events_for(call)))
 
 
@@ -49,7 +49,7 @@ WHOLE = b"".join(Engine("warmroute", "x").stream(BODY, PROMPT, TOTAL))
 
 
 def body_of(reply: bytes) -> bytes:
-    """Return the body of a chunked reply; fails unless it is whole."""
+    """Return the body of a chunked reply; fails unless the reply is complete."""
     _, _, framed_body = reply.partition(b"\r\n\r\n")
     body = b""
     while framed_body:

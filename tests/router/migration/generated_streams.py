@@ -36,7 +36,7 @@ def stream(mode: Mode, name: str, prompt: list[int], total: int, ends: str = "")
 
 def said(out: bytes, mode: Mode) -> tuple[str, list[int], list[dict[str, Any]]]:
     """Return text, ids and the `meta_info` objects of a client's stream; fails if a field that
-    repeats the whole answer does not begin with what came before.
+    repeats the whole answer does not begin with its earlier value.
     """
     text, ids, metas = "", list[int](), []
     events = out.split(b"\n\n")

@@ -20,13 +20,13 @@ _PIECES = (
 
 
 def piece(token: int) -> bytes:
-    """Return the bytes that a token decodes to."""
+    """Return the bytes to which a token decodes."""
     return _PIECES[token % len(_PIECES)]
 
 
 def texts(tokens: list[int], last: bool) -> list[str]:
     """Return the text that becomes certain with each token; half a character waits for its other
-    half. With `last` the answer ends with the last token, so nothing waits there.
+    half. With `last`, the answer ends with the last token, so no text waits there.
     """
     said, held = [], b""
     for n, token in enumerate(tokens):

@@ -1,4 +1,6 @@
-"""A chain of scripted workers along which a stream is moved, and its counters."""
+"""A chain of scripted workers, from one to the next of which a stream is moved, and its
+counters.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Desk:
 
 
 class Chain:
-    """Tries its workers in turn for each stream. Lifetime: test."""
+    """Sends each stream to its workers in turn, until one completes it. Lifetime: test."""
 
     def __init__(self, upstreams: list[Upstream], terms: Migration, buffer_bytes: int) -> None:
         self.metrics = MigrationMetrics()

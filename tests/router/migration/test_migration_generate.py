@@ -1,4 +1,4 @@
-"""Tests that a stream of SGLang's own API over several workers has the content of a single worker's
+"""Tests that a stream of SGLang's own API over several workers has the same content as one worker's
 stream.
 """
 

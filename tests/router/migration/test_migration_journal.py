@@ -1,6 +1,4 @@
-"""Tests that a stream over several workers is, byte for byte, the one that a single worker would
-send.
-"""
+"""Tests that a stream over several workers equals, byte for byte, the stream of a single worker."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def planned(body: dict[str, Any]) -> Plan:
 
 
 class Relay:
-    """Carries one stream over engines that die. Lifetime: example."""
+    """Carries one stream over several engines, all but the last of which die. Lifetime: example."""
 
     def __init__(self, body: dict[str, Any], kind: str) -> None:
         self.body = body
@@ -53,7 +51,7 @@ class Relay:
         self.engines = 0
 
     def reply(self) -> bytes:
-        """Return the whole reply of the next engine to the rest of the request."""
+        """Return the whole reply of the next engine to the request for the rest of the answer."""
         journal, total = self.journal, self.body["max_tokens"]
         engine = Engine(self.kind, "x" * self.engines + "y")
         self.engines += 1
@@ -79,8 +77,8 @@ class Relay:
             self.out += self.journal.feed(data[start:stop])
 
     def run(self, deaths: list[int], cuts: list[int]) -> bytes:
-        """Return the client's bytes; each death is the place in its engine's reply where that
-        engine dies.
+        """Return the client's bytes; each of `deaths` is the place in an engine's reply at which
+        that engine dies.
         """
         for death in deaths:
             reply = self.reply()

@@ -1,5 +1,5 @@
-"""Tests of the native journal against the Python one: both give the same bytes and state, however a
-stream is split.
+"""Tests of the native journal of streams against the Python one: both give the same bytes and
+state, however a stream is split.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Both:
 
     def check(self) -> None:
         """Check that both journals agree. An event that only Python can read may wait in the Python
-        journal, or be its worker's failure there.
+        journal, or count there as its worker's failure.
         """
         python, native = self.python, self.native
         if native.unfit == "unreadable" and python.unfit != "unreadable":
@@ -181,8 +181,8 @@ def test_engines_streams_are_understood(kind: str, chat: bool, total: int, cuts:
 
 
 def test_what_is_strange_goes_through_and_may_not_move() -> None:
-    """The native journal passes on JSON that Python can read but no engine writes, without its
-    token ids, and no longer allows a move.
+    """An event that Python can read but no engine writes passes through the native journal without
+    its token ids, and the stream may then no longer move to another worker.
     """
     both = Both(b"")
     event = b'data: {"choices":[{"t\\u0065xt":"a","token_ids":[1],"prompt_token_ids":[2]}]}\n\n'

@@ -1,4 +1,4 @@
-"""Tests of which requests may continue on another worker, and of the request that is then sent
+"""Tests of which streams may continue on another worker, and of the request that is then sent
 there.
 """
 

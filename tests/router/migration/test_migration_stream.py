@@ -1,5 +1,5 @@
-"""Tests of migrated streams over real sockets: what workers may do to a stream, and what the client
-then reads.
+"""Tests of migrated streams over real sockets: how workers may fail, and what the client then
+reads.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of streams whose first worker is served by the relay's thread, and which Python continues
-after that worker is lost.
+"""Tests of streams whose first worker is served by the native relay thread, and which Python
+continues after that worker is lost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_thread(it: Chain, number: int) -> int:
-    """Return the number of connections to a worker that the relay's thread has."""
+    """Return how many connections to a worker the native relay thread has."""
     upstream = it.upstreams[number]
     assert isinstance(upstream, NativeUpstream)
     return upstream.thread_connections
@@ -64,8 +64,8 @@ async def test_a_client_that_asks_for_ids_itself_goes_the_python_way() -> None:
 
 
 async def test_a_death_at_every_byte() -> None:
-    """Wherever the worker dies, within the reply's head, a chunk line or an event, the client gets
-    the undisturbed stream.
+    """If a worker dies at any byte, within the reply's head, a chunk line or an event, the client
+    gets the same stream as from a healthy worker.
     """
     where = 0
 
@@ -109,8 +109,8 @@ async def test_however_the_worker_frames_it_the_client_gets_chunks(framing: byte
 
 
 async def test_what_a_slow_client_had_not_taken_comes_before_the_rest() -> None:
-    """The relay's thread ends with bytes that it could not write yet; the bytes of the next worker
-    follow them.
+    """Bytes that a slow client had not yet taken come before those of the next worker; the relay
+    thread ends with bytes that it could not write yet.
     """
     text = "x" * 250_000
     total = 40
@@ -178,7 +178,9 @@ async def test_a_stream_that_may_not_move_stays_with_a_worker_that_hangs() -> No
 
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_nothing_is_kept_of_a_stream_that_is_given_up(leaves: bool) -> None:
-    """The stream is given up by its client (`leaves`) or by a deadline in the router."""
+    """No memory is kept for a stream that is given up by its client (`leaves`) or by a deadline in
+    the router.
+    """
 
     async def hangs(call: WorkerCall) -> None:
         await call.say(STREAM + framed(*events_for(call)[:2]))

@@ -1,6 +1,4 @@
-"""Tests of answers that contain the model name for which the client asked: nothing but the name
-differs.
-"""
+"""Tests of answers that contain the model name that the client asked for: only the name differs."""
 
 from __future__ import annotations
 
@@ -139,7 +137,7 @@ def test_an_event_without_an_end_goes_on_as_it_came() -> None:
 
 
 def head(*headers: tuple[bytes, bytes], status: int = 200, stream: bool = False) -> ReplyHead:
-    """Return a worker's head as it is read from the wire."""
+    """Return the head of a worker's reply as it is read from the wire."""
     lines = [b"HTTP/1.1 %d OK" % status, b"Transfer-Encoding: chunked"]
     lines += [b"%b: %b" % header for header in headers]
     lines += [b"Content-Type: text/event-stream"] if stream else []

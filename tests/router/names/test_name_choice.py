@@ -1,5 +1,5 @@
-"""Tests of the choice of a name's target: shares, sessions that keep their target, and targets
-without workers.
+"""Tests of the choice of a model name's target: shares, sessions that keep their target, and
+targets without workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Worker:
 
 @dataclass
 class Workers:
-    """The attributes of the table of workers that names read."""
+    """The attributes of the table of workers that the rules of names read."""
 
     rows: list[Worker] = field(default_factory=list)
     version: int = 0

@@ -1,4 +1,6 @@
-"""Tests of the metrics of names: results, first tokens, and a bound on the number of targets."""
+"""Tests of the metrics of model names: results, first tokens, and a bound on the number
+of targets.
+"""
 
 from __future__ import annotations
 

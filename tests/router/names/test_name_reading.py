@@ -1,4 +1,4 @@
-"""Tests of where rules of names apply while a request is read, and where the body stays
+"""Tests of where the rules of model names apply while a request is read, and where the body stays
 unchanged.
 """
 

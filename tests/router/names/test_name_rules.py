@@ -1,4 +1,4 @@
-"""Tests of the rules of names: their syntax, which rule applies, and which are refused."""
+"""Tests of the rules of model names: their syntax, which rule applies, and which are refused."""
 
 from __future__ import annotations
 

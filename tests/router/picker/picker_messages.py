@@ -8,7 +8,7 @@ from router.picker.messages import Answer, Request
 
 
 def message(arm: str, **fields: Any) -> bytes:
-    """Return a message of a data plane, whose field `arm` is filled."""
+    """Return a message of a proxy to the picker, whose field `arm` is filled."""
     made = Request()
     part = getattr(made, arm)
     part.SetInParent()
@@ -45,7 +45,7 @@ def message(arm: str, **fields: Any) -> bytes:
 
 
 def read(answers: list[bytes]) -> list[Any]:
-    """Return the parsed answers; fails if one has no response."""
+    """Return the picker's answers as parsed messages; fails if one has no response."""
     found = [Answer.FromString(answer) for answer in answers]
     assert all(one.WhichOneof("response") for one in found)
     return found

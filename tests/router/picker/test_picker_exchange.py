@@ -1,5 +1,5 @@
-"""Tests of one exchange with a data plane: each message gets its answer, whatever comes in whatever
-order.
+"""Tests of one exchange between a proxy and the picker: each message gets its answer, in whatever
+order messages come.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 class Envoy:
-    """Sends the messages of a plan and checks each answer as Envoy's filter does."""
+    """Sends the messages of one request and checks each answer as Envoy's filter does."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

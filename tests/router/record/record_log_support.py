@@ -59,7 +59,7 @@ def tried(of: Arrival, outcome: Outcome | None = None, worker_id: int = 1) -> At
 
 
 def put(log: RequestLog, *outcomes: Outcome | None, of: Arrival | None = None, **end: Any) -> None:
-    """Log a finished request that made one attempt for each of these outcomes."""
+    """Log a finished request with one attempt for each of these outcomes."""
     of = of or arrival()
     attempts = [tried(of, outcome, number % 2) for number, outcome in enumerate(outcomes, 1)]
     log.put(RequestRecord(9.0, 10.0, of, attempts, **end))

@@ -65,7 +65,7 @@ class Desk:
         self.tell(KvEvents(self.now_s, worker_id, seq, events, source))
 
     def played(self) -> Player:
-        """Play the recording, check that it shows no difference, and return its player."""
+        """Play the recording, check that it gives the recorded actions, and return its player."""
         self.recorder.close()
         player = Player(self.path)
         assert list(player.differences()) == []
@@ -193,7 +193,7 @@ class Story:
         self.desk.tell(Tick(self.desk.now_s))
 
     def ask_for_everything(self) -> None:
-        """Send one request for each possible prompt; the candidates show which blocks the workers
+        """Send one request for each possible prompt, whose decisions show which blocks the workers
         hold.
         """
         self.limits([])

@@ -1,5 +1,5 @@
-"""Tests of facts about peers' requests in a recording: read back, they have the same effect on a
-core.
+"""Tests of facts about peer routers' requests in a recording: read back, they have the same effect
+on a core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ HISTORY = [1, 2, 3, 4]
 
 
 def facts_of(world: World) -> list[Fact]:
-    """Return facts of two requests of a peer: one is answered, one is under way."""
+    """Return the facts about two requests of a peer router, of which one is answered and one under
+    way.
+    """
     first = world.arrival(HISTORY, request_id=-1, session="s", tenant="t")
     other = world.arrival(HISTORY[:2], request_id=-2, chains={})
     return [

@@ -1,5 +1,5 @@
-"""Tests of the queue in front of a disk: it is bounded, keeps the order, and never blocks its
-callers.
+"""Tests of the queue of lines to be written to disk: it is bounded, keeps the order, and never
+blocks its callers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from router.record.log_files import Background
 
 
 class Blocked:
-    """A sink whose disk hangs until the test lets it go on. Lifetime: test."""
+    """A sink whose disk hangs until the test releases it. Lifetime: test."""
 
     def __init__(self) -> None:
         self.go = threading.Event()

@@ -59,7 +59,9 @@ def test_a_restart_goes_on_behind_another_header(tmp_path: Path) -> None:
 
 
 def test_another_policy_gets_a_header_between_the_lines_of_both(tmp_path: Path) -> None:
-    """The header has its place even if all lines wait in the queue until after the change."""
+    """A policy change writes a header between the lines before and after it, even if all lines wait
+    in the queue until after the change.
+    """
     log = opened(tmp_path / "log")
     served(log)
     served(log)
@@ -164,8 +166,8 @@ assert (log.written, log.lost) == (2, 2)
 
 
 def test_when_there_is_room_again_it_goes_on_without_a_torn_line(tmp_path: Path) -> None:
-    """A hundred bytes of a line fit below the limit of the file's size; the log must remove them
-    again.
+    """When a full disk has room again, the log continues without an incomplete line: a hundred
+    bytes of a line had still fitted, and the log must remove them.
     """
     done = subprocess.run(
         [sys.executable, "-c", FULL_THEN_FREE, str(tmp_path / "log")],

@@ -1,5 +1,5 @@
-"""Tests of the salt of a recording: equal hashes stay equal, and without the salt nobody can check
-a guess of a prompt.
+"""Tests of the salt of a recording: equal hashes stay equal, and without the salt nobody can test a
+guess of a prompt.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def siphash_of_eight(data: bytes, key: bytes) -> int:
 
 
 def test_the_published_vector() -> None:
-    """The expected value is `vectors_sip64[8]` of the reference implementation: key 00..0f, input
-    00..07.
+    """The hash of a published test vector is right: `vectors_sip64[8]` of the reference
+    implementation, key 00..0f, input 00..07.
     """
     key = np.frombuffer(bytes(range(16)), "<u8")
     words = np.frombuffer(bytes(range(8)), "<u8")

@@ -60,7 +60,7 @@ class Engine:
 
     def begin_anew(self) -> None:
         """Restart the engine with an empty cache and lower event numbers. The new numbers never
-        meet those of an earlier life, because numbers then could not show which events of both
+        reach those of an earlier life, because numbers then could not show which events of both
         lives were missed.
         """
         self.lives += 1
@@ -75,7 +75,7 @@ class Engine:
 
 @dataclass
 class Sharer:
-    """One replica and its claim to read the engine's events. Lifetime: test."""
+    """One replica, which may hold the claim to read the engine's events. Lifetime: test."""
 
     replica: Replica
     claim: ElectionClaim
@@ -85,8 +85,8 @@ class Sharer:
     gap: bool = False
 
     def changed(self) -> None:
-        """Tell the claim of an unanswered replay when this replica begins to read, as a new event
-        feed does.
+        """Tell the claim that a replay is unanswered when this replica begins to read, as a new
+        event feed does.
         """
         if self.claim.reads and not self.reads:
             self.claim.tell(ReplayEnd(self.timers.now_s, 0, answered=False))
@@ -167,7 +167,7 @@ class KvReplicas(Replicas):
             sharer.timers.pass_s(seconds)
 
     def look(self, replica: Replica) -> None:
-        """Tell a replica which peers are present, as the registry would."""
+        """Tell a replica which peers are present, as the registry in Redis would."""
         replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
 
     def settle(self) -> None:

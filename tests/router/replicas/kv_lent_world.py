@@ -73,7 +73,7 @@ class Subscriber:
             self.take(copy)
 
     def chance(self, copy: CacheSnapshot) -> bool:
-        """Return whether a copy from an earlier life of the engine could be taken for a current
+        """Return whether a copy from an earlier life of the engine could be mistaken for a current
         one. Before the first live event nothing confirms a copy, and if a restarted engine has
         reached the same event number, nothing shows the difference.
         """

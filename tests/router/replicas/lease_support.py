@@ -10,7 +10,9 @@ LEASE_S = 3.0
 
 
 class Server:
-    """Does what Redis does with the lease scripts, on a clock of its own. Lifetime: one history."""
+    """Does what Redis does with the scripts of leases, on a clock of its own. Lifetime: one
+    history.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0

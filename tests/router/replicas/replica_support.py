@@ -1,4 +1,4 @@
-"""Replicas without routers for tests: real links, whose exchanges note each message that they
+"""Replicas without routers for tests: real links, whose exchanges record each message that they
 receive.
 """
 
@@ -20,7 +20,7 @@ TERMS: Mapping[str, str] = {VERSION: "1", "policy": "warmset"}
 
 
 class Notes:
-    """An `Exchange` that sends the messages a test gives it and notes all that it receives.
+    """An `Exchange` that sends the messages a test gives it and records all that it receives.
     Lifetime: test.
     """
 
@@ -58,7 +58,7 @@ class Notes:
 
 
 class Replica:
-    """A link between replicas and the notes of its messages. Lifetime: test."""
+    """A link between replicas and the record of its messages. Lifetime: test."""
 
     def __init__(
         self, url: str, name: str, terms: Mapping[str, str] = TERMS, **replicas: Any
@@ -74,11 +74,15 @@ class Replica:
         self.notes.to_say.extend(words)
 
     def hears(self, *words: bytes) -> Callable[[], bool]:
-        """Return a function that tells whether this replica has received all of these messages."""
+        """Return a function that returns whether this replica has received all of these
+        messages.
+        """
         return lambda: set(words) <= set(self.notes.words())
 
     def sees(self, *others: Replica) -> Callable[[], bool]:
-        """Return a function that tells whether exactly these peers are present to this replica."""
+        """Return a function that returns whether exactly these peers are present for this
+        replica.
+        """
         return lambda: self.notes.peers == {other.identity for other in others}
 
 

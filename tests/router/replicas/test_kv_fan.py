@@ -1,5 +1,5 @@
 """Property tests of events that one replica reads for all: after any history all replicas know the
-same blocks, and these are the engine's.
+same blocks, which are the engine's.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class KvFanMachine(RuleBasedStateMachine):
 
     @rule()
     def settled(self) -> None:
-        """After all is settled one replica reads, the others follow it, and each replica that
-        claims to know the cache knows it exactly.
+        """Check, after all messages are delivered, that one replica reads, the others follow it,
+        and each replica that claims to know the cache knows it exactly.
         """
         self.all.settle()
         truth = sorted(self.all.engine.holds.values())

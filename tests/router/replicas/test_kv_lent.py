@@ -1,5 +1,5 @@
 """Property tests of cache copies among replicas that each subscribe to the engine: a wrong copy is
-never believed.
+never used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ PREFIX = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 
 def known_of(one: Subscriber, all_: LentReplicas) -> bool:
-    """Return whether the replica holds its cache state for exact, after checking that an exact one
-    is the truth.
+    """Return whether the replica counts its cache state as exact, after checking that an exact
+    state is the true one.
     """
     truth = sorted(set(all_.engine.holds.values()))
     if one.kv.exact:
@@ -84,8 +84,8 @@ class LentMachine(RuleBasedStateMachine):
         times=st.integers(0, 4),
     )  # fmt: skip
     def join(self, data: st.DataObject, anew: bool, said: int, heard: int, times: int) -> None:
-        """Replace a replica by a new one that hears little before its peers answer it; the peers
-        hear nothing of what happened meanwhile.
+        """Replace a replica by a new one that receives few events before its peers answer it; the
+        peers receive nothing of what happened meanwhile.
         """
         self.all.kill(self._one(data).replica)
         if anew:
@@ -114,8 +114,8 @@ class LentMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Check that every replica with exact state is right, and that a replica with exact state
-        has lent it to all others.
+        """Check that every replica with an exact state is right, and that it has given its state to
+        all others.
         """
         self.all.settle()
         sure = [known_of(one, self.all) for one in self.all.subscribers.values()]

@@ -1,5 +1,5 @@
-"""Tests of cache copies between peers: whom a replica asks, in which pieces the copy comes, and
-what happens if there is none.
+"""Tests of cache copies between peer routers: which peers a replica asks, in which pieces the copy
+comes, and what happens if there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def piece(at: int, pieces: int, body: bytes, number: int = 1, worker: str = "w")
 
 
 class Asker:
-    """A replica that borrows the cache state of worker `w`. Lifetime: test."""
+    """A replica that asks its peers for the cache state of worker `w`. Lifetime: test."""
 
     def __init__(self, *peers: str) -> None:
         self.borrower = SnapshotBorrower(lambda: None)
@@ -84,7 +84,7 @@ def test_without_peers_or_link_the_answer_is_none() -> None:
 
 
 class Known:
-    """The attributes of a worker that a lender reads. Lifetime: test."""
+    """The attributes of a worker that a replica reads when it gives a copy away. Lifetime: test."""
 
     def __init__(self, known: bool = True, digest: int = 5, next_seq: int = 4) -> None:
         stream = SimpleNamespace(

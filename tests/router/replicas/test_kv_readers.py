@@ -1,5 +1,5 @@
 """Tests of event streams that only one replica can read: which replica continues, which stops, and
-whose state is believed.
+whose cache state is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def test_a_change_of_the_reader_takes_no_copy_where_nothing_was_missed() -> None
 
 
 def test_who_missed_something_and_reads_next_believes_nothing_of_before() -> None:
-    """The event numbers may seem to continue by chance although events between were missed."""
+    """A replica that missed events and reads next discards its earlier state: the event numbers may
+    seem to continue by chance although events in between were missed.
+    """
     replicas, reader, (other,) = fleet(2)
     replicas.engine.store([0, 1])
     replicas.settle()

@@ -1,5 +1,5 @@
 """Property tests of leases: after any history of answers, losses and time there are never two
-holders on anyone's clock.
+holders by anyone's clock.
 """
 
 from __future__ import annotations

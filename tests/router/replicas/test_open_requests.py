@@ -1,4 +1,4 @@
-"""Tests of what a router tells its successor of its open requests: they are charged in the
+"""Tests of what a router tells its successor about its open requests: they are charged in the
 successor's core until they end.
 """
 
@@ -45,7 +45,9 @@ def finished(world: World, request_id: int) -> None:
 
 @asynccontextmanager
 async def told(world: World) -> AsyncIterator[tuple[Teller, socket.socket]]:
-    """Yield a router's started `Teller` and the other end of its connection."""
+    """Yield a router's started `Teller`, which reports its open requests, and the other end of its
+    connection.
+    """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     teller = Teller(ours, world.core, clock)

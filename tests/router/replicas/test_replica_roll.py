@@ -45,8 +45,8 @@ def other(number: int) -> str:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(0.0, 1.0)), max_size=60))
 def test_a_peer_is_there_while_it_beats_and_gone_after_its_lease(steps):
-    """The oracle adds up the time of the looks at the registry since the peer's entry
-    last changed.
+    """A peer counts as present while it renews its entry, and as gone after its lease. The test
+    adds up the time of the readings of the registry since the entry last changed.
     """
     membership = Membership(ME, LEASE_S)
     registry = {ME: Entry(1, TERMS)}

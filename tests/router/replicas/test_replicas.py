@@ -1,5 +1,5 @@
-"""Property tests of replicas under any history: whatever is lost, all replicas know the same once
-messages arrive again.
+"""Property tests of replicas under random histories: whatever is lost, all replicas know the same
+once messages arrive again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class ReplicasMachine(RuleBasedStateMachine):
 
     @rule()
     def settled(self) -> None:
-        """Each replica knows every open request exactly once, and no request that has ended."""
+        """Check that each replica knows every open request exactly once, and no request that has
+        ended.
+        """
         self.all.settle()
         self._all_know_the_same()
 
@@ -126,7 +128,7 @@ class ReplicasMachine(RuleBasedStateMachine):
 
 
 def _view(replica: Replica) -> list[tuple[int, int]]:
-    """Return (requests, prompt tokens) at each worker, by the replica's ledger."""
+    """Return (requests, prompt tokens) charged to each worker by the replica's ledger."""
     ledger = replica.world.core.ledger
     return [_sums(ledger.on_worker(worker_id)) for worker_id in range(3)]
 

@@ -1,4 +1,6 @@
-"""Tests of tickets: however a handler ends, the core learns of the request's end exactly once."""
+"""Tests of tickets, a handler's claim on a dispatched request: however the handler ends, the core
+learns of the request's end exactly once.
+"""
 
 from __future__ import annotations
 
@@ -114,8 +116,8 @@ async def test_a_client_that_leaves_while_held_leaves_nothing() -> None:
 
 
 async def test_a_client_that_leaves_just_as_it_is_dispatched_leaves_nothing() -> None:
-    """The core has charged the dispatch and put it into the ticket, but the handler never fetches
-    it.
+    """A client that leaves just as its request is dispatched leaves no charge: the core has charged
+    the dispatch and put it into the ticket, but the handler never fetches it.
     """
     desk = Desk()
     desk.policy.answer = hold

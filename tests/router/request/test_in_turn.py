@@ -41,7 +41,9 @@ async def order_of(jobs_of: list[int], begins: list[int]) -> list[tuple[int, int
 @patient
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 20)), max_size=12))
 def test_a_request_waits_for_none_that_came_later(made: list[tuple[int, int]]) -> None:
-    """The order is that of a queue which is sorted by arrival before each step."""
+    """A request never waits for a later one: the order is that of a queue which is sorted by
+    arrival before each step.
+    """
     made.sort(key=lambda one: one[1])
     jobs_of, begins = [jobs for jobs, _ in made], [at for _, at in made]
     expected, left = [], dict(enumerate(jobs_of))
@@ -68,7 +70,9 @@ class Body:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_work_leaves_nothing_behind(fails: bool) -> None:
-    """Memory is freed without the garbage collector, which seldom runs in a router."""
+    """Finished work leaves no memory behind without the garbage collector, which seldom runs in a
+    router.
+    """
     gc.disable()
     try:
         with ThreadPoolExecutor(1) as executor:

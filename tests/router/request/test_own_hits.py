@@ -36,8 +36,8 @@ def test_one_answer_is_told_from_several(body: bytes, own: bool) -> None:
 async def test_a_siblings_hit_is_neither_counted_nor_logged_nor_learned_from(
     choices: int, told: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM reports a hit for the second answer of a request because the first one computed the
-    prompt.
+    """The hit of a request's second answer is neither counted nor logged nor learned from: vLLM
+    reports it because the first answer computed the prompt.
     """
     async with crowd(1) as pool:
         await pool.send(body=b'{"prompt": "a", "n": %d}' % choices)

@@ -1,4 +1,4 @@
-"""Tests that a prompt is encoded in the way of the engine kind that serves its model."""
+"""Tests that a prompt is tokenized in the way of the engine kind that serves its model."""
 
 from __future__ import annotations
 

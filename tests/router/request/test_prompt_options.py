@@ -1,5 +1,5 @@
-"""Tests of which prompts are encoded exactly, by options of the body, media and models whose tokens
-are not trusted.
+"""Tests of which prompts are tokenized exactly, depending on options of the body, media, and models
+whose tokens are not trusted.
 """
 
 from __future__ import annotations

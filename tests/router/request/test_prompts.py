@@ -1,4 +1,4 @@
-"""Tests of the way from a request's body to chain hashes: exact ids, text, chats, tokenizers,
+"""Tests of the way from a request's body to its block hashes: exact ids, text, chats, tokenizers,
 seeds, bounds.
 """
 
@@ -228,7 +228,7 @@ async def test_an_adapter_shares_nothing_with_its_base_and_starts_as_its_events_
 
 
 class BeginningKnown:
-    """Stands in for renderers whose memo has the beginning of the prompt."""
+    """A stand-in for render servers, whose memo has the beginning of the prompt."""
 
     def kind(self, model: str) -> str:
         return "vllm"
@@ -242,8 +242,8 @@ class BeginningKnown:
 
 
 async def test_a_prompt_is_not_too_long_by_an_estimate(executor: ThreadPoolExecutor) -> None:
-    """An estimated length never gets a prompt refused as too long. The tokens after the known
-    beginning are estimated from bytes, and the beginning has images.
+    """A prompt is never refused as too long because of an estimated length: the tokens after the
+    known beginning are estimated from bytes, and the beginning has images.
     """
     reader = reader_of(None, executor, rendered=BeginningKnown())
     asked = RenderRequest("/v1/chat/completions", b"{}", "m", None)

@@ -1,4 +1,4 @@
-"""Tests that long prompts which arrive together are read to the end one after the other."""
+"""Tests that long prompts which arrive together are read completely one after the other."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def router_of(
 
 
 async def ends(router: Router, steps: Steps, path: str, bodies: list[bytes]) -> list[int]:
-    """Return for each request, in order of arrival, the number of jobs that the threads had done
-    when it was read.
+    """Return for each request, in order of arrival, how many jobs the threads had done when it was
+    completely read.
     """
     ended: dict[int, int] = {}
     done = 0

@@ -1,4 +1,4 @@
-"""Tests of refusals of a prefill leg: which worker is to blame, if any."""
+"""Tests of refusals by a prefill worker: which worker is to blame, if any."""
 
 from __future__ import annotations
 

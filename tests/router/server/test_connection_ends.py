@@ -133,7 +133,9 @@ async def test_where_somebody_else_listens_each_answer_is_the_last() -> None:
 
 
 async def test_where_somebody_else_listens_idle_connections_end_after_two_quiet_looks() -> None:
-    """A connection with a request between two looks is answered, and that answer closes it."""
+    """If another process listens on the same socket, idle connections end after two checks without
+    a request; a connection with a request in between is answered, and that answer closes it.
+    """
     async with behind(good) as it:
         idle, silent, busy = [await opened(it.port) for _ in range(3)]
         for reader, writer in (idle, busy):
@@ -169,7 +171,9 @@ async def test_a_request_that_came_and_was_not_read_yet_keeps_its_connection() -
 
 
 async def test_who_has_the_socket_gives_it_back_before_it_is_closed() -> None:
-    """After the close the socket's number could belong to another client."""
+    """The code that took over a connection's socket gives it back before the socket is closed,
+    because its number could belong to another client afterwards.
+    """
     open_then: list[bool] = []
 
     async def lend(request: Request) -> Answer:

@@ -18,7 +18,9 @@ SERVED = dict(served())
 
 
 async def answered(data: bytes, trusted=()) -> tuple[bytes, list[tuple[bytes, tuple]]]:
-    """Return the reply's bytes, and (body, header fields) of each request that the handler got."""
+    """Send the data; return the reply's bytes, and (body, header fields) of each request that the
+    handler got.
+    """
     got: list[tuple[bytes, tuple]] = []
 
     async def handle(request: Request) -> Answer:

@@ -1,6 +1,4 @@
-"""Tests of the list of models and of the greeting requests that clients of Anthropic's API send
-first.
-"""
+"""Tests of the list of models and of the first requests that clients of Anthropic's API send."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests that every reason of a refusal is documented for operators and is a metric in Prometheus
-from the start.
+"""Tests that every reason for a refusal is documented for operators and is a Prometheus metric from
+the start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws random conversations as clients send them: with tools, reasoning, calls and results."""
+"""Makes random conversations as clients send them: with tools, reasoning, calls and results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WORDS = (
 
 
 def text(draw: random.Random, least: int = 1) -> str:
-    """Draw a text of no words to 300 words, after `least` letters."""
+    """Draw a text of up to 300 words, after `least` letters."""
     return "x" * least + "".join(draw.choices(_WORDS, k=draw.choice((0, 1, 5, 50, 300))))
 
 
@@ -51,7 +51,7 @@ def _content(draw: random.Random) -> Any:
 
 
 def _worked(draw: random.Random, thinks: bool) -> Iterator[Message]:
-    """Yield messages with tool calls and their results."""
+    """Yield messages in which the model calls tools, and the results of these calls."""
     for _ in range(draw.randint(0, 2)):
         call_id = f"{draw.choice(('', 'chatcmpl-tool-'))}{draw.randrange(10**8, 10**9)}"
         arguments = json.dumps({"what": text(draw)}, ensure_ascii=draw.random() < 0.5)
@@ -81,7 +81,7 @@ def conversation(draw: random.Random, turns: int, thinks: bool = True) -> list[M
 
 
 def edited(draw: random.Random, messages: list[Message]) -> list[Message]:
-    """Return the conversation up to now with another text in one of its questions."""
+    """Return the conversation so far with another text in one of its questions."""
     asked = [at for at, message in enumerate(messages) if message["role"] == "user"]
     at = draw.choice(asked)
     return [*messages[:at], {"role": "user", "content": text(draw)}, *messages[at + 1 :]]

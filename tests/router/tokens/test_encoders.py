@@ -1,5 +1,5 @@
-"""Tests of which encoder the files of a tokenizer's folder give for each engine kind, and what
-happens if a package is missing.
+"""Tests of which tokenizer the files of a folder give for each engine kind, and what happens if a
+package is missing.
 """
 
 from __future__ import annotations

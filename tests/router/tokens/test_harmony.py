@@ -28,13 +28,13 @@ def encoder(max_bytes: int = LARGE, max_chars: int | None = None) -> HarmonyEnco
 
 
 def text_of(messages: list[dict[str, Any]], **more: Any) -> str:
-    """Return the prompt after the system's turn, with its special tokens."""
+    """Return the text of the prompt after the system's turn, with its special tokens."""
     ids = encoder().encode_chat(Chat(messages=messages, **more), 0.0)
     return ENCODING.decode(ids.tolist()).partition("<|end|>")[2]
 
 
 def rendered(turns: list[harmony.Message]) -> list[int]:
-    """Return the ids that the package renders from all turns at once."""
+    """Return the token ids that the package renders from all turns at once."""
     ids: list[int] = ENCODING.render_conversation_for_completion(
         harmony.Conversation.from_messages(turns),
         harmony.Role.ASSISTANT,

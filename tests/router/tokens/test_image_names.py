@@ -1,5 +1,5 @@
-"""Tests that renderers which name images differently than the workers get no prompts with
-images.
+"""Tests that servers which name images differently than the workers get no prompts with images to
+render.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ RENDERED = {"token_ids": [1, 2], "features": None}
 
 
 def pages(root: str | None) -> dict[str, Any]:
-    """Return the pages of a vLLM renderer whose model has the path `root`; None for no path."""
+    """Return the pages of a vLLM render server whose model has the path `root`; None
+    means no path.
+    """
     card = {"id": "m", "owned_by": "vllm", "root": root}
     return {
         "/v1/models": {"data": [{"id": "a", "parent": "m", "root": "/adapter"}, card]},
@@ -31,7 +33,7 @@ def pages(root: str | None) -> dict[str, Any]:
 
 
 def fleet_of(*paths: str | None) -> Any:
-    """Return a fleet of workers of model m, each with its path of the model."""
+    """Return a fleet with workers of model m, each with its path of the model."""
     facts = WorkerFacts("w", ("m",), 16, 1.0, has_events=True)
     spec = SimpleNamespace(url="http://worker")
     return SimpleNamespace(

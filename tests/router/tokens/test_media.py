@@ -1,5 +1,5 @@
-"""Tests of media in prompts: they are read from a renderer's answer and hashed like KV events of
-the same prompt.
+"""Tests of media in prompts: they are read from a render server's answer and hashed as in KV events
+of the same prompt.
 """
 
 from typing import Any

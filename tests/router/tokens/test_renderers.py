@@ -1,4 +1,4 @@
-"""Tests of which renderers are asked, as requests to them fail and as workers come and go."""
+"""Tests of which render servers are used, as requests to them fail and as workers come and go."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def worker(url: str, *models: str) -> Any:
 
 
 class World:
-    """Renderers, their workers and a clock. Lifetime: test."""
+    """Render servers, the workers that use them, and a clock. Lifetime: test."""
 
     def __init__(
         self,
@@ -66,7 +66,9 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_requests_that_fail_alone_do_not_stop_a_renderer() -> None:
-    """A client can provoke failing requests; only the router's own probe decides."""
+    """Failed requests do not stop the use of a render server, because a client can provoke them;
+    only the router's own probe decides.
+    """
     pages: dict[str, Any] = dict(PAGES)
     async with engine(pages) as url, http() as session:
         world = World(session, worker(url))
@@ -146,7 +148,9 @@ async def test_a_model_that_is_gone_does_not_stop_the_others() -> None:
 
 
 async def test_only_another_engine_makes_other_prompts() -> None:
-    """A worker that is not ready for a moment still counts as the same engine."""
+    """Only another engine at a worker's place makes the memo of rendered prompts invalid; a worker
+    that is not ready for a moment still counts as the same engine.
+    """
     async with engine(dict(PAGES)) as url, http() as session:
         one, other = worker(url), worker("http://127.0.0.1:9", "other")
         world = World(session, one, other)

@@ -38,8 +38,8 @@ def package() -> MistralTokenizer:
 
 
 def by_package(package: MistralTokenizer, chat: Chat) -> list[int]:
-    """Return the ids that mistral-common makes of the chat, with call ids cut to their last nine
-    characters.
+    """Return the ids that mistral-common makes of the chat, with call ids shortened to their last
+    nine characters.
     """
     messages = json.loads(json.dumps(chat.messages))
     for message in messages:

@@ -35,7 +35,7 @@ RECHECK_S = 300.0
 
 @dataclass
 class Fleet:
-    """The workers, as the fleet manager has them, and a clock."""
+    """The workers as the fleet manager has them, and a clock."""
 
     members: dict[int, Any] = field(default_factory=dict)
     now_s: float = 0.0

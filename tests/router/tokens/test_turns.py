@@ -1,5 +1,5 @@
-"""Tests of the memo of rendered prompts: which entries it uses, which it keeps apart, how many it
-keeps.
+"""Tests of the memo of rendered prompts: which entries it uses, which it keeps apart, and how many
+it keeps.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DAY_S = 1_700_000_100.0  # within a quarter of an hour
 
 
 class World:
-    """A memo, its clock, and a template that writes each message and then the start of an
-    answer.
+    """A memo of rendered prompts, its clock, and a template that writes each message and then the
+    start of an answer.
     """
 
     def __init__(self, max_bytes: int = 1 << 20) -> None:
@@ -145,7 +145,9 @@ texts = st.lists(st.sampled_from(["", "a", "b", "c" * 50]), min_size=1, max_size
 def test_what_is_believed_is_how_the_prompt_begins(
     asked: list[tuple[list[str], str, bool]],
 ) -> None:
-    """The memo is right for any requests in any order, even if it has no room for all of them."""
+    """A beginning that the memo gives is how the prompt really begins, for any requests in any
+    order, even if the memo has no room for all of them.
+    """
     world = World(max_bytes=8_000)
     for messages, name, later in asked:
         world.now_s += 901 if later else 1

@@ -1,5 +1,5 @@
-"""Tests of replies with status 200 that contain no answer: another worker is asked, and the failure
-is charged to the right one.
+"""Tests of replies with status 200 that contain no answer: another worker is tried, and the failure
+is charged to the right worker.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ async def test_a_stream_that_breaks_off_before_it_says_anything(said: bytes) -> 
 
 
 async def test_who_speaks_waits_for_what_is_said() -> None:
-    """The relay reports the first token with the first content, not with the role before it; the
-    bytes keep their order.
+    """The relay reports the first token at the first content, not at the role before it; the bytes
+    keep their order.
     """
     go = asyncio.Event()
     role, content = events(ROLE, done=False), events(chunk({"content": "x"}), done=False)
@@ -186,8 +186,9 @@ async def test_who_speaks_waits_for_what_is_said() -> None:
 
 
 async def test_what_keeps_a_connection_open_is_passed_on_in_time() -> None:
-    """The client has seen the keep-alive, so no other worker is asked. An empty end is still the
-    worker's failure, and the client gets all bytes that the worker sent.
+    """Keep-alive comments are passed on in time; as the client has seen them, no other worker is
+    tried. An empty end is still the worker's failure, and the client gets all bytes that the worker
+    sent.
     """
     go, ping = asyncio.Event(), b": ping\n\n"
 

@@ -1,5 +1,5 @@
-"""Tests of replies that no client is to get: both implementations of the relay collect them whole
-for the router.
+"""Tests of replies that the router needs for itself: both implementations of the relay collect them
+whole.
 """
 
 from __future__ import annotations

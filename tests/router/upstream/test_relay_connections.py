@@ -142,7 +142,7 @@ async def test_a_request_that_cannot_be_written_is_the_clients_fault() -> None:
 
 
 class _NoSink(ClientReply):
-    """A sink whose use fails the test."""
+    """A sink for replies whose use fails the test."""
 
     def __init__(self) -> None:
         pass

@@ -1,5 +1,5 @@
-"""Property tests of the exchange alone: whatever bytes a worker sends, the calls to the client's
-side stay in order.
+"""Property tests of the relay's exchange alone: whatever bytes a worker sends, the calls to the
+client's side stay in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BENDS = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=3)), max_size
 
 
 class Record:
-    """A sink that notes the order of the calls to it."""
+    """A sink that records the order of the calls to it."""
 
     dechunk = False
     movable = False
@@ -100,7 +100,9 @@ async def test_any_reply_gives_one_orderly_story(
 
 
 async def test_a_finished_exchange_needs_no_garbage_collector() -> None:
-    """Cycles of references would cause a garbage collection every few hundred requests."""
+    """A finished exchange is freed without the garbage collector; cycles of references would cause
+    a collection every few hundred requests.
+    """
     wire = Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhel", b"lo you"])
     terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
     exchange = Exchange(cast(WorkerConnection, wire), "POST", Record(), terms)

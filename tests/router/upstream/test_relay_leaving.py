@@ -1,5 +1,5 @@
-"""Tests of clients that leave once they have their whole answer, before the router knows that they
-have it.
+"""Tests of clients that disconnect once they have their whole answer, before the router knows that
+they have it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def read_until(sock: socket.socket, end: bytes) -> None:
 async def test_a_client_that_has_all_was_answered_however_soon_it_leaves(
     reply: bytes, cancels: int
 ) -> None:
-    """The request counts as answered although its handler is cancelled. The event loop is blocked
-    from before the worker answers until the client has read everything; then the handler is
-    cancelled, as when the client hangs up, before the loop has heard of the reply's end.
+    """A client that has its whole answer counts as answered, however soon it disconnects, although
+    its handler is cancelled. The event loop is blocked from before the worker answers until the
+    client has read everything; then the handler is cancelled, before the loop has seen the reply's
+    end.
     """
     rounds = 20
     outcomes: list[Outcome] = []

@@ -77,8 +77,8 @@ class Dripping(threading.Thread):
 
 
 async def test_events_flow_while_the_event_loop_is_busy() -> None:
-    """The event loop is blocked until the client has read events that were sent after the blocking
-    began.
+    """Events reach the client while the event loop is busy: the loop is blocked until the client
+    has read events that were sent after the blocking began.
     """
     held, seen = threading.Event(), threading.Event()
     engine = Dripping()
@@ -208,8 +208,8 @@ async def test_silent_exchanges_are_given_up_and_others_go_on() -> None:
 
 
 async def test_what_a_client_has_not_taken_at_the_end_is_sent_after_it() -> None:
-    """The worker is free at once; the rest of the reply waits in the event loop's transport, not in
-    the relay's thread.
+    """The rest of a reply that a client has not taken is sent after the reply's end: the worker is
+    free at once, and the rest waits in the event loop's transport, not in the relay's thread.
     """
     body = bytes(range(256)) * (1 << 15)
 

@@ -69,7 +69,7 @@ async def test_a_slow_client_pauses_the_worker() -> None:
 
 async def test_a_reply_that_ends_as_it_fills_the_buffer_leaves_its_connection_whole() -> None:
     class Congested:
-        """A sink whose client never keeps up."""
+        """A sink whose client reads too slowly."""
 
         dechunk = False
         movable = False
@@ -137,8 +137,8 @@ async def test_a_worker_that_waits_for_a_slow_client_is_not_blamed() -> None:
 
 
 async def test_a_worker_that_waits_for_both_sides_is_not_stuck() -> None:
-    """The worker reads the request and writes the reply by turns: neither direction waits for the
-    other.
+    """A worker that reads the request and writes the reply by turns does not block: neither
+    direction waits for the other.
     """
     body = b"x" * (1 << 24)
 

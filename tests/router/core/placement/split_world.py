@@ -15,7 +15,7 @@ SLOW = {"prefill_tokens_per_s": 1_000.0, "group": "g"}
 
 
 def pool(*roles: str, **facts: object) -> World:
-    """Return a world with one worker for each of the roles."""
+    """Return a world with one worker for each of the given roles."""
     world = World(workers=0)
     for worker_id, role in enumerate(roles):
         world.join(worker_id, role=role, **SLOW | facts)
@@ -23,7 +23,7 @@ def pool(*roles: str, **facts: object) -> World:
 
 
 def legs(actions: list[Action]) -> list[tuple[int, str]]:
-    """Return worker and role of each dispatch."""
+    """Return the worker id and the role of each dispatch."""
     stages = [a.stages for a in actions if isinstance(a, Dispatch)]
     return [(stage.worker_id, stage.role) for (stage,) in stages]
 

@@ -1,5 +1,5 @@
-"""Tests of admission: which requests are held, which are refused, and that refusals say truly when
-to return.
+"""Tests of admission: which requests are held or refused, and that refusals give a correct time for
+another try.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.router.property_support import patient
 
 
 def one_each(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """Hold a request unless some worker has none."""
+    """A policy that holds a request unless some worker has no request."""
     return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
 
 
@@ -28,7 +28,7 @@ ONE_EACH = f"{__name__}:one_each"
 
 
 def full(limit: int = 2, **settings: object) -> World:
-    """Return a world of one busy worker, with a hold queue of `limit` places."""
+    """Return a world with one busy worker and a hold queue of `limit` places."""
     world = World(workers=1, policy=ONE_EACH, hold_requests=limit, **settings)
     (action,) = world.core.on_arrival(world.arrival([1]))
     assert isinstance(action, Dispatch)

@@ -1,5 +1,5 @@
-"""Tests of the bound that `bounded_load` proves, over random histories with the real ledger and
-core.
+"""Tests of the bound on load that the wrapper `bounded_load` proves, over random histories with the
+real ledger and core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ SPEEDS = (2_000.0, 10_000.0, 10_000.0, 40_000.0)  # tokens/s; each worker has on
 
 
 class BoundedWorld:
-    """Workers of several speeds, a few popular prompts, one history. Lifetime: example."""
+    """A random history of workers of several speeds and a few popular prompts. Lifetime:
+    example.
+    """
 
     def __init__(self, policy: str, seed: int) -> None:
         self.random = random.Random(seed)
@@ -56,17 +58,15 @@ class BoundedWorld:
         return (queued + columns.requests[rows] * steps) / rates
 
     def whole_s(self, tokens: int) -> float:
-        """Return the seconds that a prompt takes at the slowest worker if nothing of it
-        is cached.
-        """
+        """Return the seconds that a prompt takes at the slowest worker if none of it is cached."""
         columns, rows = self.core.columns, slice(0, self.workers)
         rates = columns.prefill_tokens_per_s[rows]
         work = columns.attention.work(tokens, 0)
         return float((work + np.median(columns.step_s[rows] * rates)) / rates.min())
 
     def arrive(self) -> tuple[float, float, float]:
-        """Let one request arrive; return its worker's load after it, the mean before it,
-        and w_max.
+        """Let one request arrive; return its worker's load afterwards, the mean load before, and
+        the greatest work w_max of a request.
         """
         blocks = self.random.choice((4, 40, 400))
         trunk = np.arange(1, blocks + 1, dtype=np.uint64) + np.uint64(
@@ -84,7 +84,7 @@ class BoundedWorld:
         return float(self.loads_s()[action.worker_id]), mean_s, most_s
 
     def go_on(self) -> None:
-        """Let some event other than an arrival happen."""
+        """Let a random event other than an arrival happen."""
         self.now_s += self.random.expovariate(20.0)
         kind = self.random.randrange(4)
         if kind == 0 and self.first:

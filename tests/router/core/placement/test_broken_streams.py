@@ -1,5 +1,5 @@
-"""Tests of ejection for streams that break off: a worker with few of them is never ejected, one
-with many soon is.
+"""Tests of ejection for streams that break off: a worker with few of them is never ejected, and one
+with many is ejected soon.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Happening = Callable[[], list[Action]]
 
 @dataclass
 class Traffic:
-    """Streams on virtual time, some of which break off at random. Lifetime: test."""
+    """Random streams on virtual time, some of which break off. Lifetime: test."""
 
     rng: random.Random
     shares: Mapping[int, float]  # by worker: of its streams, those that break off; others: of none
@@ -35,7 +35,7 @@ class Traffic:
     sent: Counter[int] = field(default_factory=Counter)
 
     def run(self, streams: int, per_s: float, length_s: float) -> None:
-        """Run this many streams, one after the other, until the last one ends."""
+        """Run `streams` streams, `per_s` of which begin each second, until the last one ends."""
         self.world = World(self.workers, policy="round_robin", stall_s=1e9, retries_per_s=1e9)
         self._coming: list[tuple[float, int, Happening]] = []
         self._order = 0
@@ -156,7 +156,9 @@ def test_a_client_that_leaves_takes_nothing_back_of_what_its_answer_showed() -> 
 def test_a_worker_of_which_each_stream_breaks_is_put_aside_within_a_few(
     seed: int, per_s: float, breaks_s: float
 ) -> None:
-    """Nine streams must have broken, however many others have begun meanwhile."""
+    """A worker whose streams all break off is ejected after nine of them, however many others have
+    begun meanwhile.
+    """
     traffic = Traffic(random.Random(seed), {1: 1.0}, breaks_s)
     traffic.run(int(per_s * 2 * (breaks_s + 1)) + 64, per_s, 32.0)
     assert set(traffic.ejected) == {1}

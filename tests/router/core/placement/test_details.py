@@ -1,5 +1,5 @@
-"""Tests of the details of decisions and holds: what is kept, how much, and what a faulty plug-in
-does.
+"""Tests of the details of decisions and holds: which are kept, how many, and what happens with a
+faulty plug-in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tests of eligibility: the fast path and the rule agree, whatever happened to the pool."""
+"""Tests of which workers are eligible: the fast code and the plain rule agree, whatever happened to
+the pool.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ SLOTS = 8
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Workers join, leave, change and fail; after each step both implementations return the same
-    workers.
+    """Random histories in which workers join, leave, change and fail; after each step both
+    implementations give the same eligible workers.
     """
 
     @initialize(workers=st.integers(1, 4))
@@ -106,8 +108,8 @@ class PoolMachine(RuleBasedStateMachine):
                     self.prefers_its_revision(pending)
 
     def prefers_its_revision(self, pending: Pending) -> None:
-        """Workers of the request's revision are eligible if any can take it, else all workers of
-        its model.
+        """Check that the workers of the request's revision are eligible if any can take it, and
+        otherwise all workers of its model.
         """
         others = self.eligibility.ask_each(pending)
         arrival = dataclasses.replace(pending.arrival, revision="v1")
@@ -157,7 +159,7 @@ def fleet(world: World, worker_ids: list[int], now_s: float) -> tuple[LiveFleet,
 
 
 def busy_world() -> World:
-    """Return a world with own requests in both states, and load reports of others' requests, one of
+    """Return a world with own requests in both states, and reports of other clients' load, one of
     them old.
     """
     world = World(workers=5, policy="least_requests")
@@ -240,7 +242,7 @@ def test_a_policy_may_ask_another_one_about_a_changed_view() -> None:
 
 
 def decide(read: bool) -> list[Dispatch]:
-    """Return six decisions, each read at once or not."""
+    """Return six decisions, each of which is read at once if `read` is true."""
     world = World(workers=4)
     actions = []
     for n in range(6):
@@ -253,7 +255,9 @@ def decide(read: bool) -> list[Dispatch]:
 
 
 def test_what_a_decision_explains_is_what_was_seen_then() -> None:
-    """The explanation is computed when it is read, and by then the load has changed."""
+    """An explanation shows the load at the time of the decision, although it is computed when it is
+    read and the load has changed by then.
+    """
     late, at_once = decide(read=False), decide(read=True)
     assert late == at_once
     best = [action.decision.candidates for action in late]
@@ -264,7 +268,7 @@ def test_what_a_decision_explains_is_what_was_seen_then() -> None:
 
 
 def test_a_decision_can_be_taken_apart_and_put_together_again() -> None:
-    """A recording takes decisions apart and rebuilds them by the names of their parts."""
+    """A decision can be split into its parts and rebuilt from their names, as recordings do."""
     action = decide(read=False)[0]
     names = inspect.signature(Decision).parameters
     parts = {name: getattr(action.decision, name) for name in names}

@@ -78,7 +78,9 @@ def jobs_of(tenants: dict[str, tuple[float, list[float]]]) -> list[Job]:
 @patient
 @given(TENANTS)
 def test_shares_are_those_of_deficit_round_robin_but_for_a_request_or_two(tenants) -> None:
-    """While two tenants both wait, their work over weight differs by at most one request each."""
+    """The shares of tenants equal those of deficit round robin up to a request or two: while two
+    tenants both wait, their work over weight differs by at most one request each.
+    """
     jobs = jobs_of(tenants)
     turns: FairQueue[Job] = FairQueue()
     lines: dict[str, deque[Job]] = {}
@@ -144,8 +146,8 @@ def pending(serial: int, tenant: str, weight: float = 1.0, priority: int = 0) ->
 
 @pytest.mark.parametrize("weights", [(1.0, 3.0), (3.0, 1.0), (0.5, 2.0)])
 def test_one_floods_and_the_other_gets_its_share_of_a_full_queue(weights) -> None:
-    """Served work follows the weights within a tenth, although one tenant sends ten times
-    as much.
+    """A tenant that floods a full queue does not take others' shares: served work follows the
+    weights within a tenth, although one tenant sends ten times as much.
     """
     queue = HoldQueue(64)
     done: Counter[str] = Counter()

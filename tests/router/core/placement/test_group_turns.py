@@ -1,4 +1,4 @@
-"""Tests of fairness within a tenant, between the persons whose agents' requests wait."""
+"""Tests of fairness within a tenant, between the users whose agents' requests wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.router.property_support import patient
 
 
 class Line:
-    """The waiting requests of a tenant in order of their start tags."""
+    """The waiting requests of a tenant, in the order of their start tags."""
 
     def __init__(self) -> None:
         self.turns = GroupTurns()
@@ -68,7 +68,9 @@ def test_requests_without_a_group_keep_their_order(works: list[float], served: i
 def test_groups_that_wait_together_get_the_same_work_but_for_a_request(
     groups: dict[str, list[float]],
 ) -> None:
-    """The bound of start-time fair queueing is one request of each of the two groups."""
+    """Two groups that both wait get the same work up to one request of each, the bound of
+    start-time fair queueing.
+    """
     line = Line()
     for group, works in groups.items():
         for work in works:
@@ -92,7 +94,9 @@ def test_groups_that_wait_together_get_the_same_work_but_for_a_request(
 def test_a_request_is_passed_by_few_that_come_after_it(
     later: list[tuple[str, float]],
 ) -> None:
-    """A waiting request is served before others have had more than its queue's share of work."""
+    """A waiting request is served before later ones have had more than their queue's
+    share of work.
+    """
     line = Line()
     for _ in range(3):
         line.add("first", 100.0)

@@ -1,4 +1,6 @@
-"""Tests of the policy guard with a whole core: suspension, retry, memory, time limit, terms."""
+"""Tests of how a core guards a failing policy: suspension, retry, memory, time limit, and cost
+terms.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from tests.router.core.placement.failing_policies import fails
 
 
 class Counting:
-    """A policy that counts the facts since its start, and fails when a test asks for it. Lifetime:
-    test.
+    """A policy that counts the facts that it has observed, and fails when a test asks for it.
+    Lifetime: test.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Tests of the core's view of workers' health: failure rates, refusals, trials, stalled workers."""
+"""Tests of the core's view of workers' health: failure rates, refusals, trial requests, stalled
+workers.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_a_stream_on_trial_counts_from_its_first_token() -> None:
 
 
 def stalled_world() -> World:
-    """Return a world in which two streams of worker 0 have begun at 0 s."""
+    """Return a world in which two streams of worker 0 began at time 0 s."""
     world = World(2, policy="round_robin", stall_s=0.5)
     for _ in range(4):
         request_id, at = sent(world)

@@ -1,5 +1,5 @@
-"""Tests of the hit confidence: an honest worker's KV events always count in full, those of a worker
-whose answers refute them count less.
+"""Tests of the confidence in a worker's KV events: an honest worker's events always count in full,
+and those of a worker whose answers contradict them count less.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def prompt(family: int, blocks: int = BLOCKS) -> list[int]:
 
 
 class Pool(World):
-    """A pool in which a test decides the events of worker 0. Lifetime: test."""
+    """A pool of workers in which the test makes the events of worker 0. Lifetime: test."""
 
     def __init__(self, workers: int = 1, **settings: object) -> None:
         super().__init__(workers, **settings)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ class Pool(World):
         return self.core.on_finish(fact)
 
     def refute(self, answers: int = ANSWERS) -> list[Action]:
-        """Let answers report no cached tokens; return the actions of the last one."""
+        """Let `answers` answers report no cached tokens; return the actions after the last one."""
         told: list[Action] = []
         for family in range(answers):
             assert told == []
@@ -73,7 +73,9 @@ class Pool(World):
 
     @property
     def seen(self) -> Mapping[str, float]:
-        """Return the columns of worker 0 in a decision about a prompt that it claims to hold."""
+        """Return the data of worker 0 that policies see in a decision about a prompt that it claims
+        to hold.
+        """
         return self.seen_of(prompt(PROMPTS - 1))
 
     def seen_of(self, blocks: list[int]) -> Mapping[str, float]:
@@ -181,8 +183,8 @@ def test_another_worker_at_its_place_is_not_judged_by_it() -> None:
 
 
 def test_what_it_told_in_another_life_is_not_held_against_it() -> None:
-    """Requests that were under way when the worker went down or was cleared do not lower its hit
-    confidence.
+    """Requests that were under way when the worker went down or its cache was cleared do not lower
+    the confidence in its events.
     """
     world = Pool()
     arrivals = [world.arrival([*prompt(family), 7]) for family in range(2 * ANSWERS)]
@@ -236,7 +238,9 @@ def test_blocks_that_were_told_to_be_gone_while_others_came_first_are_no_lie() -
 
 
 def test_what_its_own_blocks_push_out_excuses_nothing() -> None:
-    """The worker's cache is full: each prompt that it computes evicts another."""
+    """A worker's own evictions are no excuse for missing hits: its cache is full, so each prompt
+    that it computes evicts another, and it loses all confidence.
+    """
     world = Pool()
     for family in range(ANSWERS):
         arrival = world.arrival([*prompt(family), 7])
@@ -247,8 +251,8 @@ def test_what_its_own_blocks_push_out_excuses_nothing() -> None:
 
 
 def test_what_only_our_own_dispatches_promised_is_not_held_against_it() -> None:
-    """Requests that share a prompt which is still being computed do not count against the
-    worker.
+    """Requests that share a prompt which is still being computed do not lower the confidence in the
+    worker, since only the router expected those hits.
     """
     world = World(workers=1)
     world.events(0, 0)
@@ -311,8 +315,8 @@ class HonestEngine:
 def test_an_honest_worker_is_never_discounted(
     seed: int, room: int, families: int, queue: int
 ) -> None:
-    """The property holds for any size of the worker's cache and any length of its queue, because it
-    reports evictions.
+    """An honest worker's events always count in full, for any size of its cache and any length of
+    its queue, because it reports evictions.
     """
     world, rng = World(workers=1), Random(seed)
     engine = HonestEngine(world, room)
@@ -332,8 +336,8 @@ def test_an_honest_worker_is_never_discounted(
 def test_a_liar_loses_its_advantage_within_so_many_answers(
     before: int, finds: int, queued: int
 ) -> None:
-    """The property holds however long the worker was honest before, and whatever waits in its
-    queue.
+    """A worker that lies loses its advantage within a fixed number of answers, however long it was
+    honest before, and whatever waits in its queue.
     """
     world = Pool()
     for family in range(before):

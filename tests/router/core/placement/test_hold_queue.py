@@ -1,5 +1,5 @@
-"""Tests of the hold queue's order: urgent requests first, then sessions that have begun, then the
-oldest.
+"""Tests of the order of the hold queue: urgent requests first, then sessions that have begun, then
+the oldest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of workers with hybrid models: hits need all their cache groups, beside workers of dense
+"""Tests of workers with hybrid models, whose hits need all cache groups, next to workers of dense
 models.
 """
 
@@ -19,7 +19,7 @@ PROMPT = [1, 2, 3, 4, 5, 6]
 
 
 def full(blocks: list[int], first: int = 0) -> dict[str, Any]:
-    """Return the event of a prompt's blocks of full attention, from `first` on."""
+    """Return the store event of a prompt's full-attention blocks, from block `first` on."""
     names = names_of(blocks)
     return {
         "type": "BlockStored", "block_hashes": names[first:], "block_size": BLOCK,
@@ -30,8 +30,8 @@ def full(blocks: list[int], first: int = 0) -> dict[str, Any]:
 
 
 def window(blocks: list[int], last: int = 2) -> dict[str, Any]:
-    """Return the event of the last blocks that a window keeps of a prompt, with the tokens of the
-    whole prompt.
+    """Return the store event of the last blocks of a prompt that a sliding window keeps, with the
+    tokens of the whole prompt.
     """
     return {
         **full(blocks), "block_hashes": names_of(blocks)[len(blocks) - last :], "group_idx": 0,
@@ -82,7 +82,9 @@ def test_what_was_sent_there_is_no_hit_before_its_events_come() -> None:
 
 
 def test_the_first_events_end_what_was_expected_of_a_dense_model() -> None:
-    """Before its first events, nobody knows that the worker's model is hybrid."""
+    """The first events of a hybrid model end the expectations that were made as for a dense model,
+    since nobody knew before that the model is hybrid.
+    """
     world = World(workers=1)
     world.core.on_arrival(world.arrival(PROMPT))
     assert hits(world, PROMPT, 6 * BLOCK + 1) == [6 * BLOCK]
@@ -106,7 +108,9 @@ def test_a_worker_that_goes_or_changes_its_model_limits_nobody() -> None:
 
 
 def test_another_block_size_begins_anew_with_its_groups() -> None:
-    """The first event shows that blocks are twice as large, and is applied again with that size."""
+    """When an event shows another block size, the worker's cache groups are forgotten and the event
+    is applied again with that size.
+    """
     world = World(workers=1)
     doubled = {"block_size": 2 * BLOCK, "block_hashes": names_of(PROMPT)[1::2]}
     tell(world, 0, 0, {**window(PROMPT), **doubled}, {**full(PROMPT), **doubled})

@@ -1,5 +1,5 @@
-"""Tests of requests whose clients left while their workers still compute: how long they are
-charged.
+"""Tests of requests that workers still compute after their clients left: how long the router
+charges them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def leave(world: World, number: int, at_s: float, runs_on: bool = True) -> None:
 
 
 def charged(world: World, at_s: float) -> int:
-    """Return the number of requests at the first worker, after the core has seen the time."""
+    """Return the number of requests charged to the first worker, after the core has seen
+    the time.
+    """
     world.now_s = at_s
     world.core.on_tick(Tick(at_s))
     return int(world.core.columns.requests[0])
@@ -111,8 +113,8 @@ def test_no_answer_is_waited_for_without_end() -> None:
 
 
 def test_its_workers_report_says_that_it_is_over() -> None:
-    """If the worker's report still contains the request, it counts as other clients' load after the
-    estimated end.
+    """If the worker's load report still contains a request after its estimated end, the request
+    counts as load of other clients.
     """
     world = world_of()
     first, second = (sent(world, max_output_tokens=1_000) for _ in range(2))

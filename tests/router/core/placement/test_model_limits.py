@@ -1,5 +1,5 @@
-"""Tests of limits of a model over all its workers: they are never exceeded, and each request is
-answered once.
+"""Tests of limits of a model's requests over all its workers: they are never exceeded, and each
+request is answered once.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ LIMITS = st.fixed_dictionaries(
 
 
 class LimitedWorld(RandomWorld):
-    """A world that counts the requests of workers, and the ends of requests, by itself. Lifetime:
-    test.
+    """A world that itself counts the running requests of workers and the ends of requests.
+    Lifetime: test.
     """
 
     def __init__(self, policy: str, seed: int, limits: dict[str, dict[str, int]]) -> None:

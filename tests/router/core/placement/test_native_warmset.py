@@ -1,4 +1,4 @@
-"""Tests of the default policy's native costs: equal to those in Python, bit by bit, for
+"""Tests of the default policy's native costs: they equal those in Python bit for bit, for
 any pool.
 """
 
@@ -27,7 +27,7 @@ PARAMETERS = "warmset?gate=0.5&stay=3&running=0.3"
 
 
 class Both(NativeWarmset):
-    """Answers with the native costs, and compares each answer with the Python policy. Lifetime:
+    """Returns the native costs, after comparing them with those of the Python policy. Lifetime:
     test.
     """
 
@@ -49,7 +49,7 @@ class Both(NativeWarmset):
         return super().costs(request, fleet)
 
     def another(self, request: RequestView, fleet: FleetView) -> RequestView:
-        """Return the request as if it belonged to another session, or had waited longer."""
+        """Return the request as if it belonged to another session or had waited longer."""
         rng = self.rng
         changes = {
             "standing": rng.choice(get_args(Standing)),
@@ -64,8 +64,8 @@ class Both(NativeWarmset):
 
 
 def disturb(core: RouterCore, rng: random.Random, log_speed: float = 9.0) -> None:
-    """Set other speeds, capacities and loads at some workers, within what is possible for
-    a worker.
+    """Set random speeds, capacities and loads at some workers, within what is possible for a
+    worker.
     """
     columns, sets = core.columns, core.session_tracking.sessions
     assert sets is not None
@@ -87,7 +87,9 @@ def disturb(core: RouterCore, rng: random.Random, log_speed: float = 9.0) -> Non
 
 
 def watched(core: RouterCore, rng: random.Random) -> Both:
-    """Compare both implementations in each decision from now on."""
+    """Make the core compare both implementations in each decision from now on; return the
+    comparison.
+    """
     policy = core.guard.policy.policy
     assert type(policy) is Warmset
     both = Both(policy, core, rng)

@@ -109,14 +109,14 @@ class Breakers(RuleBasedStateMachine):
 
     @rule(worker_id=st.integers(0, 3))
     def fail_three(self, worker_id: int) -> None:
-        """Let the newest three requests of one worker fail; the older ones go on."""
+        """Let the newest three requests of one worker fail; its older ones continue."""
         there = [r for r, (at, _) in sorted(self.at.items()) if at == worker_id]
         for request_id in there[-3:]:
             self.end(sorted(self.at).index(request_id), "bad")
 
     @rule(worker_id=st.integers(0, 3))
     def bring_to_trial(self, worker_id: int) -> None:
-        """Let the worker's ejection end, and let it answer the probe."""
+        """Let the worker's ejection end, and let it answer the probe that follows."""
         if self.model[worker_id].health == "ejected" and self.model[worker_id].state == "ready":
             self.wait(max(self.model[worker_id].until_s - self.world.now_s, 0.0))
             while worker_id in self.asked:
@@ -187,7 +187,7 @@ class Breakers(RuleBasedStateMachine):
 
     @rule(well=st.booleans())
     def answer(self, well: bool) -> None:
-        """Answer a probe, perhaps late, when the worker's state has changed."""
+        """Let a worker answer a probe, perhaps late, when its state has already changed."""
         if not self.asked:
             return
         worker_id = min(self.asked)

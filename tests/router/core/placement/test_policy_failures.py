@@ -18,7 +18,7 @@ from tests.router.core.placement.failing_policies import fails
 
 
 class Scripted:
-    """A policy that answers as the test says. Lifetime: test."""
+    """A policy that returns what the test says. Lifetime: test."""
 
     def __init__(self) -> None:
         self.answer: Callable[[int], Any] = np.zeros
@@ -46,7 +46,9 @@ def fails_silently(*_: object) -> Any:
 
 
 class FailingWorld(World):
-    """A world whose policy is scripted and whose failures are collected. Lifetime: test."""
+    """A world whose policy returns what the test says, and which collects the policy's failures.
+    Lifetime: test.
+    """
 
     def __init__(self) -> None:
         super().__init__(workers=2)

@@ -1,4 +1,4 @@
-"""Tests of reservations: a large request does not wait for ever behind small ones, because a worker
+"""Tests of reservations: a large request does not wait forever behind small ones, because a worker
 is kept free for it.
 """
 
@@ -27,8 +27,8 @@ ROOMY, NARROW = 10.0 * LARGE_TOKENS, LARGE_TOKENS - 1.0  # tokens of KV
 
 
 def room(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Choose the fewest requests: at most three small ones, and a large one only at an
-    idle worker.
+    """A policy that chooses the worker with the fewest requests: at most three small ones, and a
+    large one only at an idle worker.
     """
     most = 1 if request.prompt_tokens >= LARGE_TOKENS else 3
     fits = (fleet.kv_capacity_tokens >= request.prompt_tokens) & (fleet.requests < most)
@@ -36,7 +36,7 @@ def room(request: RequestView, fleet: FleetView, state: object) -> Floats:
 
 
 def nowhere(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Exclude every worker for a large request, even an idle one."""
+    """A policy that excludes every worker for a large request, even an idle one."""
     if request.prompt_tokens >= LARGE_TOKENS:
         return np.full(len(fleet), np.inf)
     return room(request, fleet, state)
@@ -68,14 +68,16 @@ class Crowd(World):
         return arrival.request_id
 
     def end(self) -> None:
-        """End the requests whose time is over; free room is used at once."""
+        """End the requests whose time is over, and let held ones use the free room at once."""
         for request_id, (end_s, _) in sorted(self.running.items()):
             if end_s <= self.now_s:
                 del self.running[request_id]
                 self.take(self.core.on_finish(Finish(self.now_s, request_id)))
 
     def crowd(self, seconds: float, count: int = 4, rng: random.Random | None = None) -> None:
-        """Let small requests arrive all the time, `count` of them at every end."""
+        """Let small requests arrive for `seconds` seconds, `count` of them at the end of each
+        request.
+        """
         rng = rng or random.Random(0)
         until_s = self.now_s + seconds
         while self.now_s < until_s:
@@ -184,7 +186,9 @@ def test_one_that_was_hardly_passed_keeps_nobody() -> None:
 def test_everybody_is_sent_in_bounded_time(
     capacities: list[float], large_at_s: list[int], count: int, seed: int
 ) -> None:
-    """Whatever arrives meanwhile, a kept worker drains in the time of its longest request."""
+    """Every request is dispatched in bounded time, whatever arrives meanwhile: a worker that is
+    kept free is idle after its longest request.
+    """
     world = Crowd(capacities, hold_s=1e6, hold_requests=100_000)
     rng = random.Random(seed)
     larges: list[int] = []

@@ -1,4 +1,4 @@
-"""Tests of retries: which requests are retried, when, and which are not."""
+"""Tests of retries: which failed requests are sent to another worker, when, and which are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the shares of revisions: requests of two legs are distributed by the capacity of each
+"""Tests of the shares of revisions: disaggregated requests are distributed by the capacity of each
 revision.
 """
 
@@ -33,7 +33,9 @@ class Count:
 
 
 def rollout(*counts: Count, serves_alone: bool = False, **settings: object) -> World:
-    """Return a pool of revisions v0, v1 and so on, each a group of its own."""
+    """Return a pool of revisions v0, v1 and so on, each of which disaggregates only
+    within itself.
+    """
     world = World(workers=0, disaggregation="always", **settings)
     for revision, count in enumerate(counts):
         roles = ["prefill"] * count.prefill + ["decode"] * count.decode + ["both"] * count.both
@@ -48,7 +50,7 @@ def join(world: World, number: int, role: str, revision: int, serves_alone: bool
 
 
 def revision_of(world: World, session: str | None, **fields: object) -> str | None:
-    """Return the revision whose workers get a request; the request ends at once."""
+    """Return the revision whose workers get a request, which ends at once; None if it is held."""
     return revision_at(world, world.arrival([1, 2, 3], session=session, splits=True, **fields))
 
 
@@ -72,7 +74,9 @@ def homes(world: World, sessions: int = SESSIONS) -> dict[int, str | None]:
 
 
 def test_the_scarcest_role_bounds_a_revision() -> None:
-    """2P9D against 1P1D has capacities 1 and 1/9, so nine of ten sessions stay."""
+    """The role with the fewest workers limits a revision: 2 prefill and 9 decode workers against 1
+    and 1 have the capacities 1 and 1/9, so nine of ten sessions stay.
+    """
     shares = shares_of(rollout(Count(2, 9), Count(1, 1), max_workers=16).core.workers)
     assert [(one.revision, one.weight) for one in shares] == [("v0", 1.0), ("v1", 1 / 9)]
     keys = (b"%d" % n for n in range(20_000))
@@ -123,8 +127,8 @@ def test_requests_without_a_session_go_by_their_prompt() -> None:
 
 
 def test_prompts_with_one_beginning_are_shared_out() -> None:
-    """The prompts have a system prompt of 50 blocks, then a block of their own, or a few tokens
-    more.
+    """Prompts with the same beginning (a system prompt of 50 blocks), followed by a block of their
+    own or a few tokens more, are distributed over the revisions.
     """
     world = rollout(Count(2, 2), Count(1, 1))
     system = list(range(50))
@@ -201,7 +205,9 @@ def test_a_prefill_leg_that_fails_goes_on_in_another_revision() -> None:
 
 
 def test_another_revision_prefills_what_the_chosen_has_no_room_for() -> None:
-    """v1 has two decode workers, but its only prefill worker takes one request."""
+    """If the chosen revision's only prefill worker is full, a worker of another revision computes
+    the prompt; v1 has two decode workers here.
+    """
     world = rollout(Count(2, 2), Count(1, 2), max_workers=16, worker_requests=1)
     prefills = []
     for n in range(3):
@@ -228,7 +234,9 @@ def test_another_revision_takes_what_none_of_the_chosen_can() -> None:
 
 
 def test_a_decode_worker_of_another_revision_by_now_gets_no_second_leg() -> None:
-    """The worker was updated in place while the prompt was computed."""
+    """A decode worker that was updated in place to another revision while the prompt was computed
+    does not get the request.
+    """
     world = rollout(Count(1, 2))
     arrival = world.arrival([1, 2, 3], splits=True)
     world.core.on_arrival(arrival)

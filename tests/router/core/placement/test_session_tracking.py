@@ -22,7 +22,7 @@ SEEN: list[RequestView] = []
 
 class Watching:
     """A policy that keeps the data of each decision, and chooses the worker with the fewest
-    requests, below three.
+    requests, at most two.
     """
 
     needs_sessions = True
@@ -218,7 +218,9 @@ def test_where_events_were_lost_a_session_is_believed_to_be_at_home() -> None:
 
 
 def test_a_warm_session_that_waits_stays_at_home() -> None:
-    """A policy may hold the session's request until its own worker has room."""
+    """A session's request waits for the worker with its cache if the policy holds it until that
+    worker has room.
+    """
     world = World(workers=1, policy=WATCHING)
     history = list(range(20))
     world.core.on_arrival(first := world.arrival(history, session="a"))
@@ -233,8 +235,8 @@ def test_a_warm_session_that_waits_stays_at_home() -> None:
 
 
 def test_a_router_that_begins_anew_tells_old_sessions_from_new_ones() -> None:
-    """The router recognizes old sessions by blocks that only one worker holds; several workers hold
-    a system prompt.
+    """A restarted router recognizes old sessions by blocks that only one worker holds; several
+    workers hold a system prompt.
     """
     world = World(workers=3, policy=WATCHING)
     ours = [*SYSTEM, *range(20, 40)]
@@ -314,8 +316,8 @@ def test_what_sessions_want_is_told_of_each_worker_and_not_where_nobody_follows_
 def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
     most: int | None, told: int | None, refused: bool, tokens: int
 ) -> None:
-    """The tokens of an answer that another data plane carries are estimated from its time;
-    otherwise policies would not know how long a turn is.
+    """The tokens of an answer that another data plane carries, which nobody counts, are estimated
+    from its time; otherwise policies would not know how long a turn is.
     """
     world = World(workers=1, policy="warmset")
     world.join(0, step_s=0.02)
@@ -331,8 +333,8 @@ def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
 
 
 def test_what_a_worker_refused_is_not_wanted_there() -> None:
-    """A prompt beyond the worker's memory is refused: its session must not count as if it were in
-    the cache.
+    """A session whose prompt a worker refused because its memory is too small does not count as if
+    it were in that worker's cache.
     """
     core = World(workers=1, policy=WATCHING).core
     arrival = World().arrival([1, 2, 3, 4], session="long")

@@ -1,4 +1,4 @@
-"""Tests of sub-agents of one parent: their prompts begin alike, and go where that beginning is
+"""Tests of sub-agents of one parent, whose prompts begin alike: they go where that beginning is
 cached.
 
 Their first prompts have 92 % in common with one another and nothing with their parent's, as in
@@ -21,7 +21,7 @@ GROUP = "person"
 
 
 class Agents:
-    """A main agent and sub-agents of one person before a pool of idle workers. Lifetime: test."""
+    """A main agent and sub-agents of one user, and a pool of idle workers. Lifetime: test."""
 
     def __init__(self) -> None:
         self.world = World(workers=0, policy="warmset")
@@ -52,7 +52,7 @@ class Agents:
         return self.ask(COMMON + own, f"{GROUP}/{number}", identity, **fields)
 
     def load(self, worker_id: int, requests: int) -> None:
-        """Put unrelated prompts into the queue of a worker."""
+        """Put `requests` requests with unrelated prompts into the queue of a worker."""
         for number in range(requests):
             begins = (number + 1) * 10_000_000
             blocks = list(range(begins, begins + 2_500))

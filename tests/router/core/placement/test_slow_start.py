@@ -18,7 +18,7 @@ RAMP_S = 10.0
 
 
 def world(*joined_s: float, policy: str = "least_requests", slow_start_s: float = RAMP_S) -> World:
-    """Return a world of workers that joined at these times."""
+    """Return a world with one worker for each of the given join times."""
     one = World(workers=0, policy=policy, slow_start_s=slow_start_s)
     for worker_id, at_s in enumerate(joined_s):
         join(one, worker_id, at_s)
@@ -31,12 +31,14 @@ def join(one: World, worker_id: int, at_s: float, model: str = "m") -> None:
 
 
 def one_each(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Exclude workers that have a request."""
+    """A policy that excludes workers with a request."""
     return np.where(fleet.requests > 0, np.inf, 0.0)
 
 
 def sent(one: World, prompt: int) -> int:
-    """Send a request with a prompt of its own; return its worker. It must not be held."""
+    """Send a request with a prompt that no other has; return its worker. The request must not be
+    held.
+    """
     (action,) = one.core.on_arrival(one.arrival([prompt, prompt]))
     assert isinstance(action, Dispatch)
     return action.stages[0].worker_id
@@ -113,7 +115,9 @@ def test_who_is_all_there_is_takes_all() -> None:
 
 
 def test_a_policy_that_would_hold_without_it_may_choose_it() -> None:
-    """If all other workers are full, the request goes to the worker in slow start."""
+    """A request goes to a worker in slow start if all other workers are full, instead of being
+    held.
+    """
     one = world(0.0, 20.0, policy=f"{__name__}:one_each")
     one.now_s = 20.0
     assert [sent(one, n) for n in range(2)] == [0, 1]

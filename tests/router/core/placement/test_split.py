@@ -32,7 +32,7 @@ from tests.router.property_support import patient
 
 
 def busy(world: World, worker_id: int, requests: int = 4) -> None:
-    """Let a worker decode other requests."""
+    """Let a worker decode `requests` other requests."""
     columns = world.core.columns
     columns.requests[world.core.workers.get(worker_id).slot] += requests
 
@@ -56,7 +56,9 @@ def test_one_prefills_and_the_other_decodes() -> None:
 
 
 def test_a_prefill_whose_worker_is_removed_as_it_ends_begins_anew() -> None:
-    """The prefill's answer arrives after the core heard that its worker is gone."""
+    """A prefill whose worker was removed just as the prefill ended starts again at
+    another worker.
+    """
     world = pool("prefill", "prefill", "decode")
     busy(world, 2)
     number, actions = ask(world)
@@ -67,8 +69,8 @@ def test_a_prefill_whose_worker_is_removed_as_it_ends_begins_anew() -> None:
 
 
 def test_an_idle_worker_that_decodes_does_all_of_it() -> None:
-    """The prefill at an idle decode worker disturbs no other request, and no KV needs to
-    be moved.
+    """An idle decode worker does the whole request: a prefill there disturbs no other request, and
+    no KV has to be moved.
     """
     assert legs(ask(pool("prefill", "decode"))[1]) == [(1, "both")]
 
@@ -83,7 +85,9 @@ def test_what_is_cached_where_it_is_decoded_is_prefilled_there() -> None:
 
 
 def test_answers_bear_prefills_beside_them_as_far_as_their_time_per_token_may_grow() -> None:
-    """Short prefills use up the allowance one after the other; with time it recovers."""
+    """Decode workers take short prefills until the allowed growth of their time per token is used
+    up; with time the allowance recovers.
+    """
     world = World(workers=0, tpot_s=0.05)
     for worker_id, role in enumerate(("prefill", "decode")):
         world.join(worker_id, role=role, group="g")
@@ -133,7 +137,9 @@ def test_a_prefill_that_fails_is_done_elsewhere_and_nobody_else_is_blamed() -> N
 
 
 def test_a_decode_that_fails_before_its_first_byte_begins_with_the_prefill_again() -> None:
-    """The KV may have been read already, and its blocks reused since."""
+    """If decode fails before its first byte, the request starts again with the prefill, because the
+    KV may have been read already and its blocks reused.
+    """
     world = pool("prefill", "decode", "decode")
     busy(world, 1)
     busy(world, 2)

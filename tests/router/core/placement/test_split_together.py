@@ -1,5 +1,5 @@
-"""Tests of requests whose prefill and decode start at once: two charges, one failure, and the end
-of every charge.
+"""Tests of requests sent to a prefill and a decode worker at once: both are charged, one failure
+ends both, and every charge ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAIR = {
 
 
 class Ears(RequestListener):
-    """Keeps the messages that peers would get. Lifetime: test."""
+    """Records the messages that peer routers would get. Lifetime: test."""
 
     def __init__(self) -> None:
         self.open: dict[tuple[int, str], int] = {}  # request and leg -> worker
@@ -54,7 +54,7 @@ class Ears(RequestListener):
 
 
 def pool(*roles: str, **facts: object) -> World:
-    """Return a world with one worker for each of the roles."""
+    """Return a world with one worker for each of the given roles."""
     world = World(workers=0)
     for worker_id, role in enumerate(roles):
         world.join(worker_id, role=role, **PAIR | facts)
@@ -285,7 +285,9 @@ def test_one_token_is_for_two_where_nobody_does_all() -> None:
 
 
 def test_one_half_of_a_version_gets_nothing() -> None:
-    """In a rollout, the first workers of the new version have no partners yet."""
+    """A revision that has only prefill or only decode workers, as at the beginning of a rollout,
+    gets no request.
+    """
     world = pool("prefill", "decode")
     world.join(2, role="decode", **PAIR | {"group": "new"})
     for _ in range(4):

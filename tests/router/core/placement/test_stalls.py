@@ -1,4 +1,4 @@
-"""Tests of stall detection, by the last tokens of workers' streams."""
+"""Tests of the detection of stalled workers by the times of their streams' last tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests of when a failing policy is suspended and tried again, against a plain oracle."""
+"""Tests of when a failing policy is suspended and tried again, compared with a plain implementation
+of the rule.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from router.core.placement.guard import BACKOFF_MAX_S, BACKOFF_S, TRIAL_DECISION
 
 
 class Plain:
-    """The rule in plain code: lists instead of bits. Lifetime: test."""
+    """The rule of suspension in plain code, with lists instead of bits. Lifetime: test."""
 
     def __init__(self) -> None:
         self.decisions: list[bool] = []  # faulty or not, since the last suspension

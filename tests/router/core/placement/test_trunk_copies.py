@@ -1,5 +1,5 @@
-"""Tests of trunks in the core: the columns of policies, the explanations, and what a burst
-computes.
+"""Tests of shared prefixes ("trunks") in the core: the data that policies see of them, the
+explanations, and what a burst of requests computes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WATCHING = "tests.router.core.placement.test_trunk_copies:Watching"
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Chooses worker 0 while there are enough copies, else the first worker that lacks
-    the trunk.
+    """A policy that chooses worker 0 while there are enough copies of a shared prefix, and
+    otherwise the first worker that lacks it.
     """
 
     needs_sessions: ClassVar[bool] = True
@@ -72,7 +72,9 @@ def test_policies_that_do_not_ask_are_told_of_no_trunk() -> None:
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_cold_burst_of_siblings_computes_the_trunk_once_a_copy(workers: int, seed: int) -> None:
-    """64 requests at once have 6,000 shared and 704 own tokens, on schedulers of virtual time."""
+    """Of 64 requests at once with 6,000 shared and 704 own tokens, only one for each copy computes
+    the shared prefix; schedulers run on virtual time.
+    """
     jobs = [
         Job(1.0, job.chain, job.prompt_tokens, job.output_tokens)
         for job in shared_prompt(64, 60.0, 6_000, 704, 24, seed)

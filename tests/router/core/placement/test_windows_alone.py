@@ -1,4 +1,6 @@
-"""Tests of workers whose model has no full attention: hits against plain sets of kept blocks."""
+"""Tests of workers whose model has only sliding windows and no full attention: hits equal those
+computed with plain sets of kept blocks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def tokens(blocks: list[int]) -> list[int]:
 
 
 class Pair:
-    """A worker with windows only, and the blocks that its engine keeps, by name."""
+    """A worker whose model has only sliding windows, and the names of the blocks that its engine
+    keeps.
+    """
 
     def __init__(self, window: int = WINDOW) -> None:
         self.world = World(workers=1)
@@ -63,8 +67,8 @@ class Pair:
         return int(hit) // BLOCK
 
     def allowed(self, blocks: list[int]) -> int:
-        """Return the hit by the rule: the last blocks before it are kept, or all if there are
-        fewer.
+        """Return the hit that the rule allows: the last blocks before its end are kept, or all
+        blocks if there are fewer.
         """
         names = ENGINE.names(tokens(blocks))
         ends = range(len(blocks), 0, -1)
@@ -73,8 +77,8 @@ class Pair:
 
 
 class Histories(RuleBasedStateMachine):
-    """Random histories: prompts computed in chunks, of which any blocks may be kept; evictions; a
-    cache that is emptied.
+    """Random histories in which prompts are computed in chunks, any of their blocks may be kept or
+    evicted, and the cache is emptied.
     """
 
     @initialize(window=st.sampled_from([WINDOW, 0]))
@@ -138,7 +142,7 @@ def test_nothing_is_expected_of_what_was_sent_there() -> None:
 
 
 def test_a_copy_of_its_record_promises_the_same() -> None:
-    """A router that restarts continues from the record that the earlier one saved."""
+    """A restarted router expects the same hits, from the record that the earlier router saved."""
     pair = Pair()
     pair.computed(PROMPTS[0], 0, [5, 6, 7])
     (worker,) = pair.world.core.workers

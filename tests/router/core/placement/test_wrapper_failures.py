@@ -1,4 +1,4 @@
-"""Tests of failing wrappers: their faults are counted, and name the wrapper."""
+"""Tests of failing wrappers of policies: each fault is counted under the wrapper's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random lives of followed sessions, and their invariants, computed in plain Python."""
+"""Random histories of followed sessions, and their invariants, computed in plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPACITY_TOKENS = 4_000.0
 
 
 def columns() -> WorkerColumns:
-    """Return three workers, the last of which has an unknown capacity."""
+    """Return the data of three workers, the last of which has an unknown capacity."""
     made = WorkerColumns(SLOTS)
     for slot in range(SLOTS):
         made.open(slot, 10 + slot)
@@ -30,7 +30,7 @@ def columns() -> WorkerColumns:
 
 
 def prompt(*parts: tuple[int, int]) -> np.ndarray:
-    """Return the token ids of parts (n, tokens); each part n has tokens of its own."""
+    """Return the token ids of the parts (n, tokens); each number n stands for its own tokens."""
     ids = [np.arange(n * 100_000, n * 100_000 + tokens, dtype=np.int32) for n, tokens in parts]
     return np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
 
@@ -50,14 +50,14 @@ def arrival(tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Arrival
 def come(
     sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object
 ) -> TrackedRequest:
-    """Let a request arrive, and return it."""
+    """Let a request arrive and return its tracking record."""
     fact = arrival(tokens, now_s, **fields)
     return sessions.arrived(fact, fact.chains[BLOCK], BLOCK)
 
 
 @dataclass(eq=False)
 class Talk:
-    """The test's own record of one session."""
+    """The record that the test itself keeps of one session."""
 
     session: str | None
     tenant: str
@@ -68,7 +68,7 @@ class Talk:
 
 @dataclass(eq=False)
 class Open:
-    """A request that has not ended."""
+    """A request that has begun and not ended."""
 
     talk: Talk
     tracked: TrackedRequest
@@ -77,7 +77,7 @@ class Open:
 
 @dataclass
 class History:
-    """A random life of a few sessions on three workers, described by a list of small numbers."""
+    """A random history of a few sessions on three workers, described by a list of small numbers."""
 
     limit: int = 8
     now_s: float = 0.0
@@ -144,7 +144,9 @@ class History:
             self.sessions.refresh(self.now_s)
 
     def check(self) -> None:
-        """Check that the sums equal those of the table, and the table the test's own record."""
+        """Check that the sums equal those of the table, and that the table equals the test's own
+        records.
+        """
         sessions = self.sessions
         rows = sessions._rows
         alive = [row for row in range(rows.used) if rows.serial[row]]

@@ -1,5 +1,5 @@
-"""Tests of the warm cycle: pause and decode time at a calm pace, which an overloaded pool does not
-lengthen.
+"""Tests of the time from a session's turn to its next one, pause and decode time, which an
+overloaded pool does not lengthen.
 """
 
 from __future__ import annotations

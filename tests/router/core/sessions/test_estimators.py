@@ -1,4 +1,4 @@
-"""Tests of the estimates of speeds and arrivals, and of data that must not mislead them
+"""Tests of the estimates of speeds and arrival rates, which wrong data must not mislead
 for long.
 """
 
@@ -37,7 +37,9 @@ def charge(uncached: int = 4000, shown: bool = True, dispatched_s: float = 0.0) 
     [(300.0, 0.2), (15_000.0, 0.015), (15_000.0, 0.2), (1_500_000.0, 0.00015)],
 )
 def test_speeds_are_learned_whatever_they_are(true_rate: float, true_step_s: float) -> None:
-    """The speeds are from 50 times slower to 100 times faster than the first guess."""
+    """Speeds are learned if they are from 50 times slower to 100 times faster than the
+    first guess.
+    """
     columns, speed = speeds()
     for _ in range(200):
         speed.first_token(charge(), 4000 / true_rate + columns.step_s[0] / 2)
@@ -47,8 +49,9 @@ def test_speeds_are_learned_whatever_they_are(true_rate: float, true_step_s: flo
 
 
 def test_a_worker_a_hundred_times_faster_is_learned_from_prefills_alone() -> None:
-    """The worker's whole prefill is shorter than the half step that is assumed to come
-    before it.
+    """The speed of a worker that is a hundred times faster than guessed is learned from prefills
+    alone, although its whole prefill is shorter than the half step that is assumed to come before
+    it.
     """
     columns, speed = speeds()
     for _ in range(200):
@@ -86,8 +89,8 @@ def test_no_run_of_absurd_samples_leads_out_of_range(sample_s: float) -> None:
     "told", [charge(shown=False), charge(uncached=255), charge(dispatched_s=99.0)]
 )
 def test_what_says_nothing_of_speed_is_not_learned_from(told: Charge) -> None:
-    """The cases are in addition to answers that have no first token, are too short, or came before
-    the request was sent.
+    """Answers without a visible first token, with too short a prefill, or with a first token before
+    the request was sent do not change the estimated speed.
     """
     columns, speed = speeds()
     speed.first_token(told, 10.0)
@@ -109,7 +112,7 @@ def pool_speeds(workers: int) -> tuple[WorkerColumns, SpeedEstimator, Ledger]:
 
 
 def lone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
-    """Let a worker compute a single prefill of a thousand tokens."""
+    """Let a worker compute a single prefill of a thousand tokens at this rate."""
     charge = ledger.reserve((slot, "both"), slot, 1_000, 1_000, True, 0.0)
     assert ledger.first_token(charge, 1_000 / rate + 5e-4)
     speed.first_token(charge, 1_000 / rate + 5e-4)
@@ -118,8 +121,8 @@ def lone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
 
 @given(noise=st.lists(st.floats(0.85, 1.17), min_size=20, max_size=20))
 def test_equal_workers_have_one_speed_whatever_the_noise(noise: list[float]) -> None:
-    """If noise were believed, all requests of an idle pool would go to the worker that seems
-    fastest.
+    """Workers of equal speed get equal estimates, whatever the noise; otherwise all requests of an
+    idle pool would go to the worker that seems fastest.
     """
     columns, speed, ledger = pool_speeds(3)
     for number, wrong in enumerate(noise):
@@ -140,7 +143,9 @@ def test_a_slower_worker_is_told_apart_and_a_newcomer_begins_as_the_pool_is() ->
 
 @pytest.mark.parametrize("streams", [2, 5, 8])
 def test_speed_is_learned_of_prompts_that_are_computed_together(streams: int) -> None:
-    """Three prompts share a step, as in an engine with a token budget."""
+    """The speed is learned from prompts that are computed together: three prompts share a step, as
+    in an engine with a token budget.
+    """
     columns, speed, ledger = pool_speeds(1)
     for _ in range(5):
         charges = [
@@ -169,8 +174,8 @@ def test_speed_is_learned_of_answers_that_do_not_stream() -> None:
 
 
 def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
-    """The result does not depend on the assumed length of a step, because there was no step of
-    decode.
+    """For an answer of one token, the whole time counts as prefill, whatever length of a step is
+    assumed, because there was no decode step.
     """
     columns, speed, ledger = pool_speeds(1)
     columns.step_s[0], true = 0.015, 3.0 * columns.given_tokens_per_s[0]
@@ -182,7 +187,9 @@ def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
 
 
 def test_short_answers_teach_how_long_a_step_takes() -> None:
-    """The answers end before the first report of their progress."""
+    """The length of a decode step is learned from answers so short that they end before the first
+    report of their progress.
+    """
     columns, speed, ledger = pool_speeds(1)
     for _ in range(60):
         charge = ledger.reserve((1, "both"), 0, 1_000, 1_000, True, 0.0)
@@ -195,7 +202,9 @@ def test_short_answers_teach_how_long_a_step_takes() -> None:
 
 @given(short_s=st.lists(st.floats(0.5, 2.0), min_size=40, max_size=40))
 def test_short_prefills_never_look_faster_than_they_were(short_s: list[float]) -> None:
-    """Steps are assumed to take as long as two of them, and only the faster ones count."""
+    """Short prefills never make a worker look faster than it is: steps are assumed to take as long
+    as two of them, and only the faster ones count.
+    """
     columns, speed = speeds(step_s=0.040)
     for wrong in short_s:
         speed.first_token(charge(300), 0.020 * wrong)

@@ -1,5 +1,5 @@
-"""Tests of the cost of attention, which is learned from prefills of different workers, some with
-wrong times.
+"""Tests of the learned cost of attention, from prefills of different workers, some with wrong
+times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 def learned(
     seed: int, pair_tokens: float, wrong: float = 0.0, samples: int = 2_000
 ) -> WorkerColumns:
-    """Return the columns after `samples` prefills, of which a share `wrong` had arbitrary times."""
+    """Return the learned data of workers after `samples` prefills, of which a share `wrong` had
+    arbitrary times.
+    """
     rng = random.Random(seed)
     columns = WorkerColumns(len(SPEEDS))
     columns.prefill_tokens_per_s[:] = 15_000.0

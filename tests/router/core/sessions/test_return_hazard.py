@@ -1,5 +1,5 @@
-"""Tests of the hazard of returns, a life table, against one that is counted from the raw
-history.
+"""Tests of the chance that an idle session returns, a life table, compared with one counted from
+the raw history.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LOOKS = st.lists(st.floats(0.0, 2_000.0), max_size=6)
 
 
 def told(periods: list[tuple[float, bool]], looks_s: list[float]) -> ReturnHazard:
-    """Return the hazard after idle periods (seconds, whether a request ended it), all from time 0,
-    seen at these times.
+    """Return the life table after idle periods (seconds, whether a request ended it), all from time
+    0, seen at the given times.
     """
     hazard = ReturnHazard()
     bins = np.full(len(periods), -1)
@@ -44,7 +44,9 @@ def told(periods: list[tuple[float, bool]], looks_s: list[float]) -> ReturnHazar
 
 
 def life_table(periods: list[tuple[float, bool]]) -> tuple[list[float], list[float]]:
-    """Return the sessions at risk and those that returned in each bin, counted one by one."""
+    """Return for each bin of idle time the sessions that were still idle and those that returned,
+    counted one by one.
+    """
     risk, back = [2.0] * len(EDGES_S), [0.5] * len(EDGES_S)
     for length_s, came_back in periods:
         last = max(b for b, start_s in enumerate(EDGES_S) if start_s <= length_s)
@@ -55,7 +57,9 @@ def life_table(periods: list[tuple[float, bool]]) -> tuple[list[float], list[flo
 
 
 def survival(risk: list[float], back: list[float], idle_s: float) -> float:
-    """Return the survival of the life table; within a bin, its logarithm falls linearly."""
+    """Return the share of sessions that have not returned after `idle_s`, by the life table; within
+    a bin, its logarithm falls linearly.
+    """
     logs = 0.0
     for b, (start_s, end_s) in enumerate(pairwise(EDGES_S.tolist())):
         part = min(max((idle_s - start_s) / (end_s - start_s), 0.0), 1.0)
@@ -89,7 +93,9 @@ def test_bins_are_two_an_octave_and_the_last_one_is_open() -> None:
 
 
 def test_chances_follow_the_traffic() -> None:
-    """Sessions return after 2 to 4 s, and a third of them never does."""
+    """The chance of a return follows the traffic, in which sessions return after 2 to 4 s and a
+    third of them never does.
+    """
     rng, hazard = random.Random(3), ReturnHazard()
     for _ in range(3_000):
         if rng.random() < 2 / 3:

@@ -1,4 +1,4 @@
-"""Tests of native weights of idle sessions: equal to those of plain numpy, bit by bit."""
+"""Tests of the native weights of idle sessions: they equal those of plain numpy bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ Columns = dict[str, Any]
 
 
 def table(rows: int, seed: int) -> Columns:
-    """Return random sessions: idle or not, with a home or not, recent or old."""
+    """Return random sessions: idle or not, with a worker that has their cache or not, recent or
+    old.
+    """
     rng = np.random.default_rng(seed)
     edge = rng.choice(EDGES_S, rows)
     away_s = np.where(rng.random(rows) < 0.3, edge, rng.exponential(300.0, rows))
@@ -39,7 +41,7 @@ def table(rows: int, seed: int) -> Columns:
 
 
 def learned(seed: int) -> ReturnHazard:
-    """Return a hazard learned from some returns."""
+    """Return a life table of returns, learned from some returns."""
     hazard, rng = ReturnHazard(), np.random.default_rng(seed)
     for idle_s in rng.exponential(40.0, 30):
         hazard.returned(-1, float(idle_s))

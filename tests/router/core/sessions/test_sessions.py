@@ -1,5 +1,5 @@
-"""Tests of followed sessions: found by id or by prompt, at home where they were sent, forgotten in
-time.
+"""Tests of followed sessions: they are found by id or by prompt, stay with the worker they were
+sent to, and are forgotten in time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def followed(limit: int = 64) -> Sessions:
 
 
 def turn(sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> int:
-    """Run a whole turn on the first worker; return the row of its session."""
+    """Run a whole turn of a session on the first worker; return the session's row."""
     tracked = come(sessions, tokens, now_s, **fields)
     sessions.dispatched(tracked, 0)
     sessions.ended(tracked, 5, now_s)
@@ -65,7 +65,9 @@ def test_sums_are_those_of_the_table_after_any_history(
 def test_the_same_history_gives_the_same_sums(
     before: list[tuple[int, int, int]], after: list[tuple[int, int, int]]
 ) -> None:
-    """Reading the sums that a change would give changes none of them."""
+    """The same history gives the same sums; reading what the sums would be after a change does not
+    change them.
+    """
     plain, looked = History(), History()
     for step in [*before, *after]:
         plain.step(*step)
@@ -272,8 +274,8 @@ def test_conversations_at_once_under_one_id_are_sessions_of_their_own() -> None:
 
 
 def test_a_session_that_begins_anew_keeps_its_id() -> None:
-    """A client begins anew after a compaction; the id stays if no other request of the session is
-    under way.
+    """A session keeps its id when its client begins anew after a compaction, if no other request of
+    the session is under way.
     """
     sessions = followed()
     first = turn(sessions, prompt(SYSTEM, (1, 400)), session="s")
@@ -295,7 +297,9 @@ def test_prompts_of_less_than_a_block_are_believed_their_id() -> None:
 
 
 def test_one_cache_key_for_a_main_agent_and_its_sub_agents() -> None:
-    """All tokens of the agents that share the key count, as with a key for each agent."""
+    """If a main agent and its sub-agents share one cache key, all of their tokens count, as with a
+    key for each agent.
+    """
     counted = []
     for names in ({}, {"session": "each"}):
         sessions = followed()
@@ -327,7 +331,9 @@ def test_a_session_that_ends_frees_its_room_at_once() -> None:
 def test_conversations_at_once_are_never_one_session(
     steps: list[tuple[int, str | None, bool]],
 ) -> None:
-    """Five conversations under ids that change, each with at most one request under way."""
+    """Five conversations at once whose ids change, each with at most one request under way, are
+    never taken for one session.
+    """
     sessions = followed()
     turns = dict.fromkeys(range(5), 0)
     under_way: dict[int, TrackedRequest] = {}

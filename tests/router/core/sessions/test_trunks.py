@@ -1,4 +1,6 @@
-"""Tests of trunks: the heaviest ones are kept, with as many copies as their demand needs."""
+"""Tests of shared prefixes ("trunks"): those with the most traffic are kept, with as many copies as
+their demand needs.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def run(start: int, tokens: int) -> np.ndarray:
 
 
 class Traffic:
-    """Prompts of new sessions: each has one of some shared beginnings, then tokens of its own."""
+    """Prompts of new sessions: each has one of some shared beginnings, then tokens that no other
+    has.
+    """
 
     def __init__(self, pace: PoolPace = PACE, heads: int = TRUNKS_MAX) -> None:
         self.trunks = Trunks(heads)
@@ -65,7 +69,9 @@ def test_two_prompts_that_part_make_a_trunk() -> None:
 
 
 def test_a_steady_demand_wants_so_many_copies_as_can_serve_it() -> None:
-    """20 requests a second of 3,000 own tokens need 4 workers' time, or 5 workers at 80 % each."""
+    """A steady demand needs as many copies of a shared prefix as can serve it: 20 requests a second
+    of 3,000 own tokens need 4 workers' time, or 5 workers at 80 % each.
+    """
     traffic, head = Traffic(), run(0, 6_000)
     for i in range(1_200):
         chain = traffic.send(head, own_tokens=3_008, now_s=i / 20)
@@ -80,8 +86,8 @@ def test_a_steady_demand_wants_so_many_copies_as_can_serve_it() -> None:
 
 
 def test_a_burst_wants_copies_while_they_save_more_waiting_than_computing_takes() -> None:
-    """64 requests at once bring 3 s of work: a 15th copy saves 0.43 s of waiting, a 16th only 0.38
-    s.
+    """A burst gets copies of its prefix as long as a copy saves more waiting than computing it
+    takes: of 64 requests at once with 3 s of work, a 15th copy saves 0.43 s, a 16th only 0.38 s.
     """
     traffic, head = Traffic(), run(0, 6_000)
     for _ in range(64):
@@ -140,8 +146,8 @@ def test_short_heads_are_no_trunks() -> None:
 
 
 def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> None:
-    """The traffic is a flood of unique prompts, then one of pairs, each with its own beginning,
-    beside two trunks.
+    """Prompts that share nothing, and prompts that come in pairs, do not push two busy shared
+    prefixes out of the table.
     """
     traffic, heads = Traffic(), (run(0, 6_000), run(1_000, 3_008))
     for i in range(500):
@@ -170,8 +176,9 @@ def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> No
 def test_counts_are_right_within_the_error_of_space_saving(
     heads: int, arrivals: list[tuple[int, float]], rest_s: float
 ) -> None:
-    """The oracle is each beginning's own decayed count: no row exceeds it, and none that is greater
-    than 1 / heads of all counts is missing.
+    """The counts of shared prefixes have at most the error of Space-Saving: no row exceeds the
+    prefix's own decayed count, and no prefix is missing whose count is greater than 1 / heads of
+    all counts.
     """
     trunks, now_s, last_s = Trunks(heads), 0.0, {}
     exact: Counter[int] = Counter()
@@ -202,7 +209,7 @@ def test_counts_are_right_within_the_error_of_space_saving(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
-    """Draw arrivals of prompts that share beginnings at several depths, at several rates."""
+    """Draw arrivals of prompts that share beginnings of several lengths, at several rates."""
     events: list[tuple[Any, ...]] = []
     now_s = 0.0
     for _ in range(draw(st.integers(0, 60))):

@@ -1,5 +1,5 @@
-"""Tests of blocks that caches held before any session was followed: they count, lose weight, and
-get an owner.
+"""Tests of blocks that caches held before the router followed any session: they count, lose weight,
+and get an owner.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_what_turns_out_to_be_somebodys_is_no_strangers_any_more() -> None:
 
 
 def holding(policy: str, blocks: int = 50) -> World:
-    """Return a world in which one worker is known to hold 50 blocks at the first tick."""
+    """Return a world in which one worker is known to hold `blocks` blocks at the first tick."""
     world = World(1, policy)
     held = stored(list(range(blocks)))
     world.core.on_kv_events(KvEvents(0.0, 0, 0, (held,), source="snapshot"))
@@ -103,7 +103,10 @@ def test_one_that_kept_its_cache_has_them_again() -> None:
 
 
 def test_what_was_stored_before_our_eyes_is_no_strangers() -> None:
-    """The publisher has no replay or snapshot: its cache is known once it has turned over."""
+    """Blocks that were stored while the router watched do not count as unowned, even if the
+    publisher has no replay or snapshot, so that the cache is known only once all of it was
+    replaced.
+    """
     world = World(0, "warmset")
     world.join(0, kv_capacity_tokens=10.0 * BLOCK)
     worker = world.core.workers.get(0)

@@ -1,4 +1,6 @@
-"""Tests of working sets: sums by worker, each trunk once, however sessions come and go."""
+"""Tests of working sets: the sum of cached tokens by worker counts each shared prefix once, however
+sessions come and go.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ MOVES = st.lists(
 def test_trunks_count_once_where_a_session_has_them(
     moves: list[tuple[int, int, int, int]], shown_at_most: int
 ) -> None:
-    """The oracle is a list of the sessions at each worker; there is room for few arrays,
-    or many.
+    """A shared prefix counts once where several sessions have it; the test compares with a list of
+    the sessions at each worker, with room for few arrays or many.
     """
     before, working_sets._SHOWN_TRUNKS = working_sets._SHOWN_TRUNKS, shown_at_most
     try:

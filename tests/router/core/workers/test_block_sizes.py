@@ -22,7 +22,7 @@ BIG = 48 * BLOCK
 
 
 def prompt(seed: int, size: int, blocks: int) -> dict[str, Any]:
-    """Return the blocks of one prompt in one event."""
+    """Return a store event with the blocks of one prompt."""
     ids = [(seed * 7919 + i) % 50_000 for i in range(size * blocks)]
     names = [seed * 1000 + i for i in range(blocks)]
     return {"type": "BlockStored", "block_hashes": names, "token_ids": ids, "block_size": size}

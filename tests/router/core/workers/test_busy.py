@@ -1,4 +1,6 @@
-"""Tests of workers that report that they are busy: the order of others, the pause, the cost."""
+"""Tests of workers that report that they are busy: which other workers are tried, for how long the
+busy one gets no requests, and what that costs.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def placed(actions: list) -> Dispatch | Reject:
 
 
 def say_busy(world: World, worker_id: int, busy_s: float = 0.0) -> list:
-    """Send a request that only this worker may serve, and let it be refused."""
+    """Send a request that only this worker may serve, and let the worker refuse it as busy."""
     action = sent(world, 1, only=worker_id)
     return refused(world, action.request_id, busy_s, retry=False)
 
@@ -297,7 +299,9 @@ def test_nobody_is_spared_where_the_key_says_so() -> None:
 
 
 def test_what_names_no_such_refusal_changes_nothing() -> None:
-    """Old recordings have no pause, and neither has "busy" from the router's own limits."""
+    """Facts without a time for the pause change nothing, as in old recordings and for "busy" from
+    the router's own limits.
+    """
     world = World(2)
     action = sent(world)
     world.core.on_failure(Failure(world.now_s, action.request_id, "busy", True, "busy"))

@@ -1,5 +1,5 @@
-"""Tests of the worker columns: the queue's drain against a plain queue, views, clocks
-that go back.
+"""Tests of the table of worker data: its model of queues compared with a plain queue, its views,
+and clocks that go back.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def test_the_queue_drains_as_a_plain_queue_would(steps: list[tuple[str, float]])
 
 
 def test_a_worker_that_answers_nobody_keeps_its_queue() -> None:
-    """A worker without free KV memory lets its first request wait, and all behind it, for
-    an hour.
+    """A worker without free KV memory, whose first request waits for an hour, keeps its whole queue
+    in the table.
     """
     columns, ledger = columns_of_one_worker()
     first, second, third = (

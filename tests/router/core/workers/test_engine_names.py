@@ -1,5 +1,5 @@
-"""Tests of vLLM's names of blocks, computed by its published rules, and of the blocks that events
-mean by them.
+"""Tests of vLLM's names of blocks, computed by its published rules, and of which blocks events mean
+by these names.
 """
 
 from __future__ import annotations

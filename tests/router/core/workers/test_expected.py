@@ -1,5 +1,5 @@
-"""Tests of blocks that are expected because of own dispatches: assumed for a while, then forgotten
-in two halves.
+"""Tests of blocks that the router expects at a worker because of its own requests: they are assumed
+for a while, then forgotten in two halves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ TTL_S = 10.0
 
 
 def raised(expected: ExpectedBlocks, blocks: list[int], *resident: int) -> list[int]:
-    """Return the leading blocks of each slot if `resident` are cached already."""
+    """Return the number of expected leading blocks of each worker if `resident` are
+    cached already.
+    """
     hits = np.array(resident, dtype=np.int32)
     expected.raise_prefix(hits, chain_of(blocks))
     return hits.tolist()
@@ -52,7 +54,9 @@ def test_both_generations_count_and_neither_lowers_what_is_resident() -> None:
 def test_a_block_is_believed_for_half_its_time_at_least_and_all_of_it_at_most(
     steps: list[float], asked_s: float
 ) -> None:
-    """The property holds for any times of ticks, as long as they come at least every 4 s."""
+    """An expected block is assumed for at least half of its time and at most all of it, for any
+    times of ticks at most 4 s apart.
+    """
     expected = ExpectedBlocks(1, 1024, TTL_S)
     now_s = 0.0
     for step_s in steps:
@@ -112,7 +116,9 @@ PROMPTS = [[1], [1, 2], [1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 6, 7], [8, 2, 3]]
 def test_what_failed_is_expected_only_as_far_as_others_bring_it(
     steps: list[tuple[str, int, list[int], int]],
 ) -> None:
-    """The oracle keeps sets of blocks, and no time passes in the test."""
+    """The blocks of a failed request are expected only as far as other requests bring them; the
+    test compares with sets of blocks, without passing time.
+    """
     expected = ExpectedBlocks(2, 1024, TTL_S)
     believed: tuple[set[int], set[int]] = set(), set()
     running: list[Expectation] = []
@@ -208,7 +214,8 @@ def test_a_request_that_came_to_nothing_leaves_nothing(
 
 
 def test_a_refusal_that_comes_long_after_the_prompt_could_be_computed_leaves_nothing() -> None:
-    """A request that does not stream leaves the queue at the modelled time, whatever the worker
+    """A refusal that comes long after the prompt could have been computed ends all expectations of
+    the request: an unstreamed request leaves the modelled queue at its time, whatever the worker
     does.
     """
     for has_events in (True, False):
@@ -231,8 +238,8 @@ def test_a_sibling_of_a_refused_request_brings_its_share_of_the_prompt() -> None
 
 
 def test_what_a_worker_stored_and_dropped_is_expected_no_longer() -> None:
-    """The expectation ends at once, whether or not the request that brought the block
-    still runs.
+    """A block that a worker stored and evicted is no longer expected, whether or not the request
+    that brought it still runs.
     """
     world = World(workers=1)
     for prompt in ([1, 2, 3], [4, 5, 6]):
@@ -273,7 +280,9 @@ def test_what_only_left_another_tier_is_expected_all_the_same() -> None:
 def test_more_than_the_events_tell_is_expected_only_of_running_requests(
     facts: list[tuple[str, list[int], int]],
 ) -> None:
-    """A worker that computes its requests at once holds what is expected when nothing runs."""
+    """More blocks than events report are expected only while requests run: a worker that computes
+    its requests at once holds what is expected.
+    """
     world, held, seq = World(workers=1), set[int](), 0
     running: list[tuple[int, list[int]]] = []
     for what, prompt, which in facts:

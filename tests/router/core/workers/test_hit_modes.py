@@ -1,5 +1,5 @@
-"""Tests of how exact a worker's hits are: one set of facts for each cause, and the order
-of causes.
+"""Tests of how exact a worker's hits are: one set of facts for each cause, and which cause is named
+first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tests of KV events that carry our own chain hashes: the rules are those of events with tokens."""
+"""Tests of KV events that carry our own chain hashes: they follow the same rules as events with
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.router.core.core_world import BLOCK, World, chain_of, removed, stored
 
 
 def by_chain(event: object) -> object:
-    """Return the same event in a replay's form: names are chain hashes in arrays, without
+    """Return the same event as replays have it: names are chain hashes in arrays, without
     tokens.
     """
     if isinstance(event, Cleared):
@@ -52,7 +54,7 @@ CHAIN_OF_NAME = {
 
 
 def seen(world: World) -> tuple[object, ...]:
-    """Return all that is visible of a worker's KV state."""
+    """Return everything that the core shows of a worker's KV state."""
     kv = world.core.workers.get(0).kv
     hits = [world.hits(blocks) for blocks in FAMILIES]
     return hits, kv.known, kv.resyncing, kv.resident_blocks, kv.parked_blocks, kv.counters
@@ -87,7 +89,9 @@ _batch = st.tuples(
 def test_any_stream_gives_the_same_state_with_chains_as_with_tokens(
     twin, batches, parked_blocks
 ) -> None:
-    """The streams have children before parents, evicted orphans, gaps, restarts and snapshots."""
+    """A stream of events gives the same state with chain hashes as with tokens: children before
+    parents, evicted orphans, gaps, restarts and snapshots.
+    """
     bounds = {"parked_blocks": parked_blocks, "backlog_batches": 3, "index_entries": 1024}
     tokens, chains = (World(workers=0, **bounds) for _ in range(2))
     for world in (tokens, chains):
@@ -105,8 +109,8 @@ def test_any_stream_gives_the_same_state_with_chains_as_with_tokens(
 
 
 def test_an_orphan_told_by_its_chain_waits_for_its_parent_too() -> None:
-    """The block's hash is known, but not whether the blocks before it are cached: the result is the
-    same as for a live event.
+    """A block whose parent is unknown waits for its parent with chain hashes, too: its hash is
+    known, but not whether the blocks before it are cached.
     """
     world = World(workers=1)
     world.events(0, 0, by_chain(stored([0, 1, 2], after=1)))

@@ -1,5 +1,5 @@
-"""Tests of causes besides a gap that make hits a lower bound: the index's limit, and an unproven
-restart.
+"""Tests of causes other than a gap that make hits a lower bound: the index is full, or a restart is
+unproven.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def test_below_the_bound_nothing_is_forgotten() -> None:
 def test_who_is_known_has_all_of_its_blocks_in_the_index(
     steps: list[tuple[int, int, bool]],
 ) -> None:
-    """The property holds for any stores and removals in an index that has room for half of the
-    blocks.
+    """A worker whose cache counts as known has all of its blocks in the index, for any stores and
+    removals in an index with room for half of the blocks.
     """
     world = World(workers=3, index_entries=LIMIT)
     seqs, truth = [0] * 3, [set[int]() for _ in range(3)]
@@ -113,7 +113,7 @@ def test_who_is_known_has_all_of_its_blocks_in_the_index(
 
 
 def lost_and_back(started_s: float = math.nan, **facts: object) -> World:
-    """Return a world in which four blocks were known, and the connection was lost and is back
+    """Return a world in which four blocks were known, and the connection was lost and came back
     without a replay.
     """
     world = World(workers=0)
@@ -196,7 +196,9 @@ def test_an_answer_that_finds_little_of_it_shows_another_life(cached: int) -> No
 
 
 def test_what_turns_over_ends_the_doubt_and_drops_what_has_no_room() -> None:
-    """After a restart nothing says that the blocks from before are gone."""
+    """After an unproven restart, a cache counts as known again once it was filled with new blocks
+    and old ones were removed; until then old blocks for which there is no room are dropped.
+    """
     world = lost_and_back(kv_capacity_tokens=8.0 * BLOCK)
     for n in range(8):  # another life: a whole cache, and none of those was removed
         world.events(0, 1 + n, stored([50 + n]))

@@ -12,7 +12,9 @@ from tests.router.core.core_world import World, removed, stored
 
 
 class Stream(World):
-    """A world of one worker whose batches have digests; `life` distinguishes publishers."""
+    """A world with one worker whose batches of events have digests; `life` distinguishes restarts
+    of the publisher.
+    """
 
     def __init__(self, **settings: object) -> None:
         super().__init__(workers=1, **settings)
@@ -60,7 +62,9 @@ def test_a_replay_is_asked_for_from_a_batch_we_would_know_again() -> None:
 
 
 def test_a_restart_that_only_the_replay_shows_is_noticed() -> None:
-    """While the connection was lost, the publisher restarted and passed its former number."""
+    """A publisher's restart that only the replay shows is noticed: it restarted and passed its
+    former number while the connection was lost.
+    """
     stream = Stream()
     for seq in range(3):
         stream.batch(seq, stored([seq]))
@@ -78,8 +82,8 @@ def test_a_restart_that_only_the_replay_shows_is_noticed() -> None:
 
 
 def test_a_restart_after_a_replay_alone_is_noticed() -> None:
-    """No batch has come live yet. The first live batch is no duplicate, because its content
-    differs.
+    """A restart is noticed when only a replay has come so far: the first live batch is no
+    duplicate, because its content differs.
     """
     stream = Stream()
     for seq in range(3):
@@ -160,7 +164,7 @@ def test_a_long_replay_that_begins_too_late_is_bounded_and_quick() -> None:
 
 
 def followed() -> Stream:
-    """Return a stream of three batches whose state is known."""
+    """Return a stream with three batches, whose state is known."""
     stream = Stream()
     for seq in range(3):
         stream.batch(seq, stored([seq]))
@@ -168,7 +172,7 @@ def followed() -> Stream:
 
 
 def taken_over(before: Stream, **changed: object) -> Stream:
-    """Return a router that starts from what the router `before` saved."""
+    """Return a router that starts from the state that the router `before` saved."""
     frozen = before.kv.frozen()
     assert frozen is not None
     saved = frozen.thawed()
@@ -235,7 +239,9 @@ def test_of_an_engine_that_began_anew_nothing_saved_is_believed() -> None:
 
 @pytest.mark.parametrize("replayed", [[], [5, 6]])
 def test_a_replay_without_the_saved_batch_proves_nothing(replayed: list[int]) -> None:
-    """The engine restarted and has not come that far, or its buffer is too short."""
+    """A replay that lacks the saved batch proves nothing: the engine restarted and has not come
+    that far, or its buffer is too short.
+    """
     after = taken_over(followed())
     for seq in replayed:
         after.batch(seq, stored([seq]), source="replay")

@@ -1,5 +1,5 @@
-"""Tests of any life of a publisher behind a lossy connection: a state that counts as
-known is true.
+"""Tests of random histories of a publisher behind a lossy connection: a state that counts as known
+is the true one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ BUFFER = 6  # batches a publisher can replay
 
 
 class Line:
-    """A publisher that may restart, a connection that loses, repeats and delays, and a feed with
-    one request at a time. Lifetime: example.
+    """A publisher that may restart, a connection that loses, repeats and delays batches, and a feed
+    with one replay request at a time. Lifetime: example.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Line:
                 self.tell(*one, "live")
 
     def step_replay(self) -> None:
-        """Ask for a replay, or read one batch of the answer, or its end."""
+        """Request a replay, or read one batch of the answer, or its end."""
         if self.replay is None:
             if self.wanted is not None:
                 first = max(self.wanted, len(self.batches) - BUFFER)
@@ -94,7 +94,7 @@ class Line:
                 self.obey(self.world.core.on_replay_end(ReplayEnd(0.0, 0, answered=True)))
 
     def settle(self) -> None:
-        """Deliver everything, and answer every request."""
+        """Deliver all batches and answer every replay request."""
         for _ in range(1000):
             if not self.on_the_way and self.replay is None and self.wanted is None:
                 return

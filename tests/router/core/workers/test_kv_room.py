@@ -1,5 +1,5 @@
-"""Tests of the blocks that a worker may claim to hold: as many as fit into its cache, with some
-slack.
+"""Tests of how many blocks a worker may claim to hold: as many as fit into its cache, with some
+tolerance.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def test_blocks_of_the_wire_are_counted_by_their_tier_where_it_matters(medium: s
 
 @pytest.mark.parametrize("wire", [False, True])
 def test_events_of_which_none_can_be_used_are_told_of_once(wire: bool) -> None:
-    """The blocks have only names that mean nothing; over the wire, their tokens are pairs."""
+    """If no event of a worker can be used, that is reported once: the blocks have only names
+    without meaning, and their tokens are pairs.
+    """
 
     def tell(worker: int, seq: int) -> list[Action]:
         if not wire:
@@ -146,7 +148,7 @@ def test_events_of_which_none_can_be_used_are_told_of_once(wire: bool) -> None:
 
 
 def capacity_of(world: World, worker_id: int = 0) -> float:
-    """Return the blocks of KV capacity that decisions use."""
+    """Return the worker's KV capacity in blocks as decisions use it."""
     slot = worker_of(world, worker_id).slot
     return float(world.core.columns.kv_capacity_tokens[slot]) / BLOCK
 
@@ -159,8 +161,8 @@ def capacity_of(world: World, worker_id: int = 0) -> float:
 def test_how_much_one_holds_is_learned_of_what_it_pushes_out(
     capacity: int, prompts: list[tuple[int, int]]
 ) -> None:
-    """The engine does not report its capacity, and evicts the least recently used block when it
-    must.
+    """The capacity of an engine that does not report it is learned from its evictions; the engine
+    evicts the least recently used block when it must.
     """
     world = World(workers=0)
     world.join(0, kv_capacity_tokens=math.nan)

@@ -187,7 +187,7 @@ _history = st.lists(
 @settings(max_examples=examples(100), deadline=None)
 @given(history=_history, lost=st.sets(st.integers(0, 29)))
 def test_whatever_is_lost_a_replay_makes_it_exact(history, lost) -> None:
-    """Publish a random history, lose some batches, replay: membership equals the truth."""
+    """A replay makes the state exact, whatever batches of a random history were lost."""
     truth: set[tuple[int, ...]] = set()
     batches = []
     for kind, family, depth in history:
@@ -241,8 +241,8 @@ def test_blocks_that_are_stored_for_ever_and_never_removed_are_bounded() -> None
 
 
 def test_orphans_that_were_evicted_make_room_for_others() -> None:
-    """After a gap that is never filled, children of missed blocks are parked and evicted all the
-    time.
+    """Evicted orphans make room for others: after a gap that is never filled, children of missed
+    blocks are kept aside and evicted all the time.
     """
     world = World(workers=1, parked_blocks=16)
     for n in range(100):

@@ -1,5 +1,5 @@
-"""Tests of engines that recompute the last block of each hit: answers teach it, and can
-unteach it.
+"""Tests of engines that recompute the last block of each hit: the router learns this from answers,
+and can unlearn it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def told(lessons: LastBlocks, slot: int, count: int, off: int, promised: int = 5
 def test_as_many_answers_in_a_row_as_the_rule_says_decide(
     answers: list[tuple[int, int, int]],
 ) -> None:
-    """The oracle is plain: the kinds of all answers since the last change, by worker."""
+    """The number of answers in a row that the rule requires decides, compared with a list of all
+    answers since the last change, by worker.
+    """
     lessons = LastBlocks(SLOTS)
     learned, since = [False] * SLOTS, [list[int]() for _ in range(SLOTS)]
     for slot, promised, off in answers:
@@ -72,7 +74,7 @@ def test_answers_that_found_nothing_teach_nothing() -> None:
 
 
 class Engine(World):
-    """A worker that reported a prompt's blocks, and finds some blocks less. Lifetime: test."""
+    """A worker that reported a prompt's blocks, and finds some blocks fewer. Lifetime: test."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -90,7 +92,7 @@ class Engine(World):
 
     @property
     def expected(self) -> int:
-        """Return the blocks that the next request is expected to find."""
+        """Return how many blocks the next request is expected to find cached."""
         choice = self.core.explain(self.arrival([*PROMPT, 8]))
         assert isinstance(choice, Choice)
         return choice.decision.hit_tokens // BLOCK

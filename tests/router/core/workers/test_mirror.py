@@ -1,5 +1,5 @@
-"""Tests of mirrors of workers without events: bounded, right for an LRU cache, and right again
-after an error.
+"""Tests of the estimated caches of workers without events: bounded, right for an LRU cache, and
+right again after an error.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def chain_of(path: Path) -> np.ndarray:
 
 
 class Engine:
-    """A real cache that takes one request at a time. Lifetime: test."""
+    """A plain LRU cache that serves one request at a time, to compare with. Lifetime: test."""
 
     def __init__(self, blocks: int) -> None:
         self.pool = BlockPool(blocks, 1, record_events=False)
 
     def serve(self, path: Path, output_blocks: int = 0) -> int:
-        """Serve a prompt, and return the number of its blocks that were cached."""
+        """Serve a prompt and return how many of its blocks were cached."""
         chain = chain_of(path).tolist()
         hit = self.pool.hit(chain)
         held = self.pool.acquire(chain, hit)
@@ -69,7 +69,7 @@ def errors(
     output_blocks: int = 0,
     corrected: bool = True,
 ) -> list[int]:
-    """Return, for each request, how many more blocks were expected than found."""
+    """Return for each request how many more blocks were expected than found."""
     beyond = []
     for path in asked:
         prediction = mirrors.expect(0, chain_of(path), told)

@@ -1,4 +1,6 @@
-"""Tests of workers without events in the core: what it assumes, learns and corrects."""
+"""Tests of workers without events in the core: what it assumes about their caches, learns and
+corrects.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def hit_blocks(world: World, blocks: list[int], worker_id: int = 0) -> int:
 
 
 def sent(world: World, blocks: list[int], cached_blocks: int | None, **fields: object) -> None:
-    """Send a request, and answer it."""
+    """Send a request, and answer it with this count of cached blocks."""
     arrival = world.arrival(blocks, **fields)
     world.core.on_arrival(arrival)
     world.core.on_first_token(FirstToken(world.now_s, arrival.request_id))
@@ -88,7 +90,9 @@ def test_a_refused_prompt_was_not_computed_and_a_broken_answer_was() -> None:
 
 
 def test_an_answer_that_counts_nothing_was_computed_however_soon_it_came() -> None:
-    """Triton's `generate` reports no tokens, and no first one."""
+    """An answer without token counts, such as Triton's `generate` gives, counts as computed however
+    soon it came.
+    """
     world = mirrored_world()
     sent(world, [1, 2, 3], None)
     assert hit_blocks(world, [1, 2, 3]) == 3

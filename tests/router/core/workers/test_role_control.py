@@ -1,5 +1,5 @@
-"""Tests of the role controller on virtual time: how close it comes to the best split, and that it
-settles.
+"""Tests of the controller of roles on virtual time: how close it comes to the best numbers of
+prefill and decode workers, and that it settles.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ MIXES = {"prompts": (4.0, 1.0), "answers": (1.0, 3.0), "even": (2.0, 2.0), "more
 
 
 class Fluid:
-    """A pool without queues, which carries the lesser of what its roles can carry. Lifetime: test.
+    """A pool without queues, whose throughput is the smaller of what its prefill and its decode
+    workers can carry. Lifetime: test.
 
-    `mix`: the work of a request in seconds of a worker, for prefill and decode.
+    `mix` is the work of a request in seconds of a worker, for prefill and for decode.
     """
 
     def __init__(self, workers: int, prefill: int, *, fixed: bool = False) -> None:
@@ -36,8 +37,8 @@ class Fluid:
     def run(
         self, mix: tuple[float, float], seconds: int, load: float = 9.0, noise: float = 0.0
     ) -> float:
-        """Return the requests carried. `load`: offered, in requests/s times the sum of
-        their work.
+        """Return how many requests the pool carried. `load` is what arrives, in requests/s times
+        the sum of their work.
         """
         draw = random.Random(int(self.now_s))
         carried = 0.0
@@ -69,7 +70,7 @@ class Fluid:
 def best_fixed(
     pool: Fluid, mix: tuple[float, float], seconds: int, load: float, noise: float
 ) -> float:
-    """Return what the best fixed split carries of the same requests."""
+    """Return how many of the same requests the best fixed numbers of workers carry."""
     workers, found = sum(pool.counts.values()), []
     for prefill in range(1, workers):
         fixed = Fluid(workers, prefill, fixed=True)
@@ -104,7 +105,9 @@ def test_each_phase_of_a_shifting_mix_carries_what_the_best_split_does(
 def test_a_mix_that_stays_is_left_in_peace(
     p: float, d: float, workers: int, noise: float, seed: int
 ) -> None:
-    """Once the split is found, no worker changes its role back and forth."""
+    """With a steady mix of requests, no worker changes its role back and forth once the best
+    numbers are found.
+    """
     pool = Fluid(workers, max(workers // 2, 1))
     pool.now_s = float(seed)
     pool.run((p, d), 1_200, 1.5 * workers, noise)

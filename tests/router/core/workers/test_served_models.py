@@ -1,4 +1,4 @@
-"""Tests of the counts of models that workers list, against a look at all workers."""
+"""Tests of the counts of models that workers list, compared with a count over all workers."""
 
 from __future__ import annotations
 

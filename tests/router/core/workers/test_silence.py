@@ -1,5 +1,5 @@
-"""Tests of workers that answer no probes: one among healthy ones, or most of them, and how that
-ends.
+"""Tests of workers that do not answer probes: one among healthy ones, or most of them, and what
+ends that state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def answers(world: World, worker_id: int) -> list[Action]:
 
 
 def where(world: World, **fields: object) -> int | None:
-    """Return the worker that gets one more request; None if the request is held."""
+    """Return the worker that gets one more request, or None if the request is held."""
     arrival = world.arrival([1], **fields)
     (action,) = world.core.on_arrival(arrival)
     assert not isinstance(action, Reject), action
@@ -119,8 +119,8 @@ def test_they_wait_as_long_as_others_may_and_are_then_refused() -> None:
 
 
 def test_a_dead_one_beside_silent_ones_counts_for_nothing() -> None:
-    """A request that failed there waits for the silent workers, because no other worker
-    serves it.
+    """A request that failed at a dead worker waits for the workers that do not answer probes,
+    because no other worker serves it.
     """
     world = World(3, policy="round_robin")
     arrival = world.arrival([1])
@@ -162,7 +162,7 @@ def test_one_that_is_down_is_silent_no_more() -> None:
 
 
 def streaming(world: World, workers: int) -> None:
-    """Let a stream begin at each worker."""
+    """Let one stream begin at each of the workers."""
     for _ in range(workers):
         arrival = world.arrival([1])
         world.core.on_arrival(arrival)

@@ -1,5 +1,5 @@
-"""Tests of worker states: no fact leads out of the tables of states, and every row of them is
-reached.
+"""Tests of worker states: no fact leads out of the tables of states, and every row of
+them is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RandomFacts:
         self.open: list[int] = []
 
     def step(self) -> None:
-        """Let some time pass, or none, and give the core one more fact."""
+        """Let a random time pass and give the core one more random fact."""
         self.now_s += self.rng.choice((0.0, 0.0, 0.1, 0.6, 2.5))
         self.world.now_s = self.now_s
         kind, worker_id = self.rng.random(), self.rng.randrange(WORKERS)

@@ -1,4 +1,4 @@
-"""Tests of blocks below the GPU, which policies see as additional hit tokens."""
+"""Tests of blocks in memory below the GPU, which policies see as additional hit tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEN: list[FleetView] = []  # what the policy was shown last
 
 
 def looks(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """Return equal costs for all workers, and keep the columns."""
+    """A policy that returns equal costs for all workers, and keeps the data that it was given."""
     SEEN[:] = [fleet]
     return np.zeros(len(fleet))
 
@@ -35,7 +35,7 @@ POLICY = "tests.router.core.workers.test_tier_hits:looks"
 
 
 def shown(world: World, **fields: object) -> list[tuple[int, int, int]]:
-    """Return the hit tokens (gpu, host, disk) of each worker for the whole chain."""
+    """Return each worker's hit tokens in (GPU, host, disk) for the whole chain."""
     world.core.explain(world.arrival(CHAIN, **fields))
     (fleet,) = SEEN
     columns = (fleet.hit_tokens, fleet.hit_tokens_host, fleet.hit_tokens_disk)
@@ -82,7 +82,9 @@ def test_what_a_dispatch_will_leave_on_the_gpu_counts_there() -> None:
     prompt_tokens=st.integers(1, 40),
 )
 def test_every_split_of_a_chain_over_tiers(held: list[list[int]], prompt_tokens: int) -> None:
-    """`held[w][i]` is the only tier in which worker w holds block i."""
+    """Hits are right for every distribution of a chain's blocks over tiers; `held[w][i]` is the
+    only tier in which worker w holds block i.
+    """
     world = World(workers=3, policy=POLICY)
     for worker_id, tiers in enumerate(held):
         events = [
@@ -116,8 +118,8 @@ RATE = 20_000.0  # prefill tokens a second
 
 
 def test_a_hit_in_host_memory_spares_what_loading_is_shorter() -> None:
-    """1,000 tokens take 50 ms to compute and 10 ms to load: they save as much as 800 tokens on the
-    GPU.
+    """A hit in host memory saves computing minus loading: 1,000 tokens take 50 ms to compute and 10
+    ms to load, so they save as much as 800 tokens on the GPU.
     """
     fleet = fleet_of(
         hit_tokens=[0, 0, 200, 0],
@@ -130,7 +132,9 @@ def test_a_hit_in_host_memory_spares_what_loading_is_shorter() -> None:
 
 
 def test_attention_is_part_of_the_prefill_that_is_spared() -> None:
-    """At 1e-4 of a token's work a pair, 1,000 tokens after none take the time of 1,050 tokens."""
+    """The saved prefill time includes attention: at 1e-4 of a token's work for each pair of tokens,
+    the first 1,000 tokens take the time of 1,050.
+    """
     fleet = fleet_of(
         hit_tokens=0,
         hit_tokens_host=1_000,
@@ -185,7 +189,9 @@ def test_what_lies_in_host_memory_makes_its_worker_as_much_larger() -> None:
 
 
 def test_a_charge_counts_what_must_be_computed() -> None:
-    """The queue of a worker that loads most of a prompt is short, and the decision says why."""
+    """A request's charge counts only what must be computed: the queue of a worker that loads most
+    of a prompt is short, and the decision says why.
+    """
     world = World(workers=1, policy=POLICY)
     world.events(0, 0, stored(CHAIN[:1]), below(stored(CHAIN[:4]), "host"))
     (action,) = world.core.on_arrival(world.arrival(CHAIN, prompt_tokens=6 * BLOCK))
@@ -256,8 +262,8 @@ def test_the_rate_is_learned_from_first_tokens(true_rate: float, tier: str) -> N
 
 
 def test_what_says_little_of_a_load_teaches_nothing() -> None:
-    """The cases are short loads, prompts that are mostly computed, loads from both tiers at once,
-    and prefills beside others.
+    """Requests that say little about loading times are not used: short loads, prompts that are
+    mostly computed, loads from both tiers at once, and prefills next to others.
     """
     columns, estimator = learner()
     beside = loaded(columns, 5_000, 0, 500)

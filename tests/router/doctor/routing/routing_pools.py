@@ -47,7 +47,9 @@ ENGINE = EngineFacts(
 
 
 def worker(number: int = 0, engine: Any = None, **fields: Any) -> ExaminedWorker:
-    """Return a worker; `fields` are those of its row, `engine` those of its engine."""
+    """Return a worker; `fields` change its row in `/workers`, `engine` is what the engine itself
+    reports.
+    """
     row = msgspec.structs.replace(ROW, id=number, url=f"http://gpu{number + 1}:8000", **fields)
     if row.events == ROW.events:
         row = msgspec.structs.replace(row, events=f"tcp://gpu{number + 1}:5557")
@@ -57,7 +59,9 @@ def worker(number: int = 0, engine: Any = None, **fields: Any) -> ExaminedWorker
 
 
 def decisions(count: int = 24, workers: int = 2, **fields: Any) -> tuple[DecisionRow, ...]:
-    """Return decisions on requests of 440 tokens, sent to the workers in turn."""
+    """Return `count` decisions on requests of 440 tokens, which were sent to the workers
+    in turn.
+    """
     row = DecisionRow(0, 0, 0.0, "m", 400, 440, False, 400)
     rows = (msgspec.structs.replace(row, request=n, worker=n % workers) for n in range(count))
     return tuple(msgspec.structs.replace(one, **fields) for one in rows)
@@ -75,8 +79,8 @@ GOOD = PoolFacts(
 
 
 class RoutingCase(NamedTuple):
-    """A cause's name, the text that its evidence must have, what to change, and a pool with the
-    cause.
+    """One cause of low hits: its name, the text that its evidence must have, what to change, and a
+    pool with the cause.
     """
 
     cause: str
@@ -91,12 +95,12 @@ def both(**fields: Any) -> tuple[ExaminedWorker, ...]:
 
 
 def cold(**fields: Any) -> PoolFacts:
-    """Return the pool without hits."""
+    """Return the facts of a healthy pool, but without hits."""
     return replace(GOOD, **({"decisions": COLD} | fields))
 
 
 def counted(workers: tuple[ExaminedWorker, ...], **counts: float) -> tuple[ExaminedWorker, ...]:
-    """Return the same workers with other counts of events."""
+    """Return the same workers with these counts of events."""
     return tuple(replace(one, events=HEARD | counts) for one in workers)
 
 

@@ -1,5 +1,5 @@
-"""Tests of files of clients' requests: salts, beginnings, and the parts that prompts share after
-them.
+"""Tests of files with clients' requests for the doctor: salts, beginnings, and the parts that
+prompts share after their beginnings.
 """
 
 from __future__ import annotations

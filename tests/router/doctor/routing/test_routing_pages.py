@@ -41,7 +41,7 @@ OF_ROUTER = ("/workers", "/explain", "/policy")
 
 
 class OnePages:
-    """A router and its engine at one address. Lifetime: test."""
+    """A router and its engine, both at one address. Lifetime: test."""
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
@@ -53,7 +53,7 @@ class OnePages:
         return web.Response(status=404) if body is None else web.Response(body=body)
 
     async def asked(self, **other: bytes) -> tuple[int, str]:
-        """Return exit status and text if these pages replace good ones."""
+        """Replace some good pages by these and run the doctor; return its exit status and text."""
         url = str(self.server.make_url("")).rstrip("/")
         workers = json.dumps({"workers": [WORKER | {"url": url}]}).encode()
         self.pages = GOOD | {"/workers": workers} | {f"/{k}": v for k, v in other.items()}
