@@ -61,8 +61,8 @@ def emulate(name: str, *arguments: Any, seed: int = 1) -> None:
 
 @contextmanager
 def moved(arguments: Sequence[Any], device: str) -> Iterator[list[Any]]:
-    """Yield the arguments on `device` with their whole storages, so that strides and gaps stay.
-    What the kernel wrote is copied back.
+    """Yield the arguments on `device` with their whole storages, so that strides and gaps stay the
+    same; copy back what the kernel wrote.
     """
     storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
     given = []
@@ -79,7 +79,7 @@ def moved(arguments: Sequence[Any], device: str) -> Iterator[list[Any]]:
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor in which every element that was not written shows: as NaN, or as a byte of
+    """Return a tensor in which every element that was not written shows, as NaN or as a byte of
     0x7F.
     """
     if dtype == torch.int8:
@@ -101,6 +101,6 @@ def pool_of(
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return ||got - wanted|| / ||wanted|| in float64; the result is NaN if either has one."""
+    """Return ||got - wanted|| / ||wanted|| in float64, or NaN if one of them has a NaN."""
     wanted = wanted.double()
     return float((got.double() - wanted).norm() / wanted.norm())

@@ -1,4 +1,6 @@
-"""The recorded batches of tests/data/kv_events, and events in a form that can be compared."""
+"""Reads the recorded batches of tests/data/kv_events, and gives events in a form that can be
+compared.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def vectors() -> dict[str, Vector]:
 
 
 def plain(listed: list[tuple[Any, ...]]) -> list[Any]:
-    """Return listed events as values of JSON; assert that arrays have the promised types."""
+    """Return listed events as JSON values; assert that arrays have the promised types."""
     return [[_plain(value) for value in event] for event in listed]
 
 

@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for paths of blocks, their hashes, and bytes that are no valid dump or
+"""Hypothesis strategies for paths of blocks, their hashes, and bytes that are not a valid dump or
 batch.
 """
 

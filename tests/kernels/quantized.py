@@ -1,4 +1,4 @@
-"""Quantized pages for tests: INT8 and FP8, with a scale per token and head."""
+"""Makes quantized pages for tests: INT8 and FP8, with a scale for each token and head."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def quantized_pages(
 
 
 def as_numbers(pages: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """Return the numbers that the bytes stand for, in float64."""
+    """Return in float64 the numbers that quantized bytes and their scales stand for."""
     return pages.double() if scales is None else pages.double() * scales.double()[..., None]

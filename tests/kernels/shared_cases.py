@@ -1,4 +1,4 @@
-"""Steps of requests with common prefixes: their page tables, and a pool filled for them."""
+"""Makes steps of requests with common prefixes: their page tables, and a pool filled for them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.kernels.quantized import as_numbers, quantized_pages
 
 
 class Request(NamedTuple):
-    """A request with whole pages that it shares with all requests whose names begin alike, and
-    `own` tokens after them.
+    """A request that shares whole pages with all requests whose names begin alike, and has `own`
+    tokens after them.
     """
 
     names: str  # one letter a page
@@ -50,7 +50,7 @@ def tables(requests: list[Request], page_tokens: int, seed: int = 0) -> Tables:
 
 
 class Case(NamedTuple):
-    """The arguments of shared_decode in their order."""
+    """The arguments of one call of `shared_decode` in their order."""
 
     q: torch.Tensor
     k_pages: torch.Tensor
@@ -80,8 +80,8 @@ def case(
     costs: Costs = ALWAYS,
     room: tuple[int, int] | None = None,
 ) -> tuple[Case, Step, torch.Tensor]:
-    """Return a call with random values and NaN wherever there is no token, its step, and the
-    context tokens.
+    """Return a call with random values and NaN wherever there is no token, the step that it
+    computes, and the number of context tokens of each request.
     """
     draw = torch.Generator().manual_seed(seed)
     made = tables(requests, page_tokens, seed)

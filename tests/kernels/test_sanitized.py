@@ -1,4 +1,6 @@
-"""Tests of the C++ core, built with the address and UB sanitizers, over random histories."""
+"""Tests of the C++ code, built with the address and undefined-behaviour sanitizers, over random
+histories.
+"""
 
 import subprocess
 from pathlib import Path

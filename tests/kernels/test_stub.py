@@ -38,8 +38,8 @@ Scope = ast.Module | ast.ClassDef
 
 
 def twin_of(name: str) -> Any:
-    """Return the plain class of the same name; the virtual worker's twin drives the engine's
-    scheduler.
+    """Return the plain-Python class of the same name; for the virtual worker, it drives the
+    engine's scheduler.
     """
     others = {
         "VirtualWorker": virtual,

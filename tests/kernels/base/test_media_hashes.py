@@ -20,7 +20,7 @@ Medium = tuple[str, int, int]
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[list[int], int, list[Medium]]:
-    """Draw ids, a block size, and media, some of which overlap or lie beyond the ids."""
+    """Draw token ids, a block size, and media, some of which overlap or lie beyond the ids."""
     most = draw(st.sampled_from([5, 2**40]))
     ids = draw(st.lists(st.integers(0, most), max_size=60))
     places = st.tuples(IDENTIFIERS, st.integers(0, 70), st.integers(0, 30))
@@ -55,7 +55,9 @@ def test_without_media_the_hashes_are_the_plain_ones(
 def test_the_events_of_the_prompt_have_the_same_hashes(
     prompt: tuple[list[int], int, list[Medium]],
 ) -> None:
-    """A prompt's chain equals the hashes of the blocks in an engine's events for that prompt."""
+    """The chain hashes of a prompt with media equal those of the blocks in an engine's events for
+    that prompt.
+    """
     ids, size, media = prompt
     blocks = len(ids) // size
     if not blocks:

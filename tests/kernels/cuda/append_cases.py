@@ -1,4 +1,4 @@
-"""Calls of the operator append for tests, with the check of their results."""
+"""Makes calls of the operator `append` for tests, and checks their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ POSITIONS = 64
 
 @dataclass
 class Case:
-    """The arguments of append in their order; `wide()` gives the same call in float64."""
+    """The arguments of one call of `append` in their order; `wide()` gives the same call in
+    float64.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -97,8 +99,8 @@ def numbers(pages: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
 
 
 def hold(run: Any, made: Case, bound: float) -> None:
-    """Assert that `run` on `made` agrees with float64 where slots say so and leaves the rest
-    poisoned.
+    """Assert that `run` on `made` agrees with float64 in the slots that are written, and leaves the
+    rest poisoned.
     """
     wide = made.wide()
     torch.ops.warmroute.append(*wide.arguments())

@@ -1,4 +1,4 @@
-"""Calls of decode for requests that share nothing."""
+"""Makes calls of decode attention for requests that share no pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
 
 def in_one_piece(lengths: list[int], made: Case) -> Case:
-    """Replace the items of `made` by one for each request. Plans do so for short requests only."""
+    """Return `made` with one work item for each request; plans do so for short requests only."""
     made.item_count[0], made.members[:] = len(lengths), torch.arange(len(lengths))
     made.merge_starts.zero_()
     for row, length in enumerate(lengths):

@@ -1,5 +1,5 @@
-"""Calls of the operator prefill for tests, with pages poisoned wherever there is no token, and the
-check of their results.
+"""Makes calls of the operator `prefill` for tests, with pages poisoned wherever there is no token,
+and checks their results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LSE_BOUND = 2e-3
 
 @dataclass
 class Case:
-    """The arguments of prefill in their order."""
+    """The arguments of one call of `prefill` in their order."""
 
     q: torch.Tensor
     k_pages: torch.Tensor
@@ -89,7 +89,7 @@ def case(
 
 
 def pieces_of(plan: PrefillPlan, heads: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a poisoned workspace for the plan's pieces."""
+    """Return a poisoned workspace for the partial results of the plan."""
     slots = len(plan.merge_slots)
     return poisoned(slots, heads, dim, dtype=torch.float32), torch.full((slots, heads), NAN)
 
@@ -117,7 +117,7 @@ def quantized(plain: Case, stored: torch.dtype) -> Case:
 
 
 def hold(made: Case, seed: int = 1, bound: float | None = None, run: Any = emulate) -> None:
-    """Assert that every row with an item is near float64 and that `run` leaves every other row
+    """Assert that every row with a work item is near float64 and that `run` leaves every other row
     alone.
     """
     if run is emulate:

@@ -1,4 +1,4 @@
-"""Planted slips in kernels over quantized pages and weights, as pairs (text that the source has
+"""Faults to plant in kernels over quantized pages and weights, as pairs (text that the source has
 once, its replacement).
 """
 

@@ -1,4 +1,6 @@
-"""Tests of append: the kernel in the emulator and the CPU implementation, against float64."""
+"""Tests of the operator `append`: the kernel in the emulator and the CPU implementation, against
+float64.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the code that nvcc makes of the kernels: for both GPUs, without spills, with registers
-within bounds, and with the instructions that the design needs.
+"""Tests of the code that nvcc makes of the kernels for both GPUs: no spills, registers within
+bounds, and the instructions that the design needs.
 
 The library is built once for all tests, and again only where sources changed.
 """

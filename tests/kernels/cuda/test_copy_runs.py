@@ -1,5 +1,5 @@
-"""Tests of copy_runs and its plans: pools of tagged elements arrive intact through any change of
-shards, blocks and order.
+"""Tests of the operator `copy_runs` and its plans: pools of tagged elements arrive intact through
+any change of shards, block sizes and order.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ RUNS: dict[str, Copy] = {"emulator": in_emulator, "cpu": torch.ops.warmroute.cop
 def tags(
     layout: PoolLayout, blocks: list[int], tokens: int, fill: int = UNTOUCHED, more: int = 0
 ) -> torch.Tensor:
-    """Return a pool of `layout` in which every element of `tokens` tokens has a tag that says what
-    it is.
+    """Return a pool of `layout` in which every element of `tokens` tokens has a tag that encodes
+    its position.
 
     The `more` tokens after them have the tag OTHERS; all other elements have `fill`.
     """
@@ -60,7 +60,9 @@ def tags(
 
 
 def shards(tp: int, pp: int, base: PoolLayout) -> list[PoolLayout]:
-    """Return the layout of every rank. Ranks share a head if there are more ranks than heads."""
+    """Return the layout of every rank's pool. Ranks share a head if there are more ranks than
+    heads.
+    """
     per_stage, per_rank = LAYERS // pp, max(1, HEADS // tp)
     return [
         replace(

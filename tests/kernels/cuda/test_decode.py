@@ -1,4 +1,4 @@
-"""Tests of shared_decode for requests that share nothing, whose items have few rows: in the
+"""Tests of `shared_decode` for requests that share nothing, whose work items have few rows: in the
 emulator, against float64.
 """
 
@@ -61,7 +61,7 @@ def test_more_partial_results_than_a_warp_has_lanes() -> None:
 
 
 def test_a_window_of_page_ids_and_more() -> None:
-    """A warp reads page ids again after 32 tiles."""
+    """A decode over so many tiles that a warp reads page ids again, after 32 tiles, is right."""
     lengths = [3 * LARGEST_CHUNK, 2050]
     hold(in_one_piece(lengths, alone(lengths, 1, 1, 64, seed=3)), lengths)
 
@@ -95,7 +95,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 def test_a_request_is_the_same_in_any_batch() -> None:
-    """A request gives the same bits alone, among others, and beside requests that share a
+    """A request gives the same bits alone, among other requests, and next to requests that share a
     prefix.
     """
     lengths = [33, LEAST_CHUNK + 40, 5]

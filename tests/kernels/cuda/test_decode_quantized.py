@@ -65,8 +65,8 @@ def test_any_batch(
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_byte_is_its_number(stored: torch.dtype, dtype: torch.dtype) -> None:
-    """Every byte is read as its number. A single token has weight 1, so the output is its V, byte
-    by byte.
+    """Every byte of quantized V is read as its number: a single token has weight 1, so the output
+    is its V, byte by byte.
     """
     made = quantized(alone([1] * 4, 1, 1, 64, dtype=dtype), stored)
     codes = torch.arange(256, dtype=torch.uint8)

@@ -28,7 +28,9 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
 
 
 def reverse(library: KernelLibrary, fault: int, seed: int) -> bool:
-    """Run the reversing kernel with a fault; return whether the words came back reversed."""
+    """Run the kernel that reverses words, with a fault; return whether the words came back
+    reversed.
+    """
     library.functions.wr_emulator_seed(ctypes.c_uint64(seed))
     data = torch.arange(64, dtype=torch.int32)
     library.call("test_reverse", (data, fault))
@@ -64,8 +66,8 @@ def test_faults_are_named(faulty: KernelLibrary, fault: int, says: str) -> None:
 
 
 def chain(library: KernelLibrary, fault: int, seed: int) -> bool:
-    """Run two launches with a fault; return whether the dependent one read what the one before it
-    wrote.
+    """Run two launches with a fault; return whether the second one read what the first
+    one wrote.
     """
     library.functions.wr_emulator_seed(ctypes.c_uint64(seed))
     written, out = torch.zeros(2, 64, dtype=torch.int32)

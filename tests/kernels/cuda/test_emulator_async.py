@@ -19,7 +19,7 @@ ROWS, KEYS, DIM = 64, 3 * 128 - 28, 64
 
 
 def faults() -> dict[str, int]:
-    """Return the numbers of the kernel's faults by their names in the source."""
+    """Return the numbers of the faults that the kernel can have, by their names in the source."""
     names = re.search(r"enum Fault \{(.*?)\}", SOURCE.read_text(), re.DOTALL)
     assert names
     return {name: number for number, name in enumerate(re.findall(r"\w+", names[1]))}
@@ -81,8 +81,8 @@ def test_what_has_no_name_gives_wrong_numbers(faulty: KernelLibrary, fault: str)
     ],
 )
 def test_faults_are_named(faulty: KernelLibrary, fault: str, says: str) -> None:
-    """Each fault is named for at least one order of fibers; under other orders the kernel may also
-    give a right or a wrong result.
+    """Each fault is reported by name for at least one order of fibers; under other orders the
+    kernel may also give a right or a wrong result.
     """
     said = []
     for seed in SEEDS:

@@ -1,5 +1,5 @@
-"""Tests of `tests/bench/gpu/first_run.py` on a bare machine, and of its handling of steps that go
-wrong.
+"""Tests of `tests/bench/gpu/first_run.py` on a bare machine, and of how it handles steps
+that fail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST_RUN = ROOT / "tests" / "bench" / "gpu" / "first_run.py"
 
 
 def bare(home: Path, carried: tuple[str, ...]) -> Path:
-    """Make a virtual environment that has only these packages; return its Python."""
+    """Make a virtual environment that has only these packages; return its Python interpreter."""
     venv.create(home, with_pip=False)
     packages = next((home / "lib").glob("python*")) / "site-packages"
     for found in (Path(torch.__file__).parents[1] / name for name in carried):
@@ -46,7 +46,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(command: list[object], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a stranger would: from another folder, without our compilers and
+    """Run a command as on a stranger's machine: from another folder, without our compilers and
     settings.
     """
     return subprocess.run(
@@ -121,8 +121,8 @@ def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    """A run that is killed leaves no process, which would hold the device and disturb the timings
-    of the next run.
+    """A run that is killed leaves no process behind, which would hold the device and disturb the
+    timings of the next run.
     """
     beats = tmp_path / "beats"
     code = f"""
@@ -187,7 +187,9 @@ def test_a_torn_line_is_left_out_and_the_last_of_a_step_counts(tmp_path: Path) -
 
 
 def test_a_case_that_hung_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case that hung is tried again, and the kernel's other cases are run after it if it ends."""
+    """A case that hung is tried again, and the kernel's other cases are run after it if it ends
+    this time.
+    """
     ran: list[str] = []
     cases = [step.name for step in steps() if "numbers/prefill_wgmma" in step.name]
     statuses = ["ok"] * len(cases) + ["timeout"] * 2

@@ -1,5 +1,5 @@
-"""Tests of append, decode and prefill on the engine's own cache and batches, against its plain
-attention.
+"""Tests of `append`, decode and prefill on the engine's own cache and batches, compared with its
+plain attention.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 
 class Both:
-    """One layer twice: the kernels' cache in bf16 or quantized, and the engine's cache in
-    float64.
+    """One attention layer twice: with the kernels' cache in bf16 or quantized, and with the
+    engine's cache in float64.
     """
 
     def __init__(self, config: ModelConfig, kv: str) -> None:
@@ -46,8 +46,8 @@ class Both:
         self.weights = torch.randn(2, DIM, generator=self.draw).to(BF16)
 
     def step(self, batch: FlatBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a batch's tokens to both caches; return the rotated q of the kernel and of the
-        engine.
+        """Write a batch's tokens to both caches; return the rotated queries of the kernel and of
+        the engine.
         """
         tokens = len(batch.token_ids)
         qkv = torch.randn(tokens, HEADS + 2 * KV_HEADS, DIM, generator=self.draw).to(BF16)
@@ -110,8 +110,8 @@ def test_decode_steps_after_prefill(config: ModelConfig, kv: str, bound: float) 
 
 @pytest.mark.parametrize(("kv", "bound"), [("auto", 1e-2), ("int8", 2e-2), ("fp8", 6e-2)])
 def test_chunks_beside_a_decode(config: ModelConfig, kv: str, bound: float) -> None:
-    """Steps as the scheduler makes them agree with plain attention: a request's next token beside
-    chunks of two prompts.
+    """Steps as the scheduler makes them agree with plain attention: a request's next token together
+    with chunks of two prompts.
     """
     both = Both(config, kv)
     blocks = [[11], [4, 0, 7, 5, 1], [2, 9, 3]]

@@ -1,5 +1,5 @@
-"""Tests that the emulator's tests notice faults in kernels: each mutant of a source must fail its
-case.
+"""Tests that the emulator's tests notice faults in kernels: each source with a planted fault must
+fail its case.
 """
 
 from __future__ import annotations
@@ -272,7 +272,9 @@ def wgmma_is_wrong(library: KernelLibrary, seed: int) -> bool:
 
 
 def boxes_are_wrong(library: KernelLibrary, seed: int) -> bool:
-    """Return whether a mutant differs for pages of several tiles per box, or of one."""
+    """Return whether a changed kernel differs from the right one for pages of several tiles per
+    box, or of one.
+    """
     for page_tokens in (64, 48):
         made = prefill.case([(150, 41), (0, 3)], 5, 2, 128, page_tokens, seed=seed)
         if prefill_differs(library, "prefill_wgmma", made):
@@ -309,8 +311,8 @@ MERGE_CUT = [("largest + log2_fast(sum)", "largest")]
 
 
 def cut_is_wrong(kernel: str) -> Callable[[KernelLibrary, int], bool]:
-    """Return a check of whether a mutant differs for a chunk whose keys are cut into three pieces,
-    beside one in a single piece.
+    """Return a check of whether a changed kernel differs for a chunk whose keys are cut into three
+    pieces, next to one in a single piece.
     """
 
     def is_wrong(library: KernelLibrary, seed: int) -> bool:
@@ -321,8 +323,8 @@ def cut_is_wrong(kernel: str) -> Callable[[KernelLibrary, int], bool]:
 
 
 def slips() -> Iterator[Any]:
-    """Yield each planted slip. Three of them always run, and the rest at full length only, because
-    each needs a build. The first slip of a table marked `in_ci` always runs as well.
+    """Yield each planted fault. Three of them always run, and the rest only in full test runs,
+    because each needs a build. The first fault of a table marked `in_ci` always runs as well.
     """
     in_ci = True
     for source, pairs, is_wrong, *always in (
@@ -361,8 +363,8 @@ def slips() -> Iterator[Any]:
 
 
 def test_every_slip_changes_one_place() -> None:
-    """Every slip changes one place of its source. This checks all slips quickly, because most
-    mutants are built at full length only.
+    """Every planted fault changes exactly one place of its source. This checks all of them quickly,
+    because most are built only in full test runs.
     """
     for source, there, *_ in (slip.values for slip in slips()):
         count = (build.source_folder() / source).read_text().count(there)

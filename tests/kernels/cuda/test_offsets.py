@@ -1,4 +1,4 @@
-"""Tests of pools with more than 2^31 elements: kernels compute offsets in 64 bits."""
+"""Tests of pools with more than 2^31 elements, in which kernels must compute offsets in 64 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests of prefill: the kernel in the emulator and the CPU implementation, against float64."""
+"""Tests of the operator `prefill`: the kernel in the emulator and the CPU implementation, against
+float64.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ def test_the_cpu_implementation_is_softmax() -> None:
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> None:
-    """Lengths around pages of 16, blocks of 64 keys and items of 128 / group tokens, from several
-    offsets, agree with float64.
+    """Prefill agrees with float64 for lengths around pages of 16, blocks of 64 keys and items of
+    128 / group tokens, from several offsets.
     """
     step = 128 // group
     pieces = [(0, 1), (0, 15), (0, 17), (63, 1), (64, 2), (5, step - 1), (0, step), (127, step + 1)]
@@ -53,7 +55,7 @@ def test_pages_of_any_size(page_tokens: int) -> None:
 
 
 def test_a_window_of_page_ids_and_more() -> None:
-    """Page ids are looked up again after 32 tiles."""
+    """A prefill over so many tiles that page ids are looked up again, after 32 tiles, is right."""
     hold(case([(2100, 3)], 2, 1, seed=3))
 
 
@@ -110,7 +112,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 def planned(made: Case, spans: list[tuple[int, int, int]], group: int) -> Case:
-    """Return `made` with the items of a new plan and with empty outputs."""
+    """Return `made` with the work items of a new plan and with empty outputs."""
     plan = plan_prefill(
         torch.tensor(spans), len(made.q), made.page_table, len(made.k_pages), 16, group
     )

@@ -44,8 +44,8 @@ def hold_quantized(kernel: str, plain: Case, stored: torch.dtype, seed: int = 1)
 def test_groups_and_ragged_lengths(
     kernel: str, group: int, dim: int, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
-    """Lengths around pages of 16, blocks of 64 and 128 keys and items of 128 / group tokens, from
-    several offsets, agree with float64.
+    """Prefill agrees with float64 for lengths around pages of 16, blocks of 64 and 128 keys and
+    items of 128 / group tokens, from several offsets.
     """
     step = 128 // group
     pieces = [(0, 1), (0, 17), (63, 1), (64, 2), (128, 2), (5, step - 1), (127, step + 1)]
@@ -63,7 +63,9 @@ def test_pages_of_any_size(kernel: str, page_tokens: int, dim: int) -> None:
 
 @by_both
 def test_a_window_of_page_ids_and_more(kernel: str) -> None:
-    """A warp looks up page ids again after 32 tiles."""
+    """A prefill over so many tiles that a warp looks up page ids again, after 32 tiles,
+    is right.
+    """
     hold_quantized(kernel, case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
 
 
@@ -102,8 +104,8 @@ def test_any_batch(
 def test_every_byte_is_its_number_in_its_place(
     kernel: str, stored: torch.dtype, dtype: torch.dtype, dim: int
 ) -> None:
-    """Every byte is read as its number. Requests of one token give it weight 1, so the output is
-    its V, byte by byte.
+    """Every byte of quantized V is read as its number: requests of one token give it weight 1, so
+    the output is its V, byte by byte.
     """
     requests = 256 // dim
     made = quantized(case([(0, 1)] * requests, 1, 1, dim, dtype=dtype), stored)
@@ -190,8 +192,8 @@ def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
 
 
 def test_the_kernels_are_two() -> None:
-    """The two kernels differ in their bits, because they sum over 128 and over 64 keys. The
-    emulator's device is no Hopper, so `prefill` chooses the mma kernel.
+    """The two prefill kernels differ in their bits, because they sum over 128 and over 64 keys. The
+    emulator's device is not Hopper, so `prefill` chooses the mma kernel.
     """
     made = [quantized(case([(150, 20)], 4, 1, seed=5), torch.int8) for _ in range(3)]
     for kernel, one in zip(("prefill_wgmma", "prefill_mma", "prefill"), made, strict=True):

@@ -37,9 +37,9 @@ def holds(made: Case, seed: int = 1, bound: float | None = None) -> None:
     ],
 )
 def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> None:
-    """Lengths around tiles of 16, blocks of 128 keys and items of 128 / group tokens, from several
-    offsets, agree with float64. There are ten items on the emulator's three CTAs, so places and
-    turns continue from one item to the next.
+    """Prefill agrees with float64 for lengths around tiles of 16, blocks of 128 keys and items of
+    128 / group tokens, from several offsets. There are ten items on the emulator's three CTAs, so
+    buffers continue from one item to the next.
     """
     step = 128 // group
     pieces = [(0, 1), (0, 15), (0, 17), (127, 1), (128, 2), (5, step - 1), (0, step)]
@@ -50,8 +50,8 @@ def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("page_tokens", [16, 32, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_pages_of_any_size(page_tokens: int, dim: int) -> None:
-    """Pages of any size work: boxes of 16, 32, 64 and 128 tokens, and items that end within a box
-    and at its edge.
+    """Prefill agrees with float64 for pages of any size: copies of 16, 32, 64 and 128 tokens at a
+    time, and items that end within such a copy and at its edge.
     """
     pieces = [(0, 65), (130, 33), (256, 1), (160, 32)]
     holds(case(pieces, 4, 2, dim, page_tokens, room=40), seed=page_tokens)
@@ -63,7 +63,9 @@ def test_large_groups(group: int) -> None:
 
 
 def test_a_long_context() -> None:
-    """In a long context the ring's places are used more than once and end within a tile."""
+    """Prefill agrees with float64 for a long context, in which the places of the ring buffer are
+    used more than once and the keys end within a tile.
+    """
     holds(case([(1100, 3)], 2, 1, 128, seed=3))
 
 
@@ -123,8 +125,8 @@ def test_arguments_are_checked_as_for_the_other(kernel: str) -> None:
 
 
 def test_what_the_copy_engine_cannot_take_goes_the_other_way() -> None:
-    """Tensors that the copy engine cannot read go to the other kernel. Here all tokens of q are the
-    same one, so its stride is 0, which no copy can take.
+    """Tensors that the copy engine cannot read are given to the other kernel. Here all tokens of q
+    are the same one, so its stride is 0, which no copy can take.
     """
     made = case([(0, 9)])
     made.q = made.q[1:2].expand(len(made.q), -1, -1)

@@ -1,5 +1,5 @@
-"""Tests of shared_decode: the kernel in the emulator and the CPU implementation, against
-float64.
+"""Tests of the operator `shared_decode`: the kernel in the emulator and the CPU implementation,
+against float64.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def run(requests: list[Request], seed: int = 1, groups: int = 1, **options: Any)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("group", "requests"), [(1, 7), (4, 2), (4, 4), (7, 3), (8, 5), (16, 2)])
 def test_rows_of_every_kind(group: int, requests: int, dtype: torch.dtype) -> None:
-    """Items of 8, 16 and more rows, full and partly full, and a request that shares nothing, agree
-    with float64.
+    """Shared decode agrees with float64 for items of 8, 16 and more rows, full and partly full, and
+    for a request that shares nothing.
     """
     sharing = [Request("abc", own) for own in range(5, 5 + 9 * requests, 9)]
     run([*sharing, Request("", 40)], group, group=group, dtype=dtype)
@@ -57,8 +57,8 @@ def test_wide_heads(page_tokens: int) -> None:
 
 @pytest.mark.parametrize("pages", [1, 3, 4, 5, 16, 17, 33])
 def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
-    """Prefixes of a page, a tile of keys and a chunk, and one page more or less, agree with float64
-    in items with decode's rows and with prefill's.
+    """Shared decode agrees with float64 for prefixes of a page, a tile of keys and a chunk, and one
+    page more or less, in items with decode's rows and with prefill's.
     """
     names = "".join(chr(ord("a") + number) for number in range(pages))
     few = [Request("X" + names, 3), Request("X" + names, 70)]
@@ -73,7 +73,9 @@ def test_several_groups_and_levels() -> None:
 
 
 def test_suffixes_of_nothing_and_of_one_token() -> None:
-    """A request may share all its tokens, and a padding row has no tokens at all."""
+    """Shared decode is right if a request shares all of its tokens, and if a padding row has no
+    tokens.
+    """
     run([Request("abc", 0), Request("abc", 0), Request("abc", 1), Request("", 0)])
 
 
@@ -88,7 +90,9 @@ def test_more_requests_than_an_item_has_rows_for() -> None:
 
 
 def test_a_grid_walks_over_many_items() -> None:
-    """A CTA works on many items of all kinds, one after the other in the same shared memory."""
+    """One CTA works correctly on many items of all kinds, one after the other in the same shared
+    memory.
+    """
     requests = [Request("abc" * 12, 5 + number) for number in range(6)]
     requests += [Request("xy" * 9, 300), Request("xy" * 9, 2), Request("", 90), Request("", 17)]
     made = run(requests, kv_heads=2, groups=2)
@@ -96,7 +100,7 @@ def test_a_grid_walks_over_many_items() -> None:
 
 
 def test_fixed_buffers() -> None:
-    """The kernel does not read fixed buffers beyond the counts."""
+    """The kernel does not read beyond the given counts in buffers of fixed size."""
     requests = [Request("abcd", 9), Request("abcd", 300), Request("", 0)]
     made, step, context = case(requests, room=(30, 40))
     assert step.saving.shared_prefix_groups == 1
@@ -106,8 +110,8 @@ def test_fixed_buffers() -> None:
 
 
 def test_a_table_in_larger_memory() -> None:
-    """The page table may lie in a wider tensor, as in a CUDA graph, because the plan says where
-    pages begin.
+    """The page table may lie in a wider tensor, as in a CUDA graph, because the plan says where its
+    rows begin.
     """
     made, _, context = case([Request("abcd", 9), Request("abcd", 300), Request("ab", 1)])
     wide = torch.full((3, 50), -1, dtype=torch.int32)
@@ -136,8 +140,8 @@ def test_any_step(
 
 
 def test_with_whom_a_run_is_shared_does_not_matter() -> None:
-    """A request's bits do not depend on the requests that share its pages: the same runs are shared
-    with five and with nine others.
+    """A request's bits do not depend on the requests that share its pages: the same pages are
+    shared with five and with nine others.
     """
     bits = []
     for others in (5, 9):

@@ -67,8 +67,8 @@ def run(
 def test_rows_of_every_kind(
     group: int, requests: int, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
-    """Items of 8, 16 and more rows, full and partly full, and a request that shares nothing, agree
-    with float64.
+    """Shared decode agrees with float64 for items of 8, 16 and more rows, full and partly full, and
+    for a request that shares nothing.
     """
     sharing = [Request("abc", own) for own in range(5, 5 + 9 * requests, 9)]
     run([*sharing, Request("", 40)], stored, group, group=group, dtype=dtype)
@@ -82,8 +82,8 @@ def test_wide_heads(page_tokens: int, stored: torch.dtype) -> None:
 
 @pytest.mark.parametrize("pages", [1, 3, 5, 17])
 def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
-    """Prefixes of a page, a tile of keys and a chunk, and one page more or less, agree with float64
-    in items with decode's rows and with prefill's.
+    """Shared decode agrees with float64 for prefixes of a page, a tile of keys and a chunk, and one
+    page more or less, in items with decode's rows and with prefill's.
     """
     names = "".join(chr(ord("a") + number) for number in range(pages))
     few = [Request("X" + names, 3), Request("X" + names, 70)]
@@ -92,7 +92,9 @@ def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
 
 
 def test_a_grid_walks_over_many_items() -> None:
-    """A CTA works on many items of all kinds, one after the other in the same shared memory."""
+    """One CTA works correctly on many items of all kinds, one after the other in the same shared
+    memory.
+    """
     requests = [Request("abc" * 8, 5 + number) for number in range(6)]
     requests += [Request("xy" * 7, 200), Request("xy" * 7, 2), Request("", 90), Request("", 0)]
     made = run(requests, torch.int8, kv_heads=2, groups=2)

@@ -1,4 +1,6 @@
-"""Tests of w8a16: the kernel in the emulator and the CPU implementation, against float64."""
+"""Tests of the operator `w8a16` (INT8 weights): the kernel in the emulator and the CPU
+implementation, against float64.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +58,16 @@ def test_many_channels(rows: int) -> None:
     seed=st.integers(0, 1 << 20),
 )
 def test_any_shape(rows: int, channels: int, runs: int, seed: int) -> None:
-    """Any shape works: fewer runs of 64 inputs than warps, fewer than stages, and more."""
+    """Products are right for any shape: fewer runs of 64 inputs than warps, fewer than pipeline
+    stages, and more.
+    """
     hold(case(rows, channels, runs * 64, seed=seed), seed=seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_weight_is_its_number(dtype: torch.dtype) -> None:
-    """Every weight is read as its number. A single input of 1 among zeros makes the output that
-    column of the weights.
+    """Every weight byte is read as its number: a single input of 1 among zeros makes the output
+    that column of the weights.
     """
     q = torch.arange(-127, 128, dtype=torch.int16).to(torch.int8)[:, None].repeat(1, 64)
     for column in (0, 1, 2, 3, 17, 63):

@@ -1,4 +1,4 @@
-"""Calls of the operator w8a16 for tests, with the check of their results."""
+"""Makes calls of the operator `w8a16` for tests, and checks their results."""
 
 from __future__ import annotations
 

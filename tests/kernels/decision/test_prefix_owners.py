@@ -1,5 +1,5 @@
-"""Tests that the native prefix owners and their twin agree over random histories, and of what both
-promise.
+"""Tests of the native table of prefix owners: it agrees with its Python twin over random histories
+and keeps its promises.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def run(start: int, blocks: int) -> np.ndarray:
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Checks that the native table answers as its twin and never claims more than the
-    test claimed.
+    """Checks that the native table answers as its Python twin and never claims more than the test
+    claimed.
     """
 
     @initialize(max_entries=st.integers(1, 80))
@@ -107,8 +107,8 @@ def test_what_is_no_chain_is_told_alike(
 
 @both
 def test_prompts_part_where_their_owners_do(kind: Either) -> None:
-    """Prompts part where their owners do: one prompt of all, one of a tenant beneath it, two
-    sessions of this tenant, and one of another tenant.
+    """The table finds where the prompts of different owners part: a prefix of all, one of a tenant
+    after it, two sessions of this tenant, and one session of another tenant.
     """
     table: Any = kind(1_000)
     world, tenant = run(0, 10), run(100, 5)
@@ -170,8 +170,9 @@ def test_the_end_of_a_chain_goes_before_its_start(kind: Either) -> None:
 
 @both
 def test_a_hole_is_filled_by_what_the_blocks_behind_it_tell(kind: Either) -> None:
-    """A hole is filled from the blocks behind it. Blocks 0..4 leave a chain that two owners have
-    claimed; when one of them claims it again, all blocks are shared.
+    """The missing blocks in the middle of a chain are filled from the blocks behind them: blocks
+    0..4 leave a chain that two owners have claimed, and when one owner claims it again, all blocks
+    are shared.
     """
     table: Any = kind(40)
     chain = run(0, 20)

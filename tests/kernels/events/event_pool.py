@@ -1,4 +1,6 @@
-"""The native and the plain form of one worker's blocks, each on an index of the same form."""
+"""One worker's blocks in the native and in the plain-Python form, each with an index of the same
+form.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class Pool:
         self.hybrids: Any = make_hybrids(2)
 
     def apply(self, payload: bytes, placed: tuple[np.ndarray, ...] = ()) -> np.ndarray | None:
-        """Apply a batch; return the chain hashes that left the GPU. `placed` gives names and what
-        they stand for.
+        """Apply a batch; return the chain hashes that left the GPU. `placed` gives names and the
+        chain hashes that they stand for.
         """
         left: np.ndarray | None = self.blocks.apply(self.decode(payload), *placed)
         return left
@@ -50,7 +52,7 @@ class Pool:
 
     def hits(self, chain: np.ndarray) -> list[int]:
         """Return how many leading blocks the worker has in the first tier, in the first two, and in
-        all.
+        all tiers.
         """
         hits: list[int] = self.index.longest_prefix_tiers(chain)[:, 1].tolist()
         return hits

@@ -1,4 +1,4 @@
-"""Tests of batches of KV events, decoded by the native code and by its twin."""
+"""Tests of decoding batches of KV events, by the native code and by its Python twin."""
 
 from __future__ import annotations
 

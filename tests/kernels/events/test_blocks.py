@@ -1,5 +1,5 @@
-"""Tests of one worker's blocks, native and twin, case by case; `test_history.py` has random
-histories of both.
+"""Tests of one worker's blocks, native and in plain Python, case by case; `test_history.py` has
+random histories of both.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def test_seeds_of_adapters_and_salts(kind: str) -> None:
 
 
 def test_ids_beyond_int32_are_hashed_as_eight_bytes(kind: str) -> None:
-    """Ids beyond int32 are hashed as eight bytes; blocks without one have the same hashes
-    as ever.
+    """Token ids beyond int32 are hashed as eight bytes; blocks without such ids have the same
+    hashes as before.
     """
     pool = Pool(kind)
     ids, image = [1, 2, 3, 2**62 + 5, 6, 7], [["img", 1]]
@@ -222,8 +222,8 @@ def test_a_block_told_twice_is_one_where_copies_do_not_count(kind: str) -> None:
 
 
 class Heard:
-    """An engine's blocks, each with at most `copies` copies, whose events are heard from the middle
-    on. Lifetime: test.
+    """An engine's blocks, each with at most `copies` copies, whose events are received only from
+    the middle on. Lifetime: test.
     """
 
     def __init__(self, kind: str, copies: int, draw: Random) -> None:
@@ -233,7 +233,7 @@ class Heard:
         self._heard = False
 
     def go_on(self, calls: int) -> None:
-        """Store and remove blocks at random; a block's parent has half its number."""
+        """Store and remove random blocks; a block's parent has half its number."""
         for _ in range(calls):
             name = self._draw.randrange(1, 16)
             if self._draw.random() < 0.5 and self.held[name]:

@@ -1,4 +1,4 @@
-"""Tests of damaged dumps of one worker's blocks; `test_history.py` has intact ones."""
+"""Tests of damaged dumps of one worker's blocks; `test_history.py` tests intact ones."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_what_is_no_dump_changes_nothing(kind: str) -> None:
 
 
 def test_garbage_dumps_are_refused_alike() -> None:
-    """Garbage in a dump is refused with the same error by both forms. The digest is right, since
-    the parts are read only then.
+    """Garbage in a dump is refused with the same error by the native and the Python form. The
+    digest is right here, since the parts are read only then.
     """
     pairs = [Pool(kind).blocks for kind in sorted(KINDS)]
     for each in pairs:

@@ -1,5 +1,5 @@
-"""Tests of hybrid caches: the length of the hit that an engine allows, by histories of its groups
-and by the rule.
+"""Tests of hybrid caches: how long a hit the engine allows, by histories of its cache groups and by
+the rule.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def chain_of(prompt: int, blocks: int) -> np.ndarray:
 
 
 def stored(group: int, names: list[int], at: int, **other: Any) -> dict[str, Any]:
-    """Return the event that stores blocks of a prompt; `at` blocks of it precede the first one."""
+    """Return the event that stores blocks of a prompt, the first of which follows `at` other
+    blocks.
+    """
     event = {
         "type": "BlockStored", "block_hashes": names, "token_ids": tokens_of(names),
         "block_size": SIZE, "medium": "GPU", "group_idx": group, "kv_cache_spec_kind": KINDS[group],
@@ -91,8 +93,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(prompt=st.integers(0, 3), blocks=st.integers(1, 9), keeps=st.integers(0, 4))
     def computed(self, prompt: int, blocks: int, keeps: int) -> None:
-        """Store a prompt: full attention reports all new blocks, and the other groups their last
-        ones, masked.
+        """Store a prompt: full attention reports all new blocks, and the other groups report their
+        last ones, with other blocks masked.
         """
         names = names_of(prompt, blocks)
         for group in sorted(self.groups, reverse=True):
@@ -165,8 +167,8 @@ TestHistories = Histories.TestCase
 
 
 def test_a_long_history_of_three_groups() -> None:
-    """A long history holds: ten thousand steps of one worker with three groups, and at least ten
-    times as many in the full run.
+    """Ten thousand random steps of one worker with three cache groups keep its answers right; the
+    full run has at least ten times as many.
     """
     chance = random.Random(7)
     machine = Histories()
@@ -266,8 +268,8 @@ def test_kinds_with_a_window(kind: str) -> None:
 
 
 def test_blocks_of_several_blocks_of_full_attention() -> None:
-    """A hit ends only where there is a state, if there is one every three blocks of full
-    attention.
+    """With one state for every three blocks of full attention, a hit ends only where there is a
+    state.
     """
     names = names_of(0, 8)
     worker = Worker({FULL})
@@ -301,8 +303,8 @@ def test_two_kinds_under_one_number_and_too_many_groups() -> None:
 
 
 def test_blocks_that_full_attention_stores_again_are_known_by_the_others() -> None:
-    """The other groups recognise blocks that full attention stores again after they left, while the
-    window's blocks stay.
+    """Blocks that full attention stores again after they had left are known to the other groups,
+    whose blocks in the window had stayed.
     """
     names = names_of(0, 4)
     worker = Worker(set())

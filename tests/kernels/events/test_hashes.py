@@ -49,7 +49,9 @@ def sha256(data: bytes) -> bytes:
 
 
 def sglang() -> list[int]:
-    """Return SGLang's names of the blocks as signed integers, as they are on the wire."""
+    """Return the names that SGLang gives to the blocks, as signed integers, as they are on the
+    wire.
+    """
     digest, names = b"", []
     for tokens in BLOCKS:
         digest = sha256(digest + b"".join(token.to_bytes(4, "little") for token in tokens))
@@ -96,7 +98,7 @@ def test_names_are_what_the_engine_computes(name: str, hashes: list[int]) -> Non
 
 
 def test_values_of_the_rules() -> None:
-    """Each rule gives the values that its description publishes."""
+    """Each hash rule gives the values that its description publishes."""
     assert vllm(sha256, "0") == [3236607068019569386, 2758186210834249151]
     assert sglang() == [8635429971592222890, 1256577331724852459]
     assert trtllm() == [6052439777046529588, 757415256212586101]

@@ -1,4 +1,6 @@
-"""Tests that the native code and its twin agree on one worker's blocks over random histories."""
+"""Tests that the native code and its Python twin agree on one worker's blocks over random
+histories.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,14 @@ tiers = st.sampled_from([0, 0, 0, 1, 2])
 
 
 def token_ids(run: list[int], parent: int | None) -> list[int]:
-    """Return token ids that mostly are those for which the names stood before; they also depend on
-    whether there is a parent.
+    """Return token ids that mostly are those for which the block names stood before; they also
+    depend on whether there is a parent.
     """
     return [token for name in run for token in (name % 6, 7 if parent is None else 8)]
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Checks that every answer of the blocks and of the index equals the twin's."""
+    """Checks that every answer of the native blocks and index equals that of the Python twin."""
 
     @initialize(max_parked=st.sampled_from([0, 3, 6, 65536]), counts_copies=st.booleans())
     def start(self, max_parked: int, counts_copies: bool) -> None:

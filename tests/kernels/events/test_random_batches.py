@@ -1,5 +1,5 @@
-"""Tests of batches that no engine would send: the native decoder and its twin read, skip and refuse
-them alike.
+"""Tests of batches that no engine would send: the native decoder and its Python twin read, skip and
+refuse them alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MANY = settings.get_profile("events")
 
 
 def outcome(decode: type[EventBatch], payload: bytes) -> Any:
-    """Return everything that a decoded batch shows, or the text with which it is refused."""
+    """Return everything that a decoded batch shows, or the message with which it is refused."""
     try:
         batch = decode(payload)
     except ValueError as error:
@@ -128,7 +128,7 @@ _tags = st.sampled_from(["BlockStored"] * 3 + ["BlockRemoved", "AllBlocksCleared
 
 @st.composite
 def events(draw: st.DrawFn) -> Any:
-    """Draw an event that is mostly right; one field in six may be any value."""
+    """Draw an event that is mostly valid; one field in six may have any value."""
     tag = draw(_tags)
     fields = {
         name: draw(_values if draw(st.integers(0, 5)) == 5 else likely)
@@ -154,7 +154,7 @@ def testLIKELY_events(batch: list[Any], rank: int | None) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(vectors()) - {"future"}))
 def test_the_decoder_of_our_engine_names_blocks_alike(name: str) -> None:
-    """The decoder of our engine gives the same names, except for masked blocks, because our
+    """The decoder of our engine gives blocks the same names, except masked blocks, because our
     engine's events never leave a block out.
     """
     payload = vectors()[name].payload

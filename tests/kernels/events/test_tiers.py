@@ -1,4 +1,6 @@
-"""Tests of blocks in host memory and on disk, as vLLM's connectors report them, native and twin."""
+"""Tests of blocks in host memory and on disk, as vLLM's connectors report them, native and in plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +75,8 @@ def test_placeholders_of_other_groups_are_not_full_attention(kind: str) -> None:
 
 
 def test_salts_and_images_that_a_connector_leaves_out(kind: str) -> None:
-    """A connector leaves out salts and images. The name is resolved first, because it differs where
-    the salt does.
+    """A connector leaves out salts and images, so a block's known name is used before its tokens:
+    the name differs where the salt does.
     """
     pool = Pool(kind, counts_copies=True)
     salted = twins.chain_hashes(tokens(1, 2, 3, 4, 5, 6), BLOCK_SIZE, chain_seed("m", None, "s"))
@@ -89,8 +91,8 @@ def test_salts_and_images_that_a_connector_leaves_out(kind: str) -> None:
 
 
 def test_blocks_that_chunks_share_are_counted(kind: str) -> None:
-    """Blocks that chunks share are counted. With `blocks_per_chunk`, vLLM reports all blocks of a
-    chunk, and the chunk's removal takes them.
+    """Blocks that several chunks share are counted: with `blocks_per_chunk`, vLLM reports all
+    blocks of a chunk, and the chunk's removal takes them away once.
     """
     pool = Pool(kind, counts_copies=True)
     one = stored([11, 12], [1, 2, 3, 4], medium="CPU")
@@ -135,7 +137,7 @@ class Offloading:
         return self._prompt()
 
     def expected(self) -> tuple[set[int], set[int]]:
-        """Return the chain hashes in the GPU and those in host memory."""
+        """Return the chain hashes of the blocks on the GPU and of those in host memory."""
         held = {name for names in self.host.values() for name in names}
         return set(self.gpu.values()), {self.meant[name] for name in held}
 
@@ -203,7 +205,7 @@ CHAIN = twins.chain_hashes(tokens(*IDS), BLOCK_SIZE)
 
 
 def test_chunks_of_several_blocks(kind: str) -> None:
-    """Chunks of four of our blocks each are stored under names that the GPU's blocks do
+    """Chunks of four of our blocks each are stored, under names that the GPU's blocks do
     not have.
     """
     pool = Pool(kind, counts_copies=True)
@@ -247,8 +249,8 @@ def test_a_chunk_may_be_told_twice_and_wait_for_its_parent(kind: str) -> None:
 
 
 def test_stores_whose_removals_nobody_tells(kind: str) -> None:
-    """Stores without removals do not count. LMCache in vLLM's own process sends such events;
-    Mooncake's store, which names the group, counts as an upper bound.
+    """Stores whose removals no event reports do not count. LMCache in vLLM's own process sends such
+    events; Mooncake's store, which names the group, counts as an upper bound.
     """
     pool = Pool(kind, counts_copies=True)
     lmcache = chunk([91], IDS[:8]) | {"medium": "cpu"}
@@ -296,8 +298,8 @@ def of_mooncake(event_type: str, hashes: list[int], compatible: bool, medium: st
 
 
 def test_mooncakes_master_puts_nothing_at_the_root(kind: str) -> None:
-    """Mooncake's events put nothing at the root. Their parents are nil and mean nothing, so only
-    names that the GPU's blocks have count.
+    """Mooncake's events never store a block at the root: their parents are nil and mean nothing, so
+    only names that the GPU's blocks have count.
     """
     pool = Pool(kind, counts_copies=True)
     apply(pool, stored([11, 2**64 - 12], IDS[:4]))

@@ -1,4 +1,4 @@
-"""Runs hostile inputs through the native code, built with libFuzzer, ASan and UBSan."""
+"""Runs the native code, built with libFuzzer, ASan and UBSan, on hostile inputs."""
 
 import shutil
 import subprocess

@@ -8,6 +8,8 @@ from tests.kernels.fuzz.fuzzing import fuzz
 
 
 def test_hostile_events(clang: None, tmp_path: Path) -> None:
-    """The native code survives a fixed number of inputs that start from events of real engines."""
+    """The native code survives a fixed number of mutated inputs that start from events of real
+    engines.
+    """
     seeds = {name: vector.payload for name, vector in vectors().items()}
     fuzz("events", seeds, tmp_path, 10_000 * EFFORT)

@@ -13,7 +13,9 @@ PLAIN = (
 
 
 def test_hostile_heads(clang: None, tmp_path: Path) -> None:
-    """The native parser survives a fixed number of inputs that start from heads of each kind."""
+    """The native parser survives a fixed number of mutated inputs that start from heads of each
+    kind.
+    """
     requests = [PLAIN, *(data for _, data in served()), *(data for _, _, data in refused())]
     heads = (request.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" for request in requests)
     seeds = {f"{number}": head for number, head in enumerate(heads)}

@@ -23,8 +23,8 @@ SEEDS = (
 
 
 def test_hostile_replies(clang: None, tmp_path: Path) -> None:
-    """The relay survives a fixed number of inputs that start from replies of each kind, cut in two
-    ways.
+    """The relay survives a fixed number of mutated inputs that start from replies of each kind, cut
+    in two ways.
     """
     cuts = (b"\x00", b"\x06", b"\x80", b"\x46")
     seeds = {f"{n}-{cut[0]}": cut + reply for n, reply in enumerate(SEEDS) for cut in cuts}

@@ -22,7 +22,9 @@ SEEDS = (
 
 
 def test_hostile_bodies(clang: None, tmp_path: Path) -> None:
-    """The native parser survives a fixed number of inputs that start from bodies of each kind."""
+    """The native parser survives a fixed number of mutated inputs that start from bodies of each
+    kind.
+    """
     seeds = {}
     for number, body in enumerate(SEEDS):
         seeds[f"{number}"] = json.dumps(body).encode()

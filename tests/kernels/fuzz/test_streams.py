@@ -25,8 +25,8 @@ SEEDS = (
 
 
 def test_hostile_streams(clang: None, tmp_path: Path) -> None:
-    """The relay survives a fixed number of inputs that start from streams of each kind, cut in two
-    ways.
+    """The relay survives a fixed number of mutated inputs that start from streams of each kind, cut
+    in two ways.
     """
     cuts = (b"\x00", b"\x06", b"\x81")
     seeds = {f"{n}-{cut[0]}": cut + stream for n, stream in enumerate(SEEDS) for cut in cuts}

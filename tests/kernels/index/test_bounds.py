@@ -1,5 +1,5 @@
-"""Tests of the limits of the index: entries, bytes, memory per block, and consistent answers under
-threads.
+"""Tests of the limits of the prefix index: entries, bytes, memory per block, and consistent answers
+to several threads.
 """
 
 import threading
@@ -15,8 +15,8 @@ def unique(count: int, seed: int = 3) -> np.ndarray:
 
 
 def test_a_block_in_use_outlives_the_bound() -> None:
-    """A block that is looked up between any two evictions stays, because the clock gives it a
-    second chance.
+    """A block that is looked up between any two evictions stays in the index, because the clock
+    algorithm gives it a second chance.
     """
     index = PrefixIndex(1, max_entries=1000)
     trunk = np.arange(50, dtype=np.uint64)
@@ -63,7 +63,7 @@ def test_cleared_workers_make_room_before_anything_is_evicted() -> None:
 
 @pytest.mark.parametrize("workers", [64, 4096])
 def test_memory_of_a_unique_block(workers: int) -> None:
-    """A block takes at most 48 bytes from a quarter of the bound on, and an empty index
+    """A block takes at most 48 bytes once the index is at least a quarter full, and an empty index
     is small.
     """
     blocks = unique(1 << 17)
@@ -103,7 +103,7 @@ def test_a_bound_in_bytes_is_kept(holders: int) -> None:
 
 
 def test_deletion_leaves_nothing_behind() -> None:
-    """Churn at constant size neither makes the table grow nor loses a block."""
+    """Storing and removing at constant size neither makes the table grow nor loses a block."""
     index = PrefixIndex(1)
     window = np.arange(1000, dtype=np.uint64)
     index.store(0, window)
@@ -142,7 +142,7 @@ def test_threads_share_one_index() -> None:
 
 
 def test_look_ups_beside_a_writer_are_never_torn() -> None:
-    """Look-ups beside a writer see an event of 500 blocks either completely or not at all."""
+    """A lookup during a write sees an event of 500 blocks either completely or not at all."""
     chain = unique(2000)
     index = PrefixIndex(4, max_entries=1 << 16)
     index.store(1, chain)

@@ -1,4 +1,6 @@
-"""Tests of reading a dump: either all of it is read or nothing, and both forms behave alike."""
+"""Tests of reading a dump of the index: either all of it is read or nothing, and native and Python
+form behave alike.
+"""
 
 import struct
 
@@ -106,8 +108,8 @@ def test_a_torn_dump_is_refused(cut: int) -> None:
 @given(at=st.integers(0, len(DUMP) - 9), value=st.integers(0, 255))
 @settings(max_examples=examples(200), deadline=None)
 def test_a_hostile_dump_is_refused_or_is_an_index(at: int, value: int) -> None:
-    """A dump with one changed byte and a right checksum is refused by both forms, or read alike by
-    both.
+    """A dump with one changed byte and a right checksum is refused by the native and the Python
+    form, or read alike by both.
     """
     body = bytearray(DUMP[:-8])
     body[at] = value
@@ -134,7 +136,9 @@ def test_dumps_of_dumps_are_the_same_index() -> None:
 
 
 def test_warmth_survives() -> None:
-    """Blocks in use before a restart outlive those that were not."""
+    """Blocks that were used before a restart are evicted later than those that were not, because
+    the dump keeps the order of use.
+    """
     index = _native.PrefixIndex(1, max_entries=1000)
     trunk = np.arange(50, dtype=np.uint64)
     index.store(0, np.arange(1000, 1950, dtype=np.uint64))

@@ -1,5 +1,5 @@
-"""Tests of the index over named histories: holes, orders of events, and cases in which a peer
-fails.
+"""Tests of the index over chosen histories: holes, orders of events, and cases in which Dynamo's
+index fails.
 
 In these cases ai-dynamo 1.6.1 answers 1,001 where 2,048 is true, after a block was evicted and
 stored again, and drops what is stored below a hole.
@@ -17,7 +17,9 @@ def hashes(blocks: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("workers", [1, 8, 64, 65, 256, 1024, 4096])
 def test_hits_of_nested_prefixes(workers: int) -> None:
-    """Worker w holds the first w blocks of one chain of 500, and the hits say so."""
+    """If worker w holds the first w blocks of one chain of 500, the lookup returns w for each
+    worker.
+    """
     chain = np.arange(500, dtype=np.uint64) << np.uint64(40)
     index = PrefixIndex(workers)
     for worker in range(workers):
@@ -102,7 +104,7 @@ def test_an_unknown_block_removed() -> None:
 
 
 def test_the_same_block_stored_twice_is_gone_at_one_removal() -> None:
-    """A block that was stored twice is gone at one removal. The index keeps membership and no
+    """A block that was stored twice is gone after one removal: the index keeps membership and no
     count, because engines report only the removal of a block's last copy.
     """
     index = PrefixIndex(2)
@@ -114,8 +116,8 @@ def test_the_same_block_stored_twice_is_gone_at_one_removal() -> None:
 
 
 def test_a_fleet_cleared_slot_by_slot_again_and_again() -> None:
-    """A fleet is cleared more often than there are spare seats, with hardly a write that would
-    sweep them.
+    """The index stays right if workers are cleared more often than it has spare slots, with hardly
+    a write that would clean up cleared ones.
     """
     index = PrefixIndex(20)
     chain = np.arange(50, dtype=np.uint64)

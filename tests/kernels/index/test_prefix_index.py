@@ -1,4 +1,4 @@
-"""Tests that the native index and its twin agree over random histories."""
+"""Tests that the native prefix index and its Python twin agree over random histories."""
 
 from collections import defaultdict
 
@@ -34,15 +34,17 @@ def hashes(blocks: list[int]) -> np.ndarray:
 
 
 def holders(index: PrefixIndex, block: int) -> set[tuple[int, int]]:
-    """Return (tier, worker) of each worker that holds the block; a row counts its tier and those
-    above.
+    """Return the set of (t, worker) for which the worker holds the block in one of the tiers 0 to
+    t.
     """
     workers, one = range(index.workers), hashes([block])
     return {(t, w) for t in range(3) for w in workers if index.contains(w, one, t)}
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Checks below the bound that every answer of the native index equals the twin's."""
+    """Checks that every answer of the native index equals the Python twin's while the index is not
+    full.
+    """
 
     @initialize(workers=worker_counts)
     def start(self, workers: int) -> None:
@@ -62,8 +64,8 @@ class SameHistory(RuleBasedStateMachine):
         first=st.integers(0, 999), count=st.integers(2, 90), step=st.integers(1, 60), chain=chains
     )
     def store_shared(self, first: int, count: int, step: int, chain: list[int]) -> None:
-        """Store the chain at many workers at once, close together or far apart, which makes the
-        wider forms of a set.
+        """Store the chain at many workers at once, whose numbers are close together or far apart,
+        which makes the wider forms of a set of workers.
         """
         for i in range(min(count, self.native.workers)):
             self.store(first + i * step, chain, 0)
@@ -76,7 +78,9 @@ class SameHistory(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 999), again=st.integers(1, 3), chain=chains)
     def clear_worker(self, worker: int, again: int, chain: list[int]) -> None:
-        """Clear a slot and use it again, maybe before anything was swept."""
+        """Clear a worker's slot and use it again, perhaps before the index has removed the old
+        entries.
+        """
         worker = self.worker(worker)
         for _ in range(again):
             assert self.native.clear_worker(worker) == self.twin.clear_worker(worker)
@@ -119,8 +123,8 @@ class SameHistory(RuleBasedStateMachine):
 
 
 class AtTheBound(RuleBasedStateMachine):
-    """Checks at the bound that the index may forget blocks, but never claims one that is not held,
-    and never grows.
+    """Checks a full index: it may forget blocks, but never claims one that is not held, and never
+    grows.
     """
 
     @initialize(workers=st.sampled_from([1, 2, 3, 9]), max_entries=st.integers(1, 20))
@@ -178,8 +182,8 @@ TestAtTheBound = AtTheBound.TestCase
 
 @pytest.mark.parametrize("operations", [100_000, pytest.param(1_000_000, marks=pytest.mark.full)])
 def test_random_operations_equal_a_table_of_bits(operations: int) -> None:
-    """Random operations agree with the oracle, which has one bit for each (worker, block) in numpy;
-    there is no eviction, and all blocks are in tier 0.
+    """Random operations agree with a numpy table of one bit for each (worker, block); there is no
+    eviction, and all blocks are in tier 0.
     """
     rng = np.random.default_rng(operations)
     workers, blocks = 96, rng.integers(0, 2**63, 600).astype(np.uint64)

@@ -1,5 +1,5 @@
-"""Tests that the native mirror and its twin agree over random histories, and of what both
-promise.
+"""Tests of the native estimate of caches (`Mirror`): it agrees with its Python twin over random
+histories and keeps its promises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ workers = st.integers(0, WORKERS - 1)
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Checks that every answer of the native mirror equals the twin's for any input."""
+    """Checks that every answer of the native `Mirror` equals the Python twin's for any input."""
 
     @initialize()
     def start(self) -> None:

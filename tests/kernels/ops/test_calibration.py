@@ -1,5 +1,5 @@
-"""Tests of the calibration of shared decode by a timer: known costs are found, and plans that were
-slower are not chosen.
+"""Tests of the calibration of shared decode by a timer: it finds known costs, and avoids plans that
+were measured slower.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def test_what_was_measured_slower_is_not_chosen() -> None:
 
 
 def test_the_grid_tells_costs_apart() -> None:
-    """The grid of mixes tells costs apart: a cost that is higher by half changes some mix's time by
-    a tenth, since a fit would guess it otherwise. Partial results are a few percent of any time,
-    because decode cuts requests so.
+    """The grid of measured mixes determines each cost: a cost that is higher by half changes some
+    mix's time by a tenth, since a fit would otherwise guess it. Partial results are a few percent
+    of any time, because decode cuts requests into pieces.
     """
     for name in Costs._fields[:-1]:  # all but `sharing`, which is no time
         dearer = TRUE._replace(**{name: 1.5 * getattr(TRUE, name)})

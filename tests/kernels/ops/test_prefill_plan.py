@@ -92,7 +92,7 @@ def test_room_and_groups_are_checked() -> None:
 
 
 def cut_plan(pieces: list[tuple[int, int]], group: int = 4, kv_heads: int = 8) -> PrefillPlan:
-    """Return the plan for pieces of (tokens before, new tokens), with one page for all."""
+    """Return the plan for requests of (tokens before, new tokens), with one page for all."""
     spans, rows = [], 0
     for start, tokens in pieces:
         spans.append((rows, tokens, start + tokens))
@@ -159,8 +159,8 @@ def test_where_keys_are_cut_depends_on_the_request_alone() -> None:
 
 
 def test_a_crowded_step_cuts_nothing() -> None:
-    """A crowded step cuts nothing: its items fill the GPU, and partial results would exceed the
-    memory that is kept for them.
+    """A step with many items cuts no keys into pieces: its items fill the GPU, and partial results
+    would exceed the memory that is kept for them.
     """
     plan = cut_plan([(8_192, 64)] * 16)
     assert len(plan.merge_slots) == 0

@@ -1,5 +1,5 @@
-"""Tests of shared decode's plan against brute force: what it shares, what that saves, what it
-costs.
+"""Tests of shared decode's plan against brute force: which prefixes it shares, what that saves, and
+what it costs.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_every_token_of_every_request_once(
 @settings(deadline=None)
 @given(REQUESTS)
 def test_groups_and_bytes_against_brute_force(requests: list[Request]) -> None:
-    """If only bytes cost, every shared prefix is read once."""
+    """If only bytes cost time, every shared prefix is read exactly once, as brute force finds."""
     made = tables(requests, PAGE)
     step = step_of(requests)
     known = prefixes(made)
@@ -194,8 +194,8 @@ def test_pieces_are_an_eighth_of_a_run() -> None:
 
 
 def test_a_deep_tree_is_cut() -> None:
-    """A tree deeper than the plan looks is cut: each request reads the remaining levels
-    for itself.
+    """A tree of prefixes that is deeper than the plan considers is cut off: each request reads the
+    remaining levels for itself.
     """
     names = "abcdefghijklmnop"
     requests = [Request(names[: level + 1], 40) for level in range(len(names))]
@@ -206,8 +206,8 @@ def test_a_deep_tree_is_cut() -> None:
 
 
 def test_what_would_need_more_slots_than_are_counted_shares_nothing() -> None:
-    """A plan that would need more slots than there are shares nothing: eight levels of 2,048 tokens
-    need 65 slots a request, and 40 are counted.
+    """A plan that would need more slots for partial results than there are shares nothing: eight
+    levels of 2,048 tokens need 65 slots a request, and 40 are available.
     """
     levels = ["".join(name * 128 for name in "abcdefgh"[:depth]) for depth in range(9)]
     for requests in (levels[1:] + levels[-1:] * 20, levels[7:] * 5):
@@ -277,8 +277,8 @@ def test_a_plan_is_moved_whole() -> None:
 
 
 def test_costs_are_found_again() -> None:
-    """The fit finds the costs from times that the model itself makes, and no negative cost from
-    random times.
+    """The fit recovers the costs from times that the model itself makes, and gives no negative cost
+    for random times.
     """
     draw = np.random.default_rng(3)
     works = [Work(*(int(x) for x in draw.integers(1, 10**9, 4)), int(draw.integers(1, 10**4)))

@@ -1,4 +1,4 @@
-"""Tests that plans of consecutive steps are those that each step alone would have been given."""
+"""Tests that plans of consecutive steps equal those that each step alone would get."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ CLOSE = Costs(0.0, 40.0, 0.0, 1500.0, 100.0)
 
 @dataclass
 class Batch:
-    """Requests that decode, with their pages in rows of a table. Lifetime: test."""
+    """Requests that decode, with their pages in the rows of a table. Lifetime: test."""
 
     page_ids: list[list[int]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     fresh: count[int] = field(default_factory=lambda: count(1))
 
     def join(self, like: int | None, common_pages: int, own_tokens: int) -> None:
-        """Add a request that shares the first pages of another one, or none if `like` is None."""
+        """Add a request that shares the first pages of the request `like`, or none if `like` is
+        None.
+        """
         shared = []
         if like is not None:
             shared = self.page_ids[like][: min(common_pages, self.lengths[like] // PAGE)]
@@ -86,8 +88,8 @@ def same(made: Step, alone: Step) -> bool:
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), costs=st.sampled_from([ALWAYS, NEVER, CLOSE, Costs()]))
 def test_a_step_does_not_depend_on_those_before(data: st.DataObject, costs: Costs) -> None:
-    """A step does not depend on those before it: tokens come, pages fill, requests join, leave and
-    are replaced, and pages pass to another request.
+    """A step's plan does not depend on earlier steps, while tokens are added, pages fill, requests
+    join, leave and are replaced, and pages pass to another request.
     """
     batch, planner = Batch(), SharedPlanner(PAGES, PAGE, SHAPE, costs)
     draw = data.draw
@@ -169,8 +171,8 @@ def test_another_request_of_fewer_tokens_in_the_same_pages() -> None:
 
 
 def test_what_goes_on_is_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner builds one tree per batch, and chooses anew when pieces change, not when pages
-    fill.
+    """The planner does not repeat its work: it builds one tree per batch, and chooses again when
+    pieces change, not when pages fill.
     """
     made = {"tree": 0, "choice": 0}
 

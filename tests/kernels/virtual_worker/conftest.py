@@ -1,4 +1,4 @@
-"""Fixtures for the virtual workers, in Python and native."""
+"""Fixtures for tests of the virtual workers, in Python and native."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the promises of a worker on virtual time, by hand, for the plain one and the native one
-alike.
+"""Tests of the promises of a worker on virtual time in chosen cases, for the plain and the native
+form alike.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ def test_who_makes_room_starts_again_in_a_later_step(make: type[Twin]) -> None:
 
 
 def test_a_worker_that_broke_stays_broken() -> None:
-    """A worker that broke stays broken. Chains that do not name prefixes may break the native
-    worker in the middle of a step.
+    """A virtual worker that has raised an error after bad input refuses all further calls. Chains
+    that do not name prefixes may break the native worker in the middle of a step.
     """
     worker = cast(type[Twin], kvkernels.VirtualWorker)(**OPTIONS)
     worker.add(1, np.array([5, 6], dtype=np.uint64), 9, 1, 0, 0)

@@ -1,4 +1,4 @@
-"""Tests of the input that virtual workers refuse; plain and native use the same text."""
+"""Tests of the input that virtual workers refuse; plain and native forms use the same message."""
 
 from __future__ import annotations
 

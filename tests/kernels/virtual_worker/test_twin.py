@@ -1,4 +1,6 @@
-"""Tests that the native virtual worker never differs from the plain one over random histories."""
+"""Tests that the native virtual worker never differs from the plain-Python one over random
+histories.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,7 @@ class TwinMachine(RuleBasedStateMachine):
         self.pair.both("hit_blocks", chain_of([trunk] * depth))
 
     def teardown(self) -> None:
-        """Assert that what is left drains alike."""
+        """Assert that both workers finish all remaining requests alike."""
         self.pair.at("snapshot")
         self.pair.at("host_blocks")
         self.pair.at("group_blocks")
@@ -143,8 +145,8 @@ TestHybridTwinMachine.settings = LIVES
 
 
 def live(pair: Pair, seed: int, calls: int, options: dict[str, Any]) -> None:
-    """Drive the pair through a random history under load: mostly arrivals, and a few of every other
-    action.
+    """Drive the pair of workers through a random history under load: mostly arrivals, and a few of
+    every other action.
     """
     draw = random.Random(seed)
     block_size, longest = options["block_size"], options["max_model_tokens"]
@@ -200,7 +202,9 @@ def soak(seeds: range, calls: int, hybrid: bool = False) -> dict[str, int]:
 
 
 def test_random_lives_are_alike_and_rich() -> None:
-    """Random histories agree, and everything in which the twins could differ happens."""
+    """Native and plain worker agree over random histories, in which everything happens in which
+    they could differ.
+    """
     seen = soak(range(60), calls=100)
     for name in ("first", "finished", "stored", "removed", "cleared", "runs", "reads", "released"):
         assert seen[name] > 50, f"hardly any {name} in {seen}"

@@ -37,7 +37,7 @@ KINDS = (
 
 
 class Twin(Protocol):
-    """The interface of both workers."""
+    """The interface that the plain and the native virtual worker have in common."""
 
     def add(
         self,
@@ -110,13 +110,17 @@ class Pair:
         return plain
 
     def at(self, call: str, *arguments: Any) -> Any:
-        """Make `call` with the time after its other arguments, then compare every gauge."""
+        """Make `call` at both workers, with the time after its other arguments; then compare every
+        gauge.
+        """
         answer = self.both(call, *arguments, self.now_ns)
         self.compare()
         return answer
 
     def add(self, request_id: int, *arguments: Any, legs: tuple[bool, bool]) -> str:
-        """Add a request; `legs` says whether it imports and exports KV, and follows the time."""
+        """Add a request to both workers; `legs` says whether it imports and whether it
+        exports KV.
+        """
         answer = self.both("add", request_id, *arguments, self.now_ns, *legs)
         if legs[1]:
             self.exporting.append(request_id)
@@ -124,7 +128,7 @@ class Pair:
         return str(answer)
 
     def end_read(self, place: int, arrived: bool) -> None:
-        """End the read of one request; `arrived` says whether its KV came."""
+        """End the KV read of one request at both workers; `arrived` says whether its KV came."""
         if self.reading:
             request_id = self.reading.pop(place % len(self.reading))
             self.seen["reads"] += self.at("end_read", request_id, arrived)
@@ -163,7 +167,7 @@ class Pair:
         self.now_ns = max(self.now_ns, end_ns)
 
     def drain(self) -> None:
-        """Run until neither worker has anything left to do or to read."""
+        """Run both workers until neither has anything left to compute or to read."""
         while True:
             while (next_ns := self.native.next_ns()) >= 0:
                 self.run_until(next_ns)
