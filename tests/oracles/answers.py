@@ -44,7 +44,7 @@ _FIELDS = ("data:", "event:", "id:", "retry:", ":")
 
 @dataclass
 class Said:
-    """The facts that a JSON value states about an answer, as in `said.h`."""
+    """The facts that a JSON value states about an answer, like the struct in `said.h`."""
 
     content: bool = False
     ends: bool = False
@@ -74,7 +74,9 @@ class Said:
 
 
 def said_by(value: Any, event: str = "") -> Said:
-    """Return the facts that a JSON value states; its objects are given as pairs."""
+    """Return the facts that a JSON value states about an answer; objects in it are given
+    as pairs.
+    """
     if is_object(value):
         return _object(value, event, 0)
     said = Said()

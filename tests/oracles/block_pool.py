@@ -6,7 +6,7 @@ from engine.block_pool import BlockPool, IdleBlocks
 
 
 def check_pool(pool: BlockPool) -> None:
-    """Raise AssertionError unless every block is accounted for exactly once. O(blocks)."""
+    """Raise AssertionError unless every block is accounted for exactly once; takes O(blocks)."""
     free, idle = set(pool._free), set(pool._idle)
     held = {block for block, count in enumerate(pool._references) if count > 0}
     assert len(free) == len(pool._free), "a block is in the free list twice"
@@ -32,7 +32,9 @@ def check_pool(pool: BlockPool) -> None:
 
 
 def _check_host(pool: BlockPool) -> None:
-    """Raise AssertionError unless the host is within its bound and no block there is an orphan."""
+    """Raise AssertionError unless host memory is within its bound and no block there lacks its
+    parent.
+    """
     host = pool.host
     assert len(host) <= host.blocks, "the host holds more than it may"
     assert host._held.keys() >= host._pins.keys(), "a block that is being loaded is gone"
@@ -49,8 +51,8 @@ def _check_host(pool: BlockPool) -> None:
 
 
 def _check_idle(blocks: IdleBlocks, parents: dict[int, int]) -> None:
-    """Raise AssertionError unless the order holds; `parents` gives the parent of each visible
-    block.
+    """Raise AssertionError unless idle blocks are in the right order; `parents` gives the parent of
+    each visible block.
     """
     counted = [0] * len(blocks._children)
     for block, parent in parents.items():

@@ -103,7 +103,7 @@ def _needed(group: Group) -> int:
 def _goes_on(
     group: Group, chain: Sequence[int], end: int, block_size: int, names: Mapping[int, int]
 ) -> bool:
-    """Return whether the group can continue behind the first `end` blocks."""
+    """Return whether the group has all that it needs to continue after the first `end` blocks."""
     step = group.block_size // block_size
     needed = _needed(group)
     if not needed:

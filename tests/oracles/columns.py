@@ -118,8 +118,8 @@ def sum_of(column: Column, slots: Ids) -> float:
 
 
 def sum_of_least(a: Column, times: float, b: Column, slots: Ids) -> float:
-    """Return the sum over these slots of the lesser of a x times and b; NaN if one of
-    them is NaN.
+    """Return the sum, over these slots, of a x times or b, whichever is smaller; NaN if one of them
+    is NaN.
     """
     _within(slots, a, b)
     return float(np.add.reduce(np.minimum(a[slots] * times, b[slots])))

@@ -246,11 +246,11 @@ class Fields:
         self._sums = [0, 0, 0]
 
     def keep(self) -> None:
-        """Count the event, which is used."""
+        """Add the current event to the sums, because it is used."""
         self._kept = list(self._sums)
 
     def drop(self) -> None:
-        """Take the event, which is skipped, out of the sums."""
+        """Remove the current event from the sums, because it is skipped."""
         self._sums = list(self._kept)
 
     def open(self) -> bytes:

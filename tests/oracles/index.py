@@ -27,7 +27,7 @@ _HOLDERS_MASK = 0x1FFF
 
 
 class Header(NamedTuple):
-    """The fields of a dump before its entries."""
+    """The fields of a dump of the index that precede its entries."""
 
     workers: int
     max_entries: int
@@ -158,7 +158,7 @@ def block_bytes(ids: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> bytes:
 
 
 class PrefixIndex:
-    """Exact membership of (worker, block, tier). Lifetime: process.
+    """Knows exactly which worker holds which block in which tier. Lifetime: process.
 
     There are `workers` slots, numbered from 0, and the tiers 0 GPU, 1 host, 2 disk. An entry is a
     block in a tier. There are at most `max_entries` of them in at most `max_bytes`. Beyond that the
@@ -222,7 +222,8 @@ class PrefixIndex:
         return self._depths([self._used(0, block) for block in blocks])
 
     def raise_prefix(self, hashes: Buffer, hits: Hits) -> None:
-        """Raise `hits`, int32[workers], to the result of `longest_prefix` where that is more.
+        """Raise each element of `hits`, int32[workers], to the result of `longest_prefix` if that
+        is greater.
 
         `hits` is written in place while other threads run, so no other thread may use it meanwhile.
         Raises ValueError for a buffer of another size and for a read-only one.
@@ -280,7 +281,9 @@ class PrefixIndex:
 
     @property
     def tiers(self) -> int:
-        """One more than the highest tier that holds anything, and at least 1."""
+        """The number of tiers in use: one more than the highest tier that holds a block, and at
+        least 1.
+        """
         return 1 + max((tier for tier in range(TIERS) if any(self._held[tier])), default=0)
 
     @property
@@ -396,7 +399,9 @@ def _integer(value: SupportsIndex, name: str) -> int:
 
 
 def in_range(value: int, name: str, least: int, most: int) -> int:
-    """Return `value` as an int within both limits. Raises TypeError or ValueError."""
+    """Return `value` as an int from `least` to `most`. Raises TypeError if it is no int, and
+    ValueError if it is out of range.
+    """
     number = _integer(value, name)
     if not least <= number <= most:
         raise ValueError(f"{name} must be {least}..{most}, got {value}")
@@ -404,7 +409,9 @@ def in_range(value: int, name: str, least: int, most: int) -> int:
 
 
 def uint64(value: int, name: str) -> int:
-    """Return `value` as an int in 0..2^64-1. Raises TypeError or ValueError."""
+    """Return `value` as an int in 0..2^64-1. Raises TypeError if it is no int, and ValueError if it
+    is out of range.
+    """
     number = _integer(value, name)
     if not 0 <= number < 1 << 64:
         raise ValueError(f"{name} must be a uint64, got {number}")
@@ -412,7 +419,7 @@ def uint64(value: int, name: str) -> int:
 
 
 def parent_of(parent: int | None) -> int | None:
-    """Return the name of a parent, or None if there is no parent."""
+    """Return the parent's name, checked as `uint64` does, or None if there is no parent."""
     return None if parent is None else uint64(parent, "parent")
 
 

@@ -1,5 +1,5 @@
-"""The plain-Python oracle of the native mirror, which models the caches of workers that publish no
-events.
+"""The plain-Python oracle of the native `Mirror`, which models the caches of workers that publish
+no events.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class Mirror:
         return self._index.longest_prefix(chain)
 
     def raise_prefix(self, chain: Buffer, hits: Hits) -> None:
-        """Raise `hits`, int32[workers], to the result of `longest_prefix` where that is more."""
+        """Raise each element of `hits`, int32[workers], to the result of `longest_prefix` if that
+        is greater.
+        """
         self._index.raise_prefix(chain, hits)
 
     def held(self, worker: int) -> int:
@@ -174,7 +176,7 @@ class Mirror:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes in use: a rough estimate here, exact in the native mirror."""
+        """The bytes in use: a rough estimate here, exact in the native class."""
         return self._index.memory_bytes + sum(160 * len(each.stamps) for each in self._recency)
 
     def _of(self, worker: int) -> _Recency:

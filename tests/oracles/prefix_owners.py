@@ -1,4 +1,6 @@
-"""The plain-Python oracle of the native prefix owners."""
+"""The plain-Python oracle of the native `PrefixOwners`, which knows which blocks several owners
+use.
+"""
 
 from __future__ import annotations
 
@@ -103,9 +105,10 @@ class PrefixOwners:
         return self._warmth.get(block, 0) < _AGAIN
 
     def _settle(self, blocks: list[int], first: int, end: int, users: int) -> tuple[int, int]:
-        """Claim the blocks from the last to the first; towards the first, users can only be added.
+        """Claim the blocks from the last to the first; towards the first block, the number of users
+        can only grow.
 
-        Returns (users of the first one, end of those that several use).
+        Returns (users of the first block, end of the blocks that several use).
         """
         shared = 0
         for i in range(end - 1, first - 1, -1):

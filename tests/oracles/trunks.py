@@ -1,4 +1,6 @@
-"""The plain-Python oracle of the native hot trunks."""
+"""The plain-Python oracle of the native `Trunks`, which finds the beginnings that many prompts
+share.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _MEMORY_SHARE = 0.2  # of the pool's KV memory that all copies of one trunk may 
 
 @record
 class Trunk:
-    """The common head of many prompts, with its figures at one moment. Lifetime: one decision."""
+    """A common beginning of many prompts ("trunk"), with its figures at one moment. Lifetime: one
+    decision.
+    """
 
     last_hash: int  # chain hash of its last block
     tokens: int
@@ -32,7 +36,8 @@ class Trunk:
 
 
 class Trunks:
-    """The heads of prompts with the most arrivals. Lifetime: process; at most `TRUNKS_MAX` heads.
+    """The common beginnings ("heads") of prompts with the most arrivals. Lifetime: process; at most
+    `TRUNKS_MAX` heads.
 
     The class is deterministic: time comes with each call and never goes back.
     """
@@ -104,8 +109,8 @@ class Trunks:
             self._drained_at_s[row] = now_s
 
     def of(self, chain: Hashes) -> Trunk | None:
-        """Return the trunk with which a prompt begins: the longest that wants copies, else the
-        longest, or None if there is none.
+        """Return the longest known beginning of a prompt that needs more copies, else the longest
+        known one, or None if there is none.
         """
         now_s = self._now_s
         scale, longest = self._scaled(now_s), None
@@ -117,7 +122,9 @@ class Trunks:
         return longest
 
     def table(self) -> list[Trunk]:
-        """Return all heads as of the last time given, the greatest demand first."""
+        """Return all known beginnings with their figures at the last given time, the one with the
+        greatest demand first.
+        """
         scale = self._scaled(self._now_s)
         rows = [self._trunk(row, scale, self._now_s) for row in range(self._used)]
         return sorted(rows, key=lambda trunk: (-trunk.demand, -trunk.tokens, trunk.last_hash))
@@ -126,8 +133,8 @@ class Trunks:
         return self._used
 
     def _begun_with(self, chain: Hashes) -> list[int]:
-        """Return the rows of the heads with which the chain begins. Only places where heads end are
-        looked at.
+        """Return the rows of the known beginnings with which the chain begins. Only the places
+        where beginnings end are looked up.
         """
         ends = self._ends
         if not len(ends):
@@ -138,8 +145,8 @@ class Trunks:
         return sorted([self._row[last_hash] for last_hash in found])
 
     def _enter(self, last_hash: int, blocks: int, tokens: int, now_s: float) -> int:
-        """Return a row for a new head: an unused one, or that of the head with the fewest arrivals,
-        whose count becomes the error.
+        """Return a row for a new beginning: an unused row, or that of the beginning with the fewest
+        arrivals, whose count becomes the error.
         """
         left = None
         if self._used < len(self._count):
@@ -158,8 +165,8 @@ class Trunks:
         return row
 
     def _ends_moved(self, left: int | None, entered: int) -> None:
-        """Record that one head no longer ends at the place `left` and that one ends at
-        `entered`.
+        """Record that one beginning no longer ends at block number `left` and that another one ends
+        at `entered`.
         """
         heads, places = self._heads_at, len(self._heads_at)
         heads[entered] = heads.get(entered, 0) + 1
@@ -205,8 +212,8 @@ class Trunks:
         return max(1, min(copies, int(room)))
 
     def _backlog(self, row: int, scale: float, now_s: float) -> float:
-        """Return the seconds of work left if each of the copies last wanted did one second of it
-        per second.
+        """Return the seconds of work that are left if each of the copies wanted last did one second
+        of work per second.
         """
         left_s, elapsed_s = self._backlog_s[row], now_s - self._drained_at_s[row]
         if not left_s or not elapsed_s:
@@ -217,8 +224,8 @@ class Trunks:
         return max(left_s - copies * elapsed_s, 0.0)
 
     def _scaled(self, now_s: float) -> float:
-        """Return the weight of an arrival at `now_s`. Long after the first arrival, all counts are
-        scaled down.
+        """Return the weight of an arrival at `now_s`; if the first arrival was long ago, scale all
+        counts down first.
         """
         if self._since_s is None:
             self._since_s = now_s

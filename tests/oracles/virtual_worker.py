@@ -36,8 +36,8 @@ MAX_NS = 2**62  # a hundred and forty years
 
 
 def in_range(name: str, value: int, least: int, most: int) -> int:
-    """Return `value` as an int within both limits. Raises ValueError if it is outside, TypeError if
-    it is no integer.
+    """Return `value` as an int from `least` to `most`. Raises ValueError if it is out of range,
+    TypeError if it is no integer.
     """
     try:
         number = index(value)
@@ -49,14 +49,14 @@ def in_range(name: str, value: int, least: int, most: int) -> int:
 
 
 def check_finite(name: str, value: float) -> float:
-    """Return `value`. Raises ValueError unless it is finite and above 0."""
+    """Return `value`. Raises ValueError unless it is finite and greater than 0."""
     if not (isfinite(value) and value > 0.0):
         raise ValueError(f"{name} must be finite and above 0, got {value}")
     return value
 
 
 def check_time(now_ns: int, last_ns: int) -> int:
-    """Return `now_ns`. Raises ValueError if time went back or is out of range."""
+    """Return `now_ns`. Raises ValueError if it is earlier than `last_ns` or out of range."""
     in_range("now_ns", now_ns, 0, MAX_NS)
     if now_ns < last_ns:
         raise ValueError(f"now_ns must not go back: got {now_ns} after {last_ns}")
@@ -90,8 +90,8 @@ def own_hash(request_id: int, depth: int) -> int:
 
 
 def groups_of(pairs: Sequence[tuple[int, int]], host_blocks: int) -> tuple[CacheGroup, ...]:
-    """Return cache groups: windows of the given tokens, or states where the window is 0. Raises
-    ValueError.
+    """Return the cache groups of (window tokens, cost) pairs; a window of 0 means states. Raises
+    ValueError for bad pairs.
     """
     groups = []
     for window, cost in pairs:
@@ -115,7 +115,7 @@ class VirtualRequest(Request):
     zeros: Tokens = field(default_factory=lambda: NO_TOKENS)  # as long as any request may be
 
     def tokens(self, start: int, stop: int) -> Tokens:
-        """Return int32[stop - start] of zeros."""
+        """Return int32[stop - start] of zeros in place of token ids."""
         return self.zeros[: stop - start]
 
     def extend_chain(self, full_blocks: int, block_size: int) -> None:
@@ -125,7 +125,8 @@ class VirtualRequest(Request):
 
 
 def runs_of(contents: Iterable[Stored]) -> list[tuple[int | None, list[int]]]:
-    """Return (parent chain hash, chain hashes after it), parents before children.
+    """Return the stored blocks as runs (parent chain hash, chain hashes after it), parents before
+    children.
 
     Where the tree forks, a run follows the smallest hash, and each of the other hashes starts a run
     of its own.
@@ -160,7 +161,7 @@ NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
 
 
 def hashes_of(values: Sequence[int]) -> Hashes:
-    """Return `values` as uint64."""
+    """Return the hashes as an array of uint64."""
     return np.array(values, dtype=np.uint64)
 
 
@@ -410,7 +411,9 @@ class VirtualWorker:
         return self._pool.reusable(chain.tolist(), len(chain))
 
     def set_speed(self, speed: float, now_ns: int) -> None:
-        """Divide the length of later steps by `speed`; the step in flight keeps its own."""
+        """Divide the length of later steps by `speed`; the step that is running keeps its
+        length.
+        """
         check_finite("speed", speed)
         self._settle(now_ns)
         self._speed = speed
@@ -434,7 +437,7 @@ class VirtualWorker:
         return unfinished
 
     def snapshot(self, now_ns: int) -> list[tuple[int | None, Hashes]]:
-        """Return the visible contents as (parent chain hash, chain hashes after it), parents first.
+        """Return the visible blocks as (parent chain hash, chain hashes after it), parents first.
 
         Where the tree forks, a run follows the smallest hash; the other runs come after it.
         """
@@ -487,7 +490,7 @@ class VirtualWorker:
         self._start_ns = self._end_ns = 0
 
     def _settle(self, now_ns: int) -> None:
-        """End the steps that end at or before `now_ns`."""
+        """End all steps that end at or before `now_ns`, and begin the next ones."""
         self._now_ns = check_time(now_ns, self._now_ns)
         while True:
             if self._step is not None and self._end_ns <= now_ns:
@@ -516,7 +519,9 @@ class VirtualWorker:
         self._start_step(end_ns)
 
     def _end_loads(self, now_ns: int) -> None:
-        """End the loads that have arrived by now; their requests may run in the next step."""
+        """End the loads from host memory that have arrived by now; their requests may run in the
+        next step.
+        """
         if not self._loads or self._loads[0][0] > now_ns:
             return
         while self._loads and self._loads[0][0] <= now_ns:

@@ -45,7 +45,7 @@ Name = tuple[int, int]  # an engine's name of a block, and its tier
 
 @dataclass(slots=True)
 class Run:
-    """Blocks stored in a row, given by their chain hashes or by the tokens to hash."""
+    """A sequence of stored blocks, given by their chain hashes or by the tokens to hash."""
 
     names: list[int]
     parent: int | None
@@ -57,8 +57,8 @@ class Run:
 
     @property
     def cost_tokens(self) -> int:
-        """The room that the run takes while it is parked, in tokens. A chain hash, a name and a
-        token of 64 bits each count as two.
+        """The room that the sequence takes while it waits for its parent, in tokens. A chain hash,
+        a name and a token of 64 bits each count as two.
         """
         size = 2 * len(self.names)
         size += 2 * len(self.chain) if self.chain is not None else 0
@@ -67,8 +67,8 @@ class Run:
 
 
 class ParkedBlocks:
-    """One worker's parked blocks, whose parents are unknown; at most `limit` blocks. Lifetime:
-    worker.
+    """One worker's blocks whose parents are unknown, at most `limit` of them; they wait ("are
+    parked") for their parents. Lifetime: worker.
     """
 
     def __init__(self, limit: int) -> None:
@@ -84,7 +84,9 @@ class ParkedBlocks:
         return self._blocks
 
     def park(self, run: Run) -> bool:
-        """Keep a run until its parent is stored; return False if there is no room for it."""
+        """Keep a sequence of blocks until its parent is stored; return False if there is no room
+        for it.
+        """
         assert run.parent is not None
         if not self._has_room(run):
             self._bury()
@@ -101,28 +103,30 @@ class ParkedBlocks:
         self.dead.difference_update((name, tier) for name in names)
 
     def evict(self, names: Sequence[int], tier: int) -> None:
-        """Note that these blocks are evicted, so that those of them that are parked are dropped
-        when their parent comes.
+        """Note that these blocks are evicted, so that the ones that wait here are dropped when
+        their parent is stored.
         """
         self.dead.update((name, tier) for name in names if (name, tier) in self._names)
 
     def wake(self, parents: Sequence[int]) -> list[Run]:
-        """Return the runs that waited for these parents; they are no longer parked."""
+        """Return the sequences of blocks that waited for these parents; they no longer
+        wait here.
+        """
         woken = [run for parent in parents for run in self.runs.pop(parent, ())]
         for run in woken:
             self._unpark(run)
         return woken
 
     def take_dead(self, names: Sequence[int], tier: int) -> list[int]:
-        """Return the blocks among these that were evicted while they were parked, and
-        forget that.
+        """Return the blocks among these that were evicted while they waited here, and forget these
+        evictions.
         """
         dead = [name for name in names if (name, tier) in self.dead]
         self.revive(dead, tier)
         return dead
 
     def clear(self) -> None:
-        """Drop everything that is parked."""
+        """Drop all blocks that wait for their parents."""
         self.runs.clear()
         self.dead.clear()
         self._names.clear()
@@ -135,10 +139,10 @@ class ParkedBlocks:
         )
 
     def _bury(self) -> None:
-        """Make room by dropping the runs that were evicted completely, because their parent may
+        """Make room by dropping sequences that were evicted completely, because their parent may
         never come.
 
-        Everything parked is looked at only if a good part of it was evicted since the last look.
+        All waiting blocks are visited only if a good part of them was evicted since the last visit.
         """
         self._seen_dead = min(self._seen_dead, len(self.dead))
         if (len(self.dead) - self._seen_dead) * 8 < self._blocks:
@@ -372,7 +376,7 @@ def _read_run(parts: _Parts, block_size: int) -> Run:
 
 
 class _Parts:
-    """Reads bytes in order. Lifetime: one read."""
+    """Reads parts of a dump in order. Lifetime: one read."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -398,7 +402,7 @@ _INNER = 0x6B6E756863FF00FF
 
 
 def inner_name(chain: int) -> int:
-    """Return our name for a block within a chunk, for which the engine has none; chunks that begin
+    """Return a name for a block within a chunk, for which the engine has none; chunks that begin
     alike share it.
     """
     return chain ^ _INNER
@@ -568,7 +572,7 @@ class WorkerBlocks:
         return self._told_left()
 
     def clear(self) -> None:
-        """Forget all blocks, in the index too. No counter changes."""
+        """Forget all blocks, also in the index; no counter changes."""
         self._forget_blocks()
         self._groups.forget()
 
@@ -663,7 +667,7 @@ class WorkerBlocks:
 
     @property
     def parked(self) -> int:
-        """The number of blocks that wait for their parent."""
+        """The number of blocks that wait for their unknown parent."""
         return len(self._parked)
 
     @property
@@ -868,8 +872,8 @@ class WorkerBlocks:
         self._drop([inner_name(block) for block in chain], tier)
 
     def _forget_chunks(self) -> None:
-        """Forget all chunks. Groups cannot limit hits on their blocks, because the engine's names
-        for these are unknown.
+        """Forget all chunks. Cache groups cannot limit hits on their blocks, because the engine's
+        names for these are unknown.
         """
         for chunk in list(self._chunks):
             for tier in range(1, TIERS):
@@ -886,7 +890,9 @@ class WorkerBlocks:
     def _hold(
         self, names: Sequence[int], chain: Iterable[int], tier: int, counts_copies: bool
     ) -> None:
-        """Store the blocks one after another; each first loses what its name stood for before."""
+        """Store the blocks one after another; a name that stood for another block before loses that
+        block first.
+        """
         pending: list[int] = []
         for name, block in zip(names, chain, strict=True):
             known = self._known.get(name, Known(block, 0))
@@ -966,7 +972,7 @@ class HybridWorkers:
         self._blocks: dict[int, WorkerBlocks] = {}
 
     def set(self, worker: int, blocks: WorkerBlocks | None) -> None:
-        """Limit the worker's hits by these blocks, or no longer if `blocks` is None."""
+        """Make these blocks limit the worker's hits, or remove the limit if `blocks` is None."""
         slot = in_range(worker, "worker", 0, self._workers - 1)
         if blocks is None:
             self._blocks.pop(slot, None)
@@ -984,7 +990,7 @@ class HybridWorkers:
             hits[slot] = blocks.limit(chain, min(told, most))
 
     def __len__(self) -> int:
-        """Return the number of workers."""
+        """Return the number of workers with hybrid caches."""
         return len(self._blocks)
 
 
