@@ -393,8 +393,8 @@ class Router:
                 self.roles.look()
 
     async def _until_tick(self) -> None:
-        """Wait until the next tick is due: `tick_s`, or up to `_QUIET_TICK_S` while no request is
-        under way.
+        """Wait until the next tick is due: `tick_s` seconds, or up to `_QUIET_TICK_S` while no
+        request is running.
         """
         tick_s, core, busy = self.config.intervals.tick_s, self.dispatcher.core, self._context.busy
         for _ in range(max(int(_QUIET_TICK_S / tick_s), 1)):
@@ -405,9 +405,10 @@ class Router:
         busy.clear()
 
     def apply(self, config: Config) -> list[str]:
-        """Take over a new configuration. Return the changes that a running router cannot make, with
-        reasons; a worker for which there is no slot is among them. Raises ValueError for a policy
-        or a worker that cannot be used; then nothing has changed.
+        """Replace the configuration. Return the changes that a running router cannot make, with
+        reasons; a worker for which there is no slot is among them.
+
+        Raises ValueError for a policy or a worker that cannot be used; then nothing has changed.
         """
         applied, refused = reloadable(self.config, config)
         policy = load(config.policy)

@@ -384,8 +384,8 @@ class FleetManager:
                 self.denials.discard(worker_id)
 
     def sweep(self, requests_of: Callable[[int], int]) -> None:
-        """Remove leaving workers that are idle or have used up `drain_s`, and complete changes of
-        roles in the same way. It is called at every tick.
+        """Remove leaving workers that are idle or have used up `drain_s`; complete changes of roles
+        by the same rule. It is called at every tick.
         """
         drain_s = self._context.terms.drain_s
         until_s = self.now_s - drain_s if drain_s else -math.inf

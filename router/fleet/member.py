@@ -153,7 +153,9 @@ class Member:
 
     @property
     def advice(self) -> str:
-        """Advice for the worker's operator, on what to know or change; "" if there is none."""
+        """Advice for the worker's operator on what to know or to change; "" if there is
+        no advice.
+        """
         own = "" if self.recognized is None else self.recognized.advice
         models = self._models_trouble or self._model_advice
         return "; ".join(filter(None, (own, models, self.figures.trouble)))
@@ -175,7 +177,7 @@ class Member:
 
     @property
     def transfer(self) -> str:
-        """The way in which KV is handed to and from the worker, a key of
+        """The method by which the worker exchanges KV with other workers, a key of
         `router.engines.table.TRANSFERS`.
         """
         return "" if self.recognized is None else self.recognized.transfer

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as values: requests, answers, heads, framing, errors; TLS files. It does no I/O.
+"""Parses and writes HTTP/1.1 messages without I/O: requests, answers, heads, framing and errors.
 
 Owns: strict parsing of both sides' bytes, refusals, error bodies, the types of a relayed reply.
 Gives: `parser.RequestReader`, `messages.Request` and `Response`, `framing`, `reply.Outcome`, `tls`.

@@ -1,4 +1,4 @@
-"""Reads from a request which agent of whom sends it, by what agents' clients say of themselves.
+"""Finds out which agent of which person sends a request, by the ids that agents' clients send.
 
 Owns: the headers and body fields of each known client, and in which order they count; hints of
 priority and length in the forms of other routers.

@@ -21,5 +21,7 @@ def id_in(value: Any) -> str | None:
 
 
 def within(group: str, agent: str) -> str:
-    """Return the session id of an agent whose id is unique only within its group."""
+    """Return a session id made of an agent's id and the id of its group, because the agent's id is
+    unique only within the group.
+    """
     return f"{group}/{agent}"

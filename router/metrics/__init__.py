@@ -1,4 +1,4 @@
-"""Metrics of requests, recorded when events happen, and the registry that Prometheus scrapes.
+"""Records the metrics of requests, and collects all metrics for Prometheus.
 
 Owns: counters and histograms of requests; the text of a scrape.
 Gives: `registry.RouterMetrics`, `exposition`.

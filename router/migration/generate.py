@@ -139,7 +139,9 @@ class _WorkerOutput:
 
 
 class GenerateJournal(Journal):
-    """The `Journal` of a stream of SGLang's `/generate`. Lifetime: request."""
+    """Keeps the token ids of a stream of SGLang's `/generate`, as `Journal` does for OpenAI's API.
+    Lifetime: request.
+    """
 
     def __init__(self, plan: Plan, room: AnyRoom) -> None:
         super().__init__(plan, room)

@@ -206,11 +206,11 @@ def weighted_of(line: str) -> NameRule:
 
 
 def lines_of(value: Any, weights: bool = True) -> list[Any] | tuple[Any, ...]:
-    """Return the rules of a file as lines: a list unchanged, a mapping of names as one line for
-    each.
+    """Return the naming rules of a configuration file as lines: a list unchanged, and a mapping of
+    names as one line for each name.
 
-    weights: a name may have a mapping of models and weights. Raises ValueError for a mapping whose
-    values are neither text nor a mapping of weights.
+    `weights` True means that a name may have a mapping of models to weights. Raises ValueError for
+    a mapping whose values are neither texts nor mappings of weights.
     """
     if not isinstance(value, dict):
         return value  # type: ignore[no-any-return]

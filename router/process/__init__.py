@@ -1,4 +1,4 @@
-"""The router's process: its garbage collector, its end if a policy hangs, its signs of life.
+"""Watches the router's process: garbage collection, policies that hang, signs of life for systemd.
 
 Owns: thresholds of the collector, systemd's messages and watchdog, the watch over slow policies.
 Gives: `garbage.settle`, `systemd.Pulse`, `hang_watch.HangWatch`.

@@ -1,4 +1,4 @@
-"""Records of a running router's requests, which explain decisions and can be replayed.
+"""Records the requests of a running router, to explain its decisions and to replay them.
 
 Owns: the account of a request; the access log, the request log (one line a request, for replays; in
 a file or in `parts`), the explanation of a choice, spans, and the recording of facts (for checks).

@@ -1,11 +1,11 @@
-"""The format of recorded facts, and the player that checks a recording with a fresh core.
+"""Defines the format of recorded facts, and replays a recording with a new core to check it.
 
 The first record is the `Preamble`. The others follow in the order in which the core saw them:
 
     ["fact", kind, fields, actions]   one fact; each action as [kind, fields]; or, where the core
                                       raised an error, its name instead of the list
     ["explain", fields]               a question where this arrival would go
-    ["advance", now_s]                the load was read as of this time
+    ["advance", now_s]                the load was read at this time
     ["policy", specification]         another policy decides from here on
     ["limits", [line, ...]]           models have these limits (`model_limits`) from here on
     ["slow", [now_s, took_s]]         a call of the policy took too long
@@ -123,7 +123,9 @@ def plain(thing: Any) -> list[Any]:
 
 
 def fields_of(thing: Any) -> dict[str, Any]:
-    """Return the fields of an object by name; nested objects likewise."""
+    """Return the fields of an object by name; objects in its fields are converted in the
+    same way.
+    """
     kind: Any = type(thing)
     return {name: _plain(name, getattr(thing, name)) for name in _names(kind)}
 

@@ -1,8 +1,8 @@
-"""A trace as OpenTelemetry spans: one span for the request, and one for each of its steps.
+"""Makes OpenTelemetry spans of a trace: one span for the request, and one for each of its steps.
 
     POST /v1/chat/completions          server; the caller's child
     +- tokenize                        the prompt's ids and hashes
-    +- queue                           held at the router, where it was
+    +- queue                           held at the router, if it was
     +- decide                          which worker and why, with the runner-up and the regret
     +- dispatch                        client; the worker's parent; one for each attempt
 

@@ -1,4 +1,4 @@
-"""Access to Redis: its URL, one connection, its errors in words for people.
+"""Gives access to Redis: parses its URL, opens connections, and describes its errors for people.
 
 Owns: one server, sentinels or a cluster, as an operator writes them; keeping passwords out of all
 messages.

@@ -1,4 +1,4 @@
-"""The URL of shared state, as people write it: one Redis, sentinels, or a cluster.
+"""Parses the URL of the shared state: one Redis server, sentinels, or a cluster.
 
     redis://[USER[:PASSWORD]@]HOST[:6379][/DATABASE]
     redis+sentinel://[USER[:PASSWORD]@]HOST[:26379],HOST[:26379]/SERVICE[/DATABASE]

@@ -1,12 +1,12 @@
-"""Leases on what only one replica may do, and the election of the reader of KV events by them.
+"""Manages leases on tasks that only one replica may do, and elects the reader of KV events by them.
 
 Redis grants a lease for a time on its own clock; the holder renews it with every heartbeat. The
 holder treats its lease as lost a tenth of that time before Redis may grant it to another replica,
 counted from its latest renewal request. So no two replicas ever believe that they hold the same
 lease, whatever their clocks show; the clocks must only run equally fast, to within a tenth.
 
-Each time a lease goes to a new holder it comes with a greater fencing token. The token identifies
-what outlives its holder, such as a request that was in flight while the process was stopped (M.
+Each time that a lease gets a new holder, its fencing token grows. The token identifies what
+outlives its holder, such as a request that was in flight while the process was stopped (M.
 Kleppmann, "How to do distributed locking", 2016).
 
 The replica with the lease reads the events. Two more rules hold when Redis fails or returns:
@@ -16,7 +16,7 @@ The replica with the lease reads the events. Two more rules hold when Redis fail
   replica has the lease. If both read, each finds gaps in the sequence numbers, and the old reader
   stops at its first gap.
 - *Redis is back*: a replica that joins asks for the lease only if it knows as much as the reader,
-  or if no reader was heard for a while. So the replica that continued gets the lease again. A
+  or if no reader was heard of for a while. So the replica that continued gets the lease again. A
   reader stops at once if it hears of a greater token than its own.
 """
 

@@ -230,8 +230,8 @@ def read_entry(text: bytes) -> Entry | None:
 
 
 def read_entries(fields: Iterable[bytes]) -> tuple[dict[str, Entry], int]:
-    """Return the entries of the registry and the number of malformed ones. `fields` has its fields
-    and values in turn.
+    """Return the entries of the registry, and the number of malformed ones. `fields` alternates
+    between a field's name and its value.
     """
     found: dict[str, Entry] = {}
     malformed = 0
@@ -247,7 +247,7 @@ def read_entries(fields: Iterable[bytes]) -> tuple[dict[str, Entry], int]:
 
 @dataclass(slots=True)
 class Peer:
-    """Another replica that is present. Lifetime: until it is gone."""
+    """Another replica that is running. Lifetime: until it is gone."""
 
     entry: Entry
     unheard_s: float = 0.0  # between looks of ours

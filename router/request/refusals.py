@@ -127,9 +127,9 @@ def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
 
 
 def outcome_of_prefill(outcome: Outcome, collected: CollectedReply, model: str) -> Outcome:
-    """Return the outcome of a prefill leg. A missing model or a full queue becomes an error.
+    """Return the outcome of a prefill leg, in which a missing model or a full queue is an error.
 
-    collected: the worker's answer, including a refusal that the relay held back.
+    `collected` is the worker's answer, which may be a refusal that the relay held back.
     """
     outcome = pass_refusal_on(outcome, collected, model)
     held = outcome.held or collected.held

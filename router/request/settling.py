@@ -121,9 +121,8 @@ def is_own_hit(body: bytes, leg: Role) -> bool:
 def _prefill_served(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome, waits: bool = True
 ) -> None:
-    """Report a successful prefill leg to the metrics and the decision core.
-
-    waits: True if the decode leg has not been sent yet.
+    """Report a successful prefill leg to the metrics and the decision core. `waits` True means that
+    the decode leg has not been sent yet.
     """
     now_s = service.clock()
     service.metrics.requests.prefilled(attempt.worker_id, outcome, now_s)

@@ -1,4 +1,4 @@
-"""Hot restart without a gap in listening, and caches saved for the next router.
+"""Replaces a running router without a gap in listening, and saves caches for the next router.
 
 Owns: the hand-over of sockets and knowledge between two routers, the old router's reports on its
 requests until they end, the file of saved caches.

@@ -410,7 +410,7 @@ class Connection(asyncio.Protocol):
         return self._task
 
     def go_on(self) -> None:
-        """Process the bytes of a hostile address that were deferred."""
+        """Process the bytes that were deferred because their address had sent invalid requests."""
         data, self._deferred = self._deferred, b""
         if data and self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()

@@ -1,5 +1,5 @@
-"""The configuration: read from flags, environment and file, checked, and cut for each part of the
-router.
+"""Loads the configuration from flags, environment and file, checks it, and makes the values that
+each part of the router needs.
 
 Owns: the order of its sources, the rules of and between keys, which of them a reload can change.
 Gives: `load.load_config`, `rules`, `reload`, `terms`.

@@ -88,7 +88,7 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
 
 
 def _notes(workers: Given, config: Config) -> tuple[str, ...]:
-    """Return a note for each worker whose URL the router uses in another form than the given
+    """Return a note for each worker for whose URL the router uses another form than the configured
     one.
     """
     pairs = zip(workers.value, config.workers, strict=True)

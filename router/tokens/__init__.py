@@ -1,4 +1,4 @@
-"""The token ids of prompts, as the engines make them.
+"""Makes the token ids of prompts, in the same way as the engines.
 
 Owns: the tokenizer that the configuration names; the check that workers make the same ids of a
 prompt; media in prompts, and the hashes of prompts with media.

@@ -143,7 +143,7 @@ class Renderers:
             await asyncio.sleep(self._terms().every_s)
 
     async def look(self) -> None:
-        """Take over changes of the workers and of the configuration, and probe the renderers whose
+        """Apply changes of the workers and of the configuration, and probe the renderers whose
         probe is due.
         """
         self._follow()

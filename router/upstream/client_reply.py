@@ -1,8 +1,7 @@
-"""The client's side of the relay: a reply whose bytes are passed to the client's transport
-unchanged.
+"""Writes the reply to a client; the worker's bytes are passed to the client's transport unchanged.
 
-A reply lends its client's socket to the relay's thread. If it cannot, a word says why the Python
-fallback relays: `off` (by the configuration), `worker_tls`, `client_tls`, `http_1_0`, `unsent`
+A reply lends its client's socket to the relay's thread. If it cannot, a word says why Python code
+must relay the reply: `off` (by the configuration), `worker_tls`, `client_tls`, `http_1_0`, `unsent`
 (bytes wait for the client), `client_gone`, `judged` (a path that not every engine has: another
 worker may have to answer), `moved` (a stream continues at another worker), `ids` (its client sees
 token ids), `pinged` (its client gets comments while its worker is silent), `renamed` (the answer

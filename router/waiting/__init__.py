@@ -1,4 +1,4 @@
-"""Requests of known models that wait because no worker of their model takes requests.
+"""Holds requests of known models while no worker of their model takes requests.
 
 Owns: which models are known though no worker serves them; the queue of waiting requests, by
 priority and fair among tenants; how many of them are sent per second once a worker is there.
