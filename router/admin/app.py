@@ -87,7 +87,7 @@ class AdminApi:
         self._routes = self._all_routes()
 
     def renew(self, hosts: tuple[str, ...]) -> None:
-        """Accept these names in the field `Host` from now on."""
+        """From now on accept the names in `hosts` in the field `Host` of requests."""
         self._hosts = hosts
 
     def _all_routes(self) -> dict[str, Mapping[str, Handler]]:
@@ -146,11 +146,10 @@ class AdminApi:
         return _not_allowed(request, methods) if handle is None else await handle(request)
 
     def _check_host(self, request: Request) -> None:
-        """Refuse a request that asks by an unknown host name.
-
-        The owner of a name may point it at this address, and so let a web page read the port
-        through an operator's browser (DNS rebinding). Such a page has no key, so the check is
-        needed only without keys.
+        """Raise ClientError if a request names an unknown host in the field `Host`. The owner of a
+        host name may point it at this address, and so let a web page read the admin port through an
+        operator's browser (DNS rebinding). The web page has no key, so the check is needed only if
+        the port asks for no key.
         """
         asked = request.headers.get("Host")
         if asked is None or known_host(asked, self._hosts):  # HTTP/1.0 may omit it; no browser

@@ -22,7 +22,7 @@ Chains = npt.NDArray[np.uint64]
 
 
 class TierView(msgspec.Struct, frozen=True):
-    """The blocks of one tier of one worker."""
+    """The blocks that one worker holds in one tier: GPU, host memory or disk."""
 
     tier: str
     chains: bytes  # chain hashes of its blocks as little-endian uint64, each once, ascending
@@ -31,7 +31,7 @@ class TierView(msgspec.Struct, frozen=True):
 
 
 class KvView(msgspec.Struct, frozen=True):
-    """The blocks that the router believes one worker holds, and how exact this is."""
+    """The blocks that the router believes one worker holds, and how exact this belief is."""
 
     version: int
     worker: int

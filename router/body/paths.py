@@ -55,7 +55,7 @@ class OwnAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One path of the client port. Lifetime: process."""
+    """One path of the client port, and how requests to it are read. Lifetime: process."""
 
     path: str
     reads: Reads
@@ -75,7 +75,7 @@ class Path:
 
 
 def _path(path: str, reads: Reads, salt: str | None = None, mark: bytes | None = None) -> Path:
-    """Return a path that not every engine has."""
+    """Return the `Path` of a path that only some engines have."""
     return Path(path, reads, salt, mark, needs=path, computes=reads != "model")
 
 

@@ -36,7 +36,7 @@ def message_classes(
 
 
 class _File:
-    """A file descriptor that is built from a table. Lifetime: while it is built."""
+    """Builds a protobuf file descriptor from a table. Lifetime: while the descriptor is built."""
 
     def __init__(self, package: str, table: Mapping[str, str], one_of: Mapping[str, str]) -> None:
         self._package = package
@@ -44,7 +44,7 @@ class _File:
         self._one_of = one_of
 
     def made(self) -> Any:
-        """Return the descriptor."""
+        """Return the finished file descriptor."""
         file = descriptor_pb2.FileDescriptorProto(
             name=f"warmroute/{self._package}.proto", package=self._package, syntax="proto3"
         )

@@ -37,7 +37,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 @dataclass(frozen=True, slots=True)
 class ScanLimits:
-    """The limits of one body. Lifetime: process."""
+    """The limits of what one request body may contain. Lifetime: process."""
 
     max_messages: int = 4_096
     max_prompts: int = 1_024  # prompts in one completions request
@@ -109,8 +109,8 @@ class Scanned:
 
 
 class Common(PromptOptions):
-    """The fields that any body may have, as JSON types. `null` counts as absent, as in OpenAI's
-    API.
+    """The fields that any request body may have, with their JSON types. `null` counts as absent, as
+    in OpenAI's API.
     """
 
     model: str | None = None
@@ -520,7 +520,7 @@ def decode(decoder: msgspec.json.Decoder[Any], data: bytes | memoryview, path: s
 
 
 def _malformed(message: str, data: bytes, path: str) -> str:
-    """Return where and how the JSON is broken, in words."""
+    """Return a text that says where and how the JSON is malformed."""
     if not data.strip():
         return _EMPTY
     found = _BYTE.match(message)

@@ -153,7 +153,7 @@ def add_workers_command(parser: argparse.ArgumentParser) -> None:
 
 
 def workers_command(args: argparse.Namespace) -> int:
-    """Run the command; return its exit status."""
+    """Run `warmroute workers`, and return its exit status."""
     try:
         if args.action != "list" and args.worker is None:
             raise AdminError(f"`workers {args.action}` needs a worker: its number or its URL")

@@ -30,7 +30,7 @@ variable, and a variable over the file.
 
 
 class _HelpAll(argparse.Action):
-    """The flag `--help-all`: print every flag, grouped by section, and exit."""
+    """Handles the flag `--help-all`: prints every flag, grouped by section, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         whole = argparse.ArgumentParser(
@@ -137,8 +137,8 @@ def add_config_command(parser: argparse.ArgumentParser) -> None:
 
 
 def check_command(args: argparse.Namespace) -> int:
-    """Run `warmroute config`: return 0 if the configuration is valid, 2 with its problems
-    if not.
+    """Run `warmroute config`. Return 0 if the configuration is valid; otherwise print its problems
+    and return 2.
     """
     if args.peer_command is not None:
         return _from_peer(args.peer_command)

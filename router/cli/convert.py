@@ -53,7 +53,7 @@ class PeerCommandError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A configuration file, and the flags that have no key in it."""
+    """The configuration file made from a command line, and the flags that have no key in it."""
 
     peer: PeerRouter
     text: str
@@ -384,7 +384,9 @@ def _workers(draft: _Draft, given: _Given) -> None:
 
 
 def _worker(text: str) -> dict[str, Any]:
-    """Return the mapping of a worker given as `URL@RANK`, with or without scheme and /v1."""
+    """Return the YAML mapping of a worker that is given as `URL@RANK`, with or without scheme and
+    `/v1`.
+    """
     worker: dict[str, Any] = {"url": text}
     if ranked := _RANK.fullmatch(text):
         worker = {"url": ranked[1], "rank": int(ranked[2])}
@@ -716,14 +718,14 @@ def _printable(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value in YAML, on one line."""
+    """Return a value as YAML text on one line."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS_OF_YAML:
         return value
     return json.dumps(value)
 
 
 def _item(value: Any, flag: str) -> list[str]:
-    """Return the lines of a list's item; a worker that is only a URL takes one line."""
+    """Return the lines of one item of a YAML list. A worker that is only a URL takes one line."""
     if not isinstance(value, dict) or set(value) == {"url"}:
         text = value["url"] if isinstance(value, dict) else value
         return [f"  - {_shown(text)}  # {flag}"]

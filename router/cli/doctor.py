@@ -139,7 +139,7 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    """Run the command; return its exit status."""
+    """Run `warmroute doctor`, and return its exit status."""
     if args.routing:
         return routing_command(args)
     if args.causes:

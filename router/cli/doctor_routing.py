@@ -36,7 +36,7 @@ _NOT_WITH_ROUTING = ("servers", "router", "log", "probe", "measure")
 
 
 def routing_command(args: argparse.Namespace) -> int:
-    """Run `warmroute doctor --routing`; return its exit status."""
+    """Run `warmroute doctor --routing`, and return its exit status."""
     if args.causes:
         from router.doctor.routing.catalogue import ALL_ROUTING_CAUSES
 

@@ -1,4 +1,6 @@
-"""Finds engines that answer on this machine, and writes a first configuration for them."""
+"""Finds inference engines that answer on this machine, and writes a first configuration
+for them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """The address of an engine, and its answers."""
+    """An engine that was found: its address, and what its answers say about it."""
 
     spec: WorkerSpec
     recognized: Recognized | None

@@ -43,7 +43,7 @@ def add_init_command(parser: argparse.ArgumentParser) -> None:
 
 
 def init_command(args: argparse.Namespace) -> int:
-    """Run `warmroute init`: return 0 if the file was written, 2 if not."""
+    """Run `warmroute init`. Return 0 if the configuration file was written, and 2 if it was not."""
     # Their HTTP client is loaded where it is needed: other commands start sooner.
     from router.cli.find_engines import configuration, find_engines, free_ports
 

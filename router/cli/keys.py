@@ -40,7 +40,7 @@ def add_keys_command(parser: argparse.ArgumentParser) -> None:
 
 
 def keys_command(args: argparse.Namespace) -> int:
-    """Run the command; return its exit status: 0, or 2 for bad input."""
+    """Run `warmroute keys`. Return the exit status: 0, or 2 for bad input."""
     if args.verb == "new":
         return _new(args.name, args.tenant or args.name)
     return _hash() if args.verb == "hash" else _check(Path(args.file))

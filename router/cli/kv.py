@@ -43,7 +43,7 @@ def add_kv_command(parser: argparse.ArgumentParser) -> None:
 
 
 def kv_command(args: argparse.Namespace) -> int:
-    """Run the command; return its exit status."""
+    """Run `warmroute kv`, and return its exit status."""
     try:
         admin = admin_of(args)
         if args.compare is None:

@@ -80,7 +80,7 @@ _ADVISE_BOUNDS = ("--nice=10", "--memory-mb=4096", "--budget=3600")
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """One subcommand of `warmroute`."""
+    """One subcommand of `warmroute`: its help, its flags and its function."""
 
     help: str
     about: str | None
@@ -91,7 +91,7 @@ class _Command:
 
 
 def _absent(help: str, extra: str) -> _Command:
-    """Return a subcommand that only says which extra must be installed for it."""
+    """Return a subcommand that only tells the user which extra must be installed for it."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -163,7 +163,9 @@ class BriefParser(HintingParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
+    """Run the command `warmroute`. Return the exit status: 0, 1 (cannot start) or 2 (bad
+    configuration).
+    """
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["advise"]:  # its options are another program's
         return _advise(argv[1:])

@@ -15,7 +15,7 @@ NONE, ONE, SEVERAL = 0, 1, 2  # how many values a flag takes
 
 @dataclass(frozen=True, slots=True)
 class PeerRouter:
-    """Another router: its release, its command, and its default address."""
+    """Describes another router program: its release, its command, and its default address."""
 
     name: str
     letter: str  # in `PeerFlag.peers`

@@ -77,7 +77,7 @@ async def serve(
 
 
 class Server:
-    """A router with its ports in one process. Lifetime: process."""
+    """Runs a router with its ports in one process. Lifetime: process."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Server:
         router.metrics.register(lambda: server_metrics(self._client.server))
 
     def obey(self) -> None:
-        """Handle signals from now on."""
+        """Begin to handle the signals that stop, reload or replace the router."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop.set)
@@ -189,7 +189,9 @@ class Server:
         return f" picker={picker.address}{health}"
 
     async def leave(self) -> tuple[RestartHandover, list[socket.socket]]:
-        """Return the state and the sockets that the next router gets."""
+        """Return the state and the listening sockets that the next router of a hot restart takes
+        over.
+        """
         from router.cli.handover import added_by_hand, workers_of
         from router.restart.hot_restart import RestartHandover
 
@@ -235,7 +237,7 @@ class Server:
         self.stop.set()
 
     async def aclose(self) -> None:
-        """Let running requests end, and close the router."""
+        """Let running requests finish, and then close the router."""
         router, shutdown_s = self._router, self._router.config.timeouts.shutdown_s
         if self._lingering is not None:
             self._lingering.cancel()
@@ -354,7 +356,7 @@ def _follower(argv: Sequence[str], config: Config) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    """Do nothing when a signal arrives."""
 
 
 def _warn_of_exposure(config: Config) -> None:

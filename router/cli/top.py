@@ -59,7 +59,9 @@ class OfWorker:
 
 
 def look(admin: AdminClient) -> Look:
-    """Read the router's state. Raises AdminError."""
+    """Return the router's present state, read from the admin port. Raises AdminError if it cannot
+    be read.
+    """
     answer = admin.ask("GET", "/workers")
     rows, sources = answer["workers"], answer.get("sources", [])
     decisions = admin.ask("GET", f"/explain?last={_LATEST}")["decisions"]
@@ -85,7 +87,9 @@ def counted(text: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
 
 
 def rate(before: Look | None, now: Look, name: str) -> float | None:
-    """Return how fast a counter grows, per second; None if unknown, as after a restart."""
+    """Return how fast a counter grows per second between two readings. Return None if that is
+    unknown, for example after a restart of the router.
+    """
     if before is None or now.at_s <= before.at_s:
         return None
     more = now.total(name) - before.total(name)
@@ -322,7 +326,7 @@ def add_top_command(parser: argparse.ArgumentParser) -> None:
 
 
 def top_command(args: argparse.Namespace) -> int:
-    """Run the command; return its exit status."""
+    """Run `warmroute top`, and return its exit status."""
     try:
         admin = admin_of(args)
         first = look(admin)
@@ -350,7 +354,7 @@ def _once(admin: AdminClient, first: Look) -> int:
 
 @dataclass
 class Watch:
-    """The live display. Lifetime: command."""
+    """The live display of `warmroute top`. Lifetime: command."""
 
     admin: AdminClient
     now: Look
@@ -360,7 +364,7 @@ class Watch:
     trouble: str = ""
 
     def run(self) -> None:
-        """Run until q or Ctrl-C."""
+        """Show the display until the user presses q or Ctrl-C."""
         next_s = time.monotonic() + _EVERY_S
         while True:
             self._draw()

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def replica_metrics(replica: Replica | None) -> Iterator[Metric]:
-    """Yield the metrics of replicas; none if the router shares no state."""
+    """Yield the metrics of the routers that share state with this one. Yield nothing if the router
+    shares no state.
+    """
     if replica is None:
         return
     yield from _link(replica.link)

@@ -1,4 +1,6 @@
-"""Collectors of sessions, working sets and trunks."""
+"""Collectors of sessions, of the tokens that they want cached (working sets), and of the prompt
+beginnings that they share (trunks).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from router.metrics.exposition import counter, gauge, gauges
 
 
 def session_metrics(core: RouterCore) -> Iterator[Metric]:
-    """Yield the metrics of sessions; all are 0 if sessions are not tracked."""
+    """Yield the metrics of sessions. All values are 0 if the router does not track sessions."""
     followed = core.session_tracking.sessions
     active, idle = (0, 0) if followed is None else followed.count()
     states = {"active": active, "idle": idle}
@@ -88,7 +90,9 @@ _RANKS = 5  # series a family: trunks come and go, their ranks do not
 
 
 def trunk_metrics(core: RouterCore) -> Iterator[Metric]:
-    """Yield the metrics of trunks; all are 0 if sessions are not tracked."""
+    """Yield the metrics of trunks, which are prompt beginnings that sessions share. All values are
+    0 if the router does not track sessions.
+    """
     sessions = core.session_tracking.sessions
     trunks = None if sessions is None else sessions.trunks
     table = [] if trunks is None else trunks.table()

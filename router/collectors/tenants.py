@@ -14,7 +14,9 @@ from router.metrics.exposition import counters, gauge, gauges
 
 
 def tenant_metrics(counts: TenantCounts) -> Iterator[Metric]:
-    """Yield requests, refusals and tokens of the busiest tenants, and of all others together."""
+    """Yield the requests, refusals and tokens of the busiest tenants, and the sums of all other
+    tenants.
+    """
     rows = {**counts.rows, OTHERS: counts.others}
     yield counters(
         "warmroute_tenant_requests",

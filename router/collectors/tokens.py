@@ -1,4 +1,4 @@
-"""Collectors of token ids that renderers make."""
+"""The collector of token ids that renderers make for the router."""
 
 from __future__ import annotations
 

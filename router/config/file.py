@@ -34,7 +34,7 @@ class Given:
     item_sources: tuple[str, ...] = ()  # for a list in a file: where each item begins
 
     def source_of(self, item: int) -> str:
-        """Return where item number `item` of a list was given."""
+        """Return the place where item number `item` of a list was given."""
         return self.item_sources[item] if item < len(self.item_sources) else self.source
 
 
@@ -71,7 +71,9 @@ def read_file(path: Path, sections: Collection[str]) -> dict[str, Given]:
 
 
 class _Walk:
-    """Walks the YAML nodes of one file, and collects values by key path. Lifetime: one reading."""
+    """Goes through the YAML nodes of one file, and collects the values by key path. Lifetime: one
+    reading of the file.
+    """
 
     def __init__(self, path: Path, loader: yaml.SafeLoader, sections: Collection[str]) -> None:
         self._path = path

@@ -13,7 +13,9 @@ _WORD = re.compile(r"[^\s,']+")
 
 
 class HintingParser(argparse.ArgumentParser):
-    """Adds `did you mean ...?` to argparse's error for an unknown word. Lifetime: process."""
+    """Adds a hint `did you mean ...?` to argparse's error about an unknown word.
+    Lifetime: process.
+    """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Report unknown arguments as errors at once, because only the parser of a command knows

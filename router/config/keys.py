@@ -43,7 +43,7 @@ _UNITS = MappingProxyType({"_s": "SECONDS", "_ms": "MS", "_bytes": "BYTES"})
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key of the configuration. Lifetime: process."""
+    """Describes one key of the configuration. Lifetime: process."""
 
     path: str  # dotted, as in the file
     kind: Any  # annotated type, as msgspec takes it
@@ -113,7 +113,7 @@ class ConfigKey:
 
 
 def flag_of(path: str) -> str:
-    """Return the command-line flag of a key."""
+    """Return the command-line flag of the key `path`."""
     return "--" + path.replace(".", "-").replace("_", "-")
 
 
@@ -123,7 +123,7 @@ def attribute_of(path: str) -> str:
 
 
 def variable_of(path: str) -> str:
-    """Return the environment variable of a key."""
+    """Return the environment variable of the key `path`."""
     return PREFIX + attribute_of(path).upper()
 
 

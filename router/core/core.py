@@ -164,7 +164,7 @@ class RouterCore:
 
     @property
     def policy(self) -> LoadedPolicy:
-        """The policy in use."""
+        """The policy that makes the decisions."""
         return self.guard.policy
 
     def set_model_limits(self, limits: Mapping[str, ModelLimit]) -> None:

@@ -61,7 +61,9 @@ class Port(msgspec.Struct):
 
 
 class Slice(msgspec.Struct, rename="camel"):
-    """An EndpointSlice; other fields are ignored."""
+    """An EndpointSlice as the Kubernetes API returns it; fields that the router does not read are
+    left out.
+    """
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     address_type: str = "IPv4"
@@ -84,7 +86,7 @@ class PodStatus(msgspec.Struct):
 
 
 class Pod(msgspec.Struct):
-    """A pod; other fields are ignored."""
+    """A pod as the Kubernetes API returns it; fields that the router does not read are left out."""
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
@@ -101,7 +103,7 @@ class Pod(msgspec.Struct):
 
 
 class Selector(msgspec.Struct, rename="camel"):
-    """Labels that all pods of a pool have."""
+    """The labels by which an InferencePool selects its pods."""
 
     match_labels: dict[str, str] | None = None
 
@@ -120,7 +122,9 @@ class PoolFields(msgspec.Struct, rename="camel"):
 
 
 class InferencePool(msgspec.Struct):
-    """An InferencePool of inference.networking.k8s.io/v1; other fields are ignored."""
+    """An InferencePool of inference.networking.k8s.io/v1; fields that the router does not read are
+    left out.
+    """
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     spec: PoolFields = msgspec.field(default_factory=PoolFields)
@@ -149,7 +153,9 @@ class InferenceObjective(msgspec.Struct):
 
 
 class KubernetesSource:
-    """The endpoints of a service. Lifetime: as long as the configuration names the source."""
+    """Reads workers from the endpoints of a Kubernetes service. Lifetime: as long as the
+    configuration names the source.
+    """
 
     def __init__(
         self, spec: KubernetesSpec, connect: Connect | None = None, draw: Draw = random.random
@@ -296,8 +302,8 @@ def terms_of(pool: InferencePool) -> PoolTerms:
 
 
 class InferencePoolSource:
-    """The pods of an InferencePool and its objectives; each target port of a pod is a worker.
-    Lifetime: as long as the configuration names the source.
+    """Reads workers from the pods of an InferencePool, and the pool's objectives; each target port
+    of a pod is a worker. Lifetime: as long as the configuration names the source.
     """
 
     def __init__(
@@ -366,9 +372,8 @@ class InferencePoolSource:
 
     def _said(self, pools: Collection[InferencePool], pods: Collection[Pod] | None) -> list[Report]:
         """Return the reports that are due now. A worker whose pod or pool was deleted is reported
-        as stopping first.
-
-        So the fleet can tell a deletion from an outage, in which workers are simply missing.
+        as stopping before it is left out. So the fleet can tell a deletion from an outage, in which
+        workers are missing without having been reported as stopping.
         """
         trouble = pools.trouble or self._trouble
         if self._terms is None:

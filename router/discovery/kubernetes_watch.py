@@ -44,7 +44,7 @@ class Annotations(msgspec.Struct):
 
 
 class Meta(msgspec.Struct, rename="camel"):
-    """The metadata of an object that the router reads; the rest is ignored."""
+    """The metadata of a Kubernetes object, without the fields that the router does not read."""
 
     name: str = ""
     resource_version: str = ""
@@ -55,7 +55,7 @@ class Meta(msgspec.Struct, rename="camel"):
 
 
 class Named(Protocol):
-    """Any object of the API."""
+    """Any object of the Kubernetes API."""
 
     @property
     def metadata(self) -> Meta:
@@ -73,7 +73,7 @@ class Listed(msgspec.Struct, Generic[Kind]):
 
 
 class Event(msgspec.Struct):
-    """One line of a watch: an event."""
+    """An event of a watch, which the API server sends as one line."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
@@ -109,7 +109,7 @@ class NotInstalledError(WatchError):
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[Kind]):
-    """The objects to list and watch."""
+    """A kind of Kubernetes object, and which objects of it to list and watch."""
 
     kind: type[Kind]
     path: str
@@ -141,11 +141,10 @@ class Objects(Generic[Kind]):
         self._check_number()
 
     def apply(self, line: bytes) -> bool:
-        """Apply one event of a Kubernetes watch, and return True if an object changed.
-
-        To change means: to be added, modified or deleted. `line`: the event as JSON. Raises
-        TooOldError if the API server no longer has the version from which the watch starts. Raises
-        WatchError for any other error or unreadable event.
+        """Apply one event of a Kubernetes watch, and return True if an object was added, modified
+        or deleted. `line` is the event as JSON. Raises TooOldError if the API server no longer has
+        the version from which the watch starts. Raises WatchError for any other error, or an event
+        that cannot be read.
         """
         one: Kind | Marked
         try:

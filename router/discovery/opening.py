@@ -24,7 +24,9 @@ from router.redis.url import RedisUrl, parse_redis_url
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryTerms:
-    """Values that sources use besides their own specs. Lifetime: until the next reload."""
+    """The values of the configuration that sources of workers use besides their own specs.
+    Lifetime: until the next reload.
+    """
 
     redis_url: str | None  # of the state that replicas share
     fleet: str  # the name of the fleet whose replicas share the state

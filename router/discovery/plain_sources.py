@@ -130,9 +130,8 @@ ANSWER_S = 5.0  # after this the name does not resolve, for now
 
 
 class DnsSource:
-    """The addresses of a DNS name. Lifetime: as long as the configuration names the source.
-
-    Only one query is under way at a time, however long the resolver takes.
+    """Reads workers from the addresses of a DNS name. Only one query runs at a time, however long
+    the resolver takes. Lifetime: as long as the configuration names the source.
     """
 
     def __init__(self, spec: DnsSpec, answer_s: float = ANSWER_S) -> None:

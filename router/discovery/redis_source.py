@@ -1,4 +1,6 @@
-"""Workers that announce themselves in Redis, in the format of `engine.wire.announcement`."""
+"""The source of workers that announce themselves in Redis, in the format of
+`engine.wire.announcement`.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,9 @@ _FORGOTTEN_S = 60.0  # a name without an entry for so long is taken off the list
 
 
 class RedisSource:
-    """The workers that announce themselves in Redis. Lifetime: as long as the configuration names
-    the source.
-
-    Redis alone decides when a lease ends: an expired entry is gone, and no clocks of workers and
-    routers are compared.
+    """Reads the workers that announce themselves in Redis. Redis alone decides when the
+    announcement of a worker expires, so the clocks of workers and routers are not compared.
+    Lifetime: as long as the configuration names the source.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class FileSpec:
-    """A file of workers, which is read again whenever it changes."""
+    """Names as a source a file of workers, which is read again whenever it changes."""
 
     path: str
 
@@ -63,7 +63,7 @@ class FileSpec:
 
 @dataclass(frozen=True, slots=True)
 class DnsSpec:
-    """A DNS name with several addresses, each of which is a worker."""
+    """Names as a source a DNS name with several addresses, each of which is a worker."""
 
     name: str
     port: int  # 1..65535
@@ -76,7 +76,7 @@ class DnsSpec:
 
 @dataclass(frozen=True, slots=True)
 class RedisSpec:
-    """Workers that announce themselves in the Redis of `state`."""
+    """Names as a source the workers that announce themselves in the Redis of `state`."""
 
     def __str__(self) -> str:
         return "redis"
@@ -84,7 +84,7 @@ class RedisSpec:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSpec:
-    """The endpoints of a Kubernetes service."""
+    """Names as a source the endpoints of a Kubernetes service."""
 
     namespace: str
     service: str
@@ -100,7 +100,7 @@ class KubernetesSpec:
 
 @dataclass(frozen=True, slots=True)
 class InferencePoolSpec:
-    """The pods of an InferencePool; each target port of a pod is a worker."""
+    """Names as a source the pods of an InferencePool; each target port of a pod is a worker."""
 
     namespace: str
     name: str
@@ -114,8 +114,8 @@ class InferencePoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrtllmSpec:
-    """TensorRT-LLM's disaggregation YAML, and the store at which its workers may announce
-    themselves.
+    """Names as a source TensorRT-LLM's disaggregation YAML, and the store at which its workers may
+    announce themselves.
     """
 
     path: str

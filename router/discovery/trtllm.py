@@ -80,7 +80,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class DisaggPool:
-    """The contents of the YAML file. Lifetime: until the file changes."""
+    """The contents of TensorRT-LLM's disaggregation YAML. Lifetime: until the file changes."""
 
     workers: tuple[WorkerSpec, ...] = ()
     cluster: Cluster | None = None
@@ -366,8 +366,8 @@ _ITEM = msgspec.json.Decoder(_Item)
 
 
 class StorePort:
-    """Serves the store to the workers that announce themselves. Lifetime: as long as the
-    configuration names the source.
+    """Serves the key-value store over HTTP to the workers that announce themselves in it. Lifetime:
+    as long as the configuration names the source.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ class ModelEvidence:
 
     @property
     def singles(self) -> float:
-        """The share of executions with a batch of one."""
+        """The share of executions whose batch has only one inference, 0..1."""
         count = sum(one.count for one in self.sizes)
         return sum(one.count for one in self.sizes if one.batch <= 1) / count if count else 0.0
 
@@ -184,7 +184,7 @@ class EngineEvidence:
 
     @property
     def main_reason(self) -> str | None:
-        """The reason for which most requests waited; None if the engine gives none."""
+        """The reason for which most requests waited; None if the engine reports no reasons."""
         if not any(self.reasons.values()):
             return None
         return max(self.reasons, key=lambda reason: self.reasons[reason])
@@ -254,7 +254,7 @@ class Evidence:
 
     @property
     def loaded(self) -> bool:
-        """True if any server had any load."""
+        """True if at least one server had load during the watch."""
         return any(server.loaded for server in self.servers)
 
 

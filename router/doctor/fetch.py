@@ -63,7 +63,7 @@ class _ModelList(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """A recognized server and the URL of its metrics."""
+    """A server whose kind was recognized, and the URL of its metrics."""
 
     server: ExaminedServer
     metrics_url: str | None

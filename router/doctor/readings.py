@@ -63,14 +63,14 @@ ROUTER_WANTED = frozenset(
 
 
 class Count(msgspec.Struct, frozen=True):
-    """A count and a total time."""
+    """A number of requests in Triton's statistics, and their total time in nanoseconds."""
 
     count: Number = 0
     ns: Number = 0
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """An input of a model."""
+    """An input tensor in the configuration of a Triton model."""
 
     name: str = ""
     data_type: str = ""
@@ -97,7 +97,7 @@ class Dynamic(msgspec.Struct, frozen=True):
 
     @property
     def policies(self) -> list[Queue]:
-        """The queue policies of all priorities."""
+        """The queue policies of all priority levels of the model."""
         first = [self.default_queue_policy] if self.default_queue_policy else []
         return first + list(self.priority_queue_policy.values())
 
@@ -125,7 +125,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A step of an ensemble."""
+    """A step of an ensemble, which runs one model."""
 
     model_name: str = ""
 
@@ -149,7 +149,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class TritonModelConfig(msgspec.Struct, frozen=True):
-    """A model's configuration, completed with defaults by Triton."""
+    """The configuration of a Triton model, to which Triton has added its defaults."""
 
     name: str = ""
     platform: str = ""
@@ -246,7 +246,7 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class AllStats(msgspec.Struct, frozen=True):
-    """The answer of `/v2/models/stats`."""
+    """The statistics of all models in Triton's answer to `/v2/models/stats`."""
 
     model_stats: list[Stats] = []
 
@@ -285,7 +285,7 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All figures of one server at one time."""
+    """All figures of one server that were read at one time."""
 
     at_s: float
     gauges: Gauges = Gauges()
@@ -294,7 +294,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ExaminedServer:
-    """A recognized server and its configuration."""
+    """A server whose kind was recognized, and its configuration."""
 
     url: str
     kind: str  # triton, vllm, sglang, warmroute

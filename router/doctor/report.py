@@ -117,7 +117,7 @@ class DoctorReport:
         ]
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return a row for each model and engine that had load."""
+        """Return a row with figures for each model and engine that had load."""
         rows: list[dict[str, Any]] = []
         for server in self.evidence.servers:
             for model in server.models.values():

@@ -276,7 +276,7 @@ class LoadReader:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """The request that finds out whether an engine is alive."""
+    """Describes the request that finds out whether an engine is alive."""
 
     path: str = "/health"
     below: int = 500  # a status from here on means that it does not

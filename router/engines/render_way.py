@@ -24,7 +24,7 @@ class NotRenderedError(Exception):
 
 
 class Rendered(NamedTuple):
-    """One prompt as its engine reads it."""
+    """The token ids of one prompt as its engine reads them, and the media in it."""
 
     ids: Tokens
     media: Sequence[Medium] = ()  # in the order of their places

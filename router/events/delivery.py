@@ -157,7 +157,7 @@ Reader = Callable[[SharedReader], Coroutine[Any, Any, None]]
 
 
 class SharedReaders:
-    """All shared readers, by their addresses. Lifetime: process."""
+    """Holds all shared readers, by the addresses that they read. Lifetime: process."""
 
     def __init__(self) -> None:
         self._open: dict[str, SharedReader] = {}
@@ -244,7 +244,9 @@ class FeedContext:
 
 @dataclass(slots=True)
 class FeedCounters:
-    """Counts of one worker's feed; they only grow. Lifetime: worker."""
+    """Counts what one worker's feed received and could not use. The counts only grow. Lifetime:
+    worker.
+    """
 
     malformed_frames: int = 0
     skips: Counter[str] = field(default_factory=Counter)  # events that cannot be used, by why

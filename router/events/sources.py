@@ -63,7 +63,7 @@ class PollSource:
 
     @property
     def exclusive(self) -> bool:
-        """Always True: the events that one router reads are gone for all others."""
+        """Always True, because the events that one router reads are gone for all other routers."""
         return True
 
     @property

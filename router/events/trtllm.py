@@ -217,8 +217,8 @@ Answer = list[PolledEvent | WireError] | Exception  # as given to each rank
 
 
 class PolledFeed:
-    """A feed that polls one worker's events from TensorRT-LLM. `run` ends when cancelled. Lifetime:
-    worker.
+    """A feed that polls one worker's KV events from TensorRT-LLM. `run` ends when it is cancelled.
+    Lifetime: worker.
     """
 
     def __init__(

@@ -17,7 +17,9 @@ _BETWEEN_CONNECTIONS_S = 2.0  # one that comes and goes must not be asked withou
 
 
 class ZmqFeed:
-    """A feed that reads one worker's events by ZMQ. `run` ends when cancelled. Lifetime: worker."""
+    """A feed that reads one worker's KV events by ZMQ. `run` ends when it is cancelled. Lifetime:
+    worker.
+    """
 
     def __init__(self, source: ZmqSource, worker_id: int, model: str, context: FeedContext) -> None:
         self._source = source

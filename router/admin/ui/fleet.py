@@ -179,7 +179,9 @@ def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
 def _state(
     member: Member, worker: Worker | None, slow_start: SlowStart | None, now_s: float
 ) -> str:
-    """Return the state that `/workers` shows, or "joining", "leaving" or "slow_start"."""
+    """Return a worker's state as the page shows it: the state in `/workers`, or "joining",
+    "leaving" or "slow_start".
+    """
     if worker is None:
         return "joining"
     if member.leaving:

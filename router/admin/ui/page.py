@@ -40,7 +40,9 @@ _GUARDS = {
 
 
 def page() -> tuple[bytes, dict[str, str]]:
-    """Return the page (UTF-8) and its headers. Raises OSError if a file is missing."""
+    """Return the HTML page at `/ui` (UTF-8) and its headers. Raises OSError if one of its files is
+    missing.
+    """
     style = "\n".join(_text(f"{name}.css") for name in _STYLES)
     script = "\n".join(_text(f"{name}.js") for name in _SCRIPTS)
     script = '"use strict";\n{\n' + script + "}\n"  # a block, so that no name collides

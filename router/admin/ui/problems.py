@@ -26,7 +26,9 @@ Rows = Callable[[], list[dict[str, Any]]]
 
 
 class Kind(NamedTuple):
-    """One kind of problem. Lifetime: process."""
+    """One kind of problem: its title, its place in the runbook, and how long it must last to be
+    shown. Lifetime: process.
+    """
 
     title: str
     runbook: str  # the heading of docs/operations.md that says what to do

@@ -55,7 +55,7 @@ FULL_CODES = frozenset({"router_full", "hold_queue_full", "hold_timeout", "displ
 
 
 class _Counts(NamedTuple):
-    """The counters at one instant. Lifetime: until the next second."""
+    """The values of the router's counters at one instant. Lifetime: until the next second."""
 
     at_s: float
     dispatched: int
@@ -73,7 +73,7 @@ class _Counts(NamedTuple):
 
 
 class Sampler:
-    """Takes a sample of the router's figures each second. Lifetime: process."""
+    """Records a sample of the router's figures once a second. Lifetime: process."""
 
     def __init__(
         self, core: RouterCore, metrics: RouterMetrics, clock: Callable[[], float]

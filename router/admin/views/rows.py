@@ -170,11 +170,9 @@ def shown_count(request: Request, name: str) -> int:
 
 
 def policy_shown(guard: PolicyGuard, now_s: float) -> dict[str, Any]:
-    """Return the policy's specification, the policy that decides now, and the policy's faults by
-    kind.
-
-    `suspended_for_s` is null if the policy is not suspended, and 0 if it is tried again with the
-    next request.
+    """Return for JSON the configured policy, the policy that makes the decisions now, and the
+    counts of policy faults by kind. `suspended_for_s` is null if the policy is not suspended, and 0
+    if it is tried again with the next request.
     """
     suspension = guard.suspension
     deciding = guard.fallback if suspension.active else guard.policy

@@ -57,7 +57,7 @@ class Details:
 
 
 class TermsError(ValueError):
-    """The terms of a policy are not valid; the text says why."""
+    """Raised if the terms of a policy's costs are not valid; the text says why."""
 
 
 def details_of(
@@ -140,7 +140,9 @@ class Stage:
 
 @record
 class Candidate:
-    """A worker that a decision considered, its cost in the policy's unit, and its hit tokens."""
+    """A worker that a decision considered, with its cost in the policy's unit and its hit
+    tokens.
+    """
 
     worker_id: int
     cost: float

@@ -266,7 +266,7 @@ class Admission:
 
     @property
     def output_tokens(self) -> float:
-        """Moving average of the number of tokens in an answer."""
+        """The moving average of the number of tokens in an answer."""
         return self._output_tokens
 
     def answered(self, output_tokens: int | None) -> None:

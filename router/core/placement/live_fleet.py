@@ -183,9 +183,8 @@ class LiveFleet(FleetView):
 
     @property
     def _fresh(self) -> Bools | None:
-        """True for each worker whose report of other clients' load is recent enough, bool[rows].
-
-        None if no report is recent enough.
+        """True for each worker whose report about other clients' load is recent enough, bool[rows].
+        The value is None if no worker has such a report.
         """
         if self._now_s - self._others_s > self._stale_s:
             return None

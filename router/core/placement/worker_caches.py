@@ -186,10 +186,9 @@ class WorkerCaches:
             columns.disk_cached_tokens[slot] = self.index.held(slot, 2) * facts.block_size
 
     def _as_followed(self, worker: Worker, told: WorkerFacts) -> WorkerFacts:
-        """Return a worker's new description with the block size that its KV events show.
-
-        `told` is the new description. Its own block size is used if the block size has changed
-        since the last description, or if the worker sends no KV events.
+        """Return the new description `told` of a worker, with the block size that the worker's KV
+        events show. The block size of the new description is used if it differs from that of the
+        last description, or if the worker sends no KV events.
         """
         learned = worker.told is not None and worker.told.block_size == told.block_size
         worker.told = told if learned and told.has_events else None

@@ -79,8 +79,7 @@ class ReturnHazard:
 
     def within(self, span_s: Floats, idle_s: Floats) -> Floats:
         """Return each idle session's chance, 0..1, to send a request in the next `span_s` seconds.
-
-        `idle_s`: how many seconds each session has been idle so far.
+        `idle_s` is the number of seconds that each session has been idle so far.
         """
         then = np.interp(idle_s + span_s, EDGES_S, self.away)
         chance: Floats = -np.expm1(then - np.interp(idle_s, EDGES_S, self.away))

@@ -58,10 +58,9 @@ def _sha256(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NamingRule:
-    """A way in which vLLM names blocks.
-
-    `algorithm` is the value of vLLM's flag `--prefix-caching-hash-algo`. `seed` is the value of its
-    environment variable PYTHONHASHSEED, or vLLM's own constant if the variable is not set.
+    """A rule by which vLLM names blocks. `algorithm` is the value of vLLM's flag
+    `--prefix-caching-hash-algo`. `seed` is the value of its environment variable PYTHONHASHSEED, or
+    vLLM's own constant if the variable is not set.
     """
 
     algorithm: str
@@ -71,7 +70,9 @@ class NamingRule:
 
     @property
     def root(self) -> bytes:
-        """The digest that stands for the block before a prompt's first one."""
+        """The digest that takes the place of the previous block's digest for the first block of a
+        prompt.
+        """
         return self.hash(self.encode(self.seed))
 
     def digests(self, before: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
@@ -131,7 +132,7 @@ class EngineNames:
 
     @property
     def unknown(self) -> bool:
-        """True if the engine's names follow none of the rules."""
+        """True if the names that the engine gives to blocks follow none of the known rules."""
         return not self._rules
 
     def places(self, batch: EventBatch) -> tuple[Hashes, Hashes]:

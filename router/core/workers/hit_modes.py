@@ -88,7 +88,7 @@ Lift = str | Callable[[HitFacts], str | None] | None
 
 @dataclass(frozen=True, slots=True)
 class HitCause:
-    """One cause that decides how exact expected hits are. Lifetime: process."""
+    """A condition that decides how exact the expected hits of a worker are. Lifetime: process."""
 
     name: str
     mode: HitMode

@@ -443,15 +443,14 @@ class KvState:
 
     @property
     def _half_told(self) -> bool:
-        """True if the running replay may bring more batches than the router has heard of.
-
-        Until a live batch arrives, the router does not know the number of the latest batch.
+        """True if the running replay may bring batches that the router does not know of yet. Until
+        a live batch arrives, the router does not know the number of the latest batch.
         """
         return self._publisher.live_seq < self.next_seq - 1
 
     @property
     def counters(self) -> KvCounters:
-        """The counters about this worker's KV events, updated to now."""
+        """The counters of this worker's KV events, with their present values."""
         return self._counters.with_blocks(self.blocks, self._skips.total())
 
     def skips(self) -> Counter[str]:

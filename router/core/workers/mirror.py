@@ -439,9 +439,8 @@ class HitConfidence:
         self.discounted = 0  # workers
 
     def life(self, slot: int) -> int:
-        """Return a number that changes whenever the record of a worker's cache starts anew.
-
-        An answer is compared only with what KV events promised under the same number.
+        """Return a number that changes whenever the record of a worker's cache is started again. An
+        answer is compared only with what KV events promised under the same number.
         """
         return self._lives[slot]
 
@@ -465,9 +464,8 @@ class HitConfidence:
         return known.doubted != before
 
     def forgive(self, slot: int) -> None:
-        """Reset a worker's confidence to 1, because the record of its cache starts anew.
-
-        A worker that was distrusted is judged again after fewer answers.
+        """Reset a worker's confidence to 1, because the record of its cache is started again. A
+        worker that was distrusted is judged again after fewer answers.
         """
         self._lives[slot] += 1
         known = self._confirmed.pop(slot, None)

@@ -168,7 +168,9 @@ class Worker:
 
     @property
     def takes_requests(self) -> bool:
-        """True if the worker may get new requests now. A worker on trial takes one at a time."""
+        """True if the worker may get new requests now. A worker on trial takes one request at a
+        time.
+        """
         return self.state == "ready" and self.health.takes_requests and self.silent is None
 
     @property

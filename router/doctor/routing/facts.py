@@ -17,7 +17,7 @@ LOW_SHARE = 0.3  # of prompt tokens: below it hits are called low
 
 
 class GroupRow(msgspec.Struct, frozen=True):
-    """A group of an engine's layers that keep their cache in the same way."""
+    """A cache group of an engine: layers that cache KV by the same rule."""
 
     kind: str = "full"
 
@@ -63,7 +63,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 class BestRow(msgspec.Struct, frozen=True):
-    """A worker that a decision considered."""
+    """One of the workers that a decision considered, as `/explain` shows it."""
 
     worker: int
     hit_tokens: int = 0

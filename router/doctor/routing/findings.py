@@ -17,7 +17,7 @@ NOTHING_FOUND, CAUSE_FOUND, NOT_ASKED = 0, 1, 2  # exit statuses
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure and its source."""
+    """A sentence with a measured figure, and the page that the figure comes from."""
 
     says: str
     source: str
@@ -62,7 +62,9 @@ class RoutingReport:
 
     @property
     def status(self) -> int:
-        """The exit status: `CAUSE_FOUND` if a cause holds, else `NOTHING_FOUND`."""
+        """The exit status of the command: `CAUSE_FOUND` if a cause was found, else
+        `NOTHING_FOUND`.
+        """
         return CAUSE_FOUND if self.findings else NOTHING_FOUND
 
     def text(self) -> str:

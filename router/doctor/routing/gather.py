@@ -121,8 +121,8 @@ class RouterPages:
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     async def workers(self) -> list[WorkerRow]:
-        """Return the router's workers. Raises DoctorError if they cannot be read, as the other
-        methods do.
+        """Return the rows of the router's workers. This and the other methods raise DoctorError if
+        the page cannot be read.
         """
         return (await self._json("/workers", _WorkerList)).workers
 
@@ -198,7 +198,7 @@ class EnginePages:
         self._trouble = ""
 
     async def counts(self) -> Counts:
-        """Return the engine's metrics; an empty `Counts` if none are readable."""
+        """Return the engine's metrics, or an empty `Counts` if the metrics cannot be read."""
         body = await self._page("/metrics", MAX_METRICS_BYTES)
         try:
             return Counts(tuple(samples(body.decode("utf-8", "replace"), _OF_ENGINE)))

@@ -26,7 +26,9 @@ class _Ids(msgspec.Struct):
 
 
 class FixedPrompt(NamedTuple):
-    """A request to `/tokenize` and the ids that the folder's tokenizer makes of it."""
+    """A request to `/tokenize` with a fixed prompt, and the token ids that the folder's tokenizer
+    makes of the prompt.
+    """
 
     chat: bool
     body: dict[str, Any]
