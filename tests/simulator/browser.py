@@ -1,5 +1,5 @@
-"""A real browser that lays out pages for a desk and a phone; one start of it shows
-several views.
+"""Lays out pages in a real browser for a desk and a phone; one start of the browser shows several
+views.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ Run = Callable[..., Said]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs a command line; arguments that are not text are converted."""
+    """Return a function that runs a `warmroute-sim` command line; it converts arguments that are
+    not strings.
+    """
     monkeypatch.setenv("COLUMNS", "200")
 
     def called(*arguments: object) -> Said:
@@ -58,8 +60,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def mooncake(number: int, **more: Any) -> dict[str, Any]:
-    """Return request `number`: 1,300 tokens, 50 ms after the one before. Two of its blocks belong
-    to one of three families.
+    """Return line `number` of a trace: 1,300 tokens, 50 ms after the one before. Two of its blocks
+    belong to one of three families.
     """
     family = 10 * (number % 3)
     line = {"timestamp": 50 * number, "input_length": 1300, "output_length": 20}
@@ -121,7 +123,9 @@ FORMATS = (
 
 
 def trace(folder: Path, name: str = "mooncake", packed: str = "plain") -> Path:
-    """Write a file of a format and return its path; the file's name does not show the format."""
+    """Write a trace file of the named format and return its path; the file's name does not show the
+    format.
+    """
     return Path(write(folder, *lines_of(name), packed=packed).source)
 
 

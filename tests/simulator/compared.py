@@ -1,4 +1,4 @@
-"""Made-up results of runs for tests of comparisons, written to a file as a sweep writes them."""
+"""Makes results of runs for tests of comparisons, in a file as a sweep writes it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def row_of(
 
 
 def written(path: Path, runs: list[tuple[Setup, ReplayRow | None]]) -> Path:
-    """Write a file of results that holds `runs`; return its path."""
+    """Write a file with the results `runs`; return its path."""
     keys = Keys()
     with Store(path) as store:
         for asked, row in runs:

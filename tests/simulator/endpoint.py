@@ -17,9 +17,10 @@ Behaviour = Callable[[int], str]
 
 
 class Endpoint:
-    """Answers the n-th completion request in the way that `behaviour(n)` names. ok: the whole
-    stream; busy: 429; down: 503; bad: 400; cut: closes in the middle of the stream; short: ends
-    cleanly without the end mark; silent: never answers; error: an error event. Lifetime: test.
+    """A server that answers the n-th completion request in the way that `behaviour(n)` names. ok:
+    the whole stream; busy: 429; down: 503; bad: 400; cut: closes in the middle of the stream;
+    short: ends cleanly without the end mark; silent: never answers; error: an error event.
+    Lifetime: test.
     """
 
     def __init__(

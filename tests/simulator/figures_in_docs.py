@@ -218,7 +218,9 @@ def tail() -> str:
 
 @cache
 def sample(policy: str) -> ReplayRow:
-    """Replay the bundled sample with the defaults of `warmroute-sim replay`."""
+    """Replay the bundled sample with the defaults of `warmroute-sim replay`; return the row of the
+    report.
+    """
     pool = (WorkerGroup(WORKERS, PROFILE),)
     setup = Setup(WorkloadSpec(str(SAMPLE_PATH)), policy, pool)
     return summarize(replay(setup))
@@ -289,7 +291,7 @@ def made(name: str, text: str, chosen: Callable[[Block], bool] | None = None) ->
 
 
 def documents() -> list[str]:
-    """Return the names of the documents that contain generated figures."""
+    """Return the names of the documents that contain figures made by commands."""
     names = {document for document, *_ in SENTENCES}
     for path in ROOT.glob("docs/**/*.md"):
         if MARK.search(path.read_text()):

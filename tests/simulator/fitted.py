@@ -1,5 +1,5 @@
-"""A program that fits made-up measurements and prints the step times that each fit predicts, as
-JSON.
+"""A program that fits measurements made by a formula and prints the step times that each fit
+predicts, as JSON.
 
 It prints one list for each set. The sets are those of `test_calibrate`: some have noise, and some
 hardly tell the constants apart. Tests start it once for each way in which a processor computes.
@@ -37,8 +37,8 @@ def data_sets() -> Iterator[tuple[str, list[Observation]]]:
 
 
 def main() -> None:
-    """Print the predictions for the measured steps and for others, where constants count that no
-    measurement shows.
+    """Print the predictions for the measured steps, and for others, in which constants matter that
+    no measurement shows.
     """
     draw = random.Random(4)
     others = [random_load(draw) for _ in range(200)]

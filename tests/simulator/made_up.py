@@ -1,4 +1,4 @@
-"""Made-up outcomes and runs, for tests of the figures and pictures that are made from them."""
+"""Invented outcomes and runs, for tests of the figures and pictures that are made from them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run(
 
 
 def demo_runs() -> list[RunResult]:
-    """Return runs that look like the demo's."""
+    """Return invented runs that look like the demo's."""
     return [
         run("round_robin"),
         run("kv_prefix", place=lambda *_: 3, wait_ms=lambda serial, _: serial * 60.0),

@@ -1,4 +1,4 @@
-"""Made-up measurements of steps, from which a fit recovers the constants."""
+"""Measurements of steps made by a formula, from which a fit recovers the constants."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The ways in which a processor can compute sums: OpenBLAS's kernels, and numpy without vector
-code.
+"""The ways in which a processor can compute sums: with OpenBLAS's different kernels, and without
+numpy's vector code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAYS = (*KERNELS, NO_AVX512, NO_VECTORS)
 
 
 def environment(way: str) -> dict[str, str] | str:
-    """Return the environment variables that make a process compute in this way, or the reason why
+    """Return the environment variables that make a process compute in this way, or, as text, why
     this processor cannot.
     """
     if way in KERNELS:
@@ -48,7 +48,7 @@ def environment(way: str) -> dict[str, str] | str:
 
 
 def numpy_features() -> list[str]:
-    """Return the names of the processor's vector units for which numpy picks other code at run
+    """Return the names of the processor's vector units for which numpy chooses other code at run
     time.
     """
     script = (

@@ -1,4 +1,4 @@
-"""Replay results made by hand, for tests of the figures and pictures that are made from them."""
+"""Replay results written by hand, for tests of the figures and pictures that are made from them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ REQUEST = {
 
 
 def table(rows: Sequence[dict[str, Any]]) -> RequestTable:
-    """Return a table of requests; each of `rows` has the fields that differ from `REQUEST`."""
+    """Return a table of requests; each of `rows` has the fields in which a request differs from
+    `REQUEST`.
+    """
     full = [{**REQUEST, **row} for row in rows]
 
     def times(name: str) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""Small workloads for tests of the replay: jobs made by code, and a pool of a few workers."""
+"""Makes small workloads for tests of the replay, and a pool of a few workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ PROFILE = "llama-3.1-8b-h100"
 
 
 def job(at_ms: float, prompt: int, output: int, trunk: int = 0, own: int = 0, **more: Any) -> Job:
-    """Return a job; `trunk` (0..63) decides the first half of its prompt, and `own` the rest."""
+    """Return a request; `trunk` (0..63) decides the first half of its prompt, and `own`
+    the rest.
+    """
     blocks = prompt // BLOCK
     half = blocks // 2
     ids = np.arange(blocks, dtype=np.uint64) + np.uint64(
@@ -30,7 +32,7 @@ def job(at_ms: float, prompt: int, output: int, trunk: int = 0, own: int = 0, **
 
 
 def steady(count: int, every_ms: float, prompt: int = 640, output: int = 20) -> list[Job]:
-    """Return requests at equal intervals; four trunks take turns."""
+    """Return requests at equal intervals, which begin with four shared prefixes in turn."""
     return [job(n * every_ms, prompt, output, trunk=n % 4, own=n + 10) for n in range(count)]
 
 
@@ -58,5 +60,5 @@ def at_most_two(request: RequestView, fleet: FleetView, state: Any) -> Floats:
 
 
 def run(jobs: Sequence[Job], setup: Setup | None = None, **more: Any) -> ReplayResult:
-    """Replay `jobs`."""
+    """Replay the requests `jobs` and return the result."""
     return replay(setup or setup_of(), stream=stream_of(jobs), **more)

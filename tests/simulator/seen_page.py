@@ -1,4 +1,4 @@
-"""A reader of HTML that collects what a page shows."""
+"""An HTML reader for tests that collects what a page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays that take no time: rows from a formula, and functions that misbehave as a run may.
+"""Replays that take no time: results from a formula, and functions that fail as a run may.
 
 Other processes receive them by name, so they are functions of this module.
 """
@@ -29,7 +29,7 @@ def setup(policy: str = "hybrid", seed: int = 0, workers: int = 4, rate: float =
 
 
 def evaluate(setup: Setup) -> ReplayRow:
-    """Return a row whose times grow without bound as the rate nears the fleet's limit, which
+    """Return a row whose times grow without bound as the rate approaches the pool's limit, which
     depends on the policy.
     """
     name = setup.policy.partition("?")[0]
@@ -65,8 +65,8 @@ def marks() -> Path:
 
 
 def killed_once(setup: Setup) -> ReplayRow:
-    """Kill the own process with SIGKILL on the first try of seed 1, as the kernel would; later
-    tries succeed.
+    """Kill this process with SIGKILL on the first try of seed 1, as the kernel would; later tries
+    succeed.
     """
     mark = marks() / f"killed-{setup.seed}"
     if setup.seed == 1 and not mark.exists():
@@ -76,7 +76,7 @@ def killed_once(setup: Setup) -> ReplayRow:
 
 
 def killed_always(setup: Setup) -> ReplayRow:
-    """Leave a mark and kill the own process on every try of seed 1."""
+    """Leave a mark and kill this process on every try of seed 1."""
     if setup.seed == 1:
         (marks() / f"try-{os.getpid()}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -102,6 +102,6 @@ def stays(setup: Setup) -> ReplayRow:
 
 
 def counted(setup: Setup) -> ReplayRow:
-    """Leave a mark for each run."""
+    """Leave a mark for each run and return its row."""
     (marks() / f"run-{setup.policy}-{setup.seed}-{os.getpid()}-{os.urandom(4).hex()}").touch()
     return evaluate(setup)

@@ -31,8 +31,8 @@ CLOSE = 1e-6  # of predicted step times, relative
     params=[way if way in IN_CI else pytest.param(way, marks=pytest.mark.full) for way in WAYS],
 )
 def way(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Return the variables of a process that computes in one way; the fixture goes through all
-    ways.
+    """Return the environment variables of a process that computes in one way; the fixture goes
+    through all ways.
     """
     found = environment(request.param)
     if isinstance(found, str):
@@ -57,7 +57,7 @@ def fitted(settings: dict[str, str]) -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module")
 def usual_fits() -> dict[str, list[float]]:
-    """Return the fits in the way that this processor computes by default."""
+    """Return the fits that this processor computes by default."""
     return fitted({})
 
 

@@ -1,4 +1,4 @@
-"""Lines of every trace format, and small files made of them."""
+"""Makes lines of every trace format, and small files of them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ ACCESS = {
 
 
 def span(at_s: float, **told: Any) -> dict[str, Any]:
-    """Return the span of a call to a model; `told` are attributes of `gen_ai`, with dots written as
-    two underlines.
+    """Return the trace span of a call to a model; `told` are attributes of `gen_ai`, with dots
+    written as two underlines.
     """
     told = {"operation__name": "chat", "request__model": "m"} | told
     return {

@@ -1,4 +1,4 @@
-"""Replays of drawn requests with native and with plain Python workers, which must give the same
+"""Replays of random requests with native and with plain-Python workers, which must give the same
 result.
 """
 
@@ -15,8 +15,8 @@ from tests.simulator.replays import job, run
 
 
 def requests_up_to(longest: int) -> st.SearchStrategy[list[tuple[int, int, int, int]]]:
-    """Draw requests as (pause before it in ms, prompt tokens, answer tokens, trunk); `longest` is
-    the longest prompt.
+    """Draw requests as (pause before it in ms, prompt tokens, answer tokens, shared prefix);
+    `longest` is the longest prompt.
     """
     return st.lists(
         st.tuples(

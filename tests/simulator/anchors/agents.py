@@ -1,4 +1,4 @@
-"""Published results on agents whose next turn begins once the answer is there (a closed loop)."""
+"""Published results on agents whose next turn begins once the answer has come (a closed loop)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ NEMOTRON = Hardware(
 
 
 def pool_of(workers: int) -> Pool:
-    """Return `workers` workers like the source's, with the KV capacity of llm-d's other reports."""
+    """Return `workers` workers like those of the published result, with the KV capacity of llm-d's
+    other reports.
+    """
     return Pool(workers, QWEN_10.profile, KV_TOKENS)
 
 
 def code(full: bool) -> Measured:
     """Compare the input tokens per second of two rules on long contexts that no session shares.
-    Each rule runs with the number of sessions at which the source saw its throughput bend.
+    Each rule runs with the number of sessions at which its published throughput stops growing.
     """
     part = 1 if full else 5
     shape = "gen:sessions?system=0&context=3000..100000&turns=5*0.6&question=1500&output=800"
@@ -56,8 +58,8 @@ def reasoning(full: bool) -> Measured:
 
 
 def rollouts(full: bool) -> Measured:
-    """Compare a hash of the session with a rule that knows cache and load; all sessions start at
-    once. The figure is the time that all of them take.
+    """Compare a hash of the session with a rule that knows cache and load, for sessions that all
+    start at once. The figure is the time that all of them take.
     """
     source = "gen:agentic?sessions=610&burst=610&system=0&context=8000*0.6&question=1000*0.8"
     source += "&output=300*0.8&think_s=0&pause_s=0&max_prompt=120000"

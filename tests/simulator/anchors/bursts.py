@@ -27,7 +27,7 @@ def burst(full: bool) -> Measured:
 
 
 def alone(full: bool) -> Measured:
-    """Replay one request at a time. The load says nothing then, so the worker that holds the common
+    """Replay one request at a time. The load then says nothing, so the worker that holds the common
     prompt gets all requests.
     """
     del full  # a second is short enough

@@ -1,5 +1,5 @@
-"""Published results on several routers before one pool, which know more or less of each other's
-requests.
+"""Published results on several routers in front of one pool, which know more or less of each
+other's requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def stays(replicas: int, share: bool, events: bool, full: bool) -> float:
 
 def gateways(full: bool) -> Measured:
     """Measure how many second turns stay on their worker if the routers share everything, if they
-    only hear the workers' events, or if they know nothing of each other.
+    only receive the workers' events, or if they know nothing of each other.
     """
     alone_2, alone_8 = stays(2, False, False, full), stays(8, False, False, full)
     heard_8, shared_8 = stays(8, False, True, full), stays(8, True, True, full)

@@ -23,8 +23,8 @@ PART = 2000  # requests of a shortened replay
 
 
 def hit_rates(rules: tuple[str, ...], full: bool) -> list[float]:
-    """Return the hit rates (tokens) of ten caches of 3 M tokens under each of `rules`, for both
-    traces one after the other.
+    """Return the token hit rates of ten caches of 3 M tokens under each of `rules`, for both traces
+    one after the other.
     """
     found = []
     for path in (CONVERSATION, TOOLS):

@@ -1,4 +1,6 @@
-"""llm-d's ladders: groups of prompts with shared system prompts, sent at rising rates."""
+"""Published results of llm-d's ladders: groups of prompts with shared system prompts, sent at
+rising rates.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ HALF = SHAPE.format(75, "7.5:50,10:20,20:20")
 
 @cache
 def ladder(policy: str, full: bool, seed: int = 0) -> dict[float, StageRow]:
-    """Return the stages of the 150 x 5 ladder by their rate, which counts for eight workers."""
+    """Return the stages of the 150 x 5 ladder by their request rate, which is for eight workers."""
     pool = Pool(8 if full else 4, QWEN.profile, KV_TOKENS)
     found = stages(row(LADDER if full else HALF, policy, pool, seed=seed))
     return found if full else {2 * rate: stage for rate, stage in found.items()}
@@ -36,7 +38,7 @@ def output(stage: StageRow) -> float:
 
 
 def first_s(stage: StageRow) -> float:
-    """Return the 90th percentile of the time to first token, in seconds."""
+    """Return the 90th percentile of the time to first token of a stage, in seconds."""
     return number(stage.ttft_ms.p90) / 1000
 
 
@@ -76,7 +78,9 @@ def large(full: bool) -> Measured:
 
 
 def small_experts(full: bool) -> Measured:
-    """Replay the 150 x 5 ladder with shorter questions and answers, on workers of one GPU each."""
+    """Replay the 150 x 5 ladder with shorter questions and answers, on workers with one
+    GPU each.
+    """
     rates = "15:50,3:20,10:20,20:38,30:25,40:38,49:30,60:25" if full else "3.75:50,10:20"
     source = f"gen:inference_perf?groups={150 if full else 38}&prompts=5&system=6000&question=500"
     source += f"&output=500&warm_ups=1&pause_s=300&stages={rates}"

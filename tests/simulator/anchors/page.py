@@ -1,4 +1,4 @@
-"""The part of docs/notes/anchors.md that is made from the anchors: results, settings and
+"""Makes the part of docs/notes/anchors.md that comes from the anchors: results, settings and
 reasons.
 """
 
@@ -19,13 +19,15 @@ class PageError(ValueError):
 
 
 def made(findings: Findings) -> str:
-    """Return the Markdown that belongs between the two comments of the page."""
+    """Return the Markdown that belongs between the two comments of docs/notes/anchors.md."""
     parts = (results(findings), settings(findings), "\n".join(remarks(findings)))
     return "\n\n".join(part for part in parts if part)
 
 
 def results(findings: Findings) -> str:
-    """Return a table of the published figures and of ours, with a row for each ratio."""
+    """Return a table of the published figures and of those of our replays, with a row for each
+    ratio.
+    """
     lines = ["| anchor | order | compared | published | here | within 25 % |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     for anchor, found in findings:

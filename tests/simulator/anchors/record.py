@@ -16,7 +16,9 @@ TRACES = Path(__file__).parents[3].parent / "shared" / "traces"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The GPUs of a source, and the profile of step times that stands for one of its workers."""
+    """The GPUs of a published result, and the profile of step times that stands for one of its
+    workers.
+    """
 
     gpus: str  # as the source has them, with the model
     right: str  # the profile of that model on those GPUs, whether or not there is one
@@ -24,12 +26,12 @@ class Hardware:
 
     @property
     def profile(self) -> str:
-        """The name of the profile in use: the right one if it exists, else the nearest."""
+        """The name of the profile in use: that of these GPUs if it exists, else the nearest one."""
         return self.right if self.right in PROFILES or not self.nearest else self.nearest
 
     @property
     def told(self) -> str:
-        """The profile in Markdown, with the one it replaces if it is only the nearest."""
+        """The profile as Markdown; if it is only the nearest one, with the one that is missing."""
         if self.profile == self.right:
             return f"`{self.right}`"
         return f"`{self.nearest}`, in place of `{self.right}`"
@@ -37,7 +39,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One published figure: a ratio of two rules, or a share."""
+    """One published figure and ours: a ratio of two rules, or a share."""
 
     what: str
     published: float
@@ -56,7 +58,7 @@ class Measured:
 @dataclass(frozen=True, slots=True)
 class Anchor:
     """A published result with its settings. `measure(True)` replays all of it, `measure(False)` a
-    part.
+    short form.
     """
 
     name: str  # one word, for the command line
@@ -72,7 +74,7 @@ class Anchor:
 
     @property
     def missing(self) -> list[str]:
-        """The names of the files that the anchor needs and that are not here."""
+        """The names of the files that the anchor needs and that are missing on this machine."""
         return [path.name for path in self.needs if not path.exists()]
 
 

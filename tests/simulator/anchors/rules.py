@@ -1,4 +1,4 @@
-"""A routing rule that a source measured and that our built-in policies do not include."""
+"""A routing rule from a published result that is not one of our built-in policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Replays that several anchors share, with the pool, the workload and the world of a source."""
+"""Replays that several anchors share: they take the pool, the workload and the world of a published
+result.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ PLAIN = World()
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Workers that are all alike, without our engine's wait for prompts that other requests
-    compute.
+    """A pool of equal workers, without our engine's wait for prompts that other requests are
+    computing.
     """
 
     count: int

@@ -1,5 +1,5 @@
-"""A closed loop with a fixed number of conversations at a time: each one that ends makes room for
-the next.
+"""A closed loop with a fixed number of conversations at a time: when one ends, the next
+one begins.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.simulator.anchors.runs import Pool
 
 
 def in_slots(stream: JobStream, slots: int) -> JobStream:
-    """Return `stream` with `slots` conversations at a time; those of one slot follow one
-    another.
+    """Return `stream` with `slots` conversations at a time; the conversations of one slot follow
+    one another.
     """
     talks: dict[str | int, list[Job]] = {}
     for serial, job in enumerate(stream.jobs):
@@ -48,7 +48,7 @@ def held(source: str, policy: str, pool: Pool, slots: int) -> ReplayResult:
 
 
 def per_second(found: ReplayResult, column: str) -> float:
-    """Return the tokens per second (`column` says which) of the requests that end in the middle
+    """Return the tokens per second (in the named column) of the requests that end in the middle
     half of the run.
     """
     table = found.table

@@ -37,7 +37,9 @@ def test_the_page_has_all_anchors_with_their_sources() -> None:
 
 
 def one(why: str) -> Anchor:
-    """Return an anchor whose replay finds twice the published figure."""
+    """Return an anchor whose replay finds twice the published figure; `why` is its
+    recorded reason.
+    """
     hardware = Hardware("2 x H100", "no-such-profile", "qwen3-32b-h100-tp2")
     ratio = Compared("output, a / b", 1.5, why)
     return Anchor("made-up", "nobody, 2026", hardware, "none", "a = a", "a before b", (ratio,),

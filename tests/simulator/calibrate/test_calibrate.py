@@ -1,5 +1,5 @@
-"""Tests of calibration: step logs are read or refused, constants are recovered, a live engine is
-measured.
+"""Tests of calibration: step logs are read or refused, constants are recovered, and a live engine
+is measured.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def test_a_faster_clock_gives_constants_in_its_own_unit() -> None:
 
 
 def test_equal_explanations_share_evenly() -> None:
-    """Batches of one size cannot tell the overhead from the weights, so the fit gives each of them
-    half of the constant time.
+    """If two constants explain the data equally, they share it: batches of one size cannot tell the
+    overhead from the weights, so the fit gives each half of the constant time.
     """
     loads = [ComputedLoad(0, 0, 8, 8 * context) for context in range(100, 4000, 100)]
     found = fit([Observation((load,), 0.010 + 1e-7 * load.decode_ctx_tokens) for load in loads])

@@ -70,8 +70,8 @@ def placed(serial: int, worker: int, cached: int, **fields: Any) -> Outcome:
 
 
 def test_placements_by_hand() -> None:
-    """Placements are compared by hand; worker 0 of the replay is worker 1 of the live run, and the
-    reverse.
+    """Placements are compared as computed by hand; worker 0 of the replay is worker 1 of the live
+    run, and the reverse.
     """
     live = [
         placed(0, 1, 80, ttft_ms=103.0),  # alike

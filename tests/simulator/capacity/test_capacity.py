@@ -1,6 +1,4 @@
-"""Tests of capacities by arithmetic: against a table that other code computed, and among
-themselves.
-"""
+"""Tests of computed capacities, against a table that other code computed and against each other."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ LOAD = 0.8  # load of the prefill workers in the table
 def ratio_and_gain(
     p: Shape, d: Shape, both: list[Shape], mix: Mix, targets: WaitTargets
 ) -> tuple[float, float]:
-    """Return n_P / n_D, and the requests per GPU of the split pool over those of the best workers
-    that do both.
+    """Return the ratio of prefill to decode workers, and the requests per GPU of the disaggregated
+    pool over those of the best workers that do both.
     """
     prefilling = prefill(p, mix, targets, FREE, load=LOAD).requests_per_s
     decoding = decode(d, mix, targets, FREE).requests_per_s
@@ -96,7 +94,7 @@ def largest(fits: Callable[[float], bool], top: float) -> float:
 def plain_rates(
     shape: Shape, tokens: tuple[int, int, int], tpot_s: float, every_step: bool
 ) -> tuple[float, float, float]:
-    """Return the requests per second that a worker can prefill, can decode, and can do both of."""
+    """Return how many requests per second a worker can prefill, can decode, and can do both of."""
     prompt, uncached, output = tokens
     step, context = shape.step_time, prompt + output / 2
     most = 0.95 * shape.kv_tokens / context

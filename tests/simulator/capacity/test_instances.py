@@ -1,4 +1,6 @@
-"""Tests of plans for instances, against simulations of single requests and against formulas."""
+"""Tests of plans for numbers of instances, against simulations of single requests and against
+formulas.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ CASES = 10
 
 @dataclass
 class Found:
-    """The figures that the simulation of single events gave. Lifetime: test."""
+    """The figures that the simulation of single requests gave. Lifetime: test."""
 
     ends: np.ndarray  # of each request
     latencies: np.ndarray
@@ -145,8 +147,8 @@ def test_one_instance_is_as_the_chain_of_its_queue_says(rate: float) -> None:
 @pytest.mark.parametrize("instances", [2, 4, 8])
 @pytest.mark.parametrize("load", [0.6, 0.85])
 def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load: float) -> None:
-    """Without batches the wait is that of Allen and Cunneen: W = (1 + 0) / 2 x Erlang C / (n mu -
-    l). The 0 is there because all executions take the same time.
+    """Without batching, the mean wait is that of Allen and Cunneen: W = (1 + 0) / 2 x Erlang C / (n
+    mu - l). The 0 is there because all executions take the same time.
     """
     service = 0.02
     offered = load * instances
@@ -169,8 +171,8 @@ def test_many_instances_are_watched_for_long_enough() -> None:
 
 
 def measured(base: float, each: float, sizes: Sequence[int], seed: int, top: int) -> Batches:
-    """Return a fit to measurements of a hidden execution time a + c b; each measurement is a mean
-    of noisy executions.
+    """Return a fit to measurements of a known execution time a + c b; each measurement is a mean of
+    noisy executions.
     """
     draw = np.random.default_rng(seed)
     seen = [
@@ -181,8 +183,8 @@ def measured(base: float, each: float, sizes: Sequence[int], seed: int, top: int
 
 
 def hidden(seed: int) -> tuple[float, float, int, int, float]:
-    """Draw a hidden model: a, c, the largest batch, the number of instances, and a rate that they
-    can serve.
+    """Draw a random model of executions: a, c, the largest batch, the number of instances, and a
+    rate that they can serve.
     """
     draw = np.random.default_rng(seed)
     base, each = draw.uniform(0.002, 0.04), draw.uniform(0.0005, 0.006)

@@ -65,7 +65,7 @@ def caught(signals: str, number: int) -> bool:
 
 @contextmanager
 def nobody_left(leader: int) -> Iterator[None]:
-    """Assert that no process of the session is left; kill the ones that a failed test left."""
+    """Assert that no process of the session is left; kill those that a failed test left behind."""
     try:
         yield
         assert in_session(leader) == {}

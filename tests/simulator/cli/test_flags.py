@@ -1,4 +1,4 @@
-"""Tests of the flags of a command line that are derived from Structs."""
+"""Tests of command-line flags that are derived from Structs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.cli.flags import Either, Group, Place, Whole, add_flags, given_fl
 
 
 class Pool(Struct):
-    """A section of options inside a command's options."""
+    """A section of options within a command's options."""
 
     workers: Annotated[int | None, "how many"] = None
     wait_ms: Annotated[float, "at most"] = 2.5
@@ -21,7 +21,7 @@ class Pool(Struct):
 
 
 class Asked(Struct, kw_only=True):
-    """The options of a made-up command."""
+    """The options of a command that exists only in these tests."""
 
     trace: Annotated[str, Place(), "TRACE", "a file"]
     seed: Annotated[Whole, "of draws"] = 0

@@ -1,4 +1,6 @@
-"""Tests of `warmroute-sim profiles --against-aic` with the real tables of `aiconfigurator-core`."""
+"""Tests of `warmroute-sim profiles --against-aic` with the real tables of the package
+`aiconfigurator-core`.
+"""
 
 from __future__ import annotations
 

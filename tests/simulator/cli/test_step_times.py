@@ -1,5 +1,5 @@
-"""Tests of `profile`: it makes a file that replays take from a config.json, or says what
-is wrong.
+"""Tests of the command `profile`: it makes a file that replays take from a config.json, or says
+what is wrong.
 """
 
 from __future__ import annotations

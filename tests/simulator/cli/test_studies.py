@@ -1,5 +1,5 @@
-"""Tests of `plan`, `sweep`, `hits`, `bound`, `sources` and `check-facts`: good runs and what they
-write.
+"""Tests of `plan`, `sweep`, `hits`, `bound`, `sources` and `check-facts`: runs on good input and
+what they write.
 """
 
 from __future__ import annotations

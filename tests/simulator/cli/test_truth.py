@@ -24,7 +24,7 @@ PROFILE = "llama-3.1-8b-h100"
 
 
 async def log_steps(folder: Path) -> Path:
-    """Send some load to a timed engine; return the path of its step log."""
+    """Send some load to a simulated engine; return the path of its step log."""
     log = folder / "steps.csv"
     async with Programs(folder / "logs") as programs, aiohttp.ClientSession() as http:
         arguments = ["--port", "0", "--timed", PROFILE, "--model-name", "m", "--speed", "2"]
@@ -43,8 +43,8 @@ async def log_steps(folder: Path) -> Path:
 
 
 def timed_exactly(log: Path) -> None:
-    """Replace the duration of each step in the log by the profile's. A busy machine sleeps too
-    long.
+    """Replace the duration of each step in the log by the profile's, because a busy machine sleeps
+    too long.
     """
     step_time = profile(PROFILE).step_time
     with log.open(newline="") as file:
@@ -58,7 +58,7 @@ def timed_exactly(log: Path) -> None:
 
 
 async def start_with(profile: Path, folder: Path) -> str:
-    """Return the KV capacity in tokens that an engine timed by `profile` reports."""
+    """Return the KV capacity in tokens that an engine simulated by `profile` reports."""
     async with Programs(folder) as programs:
         engine = await programs.start("worker", "engine", ["--port", "0", "--timed", str(profile)])
         return engine.facts["kv_tokens"]

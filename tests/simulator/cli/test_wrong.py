@@ -1,5 +1,5 @@
-"""Tests of `warmroute-sim` on wrong input: status 2, and text that says what is wrong, where, and
-what would work.
+"""Tests of `warmroute-sim` on wrong input: exit status 2, and a message that says what is wrong,
+where, and what would work.
 """
 
 from __future__ import annotations

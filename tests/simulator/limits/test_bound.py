@@ -1,4 +1,6 @@
-"""Tests of the parts of the bounds, against slow and plain versions that try everything."""
+"""Tests of the parts of the bounds on what any policy can reach, against slow and plain versions
+that try everything.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), max_size=3
 
 
 def named(paths: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the paths as ids, each of which names a whole prefix."""
+    """Return the paths as lists of ids, each of which names a whole prefix."""
     names: dict[tuple[int, ...], int] = {}
     return [
         [names.setdefault(tuple(path[: n + 1]), len(names) + 1) for n in range(len(path))]
@@ -108,8 +110,8 @@ def split(tasks: list[tuple[int, int]]) -> tuple[list[float], list[float]]:
 
 
 def best_flow(releases: list[float], works: list[float], now: int = 0) -> float:
-    """Return the least sum of flow times over all ways to give each unit of time to a request that
-    is there.
+    """Return the least sum of flow times over all ways to give each unit of time to a waiting
+    request.
     """
     left = [n for n, work in enumerate(works) if work > 0]
     if not left:

@@ -1,5 +1,5 @@
-"""Tests that no replay beats a bound: any policy and seed, small memories that preempt, mixed
-fleets.
+"""Tests that no replay beats a bound: for any policy and seed, small memories that preempt, and
+mixed fleets.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def check(result: ReplayResult, bounds: Bounds) -> None:
 
 
 def check_each(result: ReplayResult, known: Known, kinds: list[Machine], network_ns: int) -> None:
-    """Assert that every single request, and not only the mean, takes at least the time of its
+    """Assert that every single request, and not only their mean, takes at least the time of its
     bound.
     """
     table = result.table

@@ -1,4 +1,6 @@
-"""Tests of the report on policies and bounds: replayed decisions, fixed homes, losses, tables."""
+"""Tests of the report on policies and bounds: replayed decisions, sessions fixed to workers,
+losses, tables.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ ASIDE = World(report_lag_ms=200.0, event_lag_ms=20.0)
 
 
 def burst(count: int, seed: int = 0, every_ms: float = 5.0) -> list[Job]:
-    """Return prompts under three trunks that arrive faster than two workers can serve them."""
+    """Return prompts with three shared prefixes that arrive faster than two workers can
+    serve them.
+    """
     random = Random(seed)
     jobs = []
     for n in range(count):

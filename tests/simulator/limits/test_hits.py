@@ -1,5 +1,5 @@
-"""Tests of the hit rates of routing rules: by hand, against a slow and plain twin, and against
-published tables.
+"""Tests of the hit rates of routing rules: computed by hand, by a slow and plain implementation,
+and against published tables.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_holders_say_what_every_cache_says(
 
 
 class ListCache:
-    """The definition of an LRU cache as a list, most recent block first; it is slow."""
+    """An LRU cache as a list, most recent block first; it is slow and follows the definition."""
 
     def __init__(self, capacity: int | None) -> None:
         self.ids: list[int] = []
@@ -144,8 +144,8 @@ def test_a_cache_is_least_recently_used(chains: list[list[int]], capacity: int |
 
 
 def printed(value: float, digits: int) -> Decimal:
-    """Round as the authors of the published tables did: first to one digit more, halves up both
-    times.
+    """Return `value` rounded as the authors of the published tables did: first to one digit more,
+    halves up both times.
     """
     once = Decimal(value).quantize(Decimal(1).scaleb(-digits - 1), ROUND_HALF_UP)
     return once.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
@@ -202,7 +202,7 @@ def check_row(row: HitRow, cell: str) -> None:
 
 def check_tables(name: str, every: int = 1) -> None:
     """Assert that hit rates equal the trace's three published tables to the printed digit; `every`
-    n checks one cell of n.
+    n checks only every n-th cell.
     """
     jobs = trace_jobs(name)
     (ideal,) = hits(jobs, block_tokens=512, workers=1, kv_tokens=None, rules=["ideal"])
@@ -220,7 +220,7 @@ def check_tables(name: str, every: int = 1) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_part_of_the_published_tables(name: str) -> None:
-    """A third of the published cells, with small and large caches, holds to the printed digit."""
+    """A third of the published cells, with small and large caches, are met to the printed digit."""
     check_tables(name, every=3)
 
 

@@ -70,8 +70,8 @@ async def test_a_missing_trace_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Replace live and simulated runs by made-up ones; return the list of the live runs that were
-    asked for.
+    """Replace live and simulated runs by invented results; return the list of the live runs that
+    were requested.
     """
     seen: Calls = []
 
@@ -92,7 +92,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make no page, because its pictures take long. The first test of a whole demo makes one."""
+    """Leave out the report page, because its pictures take long. The first test of a whole demo
+    makes one.
+    """
     monkeypatch.setattr(demo, "render_page", lambda *_, **__: "")
 
 

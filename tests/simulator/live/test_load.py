@@ -98,8 +98,8 @@ async def test_closed_loop_keeps_its_concurrency() -> None:
 
 
 def talks(ends_s: float, pause_s: float = 0.05) -> Workload:
-    """Return three sessions of four turns and one request without a session; two sessions begin at
-    once.
+    """Return three sessions of four turns and one request without a session; two of the sessions
+    begin at once.
     """
 
     def job(session: str | None, at_s: float, think_s: float | None) -> Job:

@@ -1,4 +1,6 @@
-"""Tests of the page: it shows every row, needs no other file, and names what its pictures show."""
+"""Tests of the report page: it shows every row, needs no other file, and names what its pictures
+show.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_the_page_holds_every_row_and_stands_alone() -> None:
 
 
 def live_page(workers: list[str | None]) -> tuple[str, Seen]:
-    """Return the page of a load whose replies named `workers`, one reply each, without counters."""
+    """Return the page of a load whose replies came from `workers`, one reply each, without
+    counters.
+    """
     outcomes = tuple(outcome(serial, worker=name) for serial, name in enumerate(workers))
     row = summarize("live", "shared_prompts", outcomes)
     run = RunResult(row, outcomes, pool_samples([], 1.0), row.workers, ())
@@ -97,7 +101,7 @@ def test_labels_are_round() -> None:
 
 
 def test_the_same_runs_give_the_same_page() -> None:
-    """The same runs give the same page; these runs have turns, so that their page has every kind of
+    """The same runs give the same page; these runs have turns, so that the page has every kind of
     picture.
     """
     first, second = demo_runs()[7:8], demo_runs()[7:8]

@@ -1,4 +1,4 @@
-"""Tests of the report in a real browser, on a desk and on a phone."""
+"""Tests of the report page in a real browser, with the sizes of a desk and of a phone."""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ Module = Callable[[str], str]
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
-    """Return a function that writes a module which the launcher can start, and returns its name."""
+    """Return a function that writes a module which the launcher can start, and returns the module's
+    name.
+    """
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def write(source: str) -> str:

@@ -1,4 +1,6 @@
-"""Tests of the real programs: one small run with them, and the stack that runs until Ctrl-C."""
+"""Tests of the real programs: one small run with them, and a router with workers that runs until
+Ctrl-C.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of workloads: their shape, their order, their bounds."""
+"""Tests of generated workloads: their shape, their order, their bounds."""
 
 from __future__ import annotations
 

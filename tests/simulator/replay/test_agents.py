@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 def played(jobs: list[Job], lasts_ns: dict[int, int]) -> list[tuple[int, int, Job]]:
-    """Play a closed loop whose requests last `lasts_ns`; return (arrival, end, job) in order of
+    """Play a closed loop whose requests last `lasts_ns`; return (arrival, end, job) in the order of
     `jobs`.
     """
     loop, place = ClosedLoop(iter(jobs)), {id(one): number for number, one in enumerate(jobs)}
@@ -46,8 +46,8 @@ def played(jobs: list[Job], lasts_ns: dict[int, int]) -> list[tuple[int, int, Jo
 
 
 def family() -> list[Job]:
-    """Return a main agent of three turns. The first turn starts two sub-agents, for which the
-    second waits.
+    """Return a main agent of three turns; its first turn starts two sub-agents, for which its
+    second turn waits.
     """
 
     def agent(name: str, at_ms: float) -> Job:
@@ -122,8 +122,8 @@ def test_clients_can_send_a_key_for_the_group_or_nothing() -> None:
 @settings(max_examples=examples(100), deadline=None)
 @given(seed=st.integers(0, 1 << 32), count=st.integers(1, 8), most=st.integers(1, 4))
 def test_every_request_comes_once_and_when_it_may(seed: int, count: int, most: int) -> None:
-    """In random families every request comes once, at its time. Some parents are missing or later,
-    and some names belong to no session.
+    """In random families of agents, every request comes exactly once, at its time. Some parents are
+    missing or come later, and some names belong to no session.
     """
     random = Random(seed)
     names = [f"s{number}" for number in range(count)]
@@ -158,7 +158,7 @@ def opener(first: Job, turns: dict[str | None, list[Job]]) -> Job | None:
 
 
 def expected_ns(one: Job, turns: dict[str | None, list[Job]], ends_ns: dict[int, int]) -> int:
-    """Return the time at which a request must come, given the ends of all others."""
+    """Return the time at which a request must come, given the ends of all other requests."""
     own = turns[one.session]
     number = next(number for number, each in enumerate(own) if each is one)
     before = own[number - 1] if number else opener(one, turns)

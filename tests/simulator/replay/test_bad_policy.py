@@ -1,5 +1,5 @@
-"""Tests of a policy that fails: its replay ends with an error that names it, and no fallback
-produces figures.
+"""Tests of a policy that fails: its replay ends with an error that names it, and no other policy
+produces figures in its place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of pools whose workers cache sliding windows and states besides full attention, and of what
-routers know of these caches.
+"""Tests of pools whose workers cache sliding windows and states in addition to full attention, and
+of what routers know of these caches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def hybrid(
 
 def test_a_shared_beginning_is_found_by_the_third_request() -> None:
     """Workers find a shared beginning from the third request on, as vLLM does, and a router that
-    follows the groups expects it.
+    follows the cache groups expects it.
     """
     jobs = [job(2_000 * n, 1_600 + 160 * n, 2, trunk=1, session=f"s{n}") for n in range(1)]
     jobs += [job(2_000 * n, 1_200, 2, trunk=1, session=f"s{n}") for n in range(1, 5)]
@@ -50,8 +50,8 @@ def test_without_groups_nothing_changes() -> None:
 
 @pytest.mark.parametrize("groups", GROUPS)
 def test_requests_alone_find_what_is_expected(groups: str) -> None:
-    """Requests that run alone hit what the router expected. The caches are small and evict, prompts
-    are cut and continued, and batches of events get lost.
+    """Requests that run alone find as much cached as the router expected. The caches are small and
+    evict, prompts are cut and continued, and batches of events get lost.
     """
     draw = np.random.default_rng(5)
     jobs = [

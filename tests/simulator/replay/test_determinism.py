@@ -45,7 +45,9 @@ def hashed(folder: Path, requests: int = REQUESTS, **settings: str) -> dict[str,
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the hashes of the first process, with which those of others are compared."""
+    """Return the hashes that the first process printed, with which those of other processes are
+    compared.
+    """
     return hashed(tmp_path_factory.mktemp("first"))
 
 
@@ -64,8 +66,8 @@ def test_processors_without_vector_units_agree(first: dict[str, Any], tmp_path: 
 
 
 def without_vectors() -> dict[str, str]:
-    """Return the environment of a process without numpy's vector code; skip the test if numpy has
-    none.
+    """Return the environment of a process that does not use numpy's vector code; skip the test if
+    numpy has none.
     """
     found = environment(NO_VECTORS)
     if isinstance(found, str):
@@ -107,7 +109,7 @@ def test_the_oldest_numpy_agrees(old_numpy: tuple[str, Path], tmp_path: Path) ->
 
 
 def replayed(path: Path, source: Path, jobs: int, *more: str) -> dict[tuple[str, int], str]:
-    """Run the command once; return the hashes by policy and seed."""
+    """Run the replay command once; return the hashes by policy and seed."""
     policies = [word for policy in ("hybrid", "kv_load", "random") for word in ("--policy", policy)]
     seeds = ["--seed", "0", "--seed", "5"]
     pool = ["--workers", "4", "--kv-tokens", "100k", *more]

@@ -1,4 +1,4 @@
-"""Tests of faults: each has its visible effect, and none loses a request."""
+"""Tests of faults in a replay: each has its visible effect, and none loses a request."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of pools whose workers keep evicted KV in host memory: the time of a load, and what routers
-know of it.
+"""Tests of pools whose workers keep evicted KV in host memory: the time to load it, and what
+routers know of it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NETWORK_MS = 0.5
 
 
 def hosted(policy: str = "hybrid", count: int = 1, **more: Any) -> Setup:
-    """Return a set-up whose workers hold 6,400 tokens each, and ten times as many in host
-    memory.
+    """Return a set-up whose workers hold 6,400 tokens each on the GPU, and ten times as many in
+    host memory.
     """
     world = more.pop("world", World())
     group = {"kv_tokens": 6_400, "host_kv_tokens": 64_000} | more

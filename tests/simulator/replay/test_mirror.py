@@ -1,5 +1,5 @@
-"""Tests of replays without events on workers short of KV: the hits that the router expects are
-those that the workers find.
+"""Tests of replays without KV events on workers with little memory: the hits that the router
+expects are those that the workers find.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.simulator.replays import job, pool, run, setup_of
 
 
 def visits(seed: int, count: int = 700) -> list[Job]:
-    """Return requests over forty trunks, the first of which are hotter; a trunk may be evicted
-    before its next visit.
+    """Return requests with forty shared prefixes, the first of which are more frequent; a prefix
+    may be evicted before its next request.
     """
     rng = random.Random(seed)
     jobs = []

@@ -61,8 +61,8 @@ REQUESTS = st.lists(
 
 
 def jobs_of(requests: list[dict[str, Any]]) -> list[Job]:
-    """Return a workload of few sessions, trunks and sizes. Some prompts fit no worker; the first
-    prompt fits.
+    """Return a workload with few sessions, shared prefixes and sizes. Some prompts fit no worker;
+    the first prompt fits.
     """
     at_ms, made = 0.0, [job(0.0, 200, 30)]
     for request in requests:
@@ -101,7 +101,7 @@ def replayed(made: list[Job], setup: Setup, timeline: list[dict[str, Any]]) -> R
 
 
 def digest(result: ReplayResult) -> bytes:
-    """Return the whole table of requests as bytes."""
+    """Return the whole table of a replay's requests as bytes."""
     columns = (getattr(result.table, name) for name in result.table.__slots__)
     return b"".join(column.tobytes() for column in columns)
 

@@ -1,4 +1,6 @@
-"""Tests of the replay loop: times computed by hand, order, conservation, refusals, determinism."""
+"""Tests of the replay loop: times computed by hand, order, that no request is lost, refusals,
+determinism.
+"""
 
 from __future__ import annotations
 

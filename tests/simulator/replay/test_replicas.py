@@ -1,5 +1,5 @@
-"""Tests of several routers before one pool: the gain of sharing, and that no request is lost
-between them.
+"""Tests of several routers in front of one pool: the gain of sharing state, and that no request is
+lost between them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of pools with roles: the time of a split request, shared links, leases, faults in
-each leg.
+"""Tests of pools with prefill and decode workers: the time of a disaggregated request, shared
+links, leases, and faults during prefill, transfer and decode.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ LEGS = {
 
 
 def killed(which: str, number: int, tmp_path: Path) -> ReplayResult:
-    """Replay split requests while a worker dies during the leg that `which` names."""
+    """Replay disaggregated requests while a worker dies during the part of a request that `which`
+    names.
+    """
     worker, at_ms = LEGS[which]
     path = tmp_path / "faults.yaml"
     path.write_text(
@@ -198,7 +200,9 @@ def test_whatever_befalls_workers_no_request_or_block_is_lost(
     seed: int,
     kv_tokens: int,
 ) -> None:
-    """Every request ends once, and nothing stays charged or held; the replay checks that itself."""
+    """Every request ends once, and nothing stays charged or held, whatever happens to workers; the
+    replay checks that itself.
+    """
     path = tmp_path_factory.mktemp("faults") / "faults.yaml"
     items = []
     for do, worker, at_s in timeline:

@@ -1,7 +1,7 @@
 """Tests that shortened workloads show the shape of published results; docs/notes/validation.md has
 the full ones.
 
-The bounds are wide: they hold what a published figure says about a rule, not its digits.
+The bounds are wide: they check what a published figure says about a rule, not its digits.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def test_a_burst_on_workers_short_of_cache_gives_the_published_pair() -> None:
 
 
 def test_siblings_that_are_computed_together_find_nothing() -> None:
-    """In order, a group's prompts reach one worker together. Both are in one step, so neither finds
-    the other's blocks.
+    """Prompts of a group that are computed together find nothing: in order, they reach one worker
+    together and are in one step, so neither finds the other's blocks.
     """
     assert hits("round_robin", source="gen:sglang?ordered=true") < 0.15
 
@@ -155,8 +155,8 @@ def test_without_prefixes_affinity_costs_nothing() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not SURROGATE.exists(), reason="the tool-and-agent surrogate is not here")
 def test_the_surrogate_reuses_what_was_published_of_the_original() -> None:
-    """The hit rates are DynoSim's published ones, and times improve as AKS measured, with 1 M
-    tokens of KV a worker.
+    """On the substitute trace, hit rates are those that DynoSim published for the original, and
+    times improve as AKS measured, with 1 M tokens of KV a worker.
     """
     options = {"kv_tokens": 1_000_000, "block_size": None, "spread_s": 3.0}
     blind, aware = (row(str(SURROGATE), p, **options) for p in ("round_robin", "hybrid"))

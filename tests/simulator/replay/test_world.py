@@ -66,8 +66,8 @@ def bursty(count: int) -> list[Job]:
 
 
 def hit_error(world: World) -> float:
-    """Return the mean difference in tokens between the hits that the router expected and those that
-    the worker found.
+    """Return the mean difference, in tokens, between the hits that the router expected and those
+    that the worker found.
     """
     setup = setup_of("kv_prefix", pool(2, kv_tokens=6000), world=world)
     table = run(bursty(400), setup).table

@@ -1,5 +1,5 @@
-"""Tests of wrapped policies in the simulator: how long a request waits, and which weight follows
-the load.
+"""Tests of policies with wrappers in the simulator: how long a request waits, and which weight
+follows the load.
 """
 
 from __future__ import annotations

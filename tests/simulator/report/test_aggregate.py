@@ -65,8 +65,8 @@ def test_mean_and_interval_by_hand() -> None:
 
 @pytest.mark.parametrize("freedom", [1, 2, 5, 30, 31, 60, 500])
 def test_student_t_leaves_five_percent_outside(freedom: int) -> None:
-    """The t-values leave five percent outside. The test integrates the density of Student's t by
-    Simpson's rule, over the angle whose tangent is t / sqrt n.
+    """The t-values of confidence intervals leave five percent outside. The test integrates the
+    density of Student's t by Simpson's rule, over the angle whose tangent is t / sqrt n.
     """
     end = math.atan(student_t(freedom) / math.sqrt(freedom))
     steps = 2_000
@@ -191,8 +191,8 @@ def interval_of(values: list[float]) -> Interval:
 
 
 def test_the_number_of_seeds_that_resolve_is_what_it_takes() -> None:
-    """For samples of the same spread, one seed fewer than the stated number is too few, and the
-    stated number is enough.
+    """The stated number of seeds is enough to tell two results apart, and one seed fewer is not,
+    for samples of the same spread.
     """
     for count in (2, 5, 40):
         sample = [0.05 * (-1) ** n for n in range(count)]

@@ -1,4 +1,4 @@
-"""Tests of the observers of a replay, on real replays: the CSV of requests, and the hot
+"""Tests of what observes a replay, on real replays: the CSV of requests, and the most frequent
 prefixes.
 """
 
@@ -168,7 +168,7 @@ def test_what_two_of_thousands_share_is_not_hot() -> None:
 
 
 def skewed(seed: int, requests: int, prefixes: int) -> list[Hashes]:
-    """Return chains of one block; low numbers are far more frequent than high ones."""
+    """Return chains of one block each; low numbers are much more frequent than high ones."""
     random = Random(seed)
     picks = (int(prefixes * random.random() ** 3) for _ in range(requests))
     return [np.array([pick + 1], dtype=np.uint64) for pick in picks]
@@ -177,9 +177,9 @@ def skewed(seed: int, requests: int, prefixes: int) -> list[Hashes]:
 @given(st.integers(0, 10**6), st.integers(5, 60), st.integers(2, 100))
 @settings(max_examples=examples(50))
 def test_the_sketch_keeps_its_bounds(seed: int, counters: int, prefixes: int) -> None:
-    """The sketch keeps the bounds of Space-Saving, checked against exact counts: no prefix with
-    more than 1/m of all requests is missing, no count is too low, and none is too high by more than
-    that share.
+    """The sketch of frequent prefixes keeps the bounds of Space-Saving, checked against exact
+    counts: no prefix with more than 1/m of all requests is missing, no count is too low, and none
+    is too high by more than that share.
     """
     chains = skewed(seed, 400, prefixes)
     hot = HotPrefixes(counters=counters)

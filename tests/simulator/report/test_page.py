@@ -1,4 +1,4 @@
-"""Tests of the page of a replay: text, tables and pictures, for the smallest and largest
+"""Tests of the report page of a replay: text, tables and pictures, for the smallest and largest
 replays.
 """
 
@@ -201,7 +201,7 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
 
 
 def wide(workers: int) -> list[ReplayResult]:
-    """Return results whose rows are as wide as possible: names with wrappers, times of minutes,
+    """Return results whose rows are as wide as possible: names with wrappers, times of minutes, and
     intervals everywhere.
     """
     return [

@@ -1,4 +1,6 @@
-"""Tests of ladders of loads: the figures of each stage by hand, and their tables and pictures."""
+"""Tests of rising rates in stages: the figures of each stage computed by hand, and their tables and
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ STAGES = (
 
 
 def laddered(first: float = 100.0, policy: str = "hybrid", seed: int = 0) -> ReplayResult:
-    """Return a result with two warm-up requests, three in the second stage, two in the third, and
-    none after it.
+    """Return a result with two warm-up requests, three requests in the second stage, two in the
+    third, and none after it.
     """
     rows = [
         {"arrival": 0.0, "first": 9_000.0, "finish": 9_500.0},

@@ -1,4 +1,4 @@
-"""Tests of tasks: how long groups of sessions took, and how evenly they waited."""
+"""Tests of tasks (groups of sessions): how long they took, and how evenly they waited."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of new sessions, later turns, waits and whole sessions, against figures computed
-by hand.
+"""Tests of the figures on new sessions, later turns, waits and whole sessions, against figures
+computed by hand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Request logs with and without a planted mistake, and the advice on them."""
+"""Request logs with and without a planted mistake in the pool's configuration, and the advice on
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A pool and its traffic. Lifetime: test."""
+    """A pool and its traffic, on which advice is given. Lifetime: test."""
 
     name: str
     source: str
@@ -87,8 +89,8 @@ def advice_on(case: Case, folder: Path, seed: int = 1, **more: object) -> Advice
 
 
 def held(case: Case, advice: Advice, folder: Path, seed: int) -> Advice:
-    """Make the first change of the advice, replay other traffic of the same kind, and check the
-    forecast.
+    """Make the change that the advice names first, replay other traffic of the same kind, and check
+    the forecast.
     """
     first, recorded = advice.findings[0], advice.recorded
     kept = ForecastLine(

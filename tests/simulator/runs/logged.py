@@ -1,4 +1,4 @@
-"""The request log that a router would have written during a replay, line by line."""
+"""Writes the request log that a router would have written during a replay, line by line."""
 
 from __future__ import annotations
 

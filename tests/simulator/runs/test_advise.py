@@ -1,5 +1,5 @@
-"""Tests of advice: which changes are tried and clear, which logs are refused, whether forecasts
-came true, and planted mistakes.
+"""Tests of advice on a log: which changes are tried and clear, which logs are refused, whether
+forecasts came true, and planted mistakes.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def test_roles_move_one_worker_or_go() -> None:
 
 
 def test_of_several_policies_the_last_one_ran_and_its_requests_were_measured() -> None:
-    """The last policy in a log counts, and only its requests are measured. A router writes a header
-    whenever it reloads; a header with another policy starts a new count.
+    """If a log has several policies, the last one counts, and only its requests are measured. A
+    router writes a header whenever it reloads; a header with another policy starts a new count.
     """
 
     def line(ttft_ms: float, cached: int) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def test_turns_give_partial_blocks_the_names_of_later_turns() -> None:
 def test_turns_are_found_in_a_log_of_which_only_a_part_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Turns are found with a short look-ahead. Two sessions alternate; every turn adds two blocks,
-    the second of which comes from its answer.
+    """Turns of sessions are found in a log although only a few lines are read ahead. Two sessions
+    alternate; every turn adds two blocks, the second of which comes from its answer.
     """
     jobs = [
         Job(turn, 24 + 32 * turn, 16, np.arange(1 + 2 * turn, dtype=np.uint64) + 100, session=name)
@@ -269,7 +269,7 @@ def test_wishes_that_cannot_be(
 
 
 def grouped(log: Path) -> Path:
-    """Give each three sessions of a log one group: a main agent, then its two sub-agents."""
+    """Give each three sessions of a log one group: a main agent and its two sub-agents."""
     lines, numbers = [], dict[str, int]()
     for raw in log.read_bytes().splitlines():
         line = msgspec.json.decode(raw)

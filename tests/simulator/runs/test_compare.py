@@ -1,5 +1,5 @@
-"""Tests of comparisons of rules: ratios by hand, collapsed seeds, saturation, and what is read,
-shown and refused.
+"""Tests of comparisons of rules: ratios computed by hand, failed seeds, saturation, and what is
+read, shown and refused.
 """
 
 from __future__ import annotations

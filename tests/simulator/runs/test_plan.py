@@ -1,4 +1,6 @@
-"""Tests of plans: the smallest pool is found, luck is recognised, and the reasons are stated."""
+"""Tests of plans of pool sizes: the smallest pool is found, a lucky seed is recognised, and the
+reasons are stated.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def planned(asked: PlanRequest, results: Path | None = None) -> FleetPlan:
 
 
 def smallest(policy: str, asked: PlanRequest) -> int:
-    """Return the smallest number of workers that will do, by trying one number after the other."""
+    """Return the smallest number of workers that is enough, by trying one number after
+    the other.
+    """
     for workers in range(1, 65):
         setups = [
             synthetic.setup(policy, seed, workers, asked.base.workload.rate_per_s or 0.0)
@@ -219,7 +223,7 @@ TIMES = st.lists(st.floats(300.0, 700.0), min_size=3, max_size=3)
 
 
 class Told:
-    """Gives runs whose TTFTs are known beforehand, for two policies and by seed."""
+    """Gives runs with known TTFTs, for two policies and by seed."""
 
     def __init__(self, mine: list[float], theirs: list[float]) -> None:
         self._ms = {"hybrid": mine, "least_requests": theirs}

@@ -1,4 +1,4 @@
-"""Tests of the study's list and sweep files: all can be run, small ones are run, and bad ones are
+"""Tests of the study's list of sweep files: all can be run, small ones are run, and bad ones are
 refused.
 """
 

@@ -1,5 +1,5 @@
-"""Tests of a sweep's report: points over seeds, fronts against an oracle, tables, a page in a
-browser.
+"""Tests of a sweep's report: means over seeds, Pareto fronts against a plain computation, tables,
+and its page in a browser.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def swept() -> list[RunOutcome]:
 
 
 def made_up(x: float, y: float, lost: float = 0.0) -> Point:
-    """Return a point with two figures and a share of lost requests."""
+    """Return a point of a sweep with two figures and a share of lost requests."""
     known = {PER_USER.name: x, PER_GPU.name: y, LOST.name: lost}
     figures = {
         one.name: Interval(known[one.name], None, None, 1) if one.name in known else None

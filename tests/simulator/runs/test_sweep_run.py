@@ -1,5 +1,5 @@
 """Tests of sweeps in processes: every run ends once, whatever happens to the processes and the
-file.
+results file.
 """
 
 from __future__ import annotations

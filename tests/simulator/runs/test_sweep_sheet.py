@@ -1,5 +1,5 @@
-"""Tests of sweep files: which runs they describe, and the text on wrong ones, which says where and
-what is allowed.
+"""Tests of sweep files: which runs they describe, and the messages on wrong ones, which say where
+and what is allowed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tests of wrapped policies wherever the simulator names policies: sweep files, labels, help."""
+"""Tests of policies with wrappers wherever the simulator names policies: sweep files,
+labels, help.
+"""
 
 from __future__ import annotations
 

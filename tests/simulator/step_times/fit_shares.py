@@ -104,7 +104,9 @@ def unseen(gpu: Gpu, cases: Sequence[Case]) -> Errors:
 
 
 def main(names: Sequence[str]) -> None:
-    """Print the shares and errors of each GPU."""
+    """Return shares with these numbers, as the reverse of `numbers_of`; everything else comes from
+    `start`.
+    """
     every = read_cases()
     for name in names or tuple(GPUS):
         cases = [case for case in every if case.gpu == name]

@@ -1,4 +1,4 @@
-"""Times from tables of measured kernels, for comparison with derived profiles.
+"""Times from tables of measured kernels, for comparison with computed profiles.
 
 table_rows.csv holds the times to which shares are fitted; unseen_rows.csv holds those of other
 models.
@@ -38,7 +38,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model on one deployment, with its rows."""
+    """One model on one deployment, with its rows of measured times."""
 
     name: str
     model: str

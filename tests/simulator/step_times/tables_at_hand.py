@@ -1,4 +1,4 @@
-"""The rows of kernel tables that `tests/data/kernel_tables` holds."""
+"""The rows of kernel tables in `tests/data/kernel_tables`, for tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of every profile against its kernel table row by row, of fits beyond the rows they saw, and
-of files.
+"""Tests of every profile against its kernel table row by row, of fits on rows that they were not
+fitted to, and of files.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def test_rows_that_a_fit_did_not_see_are_within_twelve_percent(name: str, seed: 
 
 
 def test_agents_long_prefixes_cost_what_the_table_says() -> None:
-    """A prefill of 8,192 tokens behind 122,880 costs what the table says. Profiles from data sheets
-    were 40 % too slow there.
+    """A prefill of 8,192 tokens after a cached prefix of 122,880 takes as long as the table says.
+    Profiles from data sheets were 40 % too slow there.
     """
     name = "qwen3-32b-h100-tp2"
     row = next(r for r in rows_by_profile()[name] if r[:2] == (8192, 122_880))

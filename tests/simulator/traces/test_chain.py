@@ -1,5 +1,5 @@
-"""Tests of the way from a source's ids to an engine's chain: equal prefixes, and only those, get
-equal names.
+"""Tests of the way from a source's ids to the hashes of an engine's blocks: equal prefixes, and
+only those, get equal names.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def test_smaller_blocks_reach_as_far_as_the_prompt_does() -> None:
 
 @pytest.mark.parametrize("step", [1, 512, 1 << 22, 1 << 32])
 def test_derived_names_do_not_meet(step: int) -> None:
-    """Derived names do not collide for ids as sources have them: consecutive, or numbered by part
-    and block.
+    """Names derived from the ids that sources have do not collide, whether ids are consecutive or
+    numbered by part and block.
     """
     chainer = Chainer(512, 16)
     many = job(512 * 20_000, [step * i for i in range(20_000)])
@@ -106,7 +106,7 @@ def test_sizes_that_do_not_fit_are_refused(source: int, engine: int) -> None:
 def test_equal_names_exactly_where_the_texts_agree(
     data: st.DataObject, source: int, engine: int
 ) -> None:
-    """Names are equal exactly where the texts agree. Prompts are lists of tokens, with an id for
+    """Names are equal exactly where the texts agree; prompts are lists of tokens with an id for
     each distinct prefix of full blocks.
     """
     texts = data.draw(st.lists(st.text("ab", min_size=1, max_size=80), min_size=2, max_size=6))

@@ -78,8 +78,8 @@ def test_the_request_log_is_put_in_order_of_arrival(tmp_path: Path) -> None:
 
 
 def test_what_the_router_writes_is_read(tmp_path: Path) -> None:
-    """The reader takes the lines of the router's request log, made from its own Structs and encoded
-    as the router does.
+    """The reader of traces reads the lines of the router's request log, made from the router's own
+    Structs and encoded as it does.
     """
     line = RequestLine(
         at=1_700_000_000.123456,

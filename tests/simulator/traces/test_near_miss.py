@@ -1,5 +1,5 @@
-"""Tests of files that are nearly chats: the error, and that the command it suggests makes a trace
-of them.
+"""Tests of files that are nearly chats: the error message, and that the command it suggests makes a
+trace of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def error_of(folder: Path, text: str) -> tuple[Path, str]:
 
 
 def made(path: Path, said: str) -> list[Job]:
-    """Run the command that the error suggests; return the requests of the file that it writes."""
+    """Run the command that the error message suggests; return the requests of the file that it
+    writes.
+    """
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed (Debian package: jq)")
     (command,) = re.findall(r"`(jq -c '.*' FILE)", said)

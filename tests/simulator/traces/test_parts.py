@@ -30,7 +30,7 @@ def at(offset_s: float, **more: Any) -> dict[str, Any]:
 
 
 def recording(folder: Path) -> WorkloadSpec:
-    """Return a trace of three parts, of which the third began before the last line of the
+    """Return a trace of three parts, the third of which began before the last line of the
     second.
     """
     part(folder, "requests-1.jsonl.gz", SALTED, at(0), at(10))

@@ -1,5 +1,5 @@
-"""Tests of random draws from a recorded trace: what a session keeps, what a copy shares, what is
-refused.
+"""Tests of random draws of sessions from a recorded trace: what a session keeps, what a copy
+shares, and what is refused.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 def by_talk(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Return the jobs in groups that share the block behind the trunk."""
+    """Return the requests in groups that share the first block after the common prefix."""
     found: dict[int, list[Job]] = defaultdict(list)
     for job in jobs:
         found[job.ids.item(len(TRUNK))].append(job)
@@ -78,9 +78,7 @@ def by_talk(jobs: Iterable[Job]) -> list[list[Job]]:
 
 
 def shape(turns: Sequence[Job]) -> tuple[tuple[int, ...], ...]:
-    """Return the features of a session that no draw may change: times, sizes and pauses of its
-    turns.
-    """
+    """Return what no draw may change in a session: times, sizes and pauses of its turns."""
     start_ns = turns[0].at_ns
     return tuple(
         (
@@ -120,8 +118,8 @@ def test_a_draw_has_as_many_sessions_and_each_is_as_recorded(
 def test_copies_share_what_all_share_and_nothing_else(
     talks: list[Talk], seed: int, *, named: bool, size: int
 ) -> None:
-    """Copies share the common trunk and nothing else. The test compares the hashes of an engine's
-    cache, for several block sizes.
+    """Copies of sessions share the prefix that all sessions share, and nothing else. The test
+    compares the hashes of an engine's cache, for several block sizes.
     """
     chainer = Chainer(BLOCK, size)
     trunk = len(TRUNK) * BLOCK // size
@@ -288,8 +286,8 @@ def test_what_cannot_be_drawn_from_is_refused(
 
 
 def test_a_named_session_stays_whole_whatever_its_prompts_share() -> None:
-    """A named session stays whole, although its context may be rewritten between two turns or fork
-    in many ways.
+    """A session with a name stays whole, although its context may be rewritten between two turns or
+    fork in many ways.
     """
     jobs = [
         Job(10 * turn + n, BLOCK, 1, chain(OWN * n + turn), session=f"s{n}")

@@ -1,4 +1,4 @@
-"""Tests of traces that hold text: chats and spans become names of blocks, and no text is left
+"""Tests of traces that contain text: chats and spans become names of blocks, and no text is left
 anywhere.
 """
 
@@ -195,8 +195,8 @@ def test_prompts_share_what_they_begin_with_and_turns_are_found(
     order: Any,
     tokenized: bool,
 ) -> None:
-    """Every turn is in the session of the turn before it, and shares all full blocks of
-    that turn.
+    """Prompts share what they have in common, and turns are found: every turn is in the session of
+    the turn before it, and shares all full blocks of that turn.
     """
     folder = tmp_path_factory.getbasetemp()
     requests: list[list[tuple[int, list[dict[str, Any]]]]] = []
@@ -284,7 +284,7 @@ def test_forgotten_prompts_begin_anew(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def text_files(folder: Path) -> Sequence[tuple[str, list[str | dict[str, Any]]]]:
-    """Return files of right and wrong lines that have a secret wherever text may occur."""
+    """Return files of right and wrong lines that contain a secret wherever text may occur."""
     said = [user(SECRET * 9), assistant(SECRET), user(SECRET)]
     wrong: list[Any] = [
         {"messages": SECRET},
@@ -312,7 +312,9 @@ def text_files(folder: Path) -> Sequence[tuple[str, list[str | dict[str, Any]]]]
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_no_text_is_left_anywhere(run: Run, tmp_path: Path, number: int) -> None:
-    """The secret appears neither in the output, right or wrong, nor in any report."""
+    """No text of a trace is left anywhere: the secret appears neither in the output for right or
+    wrong files, nor in any report.
+    """
     name, lines = text_files(tmp_path)[number]
     path = write(tmp_path, *lines).source
     out = tmp_path / "out"

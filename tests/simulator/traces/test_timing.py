@@ -1,4 +1,4 @@
-"""Tests of the part of a source that is taken, and of the pace at which it is played."""
+"""Tests of taking a part of a source, and of the pace at which it is played."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ MAX_WRONG_LINES = MAX_WRONG_SHARE * MIN_LINES_JUDGED
 
 
 def _read(jobs: Iterator[Job]) -> tuple[list[int], str]:
-    """Return the arrivals of `jobs`, and the error that ended the reading ("" for none)."""
+    """Return the arrival times of `jobs`, and the error that ended the reading ("" for none)."""
     arrivals = []
     try:
         for job in jobs:

@@ -70,8 +70,8 @@ def test_a_family(tmp_path: Path) -> None:
 
 
 def test_ids_name_prefixes_within_one_trace(tmp_path: Path) -> None:
-    """Block 8 after 7 is another prefix than block 8 after 9, and different traces share
-    nothing.
+    """Ids name prefixes within one trace: block 8 after block 7 is another prefix than block 8
+    after block 9, and different traces share nothing.
     """
     jobs = read(
         write(

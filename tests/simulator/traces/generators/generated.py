@@ -1,4 +1,4 @@
-"""Generated workloads, and the share of their tokens that a cache could hit."""
+"""Makes generated workloads, and computes the share of their tokens that a cache could hit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of generated coding agents: the shapes that were asked for, layers, sub-agents, side
+"""Tests of generated coding agents: the requested shapes, layers of prompts, sub-agents, side
 requests.
 """
 

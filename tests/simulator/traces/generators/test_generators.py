@@ -249,8 +249,8 @@ def test_a_size_is_read_or_refused(text: str) -> None:
 
 
 def test_a_million_requests_hold_nothing() -> None:
-    """The memory of a stream depends on the requests that lie ahead, not on those that
-    have passed.
+    """A stream of a million requests keeps no memory for those that have passed; its memory depends
+    on the requests that lie ahead.
     """
     stream = opened("gen:zipf?requests=30000&groups=1000&system=160&question=32&rate=100")
     next(stream.jobs)
