@@ -237,7 +237,7 @@ class AdminApi:
         return json_response(readiness(self._service))
 
     async def ready(self, request: Request) -> Response:
-        """Return whether the router is ready, as on the client port."""
+        """Return whether the router is ready, with the same answer as the client port."""
         shown = readiness(self._service, request.query.get("model"))
         return json_response(shown, 200 if shown["ready"] else 503)
 

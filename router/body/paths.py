@@ -43,7 +43,7 @@ _FORMS: Mapping[Reads, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswers:
-    """The functions that read and end the answers of a protocol other than OpenAI's."""
+    """The functions that read and end answers in a protocol other than OpenAI's."""
 
     # Reads the token counts from the kept bytes of an answer, its number of events and its worker's
     # block size; None if there are none.

@@ -175,7 +175,9 @@ class Form(Generic[B]):
         }
 
     def read(self, body: bytes, limits: ScanLimits) -> B:
-        """Return the fields of `body`. Raises ClientError."""
+        """Return the fields of the request body `body`. Raises ClientError (400) if the body is
+        invalid or exceeds a limit.
+        """
         if len(body) < LONG_BYTES:
             whole: B = decode(self._whole, body, "")
             return whole

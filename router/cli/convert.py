@@ -217,7 +217,9 @@ _BAD_ITEM: Mapping[str, str] = MappingProxyType(
 
 
 def convert(command: str) -> Converted:
-    """Return the configuration file for a command line. Raises PeerCommandError."""
+    """Return the configuration file for a command line of another router. Raises PeerCommandError
+    if the command line cannot be converted.
+    """
     given = _read(command)
     draft = _Draft(keys_of(Config))
     peer = given.peer

@@ -56,7 +56,9 @@ def routing_command(args: argparse.Namespace) -> int:
 
 
 async def _examined(args: argparse.Namespace) -> RoutingReport:
-    """Return the report on a router. Raises DoctorError or AdminError."""
+    """Return the report on the cache hits behind a router. Raises DoctorError or AdminError if a
+    server cannot be examined.
+    """
     from router.doctor.routing.examine import RoutingOptions, examine_routing
 
     for flag in _NOT_WITH_ROUTING:

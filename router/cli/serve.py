@@ -1,4 +1,6 @@
-"""Runs the router as a program: it listens, announces itself, and stops on a signal."""
+"""Runs the router as a program, which listens at its ports, prints that it is ready, and stops on a
+signal.
+"""
 
 from __future__ import annotations
 
@@ -259,7 +261,9 @@ class Server:
             await self._handover.aclose()
 
     async def _listen(self) -> tuple[str, str]:
-        """Return the URLs of the client port and the admin port; "" for one that is not served."""
+        """Return the URLs of the client port and the admin port; a URL is "" if the port is not
+        served.
+        """
         router = self._router
         client = await self._client.listen(router.client_port(), self._sockets[0])
         self._grpc = router.grpc_port()

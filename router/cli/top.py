@@ -73,8 +73,8 @@ def look(admin: AdminClient) -> Look:
 
 
 def counted(text: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Return the router's metrics summed by name, and the waiting requests by tenant. Raises
-    WireError.
+    """Return the router's metrics summed by name, and the number of waiting requests by tenant.
+    Raises WireError if `text` is not Prometheus text.
     """
     totals: dict[str, float] = defaultdict(float)
     held: dict[str, float] = {}

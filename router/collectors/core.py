@@ -51,7 +51,7 @@ def router_metrics(
 
 
 def policy_metrics(guard: PolicyGuard) -> Iterator[Metric]:
-    """Yield the metrics of the policy."""
+    """Yield the metrics of the policy that chooses workers."""
     counts: dict[tuple[str, ...], float] = {(guard.policy.name, kind): 0 for kind in FAULT_KINDS}
     yield counters(
         "warmroute_policy_faults",

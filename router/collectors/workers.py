@@ -86,7 +86,7 @@ _OF_STATE = (
 
 
 def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
-    """Yield all metrics of the workers."""
+    """Yield the metrics of all workers."""
     lag = _per_worker("warmroute_worker_event_lag_seconds", _LAG)
     events = CounterMetricFamily(
         "warmroute_kv_events", "KV events of the worker, by kind", labels=["worker", "kind"]

@@ -1,4 +1,6 @@
-"""Configuration sections of extras; the keys exist whether or not an extra is installed."""
+"""Configuration sections of parts that may not be installed (extras). The keys exist whether or not
+an extra is installed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Names that clients ask for, and models that serve them. Lifetime: until the next reload."""
+    """Settings for the model names that clients ask for, and the models that serve them. Lifetime:
+    until the next reload.
+    """
 
     aliases: Annotated[
         tuple[str, ...],

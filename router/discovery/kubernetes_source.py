@@ -1,6 +1,4 @@
-"""Kubernetes as a source of workers: the EndpointSlices of a service, or the pods of an
-InferencePool.
-"""
+"""Reads workers from Kubernetes: the endpoints of a service, or the pods of an InferencePool."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ _OBJECTIVES_SEEN = 4_096  # of a namespace: the API cannot choose those of a poo
 
 
 class Conditions(msgspec.Struct):
-    """The conditions of an endpoint; None means unknown."""
+    """The conditions of an endpoint, such as whether it is ready; None means unknown."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -146,7 +144,9 @@ class ObjectiveFields(msgspec.Struct, rename="camel"):
 
 
 class InferenceObjective(msgspec.Struct):
-    """An InferenceObjective of inference.networking.x-k8s.io/v1alpha2."""
+    """An InferenceObjective of inference.networking.x-k8s.io/v1alpha2, as the Kubernetes API
+    returns it.
+    """
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     spec: ObjectiveFields = msgspec.field(default_factory=ObjectiveFields)
@@ -188,7 +188,7 @@ class KubernetesSource:
 
 
 def slices_of(spec: KubernetesSpec) -> Resource[Slice]:
-    """Return the resource of a service's EndpointSlices."""
+    """Return the EndpointSlices of the service as a resource that the router lists and watches."""
     return Resource(
         Slice,
         f"/apis/discovery.k8s.io/v1/namespaces/{spec.namespace}/endpointslices",
@@ -397,7 +397,7 @@ class InferencePoolSource:
 
 
 def pools_of(spec: InferencePoolSpec) -> Resource[InferencePool]:
-    """Return the resource that consists of the pool object itself."""
+    """Return the InferencePool itself as a resource that the router lists and watches."""
     return Resource(
         InferencePool,
         f"/apis/{GROUP}/v1/namespaces/{spec.namespace}/inferencepools",
@@ -408,14 +408,14 @@ def pools_of(spec: InferencePoolSpec) -> Resource[InferencePool]:
 
 
 def pods_of(spec: InferencePoolSpec, terms: PoolTerms) -> Resource[Pod]:
-    """Return the resource of the pool's pods."""
+    """Return the pods of the pool as a resource that the router lists and watches."""
     path = f"/api/v1/namespaces/{spec.namespace}/pods"
     return Resource(Pod, path, "pods", MAX_PODS, {"labelSelector": terms.selector})
 
 
 def objectives_of(spec: InferencePoolSpec) -> Resource[InferenceObjective]:
-    """Return the resource of all InferenceObjectives in the pool's namespace. Many clusters do not
-    have this kind of object.
+    """Return the InferenceObjectives in the pool's namespace as a resource that the router lists
+    and watches. Many clusters do not have this kind of object.
     """
     return Resource(
         InferenceObjective,

@@ -59,14 +59,14 @@ class Named(Protocol):
 
     @property
     def metadata(self) -> Meta:
-        """The metadata of the object."""
+        """The metadata of the Kubernetes object."""
 
 
 Kind = TypeVar("Kind", bound=Named)
 
 
 class Listed(msgspec.Struct, Generic[Kind]):
-    """The answer to a list request, or one page of it."""
+    """The API server's answer to a list request, or one page of the answer."""
 
     metadata: Meta
     items: tuple[Kind, ...] | None = None

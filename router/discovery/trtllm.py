@@ -1,10 +1,8 @@
-"""TensorRT-LLM's disaggregation YAML as a source of workers, and the store at which workers
-announce themselves.
-
-The file that `trtllm-serve disaggregated -c FILE` reads names context servers, which prefill, and
-generation servers, which decode. If it has `disagg_cluster` with an http address instead, workers
-announce themselves, and this router serves the key store that they expect there
-(`tensorrt_llm/serve/cluster_storage.py`, `disagg_auto_scaling.py`, 2026-08).
+"""Reads workers from TensorRT-LLM's disaggregation YAML, and serves the store at which workers
+announce themselves. The file that `trtllm-serve disaggregated -c FILE` reads names context servers,
+which prefill, and generation servers, which decode. If the file has `disagg_cluster` with an http
+address instead, workers announce themselves, and this router serves the key store that they expect
+there (`tensorrt_llm/serve/cluster_storage.py`, `disagg_auto_scaling.py`, 2026-08).
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class ModelEvidence:
 
     @property
     def rate(self) -> float:
-        """The number of requests per second."""
+        """The number of requests that the model gets per second."""
         return self.requests / self.seconds
 
     @property
@@ -109,7 +109,7 @@ class ModelEvidence:
 
     @property
     def busy(self) -> float:
-        """The mean number of concurrent executions."""
+        """The mean number of executions that run at the same time."""
         return math.fsum(one.count * one.seconds for one in self.sizes) / self.seconds
 
     @property

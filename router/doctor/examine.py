@@ -54,7 +54,7 @@ class Options:
 
 
 def _silent(line: str) -> None:
-    """Ignore a line of progress."""
+    """Ignore a line that reports the progress of an examination."""
 
 
 async def examine(

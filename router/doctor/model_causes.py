@@ -65,7 +65,7 @@ def _plain(server: ServerEvidence, m: ModelEvidence) -> bool:
 
 
 def batcher_off(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
-    """Diagnose cause 1: `dynamic_batching` is missing."""
+    """Diagnose cause 1: the model's configuration has no `dynamic_batching`."""
     config = m.config
     if not _plain(server, m) or config.dynamic_batching or config.max_batch_size <= 1:
         return None

@@ -34,7 +34,7 @@ _FLOATS, _STRING, _BOOL = ("TYPE_FP32", "TYPE_FP64"), "TYPE_STRING", "TYPE_BOOL"
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """The limits of a probe's load on one server."""
+    """The limits of the load that the doctor sends to one server."""
 
     requests: int = 500
     concurrency: int = 8
@@ -46,7 +46,9 @@ class ProbeLimits:
 
 @dataclass(slots=True)
 class StageResult:
-    """The results of the requests of one stage. Lifetime: stage."""
+    """The results of the requests that the probe sent at one concurrency. Lifetime: one stage of
+    the probe.
+    """
 
     answered: int = 0
     failed: int = 0

@@ -129,7 +129,7 @@ class Interview:
 
     @property
     def host(self) -> str:
-        """The host in the worker's URL."""
+        """The host name or address in the worker's URL."""
         return urlsplit(self.spec.url).hostname or "127.0.0.1"
 
     @property

@@ -172,9 +172,7 @@ def _beside(url: str) -> str:
 
 
 async def _configs(talk: Interview, names: Iterable[str]) -> dict[str, ModelConfig]:
-    """Return the configurations of models at Triton's own port, without those that cannot
-    be read.
-    """
+    """Return the configurations that can be read of the models at Triton's own port."""
     found: dict[str, ModelConfig] = {}
     for name in islice(names, _CONFIGS):
         status, body = await talk.get(f"/v2/models/{quote(name, safe='')}/config")

@@ -103,7 +103,7 @@ class ModelConfig(msgspec.Struct):
 
     @property
     def steps(self) -> list[_Step]:
-        """The steps of an ensemble."""
+        """The steps of an ensemble; empty if the model is not an ensemble."""
         return self.ensemble_scheduling.step if self.ensemble_scheduling else []
 
 
@@ -111,7 +111,9 @@ _CONFIG = msgspec.json.Decoder(ModelConfig)
 
 
 def config_of(body: bytes) -> ModelConfig:
-    """Return the configuration in a server's JSON answer. Raises WireError."""
+    """Return the model configuration in a server's JSON answer. Raises WireError if the answer is
+    malformed.
+    """
     try:
         config = _CONFIG.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -202,8 +204,8 @@ def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
 
 
 def given_roles(lines: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the inputs that the operator set, by model; each line is `MODEL:ROLE=INPUT`. Raises
-    ValueError.
+    """Return the names of inputs that the operator set for roles, by model; each line is
+    `MODEL:ROLE=INPUT`. Raises ValueError for a malformed line.
     """
     found: dict[str, dict[str, str]] = {}
     for line in lines:

@@ -103,7 +103,7 @@ async def is_renderer(status_of: Callable[[str], Awaitable[int]]) -> bool:
 
 async def _refuse_renderer(talk: Interview, named: bool) -> None:
     """Raise UnrecognizedError if the server is only a renderer. Raises WireError,
-    aiohttp.ClientError or TimeoutError, too.
+    aiohttp.ClientError or TimeoutError if the server cannot be asked.
     """
 
     async def status_of(path: str) -> int:
@@ -150,8 +150,8 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _check_model(talk: Interview) -> None:
-    """Raise UnrecognizedError if the server does not list the configured model, because vLLM would
-    answer 404.
+    """Raise UnrecognizedError if the server does not list the configured model, because it would
+    answer requests for that model with 404.
     """
     given, served = talk.spec.model, [card.id for card in await cards(talk)]
     if given is not None and given not in served:

@@ -129,7 +129,7 @@ class SharedReader:
             )
 
     def give_all(self, message: Message) -> None:
-        """Queue a message for every feed."""
+        """Add a message to the queue of every feed."""
         for queue in self.queues.values():
             queue.give(message)
 

@@ -103,7 +103,7 @@ class Feed(Protocol):
         """
 
     async def run(self) -> None:
-        """Read the stream until cancelled."""
+        """Read the worker's events until cancelled."""
 
 
 def open_feed(source: EventSource, worker_id: int, model: str, context: FeedContext) -> Feed:

@@ -242,7 +242,7 @@ class Problems:
         return totals
 
     def _of_workers(self) -> Iterator[Key]:
-        """Yield the problems of single workers."""
+        """Yield the problems that concern a single worker."""
         members, workers = self._fleet.members, self._core.workers
         doubted = set(np.flatnonzero(self._core.columns.hit_confidence < _CONFIDENT).tolist())
         well = [worker for worker in workers if worker.is_in]

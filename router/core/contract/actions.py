@@ -246,7 +246,7 @@ class Dispatch:
 
     @property
     def worker_id(self) -> int:
-        """The worker that answers the client."""
+        """The id of the worker that answers the client."""
         return self.stages[-1].worker_id
 
 

@@ -63,7 +63,7 @@ class Window:
         return self._first, self._second
 
     def clear(self) -> None:
-        """Reset both counts to 0."""
+        """Set the counts of both kinds of events to 0."""
         self._steps.clear()
         self._last = [_NEVER, 0, 0]
         self._first, self._second = 0, 0

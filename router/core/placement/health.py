@@ -325,7 +325,7 @@ class SlowStart:
             self._since[worker.worker_id] = now_s
 
     def left(self, worker_id: int) -> None:
-        """Forget a worker that was removed."""
+        """Forget the slow start of a worker that was removed."""
         self._since.pop(worker_id, None)
 
     def share(self, worker_id: int, now_s: float) -> float:

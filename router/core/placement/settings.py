@@ -1,4 +1,4 @@
-"""The sections `ejection` and `retries` of the configuration."""
+"""Defines the sections `ejection` and `retries` of the configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of the ejection of failing workers. Lifetime: until the next reload."""
+    """Settings for the ejection of workers that fail requests. Lifetime: until the next reload."""
 
     failures: Annotated[
         int, Meta(ge=1, le=1_000, description="failures in a row that eject a worker")
@@ -64,7 +64,7 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of retries: when a failed request goes to another worker. Lifetime: until the next
+    """Settings that say when a failed request is sent to another worker. Lifetime: until the next
     reload.
     """
 

@@ -260,5 +260,5 @@ def float_cells(column: Floats) -> memoryview[float]:
 
 
 def int_cells(column: Ints) -> memoryview[int]:
-    """Return a view of an int64 column that gives Python ints, for fast single access."""
+    """Return a view of an int64 column whose cells are Python ints, for fast single access."""
     return column.data.cast("B").cast("q")

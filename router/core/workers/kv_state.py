@@ -314,7 +314,7 @@ class Backlog:
             self.pop(self.first_seq)
 
     def clear(self) -> None:
-        """Drop all waiting batches."""
+        """Drop all batches of KV events that wait for missing ones."""
         self._bytes = 0
         self.batches.clear()
         self._seqs.clear()

@@ -21,7 +21,7 @@ ChargeKey = tuple[int, Role]
 
 
 class Loads(NamedTuple):
-    """Counts of prompt tokens whose KV a worker loads, from host memory and from disk."""
+    """The numbers of prompt tokens whose KV a worker loads from host memory and from disk."""
 
     host: int
     disk: int
@@ -397,7 +397,9 @@ class Ledger:
         self._cells.drain_limit_work[slot] = limit_work
 
     def _drop_queued(self, charge: Charge) -> None:
-        """Subtract the uncomputed part of a released charge's prompt from its worker's queue."""
+        """Subtract from a worker's queue the uncomputed part of a prompt whose charge was
+        released.
+        """
         cells, slot = self._cells, charge.slot
         left = charge.end_work - cells.drained_work[slot]
         unfinished = min(max(left, 0.0), charge.work_tokens)

@@ -66,7 +66,7 @@ class WorkerHealth:
         self.well_at = self.failed
 
     def count_failure(self, cause: str) -> None:
-        """Count a failure by its cause."""
+        """Count a failure of the worker by its cause."""
         known = cause in self.causes or len(self.causes) < _CAUSES
         self.causes[cause if known else "other"] += 1
 

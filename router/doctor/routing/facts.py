@@ -70,7 +70,7 @@ class BestRow(msgspec.Struct, frozen=True):
 
 
 class DecisionRow(msgspec.Struct, frozen=True):
-    """A request that was sent to a worker, as the router shows it in `/explain`."""
+    """A request that was sent to a worker, and the router's reasons, as `/explain` shows them."""
 
     request: int
     worker: int

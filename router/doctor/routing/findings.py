@@ -54,7 +54,7 @@ class RoutingFinding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutingReport:
-    """The result of a routing examination."""
+    """The result of examining why cache hits behind a router are low."""
 
     facts: PoolFacts
     findings: tuple[RoutingFinding, ...]
