@@ -38,8 +38,8 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings for the model names that clients ask for, and the models that serve them. Lifetime:
-    until the next reload.
+    """Model names that clients ask for, and models that serve them. Lifetime: until the next
+    reload.
     """
 
     aliases: Annotated[
