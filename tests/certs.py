@@ -1,4 +1,4 @@
-"""Real certificates for tests, made with the openssl command."""
+"""Makes real certificates for tests with the openssl command."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Authority:
         return pair
 
     def client(self, pair: Pair | None = None) -> ssl.SSLContext:
-        """Return the TLS context of a client that trusts this authority, and shows `pair` if it is
-        given.
+        """Return the TLS context of a client that trusts this authority, and presents `pair` if it
+        is given.
         """
         context = ssl.create_default_context(cafile=self.pair.cert)
         if pair is not None:
@@ -54,7 +54,7 @@ class Authority:
         return context
 
     def port(self, pair: Pair, *, asks: bool = False) -> Tls:
-        """Return the TLS files of a port that shows `pair`; with `asks` it demands clients'
+        """Return the TLS files of a port that presents `pair`; with `asks` it demands clients'
         certificates from this authority.
         """
         return Tls(cert=pair.cert, key=pair.key, client_ca=self.pair.cert if asks else None)

@@ -71,8 +71,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each test its tier and its group: one group for each file, and one for all tests that
-    must not run at the same time.
+    """Give each test its tier (the make target that runs it) and its group: one group for each
+    file, and one for all tests that must not run at the same time.
     """
     wanted = config.getoption("tier")
     kept, left = list[tuple[tuple[bool, bool, int], pytest.Item]](), list[pytest.Item]()

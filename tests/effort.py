@@ -1,4 +1,6 @@
-"""The effort of tests: TEST_EFFORT=N makes them try N times as hard; without it they are quick."""
+"""The effort of tests: with TEST_EFFORT=N they run N times as many examples; without it they are
+quick.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures times on machines that may stand still for seconds; such a time is measured again."""
+"""Measures times on machines that may stop for seconds; such a time is measured again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a tier of tests, then each failed test once more, alone, so that flaky tests differ from
+"""Runs a tier of tests, then each failed test once more, alone, so that flaky tests differ from
 broken ones.
 
     python -m tests.run_tier quick [options of pytest]

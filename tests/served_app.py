@@ -1,4 +1,4 @@
-"""HTTP servers that run in the test's own process."""
+"""Runs HTTP servers in the test's own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `make` target that runs a test, decided by its path: quick (`make test`), live, native or
+"""Decides by a test's path which `make` target runs it: quick (`make test`), live, native or
 engines.
 
 Nobody has to mark a test: a file that no pattern here matches is quick. A test that is unlike its
@@ -70,8 +70,8 @@ def tier_of(path: str) -> str | None:
 
 
 def lacks_of_ci(reason: str) -> list[str]:
-    """Return the programs that CI installs, that are missing here, and that the reason of a skip
-    names.
+    """Return the programs that CI installs, that are missing on this machine, and that the reason
+    of a skip names.
     """
     named = re.findall(r"[\w+-]+", reason)
     return [name for name in INSTALLED_BY_CI if name in named and shutil.which(name) is None]

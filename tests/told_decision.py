@@ -9,7 +9,7 @@ EXPLAIN = "x-warmroute-explain"
 
 
 def decision_in(value: str) -> dict[str, Any]:
-    """Return the decision in the header's value, as clients read it: the JSON from the first brace
+    """Return the decision in the header's value as clients read it: the JSON from the first brace
     on.
     """
     sentence, brace, rest = value.partition("{")

@@ -1,6 +1,7 @@
-"""Renders the Helm chart with Helm itself; run as a program it writes the plain files made from it.
+"""Renders the Helm chart with Helm itself; as a program, writes the plain Kubernetes files made
+from it.
 
-python -m tests.deploy.chart    writes docs/deploy/kubernetes/{central,sidecar,picker}.yaml
+python -m tests.deploy.chart writes docs/deploy/kubernetes/{central,sidecar,picker}.yaml
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class RefusedError(Exception):
 
 
 def merged(*parts: Object) -> Object:
-    """Return values merged over values, as Helm does it."""
+    """Return the values of all parts merged, later ones over earlier ones, as Helm does it."""
     whole: Object = {}
     for part in parts:
         for key, value in copy.deepcopy(part).items():
@@ -141,7 +142,7 @@ def _faults(text: str, version: str) -> tuple[str, ...]:
 
 
 def sample(name: str) -> str:
-    """Return the text of a plain file of docs/deploy/kubernetes, for users without Helm."""
+    """Return the text of a plain file in docs/deploy/kubernetes, for users without Helm."""
     about, values = SAMPLES[name]
     parts = [text for file, text in texts(values).items() if file.endswith(".yaml")]
     documents = [d.strip("\n") for text in parts for d in text.split("\n---\n") if d.strip()]

@@ -1,4 +1,4 @@
-"""The router's configuration as a JSON schema; run as a program it writes it into the chart's
+"""Makes a JSON schema of the router's configuration; as a program, writes it into the chart's
 schema.
 
     python -m tests.deploy.config_schema

@@ -162,7 +162,7 @@ each_variant = pytest.mark.parametrize("name", VARIANTS)
 
 @cache
 def rendered(name: str) -> list[Object]:
-    """Return the objects of a variant; callers must not change them."""
+    """Return the Kubernetes objects of a variant of the chart; callers must not change them."""
     return objects(VARIANTS[name])
 
 
@@ -254,7 +254,9 @@ CHARTS_OWN = re.compile(
 
 
 def test_every_key_reaches_the_router_as_it_was_given(tmp_path: Path) -> None:
-    """This includes numbers of many digits, which Helm's templates would write with an exponent."""
+    """Every configuration key reaches the router as given, also numbers of many digits, which
+    Helm's templates would write with an exponent.
+    """
     given = {path: another_value(path, tmp_path) for path in keys_of(Config)}
     config = nested({path: v for path, v in given.items() if not CHARTS_OWN.match(path)})
     found = objects(merged(SOURCES, {"config": config}))
@@ -466,8 +468,8 @@ TOKENIZERS: dict[str, tuple[Object, str]] = {
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
-    """The tokenizer's folder in the ConfigMap is mounted read-only, and the router tokenizes
-    exactly with it.
+    """The router tokenizes exactly with the tokenizer in a volume, whose folder in the ConfigMap is
+    mounted read-only.
     """
     values, place = TOKENIZERS[name]
     found = objects(merged(SOURCES, values))
@@ -617,7 +619,9 @@ def test_every_value_has_a_schema_and_every_key_of_the_schema_a_value() -> None:
 
 
 def test_the_package_renders_like_the_folder(tmp_path) -> None:
-    """Helm lints the chart without a message, also for the oldest supported Kubernetes."""
+    """The packaged chart renders like its folder, and Helm lints it without a message, also for the
+    oldest supported Kubernetes.
+    """
     report = helm_python.lint(CHART, SOURCES, strict=True, kube_version="v1.28.0")
     assert report["errors"] == []
     older = tmp_path / "warmroute-0.0.1.tgz"

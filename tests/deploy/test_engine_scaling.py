@@ -142,8 +142,8 @@ def test_the_queries_go_from_zero_to_all_requests_of_all_routers_and_back(tmp_pa
 
 
 def test_missing_series_are_no_zero(tmp_path: Path) -> None:
-    """Without the series Prometheus returns nothing; KEDA treats that as an error and changes
-    nothing.
+    """Missing series do not count as zero: Prometheus returns nothing, which KEDA treats as an
+    error, and it changes nothing.
     """
     for metadata in triggers(scaling(BY_KEDA)).values():
         assert metadata["ignoreNullValues"] == "false"
@@ -286,8 +286,8 @@ def test_keys_and_series_of_the_page_exist() -> None:
 def test_an_engine_ends_when_nothing_runs_there(
     tmp_path: Path, running: int, waiting: int, waits: int
 ) -> None:
-    """The test runs the page's preStop script with a fake `curl` that shows an idle engine after
-    the first call.
+    """An engine ends when no request runs there: the page's preStop script runs with a fake `curl`
+    that shows an idle engine after the first call.
     """
     (pod,) = [one for one in SHOWN if "containers" in one]
     (container,) = pod["containers"]

@@ -144,7 +144,9 @@ def test_selectors_choose_pods_that_exist(name) -> None:
 
 @each_set
 def test_network_policies_let_through_what_is_needed_and_guard_the_admin_port(name, config) -> None:
-    """The setting `admin_open` says that a network policy guards the port, so there must be one."""
+    """Network policies allow what is needed and protect the admin port: the setting `admin_open`
+    says that a network policy protects the port, so there must be one.
+    """
     assert config.admin_open
     policies = {
         found["metadata"]["name"]: found["spec"] for found in of_kind(name, "NetworkPolicy")
@@ -193,7 +195,9 @@ def test_a_router_has_time_to_drain(name, config) -> None:
 
 
 async def test_probes_and_pre_stop_do_what_they_are_for(tmp_path) -> None:
-    """A real router is alive and ready; after the preStop command it is alive and not ready."""
+    """Probes and preStop work on a real router: it is alive and ready, and after the preStop
+    command alive and not ready.
+    """
     (router,) = containers("central", "router")
     async with running(tmp_path, workers=1) as stack:
 
@@ -215,8 +219,8 @@ async def test_probes_and_pre_stop_do_what_they_are_for(tmp_path) -> None:
 
 
 async def test_the_first_request_of_the_notes_is_routed(tmp_path) -> None:
-    """The request from the chart's notes for its own timed engines goes to a real router with one
-    engine.
+    """The first request of the chart's notes, for the chart's own simulated engines, goes to a real
+    router with one engine and is answered.
     """
     (timed,) = containers("sidecar", "engine")
     (request,) = first_requests({"mode": "sidecar"})

@@ -92,8 +92,8 @@ def test_values_that_are_only_shown_are_taken_too() -> None:
 
 
 def test_each_way_to_the_tokenizer_renders_and_is_valid() -> None:
-    """The test renders the blocks, the list's values, and the line for mode sidecar with the engine
-    above it.
+    """Each way to give the tokenizer renders and is valid: the page's blocks, the table's rows, and
+    the line for mode sidecar with the engine above it.
     """
     section = PAGE.split("\n## Exact text: ")[1].split("\n## ")[0]
     ways = [yaml.safe_load(t) for t in re.findall(r"(?ms)^```yaml\n(.*?)^```", section)]

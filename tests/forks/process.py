@@ -1,4 +1,6 @@
-"""A program started by the fork server, with the used part of `asyncio.subprocess.Process`."""
+"""A program started by the fork server, with the part of the interface of
+`asyncio.subprocess.Process` that tests use.
+"""
 
 from __future__ import annotations
 

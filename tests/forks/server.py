@@ -1,4 +1,4 @@
-"""A process that has imported what routers and timed workers import, and forks to become them.
+"""A process that has imported what routers and simulated workers import, and forks to become them.
 
     python -P tests/forks/server.py FD [MODULE ...]
 
@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A program to become: `python -P -m module arguments`. Lifetime: one start."""
+    """A program that a fork is to become: `python -P -m module arguments`. Lifetime: one start."""
 
     module: str
     arguments: list[str]
@@ -136,8 +136,8 @@ def _say(line: socket.socket, number: int) -> None:
 
 
 def _stand_alone(sink: int, parent: int) -> None:
-    """Make the fork like a newly started program: its own session, three files, nothing of the
-    parent's.
+    """Make the fork like a newly started program, with its own session, three open files and
+    nothing of the parent's.
     """
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)

@@ -1,5 +1,5 @@
-"""Starts routers and timed workers without their imports, which take two thirds of a start's CPU
-time.
+"""Starts routers and simulated workers without their imports, which take two thirds of a start's
+CPU time.
 
 The first start that can use a fork server creates it, and it ends with the tests. There are two
 servers, which a module's starts use in turn: programs forked from one server have the same Python

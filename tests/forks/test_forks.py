@@ -1,4 +1,6 @@
-"""Tests that forked programs behave as started ones, and that none of them is left behind."""
+"""Tests that forked programs behave as programs that are started, and that none of them is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finding(folder: Path) -> dict[str, str]:
-    """Return an environment in which programs find a folder's modules; -P hides the current
-    folder's.
+    """Return an environment in which programs find the modules of a folder; -P hides those of the
+    current folder.
     """
     return {**processes.environment(), "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{folder}"}
 

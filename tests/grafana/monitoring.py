@@ -1,4 +1,4 @@
-"""Helpers of the monitoring tests: parsed metrics, traffic, and a real Prometheus."""
+"""Helpers of the monitoring tests: they parse metrics, send traffic, and run a real Prometheus."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ class Prometheus:
 
 
 def hurried(text: str) -> str:
-    """Return the rules with minutes as seconds and hours as minutes, because the tests' faults are
-    short.
+    """Return the Prometheus rules with minutes as seconds and hours as minutes, because the tests'
+    faults are short.
     """
     seconds = {"s": 1 / 60, "m": 1, "h": 60}
 

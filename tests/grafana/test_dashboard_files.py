@@ -50,7 +50,9 @@ def test_panels_are_whole_and_in_plain_words() -> None:
 
 
 def test_what_is_divided_or_counted_has_the_unit_of_it() -> None:
-    """A quotient of one counter has the unit of a share, and a histogram of seconds has seconds."""
+    """A panel that shows a quotient of one counter has the unit of a share, and one of a histogram
+    of seconds has seconds.
+    """
     for panel in PANELS.values():
         unit = panel["fieldConfig"]["defaults"]["unit"]
         if any("_seconds_bucket" in expr and "quantile" in expr for expr in targets(panel)):
@@ -106,8 +108,8 @@ def test_no_panel_lies_on_another_or_beyond_the_edge(name) -> None:
 
 @every_dashboard
 def test_choices_are_the_readers(name) -> None:
-    """The files have no identifier of a particular Grafana, and every variable in a query can be
-    chosen.
+    """Dashboard files name no particular Grafana, and readers can choose every variable
+    in a query.
     """
     file = FILES[name]
     uids = re.findall(r'"uid": "([^"]*)"', json.dumps(file))
@@ -129,8 +131,8 @@ def test_a_link_carries_no_choice_of_several_to_a_choice_of_one() -> None:
 
 
 def test_only_a_few_of_a_thousand_workers_are_drawn() -> None:
-    """Every query with a series for each worker or engine is limited to the highest or
-    lowest ones.
+    """Every query with a series for each worker or engine is limited to the highest or lowest few,
+    so that a thousand workers can be read.
     """
     for (dashboard, title), panel in PANELS.items():
         for target in panel["targets"]:
@@ -182,7 +184,9 @@ def test_a_panel_that_says_what_0_means_is_green_or_not_by_it() -> None:
 
 
 def test_targets_are_bounds_of_the_buckets() -> None:
-    """A histogram cannot tell how many answers lie between two of its bounds."""
+    """Targets of latency are bounds of histogram buckets, because a histogram cannot tell how many
+    answers lie between two bounds.
+    """
     variables = {v["name"]: v for v in FILES["slo"]["templating"]["list"]}
     assert {float(o["value"]) for o in variables["ttft"]["options"]} <= set(_SECONDS)
     assert {float(o["value"]) for o in variables["tpot"]["options"]} <= set(_GAP_SECONDS)

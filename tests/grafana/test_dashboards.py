@@ -49,7 +49,7 @@ QUERIES = {
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    """Yield flags for routers that share state, or none if there is no Redis."""
+    """Yield flags for routers that share state, or none if Redis is not installed."""
     if not REDIS:
         yield []
         return
@@ -115,7 +115,9 @@ async def of_engine(stack) -> set[str]:
 
 
 async def test_every_value_of_a_label_that_has_a_colour_of_its_own_is_known(stack) -> None:
-    """A new state, code or kind must not appear in the colour of another one."""
+    """Every label value with a colour of its own is known, so that a new state, code or kind does
+    not appear in the colour of another one.
+    """
     text = await exposition(stack)
     values = set(re.findall(r"\b(?:state|code|kind)=\"(\w+)\"", text))
     rules = (rule for panel in PANELS.values() for rule in panel["fieldConfig"]["overrides"])
@@ -131,7 +133,9 @@ async def test_promtool_finds_nothing_to_complain_of_in_the_metrics(stack) -> No
 
 
 async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -> None:
-    """The stack has timed engines and, if torch is installed, one that computes."""
+    """A real Prometheus has data for every panel and rule; the pool has simulated engines and, if
+    torch is installed, one that computes.
+    """
     engines = []
     if TORCH:
         from engine.model.tiny import TinySettings, make_tiny
@@ -166,8 +170,8 @@ async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -
 
 
 async def test_hundreds_of_workers_leave_panels_readable(stack, tmp_path) -> None:
-    """The test copies the first worker's metrics for 300 workers, five times what a panel
-    may show.
+    """Panels stay readable with hundreds of workers: the test copies the first worker's metrics for
+    300 workers, five times what a panel may show.
     """
     text = await exposition(stack)
     like = [line for line in text.splitlines() if 'worker="0"' in line]
@@ -202,8 +206,8 @@ async def completed(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def labels_are_those_of_the_legends(server) -> None:
-    """Check that the series have each label that a legend names; otherwise the legend would show an
-    empty name.
+    """Check that the series have each label that a legend names, since the legend would otherwise
+    show an empty name.
 
     The label `why` is empty on purpose if there is nothing to explain.
     """

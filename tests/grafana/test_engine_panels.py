@@ -45,7 +45,7 @@ WITHOUT = {
 
 
 def grown(page: str, times: int) -> str:
-    """Return the page with all counters multiplied, as after more of the same traffic."""
+    """Return the metrics page with all counters multiplied, as after more of the same traffic."""
     kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE))
     lines = []
     for line in page.splitlines():
@@ -61,7 +61,7 @@ def grown(page: str, times: int) -> str:
 
 
 def serving(page: str) -> TestServer:
-    """Return a server of a metrics page whose counters grow with each scrape."""
+    """Return a server of a metrics page whose counters grow with each request for it."""
     scrapes = itertools.count(1)
 
     async def metrics(request: web.Request) -> web.Response:

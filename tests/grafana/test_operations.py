@@ -1,4 +1,4 @@
-"""Tests of the operators' pages: their tables, log lines and commands are true and run as
+"""Tests of the operators' pages: their tables, log lines and commands are right and work as
 written.
 """
 

@@ -1,5 +1,5 @@
-"""Tests of rules and alerts: they are valid, promtool tests them, and each alert has an entry in
-the runbook.
+"""Tests of recording rules and alerts: they are valid, promtool tests them, and each alert has an
+entry in the runbook.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def test_promtool_accepts_the_configuration_and_its_rules() -> None:
 
 
 def test_promtool_accepts_the_configuration_for_kubernetes(tmp_path) -> None:
-    """Debian's Prometheus is built without Kubernetes, so the test leaves its discovery out."""
+    """Promtool accepts the configuration for Kubernetes, without its discovery, since Debian's
+    Prometheus is built without Kubernetes.
+    """
     config = yaml.safe_load((RULES / "kubernetes.yml").read_text(encoding="utf-8"))
     for job in config["scrape_configs"]:
         assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
@@ -126,7 +128,7 @@ def test_log_lines_and_paths_of_the_runbook_exist() -> None:
 
 
 def test_rules_and_dashboards_blame_alike() -> None:
-    """Both divide the error codes among the same three groups."""
+    """Rules and dashboards divide the error codes among the same three groups of blame."""
     recorded = {rule["record"]: rule["expr"] for rule in RECORDED}
     codes = f'code!~"{OF_CLIENTS}|{OF_WORKERS}|{OF_ROUTER}"'
     assert codes in recorded["instance:warmroute_shed_requests:rate5m"]
@@ -134,7 +136,9 @@ def test_rules_and_dashboards_blame_alike() -> None:
 
 
 def test_every_recorded_series_is_used_or_shows_what_a_query_would_take_long_for() -> None:
-    """A recorded series costs CPU time at each evaluation."""
+    """Every recorded series is used in a query or shows what would take a query long, because it
+    costs CPU time at each evaluation.
+    """
     used = "".join(rule["expr"] for rule in (*ALERTS, *RECORDED))
     unused = {rule["record"] for rule in RECORDED if used.count(rule["record"]) == 0}
     assert unused == {

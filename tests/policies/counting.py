@@ -1,4 +1,4 @@
-"""A policy, for tests, that counts the facts it receives."""
+"""A policy for tests that counts the facts it receives."""
 
 from __future__ import annotations
 

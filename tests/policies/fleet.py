@@ -1,5 +1,5 @@
-"""Views of a fleet and of a request for tests: a test gives the columns that matter, and all others
-are those of an idle worker.
+"""Makes views of a fleet and of a request for tests: a test gives the columns that matter, and all
+others are those of an idle worker.
 """
 
 from __future__ import annotations

@@ -101,14 +101,14 @@ def is_column(row: Row) -> bool:
 
 
 def fleet_rows() -> Iterator[Row]:
-    """Yield a row for each column of a fleet, in the contract's order."""
+    """Yield a row of the page for each column of a fleet, in the contract's order."""
     for column in fields(TableFleet):
         kind = annotation(getattr(FleetView, column.name).fget)
         yield row_of(column.name, kind, inspect.getdoc(getattr(FleetView, column.name)) or "")
 
 
 def request_rows() -> Iterator[Row]:
-    """Yield a row for each field of a request, in the contract's order."""
+    """Yield a row of the page for each field of a request, in the contract's order."""
     known = {field.name for field in fields(RequestView)}
     comment: list[str] = []
     for line in map(str.strip, inspect.getsource(RequestView).splitlines()):
@@ -133,8 +133,8 @@ def row_of(name: str, kind: str, text: str) -> Row:
 
 
 def computed() -> Iterator[str]:
-    """Yield the lines on what a fleet computes from its columns, with the first sentence of each
-    docstring.
+    """Yield the lines on what a fleet computes from its columns, each with the first sentence of
+    its docstring.
     """
     columns = {column.name for column in fields(TableFleet)}
     for name, member in vars(FleetView).items():

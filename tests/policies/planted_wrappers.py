@@ -1,4 +1,4 @@
-"""Wrappers and policies such as users write, right and wrong ones; tests name them by
+"""Wrappers and policies such as users write, right and wrong ones, which tests name by
 specification.
 """
 
@@ -55,7 +55,7 @@ def waiting_column(request, fleet, state):
 
 @dataclass(frozen=True)
 class Counting:
-    """A wrapper that adds `step` for each fact it received."""
+    """A wrapper that adds `step` to each cost for every fact that it received."""
 
     step: int = 1
 

@@ -2,7 +2,7 @@
 socket.
 
 It shows the effect of a policy on a pool in a second or two, with the step times of a profile.
-Workers have no KV events: the core mirrors their caches from its own dispatches, which is exact as
+Workers have no KV events: the core estimates their caches from its own requests, which is exact as
 long as no block is evicted.
 """
 
@@ -30,7 +30,7 @@ ARRIVAL, STEP_END = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request of a workload: its arrival, its chain, its lengths."""
+    """One request of a workload: its arrival, its block hashes and its lengths."""
 
     arrival_s: float
     chain: Hashes
@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a workload, per worker and per request in order of arrival."""
+    """The results of a workload, for each worker and for each request in order of arrival."""
 
     requests: list[int]  # per worker
     ttft_s: np.ndarray
@@ -54,8 +54,8 @@ class Outcome:
 
 
 class Pool:
-    """Workers behind a decision core; the workers in `slow` run at half speed. Lifetime:
-    one run.
+    """Simulated workers and a decision core; the workers in `slow` run at half speed. Lifetime: one
+    run.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Pool:
 def shared_prompt(
     requests: int, rate_per_s: float, shared: int, unique: int, output: int, seed: int
 ) -> list[Job]:
-    """Return Poisson arrivals of requests with one shared prompt and unique suffixes, in blocks of
+    """Return requests with Poisson arrivals, one shared prompt and unique suffixes, in blocks of
     16.
     """
     random = np.random.default_rng(seed)

@@ -83,7 +83,7 @@ def test_a_prompt_without_a_full_block(name):
 
 @every_policy
 def test_equal_workers_are_equal(name):
-    """If nothing distinguishes two workers, each is chosen sometimes."""
+    """If nothing distinguishes two workers, each of them is chosen sometimes."""
     policy = load(name)
     fleet = fleet_of(worker_id=range(4), kv_used_tokens=0.0, kv_capacity_tokens=1e5)
     state = policy.initial_state()

@@ -1,4 +1,4 @@
-"""Tests that code made faster gives the same result to the last bit as the plain formula."""
+"""Tests that optimized code gives the same result to the last bit as the plain formula."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def plain_missing(prompt_tokens: int, hit_tokens: np.ndarray) -> np.ndarray:
 
 
 def plain_reached(fleet, defaults) -> np.ndarray:
-    """Return bool[rows] that say which worker reached a threshold, with each limit written out."""
+    """Return bool[rows]: whether each worker has reached a threshold, with each limit
+    written out.
+    """
     signals = (fleet.requests, fleet.queued_prefill_tokens, fleet.kv_fraction)
     owns = (fleet.max_requests, fleet.max_queued_tokens, fleet.max_kv_fraction)
     reached = np.zeros(len(fleet), dtype=bool)
@@ -84,8 +86,8 @@ def test_pick_among_ties(costs, draw) -> None:
 
 
 def test_a_median_of_nothing_known_is_not_hidden() -> None:
-    """An unknown speed is not hidden by the median: every cost would be NaN, and `pick` raises an
-    error that says so.
+    """An unknown speed is not hidden by a median: every cost is NaN, and `pick` raises an error
+    that says so.
     """
     fleet = fleet_of(step_s=[0.01, float("nan"), 0.02], running=[1, 1, 1])
     costs = Hybrid().costs(request_of(), fleet, None)

@@ -1,4 +1,6 @@
-"""Tests of the fleet as an interface: what builds one, what cannot be changed, what is copied."""
+"""Tests of the interface of the fleet: what builds one, what cannot be changed, and what
+is copied.
+"""
 
 from __future__ import annotations
 

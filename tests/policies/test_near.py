@@ -1,4 +1,4 @@
-"""Tests of the known name that an unknown one is likely to mean."""
+"""Tests of finding the known name that an unknown name probably means."""
 
 from __future__ import annotations
 

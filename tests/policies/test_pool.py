@@ -1,5 +1,5 @@
-"""Tests of policies in a pool of eight workers: the hot spot, its cure, and affinity that
-is kept.
+"""Tests of policies in a pool of eight workers: an overloaded worker, what prevents it, and
+requests that follow the cache.
 """
 
 from __future__ import annotations

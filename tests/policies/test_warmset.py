@@ -1,5 +1,5 @@
-"""Tests of what warmset promises whatever its constants: which workers are closed, which never are,
-and what it refuses.
+"""Tests of what the policy warmset promises for all its constants: which workers are excluded,
+which never are, and what it refuses.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def test_a_session_waits_while_every_cache_is_wanted_and_that_pays(standing: str
 def test_nobody_waits_for_long_beside_an_idle_worker(
     held_s: float, may_wait_s: float, opens: bool
 ) -> None:
-    """Beside an idle worker a request is held for a hundred times the 0.1 s of its prefill, or
-    until it would be refused; then the gate opens.
+    """No request is held for long while another worker is idle: here for a hundred times the 0.1 s
+    of its prefill, or until it would be refused; then the idle worker takes it.
     """
     full = fleet_of(worker_id=[0, 1], cycle_s=10.0, running=[3, 0], **FULL)
     request = request_of(standing="new", held_s=held_s, may_wait_s=may_wait_s)
@@ -126,8 +126,8 @@ def test_the_gate_opens_where_running_cold_is_affordable() -> None:
 
 
 def test_the_gate_is_open_while_nobody_has_come_back() -> None:
-    """The gate is open while no session has come back, as in a router that has just begun before
-    caches full of unknown blocks.
+    """Requests are not held as long as no session has come back, as in a router that has just
+    started in front of caches full of unknown blocks.
     """
     full = fleet_of(worker_id=[0, 1], cycle_s=0.0, **FULL)
     assert np.isfinite(WARMSET.costs(request_of(standing="new"), full, None)).all()
@@ -164,8 +164,8 @@ def test_a_trunk_that_is_there_need_not_fit_again() -> None:
 
 @pytest.mark.parametrize("standing", ["new", "cold"])
 def test_what_mostly_lies_in_a_cache_goes_there_however_full_that_is(standing: str) -> None:
-    """A request whose prompt lies mostly in one cache goes there however full it is, like a second
-    question on a long document.
+    """A request whose prompt is mostly in one worker's cache goes there however full that cache is,
+    like a second question on a long document.
     """
     there = fleet_of(worker_id=[0, 1, 2], hit_tokens=[600, 500, 0], cycle_s=10.0, **FULL)
     request = request_of(standing=standing, prompt_tokens=1_000)
@@ -176,8 +176,8 @@ def test_what_mostly_lies_in_a_cache_goes_there_however_full_that_is(standing: s
 
 
 def test_an_idle_pool_fills_its_empty_caches() -> None:
-    """An idle pool fills its empty caches: a beginning that all prompts share does not keep them at
-    the worker that had the first.
+    """An idle pool fills its empty caches: a prefix that all prompts share does not keep all
+    requests at the first worker.
     """
     columns = {"kv_capacity_tokens": 10_000.0, "hit_tokens": [64, 0]}
     request = request_of(standing="new")
@@ -189,8 +189,8 @@ def test_an_idle_pool_fills_its_empty_caches() -> None:
 
 
 def test_a_trunk_that_more_should_hold_is_not_charged_to_who_brings_it() -> None:
-    """A trunk that more workers should hold is not charged to a request that brings it. An idle
-    worker lacks the trunk; another holds it and has 30 other requests.
+    """A shared prefix that more workers should hold is not charged to a request that brings it. An
+    idle worker lacks the prefix; another one holds it and has 30 other requests.
     """
     columns = {"hit_tokens": [6_000, 0], "running": [30, 0], "hot_trunk_tokens": 6_000}
     request = request_of(prompt_tokens=6_400, standing="new")
@@ -330,8 +330,8 @@ def test_a_worker_that_tells_no_capacity_is_as_large_as_the_others() -> None:
 
 @pytest.mark.parametrize(("queued", "priced"), [(6_000.0, False), ([6_000.0, 0.0], True)])
 def test_memory_has_a_price_where_caches_last(queued: object, priced: bool) -> None:
-    """Memory has a price where caches last. Filling a cache takes 8.1 s on average: less than a
-    turn, and more than half of one.
+    """Cache memory has a price where caches last: filling a cache takes 8.1 s on average, which is
+    less than a turn, and more than half of one.
     """
     columns = EXAMPLE | {
         "cycle_s": 15.0,
@@ -348,8 +348,8 @@ def test_memory_has_a_price_where_caches_last(queued: object, priced: bool) -> N
 
 
 def memory_wait_s(turnover_per_s: float = 0.5, **columns: Any) -> list[float]:
-    """Return the seconds that a prompt of 20,000 tokens, half of it a trunk, waits for memory at
-    each worker.
+    """Return the seconds that a prompt of 20,000 tokens, half of it a shared prefix, waits for
+    memory at each worker.
     """
     fleet = fleet_of(**EXAMPLE | columns | {"turnover_per_s": turnover_per_s})
     terms = WARMSET.terms(request_of(standing="new", **PROMPT), fleet, None)
@@ -357,8 +357,8 @@ def memory_wait_s(turnover_per_s: float = 0.5, **columns: Any) -> list[float]:
 
 
 def test_a_request_waits_for_whole_answers_to_free_the_memory_it_lacks() -> None:
-    """A request waits until whole answers free the memory it lacks. Of three answers of 32,000
-    tokens, 1.5 end per second, and 6,000 tokens are lacking.
+    """A request waits until enough answers end to free the memory that it lacks: three answers of
+    32,000 tokens run, 1.5 of them end per second, and 6,000 tokens are lacking.
     """
     used = {"kv_used_tokens": [96_000.0, 80_000.0]}
     assert memory_wait_s(**used) == pytest.approx([1 / 1.5, 0.0])
@@ -371,8 +371,8 @@ def test_a_request_waits_for_whole_answers_to_free_the_memory_it_lacks() -> None
 
 
 def test_prompts_that_wait_at_a_worker_take_its_memory_before_this_one() -> None:
-    """Prompts that wait at a worker take its memory first. With the trunk counted once, 3 requests
-    want 52,000 + 64,000 - 2 x 10,000 = 96,000 tokens.
+    """Prompts that already wait at a worker take its memory first. With the shared prefix counted
+    once, 3 requests want 52,000 + 64,000 - 2 x 10,000 = 96,000 tokens.
     """
     columns = {
         "running": [2, 8],

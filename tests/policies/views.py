@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for views of a fleet and requests to it."""
+"""Hypothesis strategies for views of a fleet and for requests to it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ requests = st.builds(
 
 
 def told(policy: LoadedPolicy, fleet: FleetView, seed: int = 0) -> Any:
-    """Return the state of `policy` after a few dispatches to workers of `fleet` and to one that is
-    gone.
+    """Return the state of `policy` after a few dispatches to workers of `fleet` and to a worker
+    that is gone.
     """
     random = np.random.default_rng(seed)
     state = policy.initial_state()

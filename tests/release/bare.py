@@ -29,7 +29,7 @@ STOPPED = (0, 130)  # servers, and commands that were stopped before their end
 
 @dataclass(frozen=True)
 class Bare:
-    """An environment with the wheel, and an empty folder to work in. Lifetime: as long as its
+    """An environment with only the wheel, and an empty folder to work in. Lifetime: as long as its
     folder.
     """
 

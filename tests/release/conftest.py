@@ -1,4 +1,5 @@
-"""One wheel and one environment for all tests of the installed product, which run in one process.
+"""Makes one wheel and one environment for all tests of the installed product, which run in one
+process.
 
 The wheel is the one that pip builds here; `make test-all` also builds the one for other machines.
 """

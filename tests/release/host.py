@@ -1,4 +1,6 @@
-"""A host like that of a new user: its own network, a folder, and a page's commands run on it."""
+"""A host like that of a new user, with its own network and a folder, on which a page's commands
+run.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ class Host:
             assert process.wait(WAIT_S) == 0
 
     def stop_all(self) -> None:
-        """Stop all programs."""
+        """Stop all programs that were started on the host."""
         self.stop(len(self.running))
 
 
@@ -156,7 +158,7 @@ def _without_comment(line: str) -> str:
 
 
 def replaced(command: str, table: Sequence[tuple[str, str]]) -> str:
-    """Return a command with the reader's own values filled in."""
+    """Return a command with the values filled in that a reader would fill in."""
     for pattern, text in table:
         command = re.sub(pattern, text, command)
     return command

@@ -1,5 +1,5 @@
-"""The pages of a user's first hour: their commands, what readers fill in, and which are not run and
-why.
+"""The pages of a user's first hour: their commands, what readers fill in, and which commands are
+not run and why.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def pages() -> dict[str, list[str]]:
 
 
 def to_run(name: str) -> list[str]:
-    """Return a page's commands in order, without those that are not run."""
+    """Return a page's commands in order, without those that tests do not run."""
     return [
         command
         for command in commands(text_of(name))
@@ -148,7 +148,7 @@ def to_run(name: str) -> list[str]:
 
 
 class Page:
-    """A page that is read on a host: its commands are run in order.
+    """A page whose commands are run in order on a host.
 
     As a context manager it fails the test if a command was not run.
     """

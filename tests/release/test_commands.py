@@ -59,7 +59,9 @@ def test_a_stack_starts_and_says_a_request_that_works(bare: Bare, folder: Path) 
 def test_what_is_not_installed_is_named_by_a_line_that_installs_it(
     bare: Bare, folder: Path
 ) -> None:
-    """The line has the extra's requirements, because pip finds no package of ours by its name."""
+    """The error for a missing library shows a line that installs it; the line has the extra's
+    requirements, because pip finds no package of ours by its name.
+    """
     asked = {
         "grpc": ("serve", "--grpc-port", "1"),
         "otel": ("serve", "--tracing-endpoint", "http://127.0.0.1:4318"),

@@ -1,8 +1,8 @@
 """Tests that run the commands of README, quickstart, operations and guides as written, on a host
 with only the wheel.
 
-Engines that need a GPU are replaced by timed ones at the same addresses. Each test reads pages to
-their end (tests/release/pages.py), so a new command is run, or is listed there as not run.
+Engines that need a GPU are replaced by simulated ones at the same addresses. Each test reads pages
+to their end (tests/release/pages.py), so a new command is run, or is listed there as not run.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_the_readme_has_a_request_routed_within_minutes(
 
 
 def test_the_quick_start(stranger: Host) -> None:
-    """The page has commands for vLLM, SGLang, and timed workers."""
+    """The commands of the quick start work, for vLLM, SGLang, and simulated workers."""
     with Page("docs/quickstart.md", stranger) as page:
         assert page.next() == Page("README.md", stranger).next()
         stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")
@@ -144,7 +144,7 @@ def test_the_quick_start(stranger: Host) -> None:
 
 
 def pool(on: Host, count: int = 3) -> None:
-    """Start timed workers at ports from 8001 on, and a router with the first two."""
+    """Start `count` simulated workers at ports from 8001 on, and a router with the first two."""
     for n in range(count):
         on.start(f"{TIMED} --port {8001 + n}")
     does(on, to_run("docs/quickstart.md")[-2])
@@ -166,7 +166,9 @@ def removed(on: Host, url: str) -> None:
 
 
 def test_coming_from_another_router(stranger: Host) -> None:
-    """The test converts each command line, then checks and serves the last file."""
+    """The command lines of other routers can be converted; the test checks and serves the last
+    file.
+    """
     with Page("docs/coming-from.md", stranger) as page:
         page.does(5)
         does(stranger, page.next())
@@ -174,7 +176,7 @@ def test_coming_from_another_router(stranger: Host) -> None:
 
 
 def test_recipes(stranger: Host) -> None:
-    """Each line serves two engines that stand for the recipe's."""
+    """Each recipe's lines serve requests, with two of our engines in place of the recipe's."""
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
     with Page("docs/recipes.md", stranger) as page:
@@ -185,7 +187,9 @@ def test_recipes(stranger: Host) -> None:
 
 
 def test_the_commands_of_an_operator(stranger: Host) -> None:
-    """In the page's commands N is a worker that comes and goes, and HOST:PORT its address."""
+    """The commands of the operators' page work; in them N is a worker that comes and goes, and
+    HOST:PORT its address.
+    """
     pool(stranger)
     does(stranger, ASK)
     operations, engines, admin, tokens, kubernetes = READ["pool"]
@@ -223,7 +227,9 @@ def test_the_commands_of_an_operator(stranger: Host) -> None:
 
 
 def test_keys_and_a_file(stranger: Host) -> None:
-    """A client and an operator each have a key, and the router reads all settings from a file."""
+    """The commands with API keys and a file of settings work: a client and an operator each have a
+    key, and the router reads all settings from the file.
+    """
     keys, configuration, deployment = READ["keys"]
     stranger.start(f"{TIMED} --port 8001")
     with Page(keys, stranger) as page:
@@ -281,8 +287,8 @@ def test_two_routers_that_share(stranger: Host) -> None:
 
 
 def test_prefill_and_decode_apart(stranger: Host) -> None:
-    """The test runs each kind of pair on the page; where our engines replace others, KV moves by
-    our transfer.
+    """Each kind of prefill and decode pair on the page works; where our engines replace others, KV
+    moves by our own transfer.
     """
     with Page("docs/disaggregation.md", stranger) as page:
         for roles in (["decode", "prefill"], ["decode", "prefill"], ["both", "both"]):
@@ -296,15 +302,17 @@ def test_prefill_and_decode_apart(stranger: Host) -> None:
 
 
 def test_our_engine(stranger: Host) -> None:
-    """A timed worker answers; the page's other commands need torch."""
+    """The page's commands for our engine work with a simulated worker; its other commands need
+    torch.
+    """
     (engine,) = READ["engine"]
     with Page(engine, stranger) as page:
         assert json.loads(page.does(2))["usage"]["completion_tokens"] == 5
 
 
 def test_agents(stranger: Host) -> None:
-    """The test runs the router with and without names that Claude Code shows, and the page's
-    checks.
+    """The commands for agents work: the test runs the router with and without names that Claude
+    Code shows, and the page's checks.
     """
     with Page("docs/agents.md", stranger) as page:
         for _ in range(2):
@@ -337,7 +345,9 @@ def test_policies_and_logs(stranger: Host) -> None:
 
 
 def test_the_simulator(stranger: Host) -> None:
-    """The simulator's commands replay a short log, and some requests of the installed sample."""
+    """The simulator's commands work: they replay a short log, and some requests of the installed
+    sample.
+    """
     simulator, *others = READ["simulator"]
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
@@ -370,7 +380,9 @@ def test_the_simulator(stranger: Host) -> None:
 
 
 def test_traffic_of_many_kinds(stranger: Host) -> None:
-    """The test replays each kind of file; it creates spans and agents' traces itself."""
+    """The commands for traces replay each kind of file; the test makes spans and agents' traces
+    itself.
+    """
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
     said = [{"role": "user", "content": "Good day. " * 60}]
@@ -397,7 +409,9 @@ def test_traffic_of_many_kinds(stranger: Host) -> None:
 
 
 def test_triton_and_a_data_plane(stranger: Host) -> None:
-    """The test opens the gRPC ports after the page's line that installs gRPC."""
+    """The commands for Triton and for a data plane work; the gRPC ports are opened after the page's
+    line that installs gRPC.
+    """
     triton, gateway = READ["grpc"]
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")

@@ -53,7 +53,7 @@ def archive(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Unpacked:
-    """An archive unpacked as a container runtime does it. Lifetime: module."""
+    """An unpacked archive of an image, as a container runtime unpacks it. Lifetime: module."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         self.blobs = folder / "layout"

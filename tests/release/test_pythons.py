@@ -13,7 +13,9 @@ from release import image, wheels
 
 
 def python(folder: Path, name: str, answer: str, code: int = 0) -> Path:
-    """Write a program that answers the questions of `wheels.asked` as a Python would."""
+    """Write a program that answers the questions of `wheels.asked` as a Python
+    interpreter would.
+    """
     path = folder / name
     path.write_text(f"#!/bin/sh\necho '{answer}'\nexit {code}\n")
     path.chmod(0o755)
@@ -22,7 +24,7 @@ def python(folder: Path, name: str, answer: str, code: int = 0) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty folder the only one in which Pythons are searched; return it."""
+    """Make an empty folder the only one that is searched for Pythons; return it."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     monkeypatch.setattr(wheels, "found", lambda minors: only_in(tmp_path, minors))

@@ -1,4 +1,4 @@
-"""Tests of the sizing page: its plan equals a calculation by hand, and all its tables are there."""
+"""Tests of the sizing page: its plan equals a calculation by hand, and it has all its tables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tests that a wheel has our files and nothing else, and that it serves where only it is
-installed.
-"""
+"""Tests that a wheel has only our files, and that it serves where only it is installed."""
 
 from __future__ import annotations
 
@@ -69,8 +67,8 @@ def native(wheel: Path) -> tuple[str, str, set[int]]:
 @pytest.mark.full  # `make wheel` compiles all by zig, for minutes each
 @pytest.mark.timeout(8 * BUILD_S)
 def test_those_of_a_release_are_small_and_run_on_other_machines(tmp_path: Path) -> None:
-    """The test checks all wheels that `make wheel` makes here; those for this processor are
-    installed and run.
+    """The wheels of a release are small and run on other machines: the test checks all wheels that
+    `make wheel` makes here, and installs and runs those for this processor.
     """
     for python in wheels.pythons([])[0]:
         for arch, machine in (("x86_64", "x64"), ("aarch64", "AArch64")):

@@ -1,4 +1,4 @@
-"""The files of this checkout: their paths, texts and syntax trees."""
+"""The files of this checkout, with their paths, texts and syntax trees."""
 
 from __future__ import annotations
 

@@ -127,7 +127,9 @@ def upward(checkout: Path) -> list[Import]:
 
 
 def kinds_spelt(checkout: Path) -> list[str]:
-    """Return where the router spells an engine's kind outside `engines` and the doctor."""
+    """Return the places outside `engines` and the doctor where the router writes an engine's kind
+    as text.
+    """
     return [
         f"{name}:{node.lineno}"
         for name, path in modules(checkout, "router").items()
@@ -138,7 +140,9 @@ def kinds_spelt(checkout: Path) -> list[str]:
 
 
 def late_set(checkout: Path) -> list[str]:
-    """Return where the modules that wire the router set an attribute of another object."""
+    """Return the places where the modules that build the router set an attribute of
+    another object.
+    """
     found = []
     for name, path in modules(checkout, "router").items():
         if name not in WIRING:

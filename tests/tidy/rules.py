@@ -150,7 +150,9 @@ def imported_tests(tree: ast.Module) -> Iterator[str]:
 
 
 def impurities(path: str, tree: ast.Module) -> Iterator[str]:
-    """Yield the clocks and random draws in the parts that decide, which must receive both."""
+    """Yield the uses of clocks and random numbers in code that decides, which must be
+    given both.
+    """
     if not path.startswith(PURE):
         return
     for module in sorted(IMPURE_MODULES):
@@ -161,7 +163,7 @@ def impurities(path: str, tree: ast.Module) -> Iterator[str]:
 
 
 def floor_breaches(path: str, tree: ast.Module) -> Iterator[str]:
-    """Yield the imports that the ground floor may not have: policies may import numpy and the
+    """Yield the imports that the lowest packages may not have: policies may import numpy and the
     standard library, kvkernels nothing of ours.
     """
     for line, name in imports(tree):

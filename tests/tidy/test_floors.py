@@ -39,7 +39,7 @@ def test_rings_and_imports_are_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_no_modules_import_each_other_in_a_ring(root: str) -> None:
-    """No modules import each other in a ring, counting imports for type checkers and inside
+    """No modules import each other in a ring, including imports for type checkers and inside
     functions.
     """
     graph: dict[str, set[str]] = {name: set() for name in modules(OWN, root)}

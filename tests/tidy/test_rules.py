@@ -1,4 +1,6 @@
-"""Tests that each rule finds the breach planted for it and accepts the correct twin."""
+"""Tests that each style rule finds a violation that is planted for it and accepts the
+correct form.
+"""
 
 import ast
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Tests that a run of tests tells flaky tests from broken ones, with tests made for that."""
+"""Tests that a run of tests tells flaky tests from broken ones, with small tests made for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests that the table of tiers names files that exist and states the right things about each."""
+"""Tests that the table of test tiers names files that exist and says the right things
+about each.
+"""
 
 from __future__ import annotations
 

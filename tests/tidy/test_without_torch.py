@@ -1,5 +1,5 @@
-"""Tests that router, timed worker, policies and simulator can be imported without torch and similar
-libraries.
+"""Tests that router, simulated worker, policies and simulator can be imported without torch and
+similar libraries.
 """
 
 import subprocess
@@ -76,7 +76,7 @@ def test_what_describes_models_does_without_torch() -> None:
 
 
 def test_the_block_works() -> None:
-    """The check works: blocking a module that is certainly imported makes the run fail."""
+    """Blocking a module works: if a module that is certainly imported is blocked, the run fails."""
     done = import_all("numpy", "policies")
     assert done.returncode != 0
     assert "numpy is absent here" in done.stderr

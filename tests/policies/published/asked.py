@@ -1,5 +1,5 @@
-"""Helpers for tests of published rules: costs as lists, states from facts, and the load at which a
-rule spills.
+"""Helpers for tests of published rules: they return costs as lists, states from facts, and the load
+at which a rule leaves the cached worker.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def sent(chain, worker_id=0, hit_tokens=0, request_id=0, now_s=0.0, size=16):
 
 
 def spill_depth(policy, request, hit_tokens, limit=200, state=None, **columns):
-    """Return the least number of the holder's running requests at which the request goes elsewhere,
-    or None if that is never below `limit`.
+    """Return the least number of running requests at the worker with the prefix at which the
+    request goes elsewhere, or None if that is never below `limit`.
     """
     for requests in range(limit):
         fleet = fleet_of(hit_tokens=[hit_tokens, 0], running=[requests, 0], **columns)

@@ -1,5 +1,5 @@
-"""Helpers for rules that leave the holder of a prefix: their costs, and the load at which they
-leave it.
+"""Helpers for rules that may leave the worker that holds a prefix: their costs, and the load at
+which they leave it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def costs_of(policy, request=None, state=None, **columns):
 
 
 def sent(policy, *dispatches, state=None):
-    """Return the state after dispatches, each given as (worker id, uncached tokens, session)."""
+    """Return the policy's state after dispatches, each given as (worker id, uncached tokens,
+    session).
+    """
     state = policy.initial_state() if state is None else state
     chain = np.arange(1, 5, dtype=np.uint64)
     for number, (worker_id, uncached, session) in enumerate(dispatches):
@@ -28,8 +30,8 @@ def sent(policy, *dispatches, state=None):
 
 
 def leaves_holder_at(policy, idle_workers=1, request=None, hit_tokens=850, state=None):
-    """Return how many more requests than its idle peers the only holder has when a rule first
-    leaves it.
+    """Return how many requests more than its idle peers the only worker with the prefix has when a
+    rule first leaves it.
     """
     for more in range(200):
         costs = costs_of(

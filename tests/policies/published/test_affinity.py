@@ -1,4 +1,6 @@
-"""Tests of published rules whose affinity gives way to load, against costs computed by hand."""
+"""Tests of published rules that follow the cache until the load is too high, against costs computed
+by hand.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Tests of published rules for agents, against costs computed by hand; their memory is compared
-with oracles.
+with plain implementations.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_dualmap_without_a_head_looks_at_all_queues():
 
 
 def pairs_of(policy, prompts, workers=8):
-    """Return the pairs of candidates that the prompts have after all of them arrived."""
+    """Return the pairs of candidate workers that the prompts have after all of them arrived."""
     state = after(policy, *map(arrived, prompts))
     chains = (np.array(prompt, dtype=np.uint64) for prompt in prompts)
     requests = (request_of(chain=chain, prompt_tokens=16 * len(chain)) for chain in chains)
@@ -111,8 +111,8 @@ def shared(blocks, own, number):
 
 
 def test_dualmap_hashes_more_of_a_hot_prompt():
-    """DualMap hashes more blocks of a hot prompt. Five blocks are shared and eight are not, so the
-    second depth tells requests apart.
+    """DualMap hashes more blocks of a prompt that many requests share. Five blocks are shared and
+    eight are not, so the second depth tells requests apart.
     """
     prompts = [shared(5, 6, number) for number in range(40)]
     assert len(pairs_of(DualMap(), prompts)) > 8

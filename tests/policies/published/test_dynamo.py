@@ -1,5 +1,5 @@
-"""Tests of Dynamo's rules against costs computed by hand, and of the blocks in use against an
-oracle.
+"""Tests of Dynamo's rules against costs computed by hand, and of the blocks in use against a plain
+count.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ INF, NAN = np.inf, np.nan
 
 
 def silent(policy):
-    """Return a function that gives the state after a number of requests, which share a prefix of
-    400 blocks and have 40 blocks each of their own. The facts omit what the worker lacked; the
-    first request was long ago.
+    """Return a function that gives the policy's state after a number of requests, which share a
+    prefix of 400 blocks and have 40 blocks each of their own. The facts omit what the worker
+    lacked; the first request was long ago.
     """
 
     def after(requests):
@@ -98,7 +98,7 @@ def test_dynamo_refuses_senseless_parameters(name, value):
 
 
 class PlainActive:
-    """The oracle of `ActiveBlocks`, which computes the blocks in use anew each time."""
+    """A plain version of `ActiveBlocks`, which counts the blocks in use anew each time."""
 
     def __init__(self):
         self.sent = {}

@@ -1,5 +1,5 @@
-"""Tests of published rules behind the real decision core: each leaves a hot prefix at the load that
-it states.
+"""Tests of published rules with the real decision core: each leaves a worker with a much-used
+prefix at the load that it states.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def run(policy: str, jobs: list[Job], seed: int = 1) -> Outcome:
 
 
 def burst(siblings: int, session: str | None = None) -> list[Job]:
-    """Return one request that warms a worker, and `siblings` requests a minute later that share its
-    beginning.
+    """Return one request that fills a worker's cache, and `siblings` requests a minute later that
+    share its beginning.
     """
     trunk = np.arange(1, SHARED // 16 + 1, dtype=np.uint64)
     jobs = []

@@ -1,4 +1,6 @@
-"""Tests of the memories of DualMap, Prequal and LBGR against plain accounts of the same facts."""
+"""Tests of the state that DualMap, Prequal and LBGR keep, against plain accounts of the
+same facts.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ events = st.lists(
 
 
 def facts_of(history):
-    """Yield the facts of a history; their times grow."""
+    """Yield the facts of a history, whose times increase."""
     now_s = 0.0
     for what, request_id, worker_id, pause_s in history:
         now_s += pause_s
@@ -64,8 +66,8 @@ def facts_of(history):
 
 
 def test_a_pair_of_legs_ends_one_by_one():
-    """The prefill and the decode of one request, which begin at once at two workers, end one by
-    one.
+    """The prefill and the decode of one request, which begin at once at two workers, end one by one
+    in the policy's state.
     """
     policy = Prequal()
     state = policy.initial_state()

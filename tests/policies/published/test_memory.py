@@ -1,4 +1,6 @@
-"""Tests of the memory of published rules, and of the orders they make, against plain oracles."""
+"""Tests of the state of published rules, and of the orders that they make, against plain
+implementations.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def test_places_are_those_of_sorted_tuples(rows) -> None:
     keys=st.lists(st.integers(1, 3), min_size=1, max_size=60),
 )
 def test_bounded_loads_are_bounded(workers, load_factor, keys) -> None:
-    """The bound of either rule holds at each arrival while requests come and never end."""
+    """No worker exceeds the bound of either bounded-load rule at any arrival, while requests come
+    and never end.
+    """
     for policy, extra in ((Chwbl(load_factor=load_factor), 0), (PrefixHash(256, load_factor), 1)):
         running = np.zeros(workers, dtype=np.int64)
         for total, key in enumerate(keys, 1):

@@ -1,4 +1,6 @@
-"""Tests of Preble against costs computed by hand, and of its window against an oracle."""
+"""Tests of Preble against costs computed by hand, and of its window of time against a
+plain count.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,8 @@ PREFIX = list(range(1, 401))
 
 
 def served(ttft_s, older=20, newer=20, worker_id=0):
-    """Return the facts of dispatches of one prefix in both halves of the window, with the wait of
-    each.
+    """Return the facts of requests with one prefix in both halves of Preble's window, with the wait
+    of each.
     """
     facts, number = [], 0
     for start_s, count, wait_s in ((10.0, older, ttft_s[0]), (120.0, newer, ttft_s[1])):

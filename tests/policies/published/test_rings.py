@@ -1,5 +1,5 @@
-"""Tests of published rules with rings and memories of sessions, which ask no cache where a prefix
-is.
+"""Tests of published rules with hash rings and memories of sessions, which do not ask which cache
+holds a prefix.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def node(worker_id, number):
 
 
 def test_distances_are_those_of_a_walk_round_the_ring():
-    """Distances are those of the oracle, which sorts the nodes of 12 workers and walks from the key
-    on.
+    """Distances on the ring equal those of a plain walk, which sorts the nodes of 12 workers and
+    goes on from the key.
     """
     ids = [7 * number for number in range(12)]
     ring = sorted((node(worker_id, number), worker_id) for worker_id in ids for number in range(5))
@@ -129,8 +129,8 @@ def test_somebody_always_has_room():
 
 @pytest.mark.parametrize(("policy", "depth"), [(PrefixHash(), 1), (Chwbl(), 1)])
 def test_spill_depth_of_rings_among_idle_workers(policy, depth):
-    """One running request makes a ring spill, because 1.25 x the mean of eight workers, one of
-    which is busy, is less than one request.
+    """A ring sends a request to another worker if one request runs at the first one, because 1.25 x
+    the mean of eight workers, one of which is busy, is less than one request.
     """
     number = next(n for n in range(100) if owner(policy, n) == 0)
     assert leaves_holder_at(policy, 7, request_with_key(number)) == depth

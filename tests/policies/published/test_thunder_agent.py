@@ -1,5 +1,5 @@
-"""Tests of ThunderAgent: programs are paused and resumed as computed by hand, and its accounts add
-up.
+"""Tests of ThunderAgent: programs are paused and resumed as computed by hand, and its sums are
+right.
 """
 
 from __future__ import annotations

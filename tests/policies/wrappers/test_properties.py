@@ -1,4 +1,4 @@
-"""Tests of the properties that every stack of wrappers round every policy has for any view."""
+"""Tests of the properties that every combination of wrappers with every policy has for any view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of each built-in wrapper against costs computed by hand, and of the spill depth it gives.
+"""Tests of each built-in wrapper against costs computed by hand, and of the load at which it leaves
+the cached worker.
 
 A worker of `fleet_of` computes 10,000 tokens/s, and its step takes 10 ms, which is 100 tokens. A
 request of `request_of` has 1,000 tokens: with nothing cached it brings 0.1 s of prefill and a step,
@@ -64,7 +65,7 @@ def test_rows_the_policy_shut_stay_shut_and_count_for_nothing():
 
 
 def spill_depth(spec: str, state=None) -> int:
-    """Return the number of requests that a holder of 900 tokens takes, in an idle pool of eight,
+    """Return how many requests a worker with 900 cached tokens gets, in an idle pool of eight,
     before another worker gets one.
     """
     policy = load(spec)
@@ -144,8 +145,8 @@ def test_a_slow_worker_is_apart_with_less():
 
 
 def late(held_s=0.0, costs=(1.0, 0.0), request=None, **changes):
-    """Return the costs for a request whose holder of 900 of 1,000 tokens has queued tokens before
-    it, while the policy prefers the other worker.
+    """Return the costs of a request for which one worker has 900 of 1,000 tokens cached and queued
+    tokens, while the policy prefers the other worker.
     """
     columns = {"hit_tokens": [900, 0], "queued_prefill_tokens": [500.0, 0.0]} | changes
     asked = replace(request or request_of(), held_s=held_s)
@@ -201,7 +202,9 @@ def test_one_that_tells_events_or_load_is_alive():
 
 
 def after(wrapper, uncached, every_s):
-    """Return the state after dispatches that lacked the given numbers of tokens."""
+    """Return the wrapper's state after dispatches that lacked the given numbers of tokens, one
+    every `every_s` seconds.
+    """
     state, chain = wrapper.initial_state(), np.zeros(0, dtype=np.uint64)
     for number, tokens in enumerate(uncached):
         fact = Dispatched(5.0 + number * every_s, number, 0, 0, tokens, chain)
