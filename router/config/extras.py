@@ -38,9 +38,7 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Model names that clients ask for, and models that serve them. Lifetime: until the next
-    reload.
-    """
+    """Settings of the model names that clients may use. Lifetime: until the next reload."""
 
     aliases: Annotated[
         tuple[str, ...],

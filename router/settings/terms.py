@@ -192,9 +192,7 @@ _ALIKE = (
 
 
 def replica_terms(config: Config) -> ReplicaTerms:
-    """Return where this router shares its state. The result is used only if `state` is
-    configured.
-    """
+    """Return where this router shares its state; used only if `state` is configured."""
     from router.replicas.settings import ReplicaTerms
 
     return ReplicaTerms(
