@@ -600,10 +600,9 @@ class BlockPool:
     def acquire(
         self, chain: Sequence[int], hit: int, worths: Sequence[Worth] | None = None
     ) -> list[int]:
-        """Hold the first `hit` blocks of `chain`, and return their ids. Raises KeyError unless all
-        are visible.
-
-        `worths`: the worth of each block to its new holder; None means the default.
+        """Hold the first `hit` blocks of `chain`, and return their ids. `worths` has the worth of
+        each block to its new holder; None means the default. Raises KeyError unless all blocks are
+        visible.
         """
         by_hash = self._by_hash
         ids = [by_hash[chain[depth]] for depth in range(hit)]

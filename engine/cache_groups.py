@@ -52,10 +52,9 @@ class CacheGroup:
 
 
 def parse_groups(text: str) -> tuple[CacheGroup, ...]:
-    """Return the groups beside full attention in `window:TOKENS[*COST]+state[*COST]`; "" means
-    none.
-
-    Raises ValueError, which says what is wrong and what to write.
+    """Return the cache groups that a text describes in the form
+    `window:TOKENS[*COST]+state[*COST]`; "" means no group besides full attention. Raises
+    ValueError, which says what is wrong and what to write.
     """
     groups: list[CacheGroup] = []
     for part in text.split("+") if text else ():
@@ -73,7 +72,9 @@ def parse_groups(text: str) -> tuple[CacheGroup, ...]:
 
 
 def check_room(groups: Sequence[CacheGroup], block_size: int, blocks: int) -> None:
-    """Raise ValueError for a pool of `blocks` with no room beside the groups of one request."""
+    """Raise ValueError if a pool of `blocks` blocks has no room for anything besides the groups of
+    one request.
+    """
     most = sum(group.working(MAX_WINDOW, block_size) for group in groups)
     if groups and most >= blocks:
         raise ValueError(
@@ -94,10 +95,11 @@ Place = tuple[int, int]  # group, counted from 1 as in events, and chain hash
 
 
 class GroupBlocks:
-    """Records the window blocks and states that one pool keeps, by chain hash. Lifetime: worker.
+    """The window blocks and states that one pool keeps, by chain hash. Lifetime: worker.
 
-    Nobody holds these blocks: a request works on blocks of its own. The one that was used longest
-    ago is evicted first, whatever its group. `blocks`: how many of the pool's blocks they take.
+    No request holds these blocks, because a request works on blocks of its own. The one that was
+    used longest ago is evicted first, whatever its group. `blocks` counts the blocks of the pool
+    that they take.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], block_size: int) -> None:
@@ -132,9 +134,8 @@ class GroupBlocks:
         return 0
 
     def touch(self, chain: Sequence[int], end: int, stamp: int) -> list[tuple[int, int]]:
-        """Mark the blocks kept for a prefix of `end` blocks as used now.
-
-        Return the missing ones as pairs of a group and a position in the chain.
+        """Mark the blocks kept for a prefix of `end` blocks as used now. Return the blocks that are
+        not kept as pairs of a group and a position in the chain.
         """
         missing: list[tuple[int, int]] = []
         for number, at in self._tail(end):

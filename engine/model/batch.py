@@ -125,10 +125,9 @@ class Planner(Protocol):
     def __call__(
         self, spans: Sequence[Span], page_table: torch.Tensor, room_tokens: int | None
     ) -> Plan:
-        """Return the plan of a step; requests beyond `spans` are padding.
-
-        `room_tokens`: the plan is as large as that of any equal number of decodes whose contexts
-        have this many tokens together; None means as small as possible.
+        """Return the plan of a step; requests beyond `spans` are padding. If `room_tokens` is
+        given, the plan has the size that any equal number of decodes needs whose contexts have this
+        many tokens together; None means as small as possible.
         """
 
 
@@ -228,8 +227,8 @@ def fixed_batch(
     """Return decodes of one token each, padded to `rows` requests of `pages` pages each.
 
     Rows of padding write nothing and read the first token of block 0; their results are not used.
-    `room_tokens`: the tokens of all contexts together, for which the plan is sized; None means full
-    pages. Raises ValueError for pieces of other sizes, too many of them, or too long ones.
+    The plan has room for contexts of `room_tokens` tokens together; None means full pages. Raises
+    ValueError for pieces of other sizes, too many of them, or too long ones.
     """
     if room_tokens is None:
         room_tokens = rows * pages * block_size

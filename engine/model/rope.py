@@ -84,9 +84,8 @@ def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 class Rotary:
-    """The cosines and sines of all positions below `max_tokens`. Lifetime: model.
-
-    `cos`, `sin`: [max_tokens, head_dim / 2], float64 if the model is, else float32.
+    """The cosines and sines of all positions below `max_tokens`. Lifetime: model. `cos` and `sin`
+    are [max_tokens, head_dim / 2], in float64 if the model is in float64, else in float32.
     """
 
     def __init__(

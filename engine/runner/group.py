@@ -78,8 +78,8 @@ class Group:
     """The ranks of one worker. Lifetime: worker; `close` ends the processes of the ranks."""
 
     def __init__(self, spec: RankSpec) -> None:
-        """Start the other ranks and load this one; return when every rank has loaded. `spec` is
-        that of rank 0; its port is chosen here. Raises the errors of loading, or GroupLost if
+        """Start the other ranks and load this one; return when every rank has loaded. `spec`
+        describes rank 0; its port is chosen here. Raises the errors of loading, or GroupLost if
         another rank could not load.
         """
         spec = replace(spec, rank=0, port=_free_port())

@@ -54,10 +54,10 @@ SAMPLING_COPIES = 4  # of the logits that filters and draws work on
 class StepSettings:
     """The ways to run steps; None turns a way on if the device is a GPU.
 
-    `overlap`: one step is scheduled while another computes, and stages compute different steps at a
-    time. `cuda_graphs`: decode steps are padded to fixed sizes and replayed. `kernel_costs`: the
-    file with the costs of the kernels' plans on this device, and with the fastest ways; None means
-    predicted costs, and the kernels for every shape.
+    With `overlap`, one step is scheduled while another computes, and stages compute different steps
+    at a time. With `cuda_graphs`, decode steps are padded to fixed sizes and replayed.
+    `kernel_costs` is the file with the costs of the kernels' plans on this device, and with the
+    fastest ways of attention; None means predicted costs, and the kernels for every shape.
     """
 
     overlap: bool | None = None

@@ -48,7 +48,9 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(scheduler: Scheduler, request: Request, step_s: float, now_s: float) -> Explanation:
-    """Return the state of an unfinished `request`. `step_s`: the duration of the last step."""
+    """Return the state of an unfinished `request`. The last step took `step_s` seconds, by which
+    the wait is estimated.
+    """
     queue = waiting(scheduler)
     is_waiting = request.state is State.WAITING
     position = queue.index(request) if is_waiting else None

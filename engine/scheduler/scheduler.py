@@ -34,9 +34,9 @@ from engine.scheduler.types import (
 class Pace:
     """The number of prompt tokens allowed in steps that also decode; lifetime: worker.
 
-    `target_s`: seconds from one token of a request to its next. `least_tokens`: the smallest
-    allowed number, so that prompts advance even if decodes alone miss the target. `most_tokens`:
-    the number for the first step.
+    The number is adapted so that `target_s` seconds pass from one token of a request to its next.
+    It is at least `least_tokens`, so that prompts advance even if decodes alone miss the target,
+    and begins with `most_tokens`.
     """
 
     def __init__(self, target_s: float, least_tokens: int, most_tokens: int) -> None:
@@ -214,7 +214,7 @@ class Scheduler:
 
     @property
     def has_room(self) -> bool:
-        """True if another step may start beside those in flight."""
+        """True if another step may start while the steps in flight compute."""
         return len(self._in_flight) < self._steps_in_flight
 
     @property
@@ -466,8 +466,8 @@ class Scheduler:
         """Return whether `request` waits because a running request is computing most of its missing
         prefix.
 
-        The running request precedes it in every step, so computing the same blocks beside it ends
-        no earlier and makes both requests' steps longer (measured in
+        The running request comes first in every step. So if `request` computed the same blocks
+        itself, it would end no earlier, and the steps of both requests would be longer (measured in
         tests/engine/scheduler/test_prefix_wait.py). A request does not wait for a short prefix,
         where one more step costs more than the saved tokens, nor once it has waited for `ageing_s`.
         """

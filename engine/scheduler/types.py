@@ -210,9 +210,8 @@ class Output(NamedTuple):
 
 
 def refuse_hopeless(request: Request, settings: SchedulerSettings, sequence_tokens: int) -> None:
-    """Raise Refused for a request that could not run even in an empty engine.
-
-    `sequence_tokens`: the longest prompt plus output that both the model and the KV cache take.
+    """Raise Refused for a request that could not run even in an empty engine. `sequence_tokens` is
+    the greatest length of prompt plus output that both the model and the KV cache take.
     """
     prompt_tokens = request.prompt_tokens
     if not prompt_tokens:

@@ -51,14 +51,14 @@ async def health(http: web.Request) -> web.Response:
 
 
 async def metrics(http: web.Request) -> web.Response:
-    """GET /metrics: Prometheus text."""
+    """GET /metrics: return the metrics as Prometheus text."""
     text = http.app[WORKER].metrics.text()
     kind = "text/plain; version=0.0.4; charset=utf-8"
     return web.Response(body=text, headers={"Content-Type": kind})
 
 
 async def debug_steps(http: web.Request) -> web.Response:
-    """GET /debug/steps?last=N: the latest N steps (default 100), oldest first."""
+    """GET /debug/steps?last=N: return the latest N steps (default 100), oldest first."""
     last = http.query.get("last", str(DEFAULT_STEPS))
     if not (last.isascii() and last.isdigit() and len(last) <= _MAX_DIGITS):
         raise ApiError(400, f"last must be a number of steps, 0..{KEPT_STEPS}", "last")
@@ -66,9 +66,8 @@ async def debug_steps(http: web.Request) -> web.Response:
 
 
 async def explain_request(http: web.Request) -> web.Response:
-    """GET /explain/{request}: the state of an unfinished request, and why it waits.
-
-    `request`: the id in its answer, or the X-Request-Id that it came with.
+    """GET /explain/{request}: return the state of an unfinished request, and why it waits.
+    `request` is the id in the request's answer, or the X-Request-Id that its client sent.
     """
     name = http.match_info["request"]
     found = http.app[WORKER].explain(name)
@@ -78,8 +77,8 @@ async def explain_request(http: web.Request) -> web.Response:
 
 
 async def explain_all(http: web.Request) -> web.Response:
-    """GET /explain: the requests in the engine, those of the last step, and what the others wait
-    for; the first ones of the queue are listed.
+    """GET /explain: return how many requests the engine and the last step have, and what the others
+    wait for, with the first requests of the queue.
     """
     worker = http.app[WORKER]
     scheduler = worker.runner.scheduler
@@ -94,7 +93,7 @@ async def explain_all(http: web.Request) -> web.Response:
 
 
 async def server_info(http: web.Request) -> web.Response:
-    """GET /server_info: the worker's role, and the workers that can read its KV, with the
+    """GET /server_info: return the worker's role, and which workers can read its KV, with the
     transport.
     """
     worker = http.app[WORKER]
@@ -176,7 +175,9 @@ def routes() -> list[web.RouteDef]:
 
 
 async def pin_prefix(http: web.Request) -> web.Response:
-    """POST /pin_prefix: keep the full blocks of a prefix. `ttl_ms`: for this long."""
+    """POST /pin_prefix: keep the full blocks of a prefix in the cache, for `ttl_ms` milliseconds if
+    the body has that.
+    """
     worker, body, chain = await _read_body(http)
     now_s = worker.runner.clock.now_s()
     until_s = now_s + (float("inf") if body.ttl_ms is None else body.ttl_ms / 1e3)
@@ -188,7 +189,7 @@ async def pin_prefix(http: web.Request) -> web.Response:
 
 
 async def unpin_prefix(http: web.Request) -> web.Response:
-    """POST /unpin_prefix: no longer keep the blocks of a prefix."""
+    """POST /unpin_prefix: let the blocks of a pinned prefix be evicted again."""
     worker, _, chain = await _read_body(http)
     if not chain or not _pins(worker).unpin(chain[-1]):
         raise ApiError(404, "not_pinned: this prefix is not pinned, see /pinned_prefixes")
@@ -196,7 +197,9 @@ async def unpin_prefix(http: web.Request) -> web.Response:
 
 
 async def pinned_prefixes(http: web.Request) -> web.Response:
-    """GET /pinned_prefixes: all pinned prefixes, and how much of the pinnable memory they take."""
+    """GET /pinned_prefixes: return all pinned prefixes, and how much of the pinnable memory they
+    take.
+    """
     worker = http.app[WORKER]
     pins, now_s = _pins(worker), worker.runner.clock.now_s()
     shown = {

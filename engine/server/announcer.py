@@ -44,9 +44,9 @@ class Announce:
 
 
 def parse_announce(text: str, host: str) -> Announce:
-    """Parse `REDIS_URL[,url=URL][,fleet=NAME][,lease=SECONDS]`. `host`: the address that is bound.
-
-    Raises ValueError, which says what is wrong and what to write, without the password.
+    """Return what the flag `REDIS_URL[,url=URL][,fleet=NAME][,lease=SECONDS]` says. `host` is the
+    address that the worker listens on. Raises ValueError, which says what is wrong and what to
+    write, without the password.
     """
     place, *given = text.split(",")
     parts = urlsplit(place)
@@ -131,7 +131,7 @@ class Announcer:
 
 
 def announcement_of(announce: Announce, url: str, worker: Worker) -> Announcement:
-    """Return the entry of this worker. `url`: the bound address."""
+    """Return the registry entry of this worker, which listens at `url`."""
     settings = worker.settings
     return Announcement(
         url=(announce.url or url).rstrip("/"),

@@ -34,8 +34,8 @@ def entry(tokenizer: Tokenizer, token: int, logprobs: Logprobs) -> Entry:
 def shaped(entries: Sequence[Entry], kind: str, start: int = 0) -> dict[str, Any]:
     """Return the `logprobs` of a choice: `content` for a chat, four lists for a completion.
 
-    Offsets count the characters of the tokens. `start`: the characters of tokens that were sent
-    before.
+    Offsets count the characters of the tokens, from `start` on, which is the number of characters
+    in tokens that were sent before.
     """
     if kind == "chat":
         return {"content": entries}
@@ -232,8 +232,9 @@ LINGER_S = 5.0  # for a client to read the event that says why its stream ends
 class StreamAnswer(Answer):
     """An answer sent as server-sent events. Lifetime: HTTP request.
 
-    `chunked`: frame each write as a chunk of HTTP/1.1; the server writes the last, empty chunk.
-    `on_slow` is called when the client has left too much unread; the connection is cut then.
+    If `chunked` is True, each write is framed as a chunk of HTTP/1.1; the server writes the last,
+    empty chunk. `on_slow` is called when the client has left too much unread; the connection is cut
+    then.
     """
 
     __slots__ = (

@@ -95,7 +95,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 async def models(http: web.Request) -> web.Response:
-    """GET /v1/models: the one model."""
+    """GET /v1/models: return the one model that the worker serves."""
     worker = http.app[WORKER]
     card = {
         "id": worker.model,
@@ -110,7 +110,7 @@ async def models(http: web.Request) -> web.Response:
 
 
 async def show_version(http: web.Request) -> web.Response:
-    """GET /version."""
+    """GET /version: return the version of warmroute, and the source's revision if it is known."""
     try:
         number = version("warmroute")
     except PackageNotFoundError:  # run from a checkout that was never installed
@@ -121,7 +121,9 @@ async def show_version(http: web.Request) -> web.Response:
 
 
 async def tokenize(http: web.Request) -> web.Response:
-    """POST /tokenize: the token ids of a prompt, or of messages through the chat template."""
+    """POST /tokenize: return the token ids of a prompt, or of messages through the chat
+    template.
+    """
     worker = http.app[WORKER]
     body = bodies.decode(await http.read(), bodies.TOKENIZE)
     check_model(worker, body.model)
@@ -144,7 +146,7 @@ async def tokenize(http: web.Request) -> web.Response:
 
 
 async def detokenize(http: web.Request) -> web.Response:
-    """POST /detokenize: the text of token ids."""
+    """POST /detokenize: return the text of token ids."""
     worker = http.app[WORKER]
     body = bodies.decode(await http.read(), bodies.DETOKENIZE)
     check_model(worker, body.model)
@@ -154,12 +156,14 @@ async def detokenize(http: web.Request) -> web.Response:
 
 
 async def kv_event_sources(http: web.Request) -> web.Response:
-    """GET /kv_event_sources: the endpoints of KV events, in the form of vLLM 0.31."""
+    """GET /kv_event_sources: return the endpoints of KV events, in the form of vLLM 0.31."""
     return json_response(http.app[WORKER].publisher.sources())
 
 
 async def kv_snapshot(http: web.Request) -> web.Response:
-    """GET /kv_snapshot: the whole prefix cache as of one batch (engine.wire.events)."""
+    """GET /kv_snapshot: return the whole prefix cache after the last batch of KV events
+    (engine.wire.events).
+    """
     body = http.app[WORKER].snapshot()
     return web.Response(body=body, content_type="application/msgpack")
 

@@ -42,7 +42,7 @@ _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Co
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
-    """POST /v1/completions: `prompt` is a string, token ids, or an array of either.
+    """POST /v1/completions: complete a prompt, which is a string, token ids, or an array of either.
 
     Several prompts give several choices, numbered in order.
     """
@@ -57,7 +57,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions: answer a chat, streamed or as a whole."""
     body = bodies.decode(await http.read(), bodies.CHAT)
     with _kv_of(http, body):
         worker = admit(http, body)

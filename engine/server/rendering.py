@@ -22,7 +22,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def render_completion(http: web.Request) -> web.Response:
-    """POST /v1/completions/render: the token ids of each prompt."""
+    """POST /v1/completions/render: return the token ids of each prompt."""
     worker = _renderer(http)
     body = bodies.decode(await http.read(), bodies.COMPLETION)
     check_model(worker, body.model)
@@ -34,7 +34,7 @@ async def render_completion(http: web.Request) -> web.Response:
 
 
 async def render_chat(http: web.Request) -> web.Response:
-    """POST /v1/chat/completions/render: the token ids of a chat."""
+    """POST /v1/chat/completions/render: return the token ids of a chat."""
     worker = _renderer(http)
     body = bodies.decode(await http.read(), bodies.CHAT)
     check_model(worker, body.model)

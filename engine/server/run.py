@@ -101,9 +101,8 @@ async def serve(
     served: ServedModel | None = None,
     announce: Announce | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal cuts the grace short.
-
-    `announce`: the registry in which routers find the worker.
+    """Serve until SIGTERM or SIGINT; a second signal cuts the grace period short. `announce` is the
+    registry in which routers find the worker; None means that the worker is not announced.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,5 +1,5 @@
-"""Triton's HTTP API beside OpenAI's: `generate`, `generate_stream`, KServe v2 `infer`, and
-readiness.
+"""Triton's HTTP API, which workers serve besides OpenAI's: `generate`, `generate_stream`, KServe v2
+`infer`, and readiness.
 
 It follows triton-inference-server/server (`docs/protocol`, extension generate). Inputs have the
 names of Triton's TensorRT-LLM backend (`text_input`, `input_ids`, `request_output_len`).
@@ -292,7 +292,7 @@ class TritonStream(StreamAnswer):
 
 
 async def server(http: web.Request) -> web.Response:
-    """GET /v2."""
+    """GET /v2: return the server's name, its version and the extensions that it has."""
     extensions = [
         *("generate", "binary_tensor_data", "model_configuration", "model_repository"),
         "statistics",
@@ -306,8 +306,8 @@ async def live(http: web.Request) -> web.Response:
 
 
 async def ready(http: web.Request) -> web.Response:
-    """GET /v2/health/ready, and the model's: 200 while requests are taken, else 400 as in
-    Triton.
+    """GET /v2/health/ready, and the path of one model: answer 200 while the worker takes requests,
+    else 400 as Triton does.
     """
     worker = http.app[WORKER]
     if "model" in http.match_info:
@@ -327,7 +327,7 @@ _INDEX = msgspec.json.Decoder(IndexBody)
 
 
 async def index(http: web.Request) -> web.Response:
-    """POST /v2/repository/index: the one model."""
+    """POST /v2/repository/index: return the one model, and whether it is ready."""
     worker, data = http.app[WORKER], await http.read()
     body = bodies.decode(data, _INDEX) if data else IndexBody()
     if body.ready and worker.draining:
@@ -338,27 +338,27 @@ async def index(http: web.Request) -> web.Response:
 
 
 async def metadata(http: web.Request) -> web.Response:
-    """GET /v2/models/{m}."""
+    """GET /v2/models/{m}: return the inputs and outputs of the model."""
     return json_response(describe(_named(http)))
 
 
 async def show_config(http: web.Request) -> web.Response:
-    """GET /v2/models/{m}/config."""
+    """GET /v2/models/{m}/config: return the model's configuration, as a config.pbtxt has it."""
     return json_response(config(_named(http)))
 
 
 async def show_statistics(http: web.Request) -> web.Response:
-    """GET /v2/models/{m}/stats."""
+    """GET /v2/models/{m}/stats: return the model's statistics."""
     return json_response(statistics(_named(http)))
 
 
 async def show_all_statistics(http: web.Request) -> web.Response:
-    """GET /v2/models/stats: the statistics of the one model."""
+    """GET /v2/models/stats: return the statistics of the one model."""
     return json_response(statistics(http.app[WORKER]))
 
 
 async def generate(http: web.Request) -> web.StreamResponse:
-    """POST /v2/models/{m}/generate: flat JSON in, one object out."""
+    """POST /v2/models/{m}/generate: read a flat JSON object, and answer with one JSON object."""
     fields, body, prompt = await _generation(http)
     worker = admit(http, body)
     answer = begin(http, worker, Answer, "completion", body, [prompt])
@@ -372,7 +372,9 @@ async def generate(http: web.Request) -> web.StreamResponse:
 
 
 async def generate_stream(http: web.Request) -> web.StreamResponse:
-    """POST /v2/models/{m}/generate_stream: one event a token, no [DONE] at the end."""
+    """POST /v2/models/{m}/generate_stream: send one event for each token, without [DONE] at the
+    end.
+    """
     _, body, prompt = await _generation(http)
     worker = admit(http, body)
     answer = begin(http, worker, TritonStream, "completion", body, [prompt])
@@ -380,7 +382,7 @@ async def generate_stream(http: web.Request) -> web.StreamResponse:
 
 
 async def infer(http: web.Request) -> web.Response:
-    """POST /v2/models/{m}/infer: tensors in, tensors out."""
+    """POST /v2/models/{m}/infer: read input tensors, and answer with output tensors."""
     worker = _named(http)
     request, inputs = read_tensors(await http.read(), http.headers.get(LENGTH_HEADER))
     known = [name for name, _ in OUTPUTS]

@@ -1,4 +1,5 @@
-"""AIBrix's prefix cache: the best match among workers whose load is not far above the mean.
+"""The policy of AIBrix's prefix cache: it chooses the best match among workers whose load is not
+far above the mean.
 
 Source: vllm-project/aibrix gateway, algorithm prefix-cache, 2025 and 2026. `imbalance_factor` was
 added later; 0 gives the older rule, which compares only the gap (and requires one request more).

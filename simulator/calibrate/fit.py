@@ -160,9 +160,10 @@ def fit(observations: Sequence[Observation], like: StepTime | None = None) -> Fi
     """Fit all constants, each at least 0, by least squares of relative errors, robust against
     outliers.
 
-    `like`: a mixture-of-experts model of the same form; its share of experts for a token, and of
-    routed experts among all weights, is used. Without it the model is dense. Raises
-    `ObservationError` if there are fewer observations than constants, or if one took no time.
+    `like` is a mixture-of-experts model of the same form, from which the fit takes two shares: of
+    experts for a token, and of routed experts among all weights. Without it the model is dense.
+    Raises `ObservationError` if there are fewer observations than constants, or if one took no
+    time.
     """
     names, undetermined = _determined(observations)
     if len(observations) < len(names):
@@ -287,9 +288,8 @@ def calibrate(
     like: StepTime | None = None,
 ) -> Calibration:
     """Return a profile called `name` for an engine with `kv_tokens`; `origin` describes the
-    measurement.
-
-    `like`: as for `fit`. Raises `ObservationError` if there is too little to fit.
+    measurement, and `like` is used as in `fit`. Raises `ObservationError` if there is too little to
+    fit.
     """
     found = fit(observations, like)
     total = found.errors[-1]

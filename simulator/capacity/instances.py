@@ -106,9 +106,8 @@ class Row:
 def run(
     arrivals_s: Sequence[float], seconds: Sequence[float], instances: int, delay_s: float = 0.0
 ) -> tuple[Floats, Floats, list[int]]:
-    """Return the starts, ends and sizes of batches, in the order in which they start.
-
-    `seconds` is s(b) by b; its length sets the largest batch. `arrivals_s` ascend.
+    """Return the starts, ends and sizes of batches, in the order in which they start. `seconds` is
+    s(b) by b; its length sets the largest batch. The times in `arrivals_s` must be ascending.
     """
     largest, total = len(seconds) - 1, len(arrivals_s)
     free = [0.0] * instances

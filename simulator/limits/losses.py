@@ -183,8 +183,9 @@ class _Pool:
         return _Pool(known, [one], decisions, self._network_ns)
 
     def mean_ms(self, *, warmed: bool, decoding: bool) -> float:
-        """Return the mean time to first token. `warmed`: shared prefixes are cached where their
-        requests go.
+        """Return the mean time to first token. With `warmed`, shared prefixes are cached at the
+        workers of their requests before the run; without `decoding`, answers end with their first
+        token.
         """
         flows: list[int] = []
         for worker, machine in enumerate(self._machines):

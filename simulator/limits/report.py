@@ -219,7 +219,9 @@ class _Desk:
         self.known: Known = know(stream.jobs, chainer.chain, block_size, most)
 
     def attempt(self, policy: str, *, fresh: bool = False) -> ReplayResult:
-        """Replay the workload. `fresh`: the router gets all information without delay."""
+        """Replay the workload with a policy. With `fresh`, the router gets all information without
+        delay.
+        """
         setup = msgspec.structs.replace(self.setup, policy=policy)
         if fresh:
             world = msgspec.structs.replace(

@@ -177,10 +177,8 @@ async def router_workers(admin: str, session: aiohttp.ClientSession) -> list[dic
 
 
 async def worker_names(stack: ProgramStack, session: aiohttp.ClientSession) -> dict[str, str]:
-    """Return a name for each id that the routers give to a worker: `worker 0`, `worker 1`, by
-    `urls`.
-
-    All routers were given the same list of workers, so their ids are the same.
+    """Return a name (`worker 0`, `worker 1`, in the order of `urls`) for each id that the routers
+    give to a worker. All routers were given the same list of workers, so their ids are the same.
     """
     rows = await router_workers(stack.admin, session)
     by_url = {row["url"].rstrip("/"): str(row["id"]) for row in rows}

@@ -487,7 +487,7 @@ def paired_ratio(
 
 def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
     """Return the geometric mean of own value over other value, with its interval, over pairs of
-    (own value, other value), all above 0. Returns None without a pair.
+    (own value, other value), all above 0. Returns None if there are no pairs.
     """
     logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
     if not logs:

@@ -142,9 +142,8 @@ def measured(setup: Setup, row: ReplayRow) -> dict[str, float | None]:
 
 
 def beside(one: Figure, point: Point, other: Point) -> Ratio | Interval | None:
-    """Compare two points by a figure, paired by seed.
-
-    Returns a difference for shares, else a ratio; None without a common seed.
+    """Compare two points by a figure, paired by seed. Returns a difference for shares, else a
+    ratio; None if the points have no seed in common.
     """
     there = {row.seed: measured(other.setup, row)[one.name] for row in other.rows}
     pairs = [

@@ -355,7 +355,9 @@ def collapse_line_ms(scene: Scene) -> float | None:
 
 
 def lost(rows: Sequence[ReplayRow]) -> float | None:
-    """Return the share of all requests that were turned away or lost; None without requests."""
+    """Return the share of all requests that were turned away or lost; None if there are no
+    requests.
+    """
     requests = sum(row.requests for row in rows)
     return sum(row.rejected + row.failed for row in rows) / requests if requests else None
 

@@ -1,4 +1,6 @@
-"""Append: norm of q and k, RoPE, q out, K and V to their pages. Kernel: `cuda/append.cuh`.
+"""The operator `append`: it norms and rotates q and k, returns q, and writes K and V to pages.
+
+Its CUDA kernel is in `cuda/append.cuh`.
 
 `torch.ops.warmroute.append(q, k, v, cos, sin, positions, slots, q_weight, k_weight, eps, q_out,
 k_pages, v_pages, k_scales, v_scales)`:

@@ -26,9 +26,7 @@ def unsupported_dtype(dtype: torch.dtype) -> str:
 
 
 def unsupported_head(head_dim: int) -> str:
-    """Return the reason why no attention kernel supports heads of `head_dim`; "" if all
-    kernels do.
-    """
+    """Return the reason why no attention kernel supports this head_dim; "" if all do."""
     return "" if head_dim in HEAD_DIMS else f"head_dim {head_dim} (the kernel has 64 and 128)"
 
 
@@ -139,6 +137,4 @@ def _on_cuda(name: str, *arguments: Any) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """Do nothing when torch traces an operator: outputs are arguments, so a tracer need not know
-    any shape.
-    """
+    """Do nothing when torch traces an operator, whose outputs are arguments."""

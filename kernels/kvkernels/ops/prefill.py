@@ -1,4 +1,6 @@
-"""Prefill: causal attention of many query tokens a request. Kernel: `cuda/prefill/prefill.cuh`.
+"""The operator `prefill`: causal attention of many query tokens for each request.
+
+Its CUDA kernel is in `cuda/prefill/prefill.cuh`.
 
 `torch.ops.warmroute.prefill(q, k_pages, v_pages, page_table, item_count, items, merge_starts,
 merge_slots, scale, out, lse, partial, partial_lse, k_scales, v_scales)`:
@@ -42,12 +44,13 @@ MOST_SLOTS = 4096  # of a step; one that needs more has enough items without
 
 
 class PrefillPlan(NamedTuple):
-    """Views of one int32 tensor, `all`, so that one copy brings a plan to the device.
+    """The plan of a prefill step. Its fields are views of one int32 tensor, `all`, so that one copy
+    brings the plan to the device.
 
     `items` has (request, first row of q, tokens, position of the first, first key, end of the keys,
-    first slot, 0) of each piece of work, longest first; slot -1 has all keys of its rows, else row
-    n of the item has slot + n. The slots of row r of q are
-    merge_slots[merge_starts[r] : merge_starts[r + 1]]. What lies beyond the count is not read.
+    first slot, 0) of each piece of work, longest first. An item with slot -1 has all keys of its
+    rows; otherwise row n of the item writes to slot + n. The slots of row r of q are
+    merge_slots[merge_starts[r] : merge_starts[r + 1]]. Entries beyond the count are not read.
     """
 
     all: torch.Tensor
@@ -124,12 +127,13 @@ def plan_prefill(
 ) -> PrefillPlan:
     """Return the plan of a step of R requests over `rows` rows of q, on the CPU.
 
-    `spans` int[R, 3] has, for each request, its first row of q, its tokens in this step (0: not for
-    prefill) and its context tokens, these included. `page_table` int[R, most pages] names its
-    pages, each below `pages`. `items` is the room of a fixed buffer (`most_items`), by default just
-    enough. `kv_heads`: those of the launch, to split the keys of chunks that have few items
-    (`piece_keys`); None: no keys are split. Raises ValueError for a table that does not hold the
-    context, for tokens beyond q or the context, or for too many items.
+    `spans` int[R, 3] has, for each request, its first row of q, its tokens in this step (0: the
+    request has no prefill) and its context tokens, which include those. `page_table` int[R, most
+    pages] names its pages, each below `pages`. `items` is the room of a fixed buffer
+    (`most_items`), by default just enough. `kv_heads` is the number of KV heads of the launch, by
+    which the keys of chunks with few items are split (`piece_keys`); None means that no keys are
+    split. Raises ValueError for a table that does not hold the context, for tokens beyond q or the
+    context, or for too many items.
     """
     spans = _checked(spans, rows)
     first, tokens, context = spans.unbind(1)

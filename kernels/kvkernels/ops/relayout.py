@@ -1,4 +1,4 @@
-"""Plans which bytes to copy where when KV moves between pools of other shards, sizes or orders.
+"""Plans which bytes to copy when KV moves between pools of different shards, sizes or orders.
 
     layouts = [PoolLayout(...) of every source rank]
     for piece in pieces(layouts, mine, rank):            # once per topology

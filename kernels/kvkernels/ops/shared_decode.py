@@ -1,6 +1,6 @@
-"""Shared decode: decode whose requests read equal pages once.
+"""The operator `shared_decode`: decode attention that reads pages that requests share once.
 
-Kernel: `cuda/decode/shared_decode.cuh`.
+Its CUDA kernel is in `cuda/decode/shared_decode.cuh`.
 
 `torch.ops.warmroute.shared_decode(q, k_pages, v_pages, page_table, item_count, items, members,
 merge_starts, merge_slots, scale, out, partial, partial_lse, k_scales, v_scales)`:
@@ -147,12 +147,13 @@ RUNS = 3  # that a request has room for: two shared ones and its own
 
 
 class SharedPlan(NamedTuple):
-    """Views of one int32 tensor, `all`, so that one copy brings a plan to the device.
+    """The plan of a decode step. Its fields are views of one int32 tensor, `all`, so that one copy
+    brings the plan to the device.
 
-    `items` has (first of `members`, requests, first token, end, first slot, where in the page
-    table the first member's pages begin, 0, 0) of each piece of work, most expensive first; slot -1
-    is the only item of its one request. The slots of request r are
-    merge_slots[merge_starts[r] : merge_starts[r + 1]]. What lies beyond the counts is not read.
+    `items` has (first of `members`, requests, first token, end, first slot, where in the page table
+    the first member's pages begin, 0, 0) of each piece of work, most expensive first; slot -1 means
+    that it is the only item of its one request. The slots of request r are
+    merge_slots[merge_starts[r] : merge_starts[r + 1]]. Entries beyond the counts are not read.
     """
 
     all: torch.Tensor

@@ -1,4 +1,6 @@
-"""A few rows times INT8 weights: linear layers of decode steps. Kernel: `cuda/w8a16.cuh`.
+"""The operator `w8a16`: the product of a few rows and INT8 weights, for decode steps.
+
+Its CUDA kernel is in `cuda/w8a16.cuh`.
 
 `torch.ops.warmroute.w8a16(x, q, scales, out)`: out = x @ (q * scales[:, None]).T
 
