@@ -210,10 +210,10 @@ def _mirrors(core: RouterCore) -> Iterator[Metric]:
         "Distinct blocks in the estimated caches (mirrors) of workers without KV events",
         len(mirrors),
     )
-    yield gauge("warmroute_mirror_bytes", "Memory of the mirrors", mirrors.memory_bytes)
+    yield gauge("warmroute_mirror_bytes", "Memory of the estimated caches", mirrors.memory_bytes)
     yield counters(
         "warmroute_mirror_corrections",
-        "Answers that corrected a mirror, because the worker had `fewer` or `more` blocks cached",
+        "Answers that corrected an estimated cache: the worker had `fewer` or `more` blocks",
         "found",
         {"fewer": mirrors.counters.fewer, "more": mirrors.counters.more},
     )
