@@ -90,9 +90,8 @@ async def test_what_a_reload_refused_is_said_again_by_the_next_one(tmp_path: Pat
 async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_told(
     tmp_path: Path,
 ) -> None:
-    """A model's limit of two requests holds over both workers together; other requests wait in the
-    order of their priority, within their own and the router's time limits, until a reload lifts the
-    limit.
+    """A model's limit of two requests holds over both workers together; other requests wait by
+    priority, within their own and the router's time limits, until a reload lifts the limit.
     """
     file = tmp_path / "router.yaml"
     limit = f'["{MODEL}:max_requests=2"]'
