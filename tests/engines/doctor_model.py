@@ -45,17 +45,19 @@ class Running:
 
     @property
     def held(self) -> int:
-        """The blocks of the tokens computed so far."""
+        """Return the number of KV blocks for the tokens computed so far."""
         return -(-(self.prompt + self.done) // BLOCK)
 
     @property
     def reserved(self) -> int:
-        """Return the number of KV blocks for the tokens computed so far."""
+        """Return the number of KV blocks that the request needs at its greatest length."""
         return -(-(self.prompt + self.longest) // BLOCK)
 
 
 class Engine:
-    """Return the number of KV blocks that the request needs at its greatest length."""
+    """An engine with in-flight batching and a KV cache, which takes a step every 5 ms. Lifetime:
+    model.
+    """
 
     def __init__(self, model: str, settings: dict[str, str]) -> None:
         self.most = int(settings.get("batch", "64"))

@@ -45,7 +45,7 @@ def numbers_of(shares: Shares) -> dict[str, float]:
 
 
 def shares_of(numbers: dict[str, float], start: Shares) -> Shares:
-    """Return shares with these numbers, as the reverse of `numbers_of`; the rest is from
+    """Return shares with these numbers, as the reverse of `numbers_of`; everything else comes from
     `start`.
     """
     return replace(
@@ -104,9 +104,7 @@ def unseen(gpu: Gpu, cases: Sequence[Case]) -> Errors:
 
 
 def main(names: Sequence[str]) -> None:
-    """Return shares with these numbers, as the reverse of `numbers_of`; everything else comes from
-    `start`.
-    """
+    """Print the shares and the errors of each GPU."""
     every = read_cases()
     for name in names or tuple(GPUS):
         cases = [case for case in every if case.gpu == name]
