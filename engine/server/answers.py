@@ -248,8 +248,8 @@ class StreamAnswer(Answer):
         include_usage: bool,
         on_slow: Callable[[], None],
     ) -> None:
-        """Raised for a request whose answer has another status than 200: it has the status, a
-        message for the client, and the faulty field.
+        """Set the transport to which events are written; events are kept back until `open` is
+        called.
         """
         self._early: list[bytes] | None = []
         self.begun = asyncio.Event()  # the first token is there
@@ -261,9 +261,7 @@ class StreamAnswer(Answer):
         self._prefix = b"data: " + _json(self.head(name))[:-1]
 
     def open(self) -> None:
-        """Make the error with status and message; `passes` says that the client may try again at
-        this worker.
-        """
+        """Write the events that were kept back, because the head of the response has been sent."""
         early, self._early = self._early, None
         if early:
             self._write(b"".join(early))

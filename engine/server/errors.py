@@ -19,12 +19,16 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer other than 200: `status`, a message for the client, and the faulty field."""
+    """Raised for a request whose answer has another status than 200: it has the status, a message
+    for the client, and the faulty field.
+    """
 
     def __init__(
         self, status: int, message: str, param: str | None = None, passes: bool = False
     ) -> None:
-        """`passes`: the client may try again at this worker."""
+        """Make the error with status and message; `passes` says that the client may try again at
+        this worker.
+        """
         super().__init__(message)
         self.status = status
         self.message = message

@@ -116,7 +116,7 @@ def best_constants(measured: MeasuredColumns) -> Best:
 
 
 def _best(measured: MeasuredColumns, exponent: Exponent) -> Best:
-    """Return the best constants at this exponent."""
+    """Return the best constants for this exponent of the soft maximum."""
     line = _Balance(measured, exponent)
     tried = [line.lowest(balance) for balance in line.balances()]
     between = pairwise(tried[1:-1])
@@ -144,7 +144,7 @@ def relative_errors(measured: MeasuredColumns, best: Best) -> Floats:
 
 
 class _Balance:
-    """The balances between `weights_s` and `linear_s`, and the least error at each.
+    """Finds the least error at each balance between `weights_s` and `linear_s`.
 
     Constants are counted in units; one unit alone takes the measured times, in the mean square. A
     balance is the logarithm of linear work over weights, both in their units.
@@ -210,7 +210,9 @@ class _Balance:
         return found
 
     def _corner(self, weights: float, linear: float) -> tuple[Floats, Floats]:
-        """Return the soft maximum of these units and its derivative by the balance, as shares."""
+        """Return the soft maximum of these two numbers of units for each measurement, and its
+        derivative by the balance, as shares of the measured time.
+        """
         left = weights * self._weights_unit * self._measured.weights_read
         right = linear * self._linear_unit * self._tokens
         high = np.maximum(np.maximum(left, right), TINY)

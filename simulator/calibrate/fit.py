@@ -37,7 +37,7 @@ class ObservationError(ValueError):
 
 
 class ComputedLoad(NamedTuple):
-    """Return the best constants for this exponent of the soft maximum."""
+    """The work of one step, in the form of an `engine.step_time.StepLoad`."""
 
     prefill_tokens: int = 0
     prefill_seqs: int = 0
@@ -69,9 +69,8 @@ class Observation(NamedTuple):
 
 
 def prefill_loads(prompt_tokens: int, chunk_tokens: int) -> tuple[ComputedLoad, ...]:
-    """Finds the least error at each balance between `weights_s` and `linear_s`. Constants are
-    counted in units; one unit alone takes the measured times, in the mean square. A balance is the
-    logarithm of linear work over weights, both in their units.
+    """Return the steps of one prompt that is prefilled alone, in chunks of at most
+    `chunk_tokens`.
     """
     loads = []
     for start in range(0, prompt_tokens, chunk_tokens):
@@ -272,9 +271,7 @@ UNITS = {  # constant -> (factor, unit, what it is)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Return the soft maximum of these two numbers of units for each measurement, as a share of its
-    time, and its derivative by the balance.
-    """
+    """A fitted profile, and its errors against the measurements."""
 
     profile: Profile
     fit: Fit
