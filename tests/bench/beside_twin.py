@@ -1,4 +1,6 @@
-"""Measures native tables and their plain-Python twins: CPU time of a call, as a table or JSON."""
+"""Measures native tables and their plain-Python versions: CPU time of a call, as a table
+or JSON.
+"""
 
 from __future__ import annotations
 

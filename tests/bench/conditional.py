@@ -6,11 +6,12 @@
 Five workloads run at five loads, given as shares of the computed capacity. Each load is replayed on
 several resamples of the workload (sessions drawn with replacement, their starts jittered), the same
 ones for every rule, so that differences are paired. Rules: `local`: the decode workers do
-everything; `remote`: every request has two legs; `alike`: as many workers without roles, for
-comparison; `auto`: the router's own choice, once for each weight of the requests that decode beside
-a prefill (`_OTHERS` of `router.core.placement.disaggregation`); `tpot`: the same with the time per
-token that clients accept; `2048` and `256`: thresholds of other routers, the uncached tokens at the
-decode worker below which it prefills (Dynamo's, with its 0.7 of the prompt; vLLM's router's).
+everything; `remote`: every request is split into prefill and decode at two workers; `alike`: as
+many workers without roles, for comparison; `auto`: the router's own choice, once for each weight of
+the requests that decode beside a prefill (`_OTHERS` of `router.core.placement.disaggregation`);
+`tpot`: the same with the time per token that clients accept; `2048` and `256`: thresholds of other
+routers, the uncached tokens at the decode worker below which it prefills (Dynamo's, with its 0.7 of
+the prompt; vLLM's router's).
 """
 
 from __future__ import annotations

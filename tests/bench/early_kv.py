@@ -3,9 +3,9 @@
     python -m tests.bench.early_kv [--runs 7] [--json]
 
 The network (tcp, limited to a rate) takes as long for a prompt's KV as its prefill does. The bench
-makes both legs itself and stops at the first token of the second one, alternately with
-`--kv-overlap` and without. It measures processes that run at the same time, so nothing is pinned,
-and other load spoils the figure.
+itself calls the prefill and then the decode worker, and stops at the first token of the latter,
+alternately with `--kv-overlap` and without. It measures processes that run at the same time, so
+nothing is pinned, and other load spoils the figure.
 """
 
 from __future__ import annotations

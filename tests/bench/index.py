@@ -1,4 +1,5 @@
-"""The cost of hashing and of the prefix index, compared with their plain-Python twins and Dynamo.
+"""The cost of hashing and of the prefix index, compared with their plain-Python versions and
+Dynamo.
 
     python tests/bench/index.py [--json] [--runs N] [--core C] [--blocks N] [--dynamo PYTHON]
 
@@ -210,7 +211,7 @@ def clear_rows(blocks: int) -> Iterator[Row]:
 
 
 def measure(runs: int, blocks: int, peer: Peer) -> Iterator[Row]:
-    """Yield all rows."""
+    """Yield the rows of all measurements."""
     yield from hash_rows(runs, peer)
     yield from prefix_rows(runs, peer)
     yield from store_rows(max(3, runs // 5))
@@ -220,7 +221,7 @@ def measure(runs: int, blocks: int, peer: Peer) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the figures and print them."""
     parser = arguments(__doc__ or "", runs=15)
     parser.add_argument("--blocks", type=int, default=10_000_000, help="of the index dumped")
     options = parser.parse_args()

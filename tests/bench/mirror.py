@@ -26,7 +26,9 @@ WORKERS = 64
 
 
 def figures(make: Callable[[int, int], Any], runs: int) -> dict[str, float]:
-    """Return the microseconds of each operation of one estimated cache (`Mirror` or its twin)."""
+    """Return the microseconds of each operation of one estimated cache (`Mirror` or its
+    plain-Python version).
+    """
     chains = list(np.random.default_rng(7).integers(0, 2**64, (runs, CHAIN_BLOCKS), np.uint64))
     roomy = runs * CHAIN_BLOCKS
     mirror = make(WORKERS, 4 * CACHE_BLOCKS + roomy)

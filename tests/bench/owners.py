@@ -2,8 +2,8 @@
 
     python -m tests.bench.owners [--json] [--runs N]
 
-Chains have 2,048 blocks behind a trunk of 300 that all share. Figures are medians of the thread's
-own CPU time, so other load on the machine does not count.
+Chains have 2,048 blocks after a prefix of 300 blocks that all share. Figures are medians of the
+thread's own CPU time, so other load on the machine does not count.
 """
 
 from __future__ import annotations

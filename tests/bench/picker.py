@@ -269,7 +269,7 @@ async def _answers(way: Way, http: aiohttp.ClientSession) -> bool:
 
 
 def main() -> None:
-    """Measure and print the figures."""
+    """Measure the figures and print them."""
     if sys.argv[1:2] == ["--echo"]:
         port, endpoint, buffered = sys.argv[2:5]
         uvloop.run(echo(int(port), endpoint, buffered == "1"))

@@ -77,7 +77,7 @@ def measure(runs: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the figures and print them."""
     options = arguments(__doc__ or "", runs=20).parse_args()
     pinned(options.core)
     show(measure(options.runs), options.json)

@@ -80,7 +80,7 @@ async def measured(chats: Sequence[int]) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the figures and print them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--chats", type=int, nargs="+", default=[16, 64], help="that come at once")

@@ -60,8 +60,8 @@ print(report.summary["completed_requests"], seconds)
 
 
 def made_up(requests: int, rate_per_s: float) -> JobStream:
-    """Return prompts of 16 blocks on average, half of them shared by one of 500 trunks, with 180
-    output tokens.
+    """Return prompts of 16 blocks on average, half of which belong to one of 500 shared prefixes,
+    with 180 output tokens.
     """
 
     def jobs() -> Iterator[Job]:

@@ -199,7 +199,7 @@ async def measured(runs: int, urls: list[str], profile: str | None) -> list[Row]
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the figures and print them."""
     parser = arguments(__doc__ or "", runs=100)
     parser.add_argument("--profile", metavar="FILE", help="cProfile statistics, one file a row")
     options = parser.parse_args()

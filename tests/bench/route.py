@@ -150,7 +150,7 @@ def measure(runs: int, peer: Mapping[str, float]) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the figures and print them."""
     options = arguments(__doc__ or "", runs=10).parse_args()
     core = pinned(options.core)
     peer = peer_figures(options.dynamo, core)

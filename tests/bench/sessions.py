@@ -176,7 +176,7 @@ def measure(workers: int, sessions: int, bar_us: float, runs: int) -> Iterator[R
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the figures and print them."""
     args = arguments(__doc__ or "", 200).parse_args()
     pinned(args.core)
     show(itertools.chain.from_iterable(measure(*size, args.runs) for size in SIZES), args.json)

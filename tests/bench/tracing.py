@@ -96,7 +96,7 @@ async def measured(runs: int, urls: list[str]) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the figures and print them."""
     options = arguments(__doc__ or "", runs=200).parse_args()
     core = pinned(options.core)
     with engines(core) as behind, asyncio.Runner(loop_factory=Loop) as runner:

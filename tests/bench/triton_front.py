@@ -246,7 +246,7 @@ async def measure(
 
 
 def main() -> None:
-    """Measure and print the figures."""
+    """Measure the figures and print them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--envoy", type=Path, default=shutil.which("envoy"), metavar="FILE")
     parser.add_argument("--grpc", action="store_true", help="by gRPC, not HTTP")

@@ -1,4 +1,4 @@
-"""Tests that the native code and its Python twins refuse bad arguments with the same message."""
+"""Tests that the native code and its Python versions refuse bad arguments with the same message."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -1,4 +1,6 @@
-"""Tests that the committed stub, the built module and the Python twins have the same signatures."""
+"""Tests that the committed stub, the built module and the Python versions have the same
+signatures.
+"""
 
 import ast
 import inspect

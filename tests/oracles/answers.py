@@ -1,4 +1,4 @@
-"""The plain-Python twin of `kernels/src/answer`: whether a reply of status 200 is an answer.
+"""The plain-Python version of `kernels/src/answer`: whether a reply of status 200 is an answer.
 
 It reads the whole body at once. The native judge reads the body as it arrives and must come to the
 same result.

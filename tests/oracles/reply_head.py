@@ -1,4 +1,4 @@
-"""The plain-Python twin of `kvkernels.reply_head`, which parses the head of a worker's reply."""
+"""The plain-Python version of `kvkernels.reply_head`, which parses the head of a worker's reply."""
 
 from __future__ import annotations
 

@@ -195,10 +195,10 @@ class Trunks:
         )
 
     def _wanted(self, tokens: int, recent: float, demand: float, backlog_s: float) -> int:
-        """Return how many workers should hold a trunk.
+        """Return how many workers should hold a common beginning ("trunk").
 
-        There are as many copies as keep up with the demand, and more as long as one more saves the
-        waiting requests more time in all than one worker takes to compute the trunk: n requests
+        There are as many copies as keep up with the demand, and more as long as one more copy saves
+        the waiting requests more time in all than one worker takes to compute the trunk: n requests
         that wait for half of a backlog B over r copies save n * B / (2 * r * (r + 1)). But there is
         no copy that is not used again before the counts fade, and no more copies than memory has
         room for.

@@ -1,8 +1,8 @@
 """A worker on virtual time: the real scheduler and block pool, with integer nanoseconds and without
 tokens.
 
-It takes every step by itself and is the oracle of `kvkernels.VirtualWorker`, its native twin, which
-gives the same outputs at the same times, many times faster.
+It takes every step by itself and is the oracle of `kvkernels.VirtualWorker`, its native version,
+which gives the same outputs at the same times, many times faster.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _MASK = (1 << 64) - 1
 
 def own_hash(request_id: int, depth: int) -> int:
     """Return the name of a full block for which no chain was given; it is unique and the same in
-    both twins.
+    both versions.
 
     It is the finalizer of splitmix64 (Steele, Lea, Flood, 2014) over request and depth.
     """

@@ -1,5 +1,5 @@
-"""Tests that the native arithmetic over columns of worker data, its Python twin and the policies'
-own formulas agree.
+"""Tests that the native arithmetic over columns of worker data, its Python version and the
+policies' own formulas agree.
 """
 
 from typing import Any

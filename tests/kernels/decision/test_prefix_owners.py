@@ -1,5 +1,5 @@
-"""Tests of the native table of prefix owners: it agrees with its Python twin over random histories
-and keeps its promises.
+"""Tests of the native table of prefix owners: it agrees with its Python version over random
+histories and keeps its promises.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def run(start: int, blocks: int) -> np.ndarray:
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Checks that the native table answers as its Python twin and never claims more than the test
-    claimed.
+    """Checks that the native table answers as its Python version and never claims more than the
+    test claimed.
     """
 
     @initialize(max_entries=st.integers(1, 80))

@@ -1,4 +1,4 @@
-"""Tests of decoding batches of KV events, by the native code and by its Python twin."""
+"""Tests of decoding batches of KV events, by the native code and by its Python version."""
 
 from __future__ import annotations
 

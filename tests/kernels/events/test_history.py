@@ -1,4 +1,4 @@
-"""Tests that the native code and its Python twin agree on one worker's blocks over random
+"""Tests that the native code and its Python version agree on one worker's blocks over random
 histories.
 """
 
@@ -41,7 +41,7 @@ def token_ids(run: list[int], parent: int | None) -> list[int]:
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Checks that every answer of the native blocks and index equals that of the Python twin."""
+    """Checks that every answer of the native blocks and index equals that of the Python version."""
 
     @initialize(max_parked=st.sampled_from([0, 3, 6, 65536]), counts_copies=st.booleans())
     def start(self, max_parked: int, counts_copies: bool) -> None:

@@ -1,5 +1,5 @@
-"""Tests of batches that no engine would send: the native decoder and its Python twin read, skip and
-refuse them alike.
+"""Tests of batches that no engine would send: the native decoder and its Python version read, skip
+and refuse them alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests that the native prefix index and its Python twin agree over random histories."""
+"""Tests that the native prefix index and its Python version agree over random histories."""
 
 from collections import defaultdict
 
@@ -42,8 +42,8 @@ def holders(index: PrefixIndex, block: int) -> set[tuple[int, int]]:
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Checks that every answer of the native index equals the Python twin's while the index is not
-    full.
+    """Checks that every answer of the native index equals the Python version's while the index is
+    not full.
     """
 
     @initialize(workers=worker_counts)

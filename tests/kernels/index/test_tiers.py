@@ -1,4 +1,6 @@
-"""Tests that the native index and its Python twin agree on tiers, dumps and the smaller methods."""
+"""Tests that the native index and its Python version agree on tiers, dumps and the
+smaller methods.
+"""
 
 from types import ModuleType
 

@@ -1,4 +1,4 @@
-"""Tests of the native estimate of caches (`Mirror`): it agrees with its Python twin over random
+"""Tests of the native estimate of caches (`Mirror`): it agrees with its Python version over random
 histories and keeps its promises.
 """
 
@@ -37,7 +37,7 @@ workers = st.integers(0, WORKERS - 1)
 
 
 class SameHistory(RuleBasedStateMachine):
-    """Checks that every answer of the native `Mirror` equals the Python twin's for any input."""
+    """Checks that every answer of the native `Mirror` equals the Python version's for any input."""
 
     @initialize()
     def start(self) -> None:

@@ -229,8 +229,8 @@ def test_long_random_lives_are_alike(hybrid: bool) -> None:
 
 
 def test_a_worker_as_large_as_real_ones() -> None:
-    """A worker of real size agrees with its twin: full batches, chunked prompts of thousands of
-    tokens, answers of hundreds, and so long runs.
+    """A worker of real size agrees with its Python version: full batches, chunked prompts of
+    thousands of tokens, answers of hundreds, and so long runs.
     """
     options = TIGHT | {
         "blocks": 3000,
