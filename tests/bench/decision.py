@@ -235,7 +235,7 @@ def measure_life(policy: str, workers: int, chains: list[Hashes], runs: int) -> 
 
 
 def table(rows: list[Row] | list[Life]) -> None:
-    """Print one line for each row under the names of its fields."""
+    """Print a header with the names of the rows' fields, and one line for each row."""
     names = list(asdict(rows[0]))
     print("  ".join(f"{name:>11}" for name in names))
     for row in rows:

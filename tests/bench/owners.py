@@ -51,7 +51,7 @@ def figures(make: Callable[[int], Any], runs: int) -> dict[str, float]:
 
 
 def memory() -> Row:
-    """Return the row for the memory of a table with room for all blocks."""
+    """Return the row for the memory of a table of owners that has room for all blocks."""
     return Row(
         "memory, a block there is room for", PrefixOwners(ENTRIES).memory_bytes / ENTRIES, "B"
     )

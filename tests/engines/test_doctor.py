@@ -576,8 +576,8 @@ async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton
 async def test_a_pool_with_one_hot_worker_and_one_that_differs(
     servers: list[DoctorsTriton],
 ) -> None:
-    """The doctor finds causes 37 (one worker has all the load), 38 (workers differ) and 39 (one
-    connection, one busy server), and nothing after each cure.
+    """The doctor finds causes 37 (one worker has all the load), 38 (workers differ) and 39 (a
+    client's single connection keeps one server busy), and nothing after each cure.
     """
     for server in servers:
         await server.load(plain())

@@ -45,7 +45,7 @@ class Gauges:
         self._requests = self._used = 0
 
     def add(self, request: int, tokens: int) -> None:
-        """Count a request with `tokens` tokens that begins (1) or ends (-1)."""
+        """Add to the gauges a request with `tokens` tokens that begins (1) or ends (-1)."""
         block_size, blocks = self._sizes
         with self._lock:
             self._requests += request

@@ -247,8 +247,8 @@ async def test_who_sends_no_http_waits_for_others(tmp_path) -> None:
 async def test_what_attackers_cost_good_clients_is_mostly_what_they_cost_the_machine(
     tmp_path,
 ) -> None:
-    """Attackers make good clients wait little longer at the router than attackers at another server
-    on the same machine, which only refuses, do.
+    """Attackers at the router make good clients wait little longer than attackers at another server
+    on the same machine, which only refuses.
     """
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.live.hostile.null_server"), stdout=asyncio.subprocess.PIPE

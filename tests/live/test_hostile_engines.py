@@ -102,8 +102,8 @@ async def test_one_that_reports_nothing_is_believed(tmp_path: Path) -> None:
 async def test_prompts_whose_own_log_probabilities_are_wanted_refute_nothing(
     tmp_path: Path,
 ) -> None:
-    """Requests for log-probabilities of the prompt, for which vLLM skips its cache, do not
-    discredit a worker's events.
+    """Requests for log-probabilities of the prompt, for which vLLM skips its cache, do not lower
+    the confidence in a worker's events.
     """
     prompts = Prompts(tokens=256)
     claimed = [prompts.next() for _ in range(2 * ANSWERS)]

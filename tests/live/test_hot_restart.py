@@ -29,7 +29,9 @@ PREFIX = list(range(5_000, 5_000 + 320))
 
 @dataclass
 class Load:
-    """Clients that send requests one after another. Lifetime: test."""
+    """Clients that send requests one after another, and the counts of their answers. Lifetime:
+    test.
+    """
 
     url: str
     ends: Counter[str] = field(default_factory=Counter)

@@ -54,7 +54,7 @@ def setup_of(policy: str = "round_robin", *groups: WorkerGroup, **more: Any) -> 
 
 
 def at_most_two(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """A policy that gives no worker a third request, so that the request is held."""
+    """Give no worker a third request, so that the request is held: a policy for tests."""
     costs: Floats = np.where(fleet.requests < 2, fleet.requests.astype(np.float64), np.inf)
     return costs
 

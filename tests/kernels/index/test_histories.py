@@ -52,8 +52,8 @@ def test_a_chain_may_repeat_a_hash() -> None:
 @pytest.mark.parametrize(("blocks", "hole"), [(8, 3), (2_048, 1_000)])
 @pytest.mark.parametrize("split", [False, True], ids=["alone", "split at every block"])
 def test_one_block_evicted_and_stored_again(blocks: int, hole: int, split: bool) -> None:
-    """A block that was evicted and stored again makes the whole chain count, because the engine
-    still holds the tail, whatever other prompts share.
+    """After a block was evicted and stored again, the whole chain counts as held, because the
+    engine still holds the rest, whatever other prompts share.
     """
     chain = np.arange(1, blocks + 1, dtype=np.uint64) << np.uint64(20)
     index = PrefixIndex(2)

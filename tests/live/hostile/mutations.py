@@ -1,4 +1,4 @@
-"""Endless requests with faults in them, drawn from a seed."""
+"""Makes endless requests with faults in them, drawn from a seed."""
 
 from __future__ import annotations
 

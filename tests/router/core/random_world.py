@@ -49,8 +49,8 @@ POLICIES = (
 
 
 def at_most_three(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """A policy that chooses the worker with the fewest requests, and holds a request while every
-    worker has three.
+    """Choose the worker with the fewest requests, and hold a request while every worker has three:
+    a policy for tests.
     """
     return np.where(fleet.requests < 3, fleet.requests.astype(np.float64), np.inf)
 

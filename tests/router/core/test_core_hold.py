@@ -20,17 +20,19 @@ from tests.router.core.core_world import BLOCK, World
 
 
 def never(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """A policy that holds every request."""
+    """Hold every request: a policy for tests."""
     return np.full(len(fleet), np.inf)
 
 
 def below_two(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """A policy that chooses a worker without a request, and holds requests otherwise."""
+    """Choose a worker without a request, and hold the request if there is none: a policy
+    for tests.
+    """
     return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
 
 
 def at_last(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """A policy that holds a request as long as it may wait, then chooses the first worker."""
+    """Hold a request as long as it may wait, then choose the first worker: a policy for tests."""
     cost = np.inf if request.may_wait_s > 0.0 else 0.0
     return np.full(len(fleet), cost)
 

@@ -1,4 +1,6 @@
-"""An engine's HTTP pages: a real server that answers as documented, or with faults."""
+"""Serves an engine's HTTP pages in tests: a real server that answers as documented, or
+with faults.
+"""
 
 from __future__ import annotations
 

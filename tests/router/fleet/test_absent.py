@@ -1,5 +1,5 @@
-"""Tests of a worker that lacks a path: this is told apart from a refusal, hidden from clients, and
-the path is not tried again there.
+"""Tests of a worker that lacks a path: the router tells this from a refusal, hides it from clients,
+and does not try the path there again.
 """
 
 from __future__ import annotations

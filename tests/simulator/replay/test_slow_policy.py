@@ -28,7 +28,7 @@ def takes(seconds: float) -> Callable[[], float]:
 
 
 def waits(request: RequestView, fleet: FleetView, state: Any) -> Floats:
-    """A policy that takes 6 ms, like one that asks a distant service."""
+    """Return costs after 6 ms, like a policy that asks a distant service."""
     time.sleep(0.006)
     costs: Floats = fleet.requests.astype(float)
     return costs

@@ -121,7 +121,9 @@ def test_the_routers_patience_and_room_are_set() -> None:
 
 
 def seen_sessions(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """A policy that sends requests without a session to worker 0 and all others to worker 1."""
+    """Send requests without a session to worker 0 and all others to worker 1: a policy
+    for tests.
+    """
     costs: Floats = (fleet.worker_id == (request.session is None)).astype(np.float64)
     return costs
 

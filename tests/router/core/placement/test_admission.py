@@ -20,7 +20,7 @@ from tests.router.property_support import patient
 
 
 def one_each(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
-    """A policy that holds a request unless some worker has no request."""
+    """Hold a request unless some worker has no request: a policy for tests."""
     return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
 
 

@@ -27,8 +27,8 @@ ROOMY, NARROW = 10.0 * LARGE_TOKENS, LARGE_TOKENS - 1.0  # tokens of KV
 
 
 def room(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """A policy that chooses the worker with the fewest requests: at most three small ones, and a
-    large one only at an idle worker.
+    """Choose the worker with the fewest requests (at most three small ones; a large one only at an
+    idle worker): a policy for tests.
     """
     most = 1 if request.prompt_tokens >= LARGE_TOKENS else 3
     fits = (fleet.kv_capacity_tokens >= request.prompt_tokens) & (fleet.requests < most)
@@ -36,7 +36,7 @@ def room(request: RequestView, fleet: FleetView, state: object) -> Floats:
 
 
 def nowhere(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """A policy that excludes every worker for a large request, even an idle one."""
+    """Exclude every worker for a large request, even an idle one: a policy for tests."""
     if request.prompt_tokens >= LARGE_TOKENS:
         return np.full(len(fleet), np.inf)
     return room(request, fleet, state)

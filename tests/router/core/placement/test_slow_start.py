@@ -31,7 +31,7 @@ def join(one: World, worker_id: int, at_s: float, model: str = "m") -> None:
 
 
 def one_each(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """A policy that excludes workers with a request."""
+    """Exclude the workers that have a request: a policy for tests."""
     return np.where(fleet.requests > 0, np.inf, 0.0)
 
 

@@ -26,7 +26,7 @@ SEEN: list[FleetView] = []  # what the policy was shown last
 
 
 def looks(request: RequestView, fleet: FleetView, state: object) -> Floats:
-    """A policy that returns equal costs for all workers, and keeps the data that it was given."""
+    """Return equal costs for all workers, and keep the data that the policy was given."""
     SEEN[:] = [fleet]
     return np.zeros(len(fleet))
 
