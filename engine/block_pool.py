@@ -472,7 +472,7 @@ class BlockPool:
     blocks + 1024 pending changes show that `drain_events` is never called, and raise RuntimeError.
     Evicted blocks go to `host`, which keeps `host_blocks` of them (a write-back cache).
 
-    `groups`: the windows and states that the model caches besides full attention, in the same
+    `groups` are the windows and states that the model caches besides full attention, in the same
     memory. A prefix is then reused only if all of them allow it (`reusable`). Raises ValueError for
     groups and a host together, and for a pool that has no room besides one request's groups.
     """

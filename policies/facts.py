@@ -236,25 +236,20 @@ class Finish:
 
 @record
 class Failure:
-    """A dispatch ended without a complete answer.
+    """Fact: a dispatch ended without a complete answer.
 
     `blame` is "client" (the client left, or its request was refused), "worker" (connect error,
     early close, 5xx, invalid answer), or "busy" (no connection to the worker was free, or its queue
     was full). "busy" does not count against the worker's health. `busy_s` is a number if the worker
     refused the request as overloaded: the seconds for which it wants no more requests, or 0 if it
-    named no time.
-
-    `retry` asks the core to send the request to another worker. It is set if the client has
-    received nothing yet, or if another worker can continue the answer. `rest` is then the request
-    that remains, under the same number; its prompt includes the part of the answer that was sent
-    already.
-
-    If both legs of a request started together, `leg` names the leg that failed: the one that
-    answers, the prefill, or the pair if the failed one is unknown. Both legs are then over, with
-    one exception: after a "prefill" failure without `retry`, the answer has begun and continues.
-
-    `runs_on` is True if the client left and the worker may still compute. The request stays charged
-    to the worker until the computation should be over.
+    named no time. `retry` asks the core to send the request to another worker. It is set if the
+    client has received nothing yet, or if another worker can continue the answer. `rest` is then
+    the request that remains, under the same number; its prompt includes the part of the answer that
+    was sent already. If the prefill leg and the decode leg of a request started together, `leg`
+    names the leg that failed: the one that answers, the prefill, or the pair if the failed one is
+    unknown. Both legs are then over, with one exception: after a "prefill" failure without `retry`,
+    the answer has begun and continues. `runs_on` is True if the client left and the worker may
+    still compute. The request stays charged to the worker until the computation should be over.
     """
 
     now_s: float

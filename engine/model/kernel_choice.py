@@ -78,13 +78,13 @@ def choose_attention(
     block_size: int,
     ways: Ways = ALL_KERNELS,
 ) -> KernelChoice:
-    """Choose the backend of attention. `backend` is the requested one of BACKENDS; `ways` is the
-    fastest way of each shape, as measured.
+    """Choose the backend of attention. `backend` is the requested one of BACKENDS; `ways` has the
+    measured fastest way of each shape.
 
-    auto: on CUDA the kernels, if they support this shape and a trial of each gives the numbers of
-    the CPU's operator (`kernel_trial`), else torch. On CPUs kvkernels are the operators' plain
-    implementations. This may build the kernels' library, which takes minutes. Raises ModelError if
-    the requested backend cannot be used, ValueError for another name.
+    With auto, CUDA devices get the kernels, if they support this shape and a trial of each gives
+    the numbers of the CPU's operator (`kernel_trial`), else torch. On CPUs kvkernels means the
+    operators' plain implementations. This may build the kernels' library, which takes minutes.
+    Raises ModelError if the requested backend cannot be used, ValueError for another name.
     """
 
     def shape_lacks() -> str:

@@ -311,7 +311,7 @@ def _read_by(
 
 
 def memory_bytes(device: str) -> int:
-    """Return the memory that is available on `device` now."""
+    """Return the number of bytes that are available on `device` at present."""
     if device != "cpu":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return int(free_bytes)

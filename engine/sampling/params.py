@@ -50,18 +50,20 @@ _ABOVE_LEAST = ("top_p", "repetition_penalty")  # the least value itself is refu
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The rules by which the tokens of one request are chosen and end; lifetime: request.
+    """The rules by which the tokens of one request are chosen and end; lifetime: request. Raises
+    InvalidParam for a value out of range.
 
-    temperature: 0 (greedy) .. 100. top_k: tokens kept, 0 or -1 for all. top_p: in (0, 1], least
-    set of likely tokens with this mass. min_p: in [0, 1], share of the likeliest token's
-    probability that a token must have. repetition_penalty: in (0, 100], divides positive and
-    multiplies negative logits of tokens in prompt or output. presence_penalty,
-    frequency_penalty: -2..2, taken off the logit of a token in the output, once or for each time.
-    seed: -2^63 .. 2^64-1, None: whoever queues the request draws one. stop: strings that end
-    the text. stop_token_ids: tokens that end it. logprobs: how many of the likeliest tokens are
-    given beside the chosen one, None: not even the chosen one. n: choices. ignore_eos: the model's
-    own end of text does not end the answer. min_tokens: the answer does not end before this many
-    tokens. Raises InvalidParam.
+    `temperature` is 0 (greedy) to 100. `top_k` is the number of likeliest tokens that are kept; 0
+    or -1 keeps all. `top_p`, in (0, 1], keeps the least set of likely tokens that has this mass.
+    `min_p`, in [0, 1], is the share of the likeliest token's probability that a token must have.
+    `repetition_penalty`, in (0, 100], divides positive and multiplies negative logits of tokens in
+    prompt or output. `presence_penalty` and `frequency_penalty`, from -2 to 2, are subtracted from
+    the logit of a token in the output, once or for each time that it occurs. `seed` is -2^63 to
+    2^64-1; with None, the code that queues the request draws one. `stop` has strings that end the
+    text, and `stop_token_ids` has tokens that end it. `logprobs` is how many of the likeliest
+    tokens are returned besides the chosen one; with None, not even the chosen one is. `n` is the
+    number of choices. With `ignore_eos`, the model's own end of text does not end the answer. The
+    answer does not end before it has `min_tokens` tokens.
     """
 
     temperature: float = 1.0

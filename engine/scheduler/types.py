@@ -23,8 +23,8 @@ Refusal = Literal["empty_prompt", "no_output", "too_long", "kv_capacity", "queue
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
-    """Raised for a request that can never run, or not now. `reason` is a code, `message` is for
-    people.
+    """Raised for a request that can never run, or that cannot run now. `reason` is a code,
+    `message` is for people.
     """
 
     def __init__(self, reason: Refusal, message: str) -> None:
@@ -35,27 +35,28 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """Limits of one worker; lifetime: worker. Out of range values raise ValueError.
+    """The limits of one worker; lifetime: worker. Raises ValueError for values out of range.
 
-    max_num_tokens: tokens computed in one step, at least max_batch_size. max_batch_size:
-    requests running at once. max_model_tokens: longest prompt plus output. min_chunk_tokens:
-    no admission for a smaller piece of a prompt than this. watermark: share of the blocks, in
-    [0, 1), that an admission leaves available for decodes to grow. ageing_s: seconds of
-    waiting worth one priority level. max_queue: requests waiting; beyond it they are refused.
-    prefix_wait_tokens: least prefix for which a request waits while another one computes it;
-    0: never.
+    A step computes at most `max_num_tokens` tokens, which is at least `max_batch_size`, the number
+    of requests that run at once. `max_model_tokens` is the greatest length of prompt plus output.
+    No request is admitted with a smaller piece of its prompt than `min_chunk_tokens`. `watermark`
+    is the share of the blocks, in [0, 1), that an admission leaves available for decodes to grow.
+    `ageing_s` is how many seconds of waiting are worth one priority level. At most `max_queue`
+    requests wait; others are refused. A request waits for a prefix of at least `prefix_wait_tokens`
+    tokens while another request computes it; 0: never.
 
-    batch_scheduler_policy, as TensorRT-LLM has it: max_utilization admits what fits now and
-    preempts when decodes outgrow the cache; guaranteed_no_evict admits a request only with room
-    for its whole output, and preempts nobody. max_queue_delay_microseconds (0..10^7), as Triton
-    has it: how long an idle engine waits to fill its first step. length_ageing_s: seconds of
-    waiting that 1000 prompt tokens count for, so that short prompts go first and long ones still
-    have their turn; 0: in order of arrival. tpot_target_ms: prompts take only so much of a step
-    that decodes keep this time per token; 0: no such limit. tenant_share: in (0, 1], share of the
-    blocks that one tenant's requests take while they run, beyond its first. pinned_share: in
-    [0, 0.9], share of the blocks that may be pinned, and that no single request may count on.
-    export_lease_s: for so long a prompt's KV is held for a worker that has not asked for it yet.
-    max_exports: most prompts whose KV is held for other workers at a time; others are not offered.
+    `batch_scheduler_policy` is as in TensorRT-LLM: max_utilization admits what fits now and
+    preempts when decodes outgrow the cache; guaranteed_no_evict admits a request only with room for
+    its whole output, and preempts nobody. `max_queue_delay_microseconds` (0..10^7) is as in Triton:
+    how long an idle engine waits to fill its first step. `length_ageing_s` is how many seconds of
+    waiting 1000 prompt tokens count for, so that short prompts go first and long ones still have
+    their turn; 0: in order of arrival. With `tpot_target_ms`, prompts take only so much of a step
+    that decodes keep this time per token; 0: no such limit. `tenant_share`, in (0, 1], is the share
+    of the blocks that the requests of one tenant may take while they run, beyond its first request.
+    `pinned_share`, in [0, 0.9], is the share of the blocks that may be pinned, and that no single
+    request may count on. `export_lease_s` is for how many seconds a prompt's KV is held for a
+    worker that has not asked for it yet. At most `max_exports` prompts have their KV held for other
+    workers at a time; the KV of further prompts is not offered.
     """
 
     max_num_tokens: int = 8192

@@ -45,9 +45,9 @@ class NumberedBatch(NamedTuple):
 
 
 class EventLog:
-    """Numbers the changes of one pool. Lifetime: worker.
+    """Numbers the changes of one pool as batches of KV events. Lifetime: worker.
 
-    Keeps the last `buffer_batches` batches, or fewer if they exceed `buffer_bytes`.
+    The log keeps the last `buffer_batches` batches, or fewer if they exceed `buffer_bytes`.
     `wall_s` gives seconds since the epoch, for the batches' time stamps.
     """
 
@@ -174,9 +174,10 @@ log = logging.getLogger(__name__)
 
 
 class KvPublisher:
-    """The two ZMQ sockets of one worker. Lifetime: worker; needs a running event loop.
+    """The two ZMQ sockets on which one worker publishes and replays its KV events. Lifetime:
+    worker; needs a running event loop.
 
-    For port 0 the system chooses; `endpoint` and `replay_endpoint` have the result. Raises
+    The system chooses a port that is 0; `endpoint` and `replay_endpoint` have the result. Raises
     zmq.ZMQError if a port is taken.
     """
 

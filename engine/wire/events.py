@@ -276,7 +276,7 @@ _END = END_SEQ.to_bytes(8, "big")
 
 
 class Live(NamedTuple):
-    """A live message of KV events, in its parts."""
+    """The parts of a live message of KV events: topic, number and payload."""
 
     topic: str
     seq: int

@@ -64,7 +64,7 @@ class Observation(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of the first step."""
+        """The kind of the observation's first step."""
         return self.loads[0].kind
 
 
@@ -136,7 +136,7 @@ MAX_FITTED = 20_000  # more steps than that are thinned evenly: they say the sam
 
 @dataclass(frozen=True, slots=True)
 class KindError:
-    """Relative errors |model - measured| / measured of one kind of step."""
+    """The relative errors |model - measured| / measured of one kind of step."""
 
     kind: str  # prefill, decode, mixed, all
     observations: int

@@ -323,7 +323,8 @@ def dots_plot(seeds: Mapping[str, tuple[Sequence[float], float]], xlabel: str, l
 
 @drawn
 def errors_plot(points: Mapping[str, tuple[Floats, Floats]], tolerance: float) -> str:
-    """Draw a panel for each kind of step: its seconds by a table, and the error of a model of it.
+    """Draw a panel for each kind of step: the seconds that a table has for it, and the error of a
+    model against the table.
 
     `points` has for each kind float64[rows] of seconds, and of model / table - 1. The band shows
     `tolerance`.

@@ -179,9 +179,8 @@ def coding_agents(keys: CodingAgentsKeys, seed: int, block: int | None) -> Made:
 
 
 def _merged(people: Iterator[tuple[int, Iterator[Job]]]) -> Iterator[Job]:
-    """Yield the jobs of all people in order of time.
-
-    `people` gives (start in ns, jobs), ascending.
+    """Yield the jobs of all people in order of time. `people` has the start in ns and the jobs of
+    each person, in ascending order of start.
     """
     due: list[tuple[int, int, Job, Iterator[Job]]] = []  # by time, then by who began first
     begun, upcoming = 0, next(people, None)
