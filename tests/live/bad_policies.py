@@ -62,7 +62,7 @@ class Forgetful:
         return []
 
     def observe(self, fact: Any, state: list[Any]) -> list[Any]:
-        """Raise an error."""
+        """Raise an error for every fact."""
         return state[1]  # type: ignore[no-any-return]
 
 
@@ -70,5 +70,5 @@ class Unborn(Forgetful):
     """A policy whose `initial_state` fails."""
 
     def initial_state(self) -> list[Any]:
-        """Raise an error."""
+        """Raise an error instead of returning a state."""
         raise OSError("no such file")

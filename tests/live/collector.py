@@ -22,7 +22,7 @@ KINDS = {Span.SPAN_KIND_SERVER: "server", Span.SPAN_KIND_CLIENT: "client"}
 
 @dataclass(frozen=True)
 class Seen:
-    """A span with its fields decoded to plain Python values."""
+    """A received trace span, with its fields decoded to plain Python values."""
 
     name: str
     trace: str

@@ -32,7 +32,7 @@ class Cutter:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection from the router."""
+        """Serve one connection from the router, and cut its replies off as the test wants."""
         up_reader, up_writer = await asyncio.open_connection(self._at[0], int(self._at[1]))
         self._writers |= {writer, up_writer}
         fate: list[Fate | None] = [None]

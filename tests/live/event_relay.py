@@ -207,7 +207,7 @@ class EventRelay:
 
 @asynccontextmanager
 async def relaying(*relays: EventRelay) -> AsyncIterator[None]:
-    """Run the relays until the block ends."""
+    """Run the event relays until the block ends."""
     tasks = [asyncio.create_task(relay.run()) for relay in relays]
     try:
         yield

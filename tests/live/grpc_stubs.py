@@ -1,4 +1,4 @@
-"""Opens gRPC stubs of Triton's inference service at a router."""
+"""Opens gRPC stubs of Triton's inference service that call a router."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class LeaseHolder:
         )
 
     def ask(self) -> None:
-        """Ask the replica for its token; the answer is the next `asked` line."""
+        """Ask the replica for its lease's token; the answer is the next `asked` line."""
         self._in.write(b"?\n")
 
     async def says(self) -> tuple[str, int | None]:
@@ -52,7 +52,7 @@ class LeaseHolder:
         return word, None if token == "None" else int(token)
 
     async def fence(self) -> int | None:
-        """Return the token that the replica holds now, or None."""
+        """Return the lease's token that the replica holds now, or None if it has no lease."""
         self.ask()
         while (said := await self.says())[0] != "asked":
             pass

@@ -43,7 +43,7 @@ class LightEngine:
         await web.TCPSite(self._runner, self.host, self.port, reuse_address=True).start()
 
     async def stop(self) -> None:
-        """Stop as in a crash: cut running requests and close the port."""
+        """Stop the engine as in a crash: cut running requests and close the port."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

@@ -70,7 +70,7 @@ class MeetingWorker:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[MeetingWorker]:
-        """Run both servers of the worker: the API and the bootstrap server."""
+        """Run both servers of the worker during the block: the API and the bootstrap server."""
         app, bootstrap = web.Application(), web.Application()
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._well)
@@ -184,7 +184,7 @@ class MeetingWorker:
     async def answered(
         self, request: web.Request, asked: dict[str, Any], words: tuple[str, ...], fault: str
     ) -> web.StreamResponse:
-        """Write the whole answer, streamed or not."""
+        """Write the whole answer to a request, streamed or not."""
         usage = {"prompt_tokens": 9, "completion_tokens": len(words)}
         if not asked.get("stream"):
             if fault == "break":

@@ -1,4 +1,4 @@
-"""Waits for values of a router's metrics."""
+"""Waits until a router's metrics have the values that a test expects."""
 
 from __future__ import annotations
 

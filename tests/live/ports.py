@@ -1,4 +1,4 @@
-"""Ports for programs that are stopped and started again at the same address."""
+"""Reserves ports for programs that are stopped and started again at the same address."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class RedisServer:
             time.sleep(0.01)
 
     def client(self, **options: Any) -> redis.Redis:
-        """Return a client for the test's own commands."""
+        """Return a Redis client for the test's own commands."""
         return redis.Redis(port=self.port, socket_timeout=5, **options)
 
     def kill(self) -> None:

@@ -12,7 +12,7 @@ from tests.live.stack import Stack, until
 
 
 class Routers:
-    """Starts routers of the same workers. Lifetime: test."""
+    """Starts several routers with the same workers. Lifetime: test."""
 
     def __init__(
         self, url: str, workers: list[str], programs: Programs, http: aiohttp.ClientSession

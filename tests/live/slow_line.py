@@ -1,4 +1,4 @@
-"""A TCP line on which each byte is delayed, as over a long distance."""
+"""A TCP relay that delays each byte, as over a long distance."""
 
 from __future__ import annotations
 

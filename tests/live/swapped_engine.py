@@ -48,7 +48,7 @@ class SwappedEngine:
             await self._runner.cleanup()
 
     async def swap(self, version: str) -> None:
-        """Replace the process by one of this version."""
+        """Replace the engine's process by one of this version."""
         before = self._runner
         if before is not None:
             for site in list(before.sites):

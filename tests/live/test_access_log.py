@@ -19,7 +19,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 async def ask(stack: Stack, number: str, **fields: Any) -> tuple[int, str | None]:
-    """Send a request; return the answer's status and request id."""
+    """Send a request to the router; return the answer's status and its request id, or None."""
     body = {"model": MODEL, "prompt": SECRET, "max_tokens": 4} | fields
     headers = {"x-request-id": number, "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     url = f"{stack.url}/v1/completions"

@@ -74,7 +74,9 @@ class Storm:
         process.send_signal(signal.SIGCONT)
 
     async def swing(self) -> None:
-        """Add the extra worker, or remove it at once or when it is idle."""
+        """Add the extra worker to the pool; if it is there, remove it at once or when it
+        is idle.
+        """
         if self.extra_id is None:
             self.done.append("add")
             self.extra_id = await self.stack.add(self.extra.url)

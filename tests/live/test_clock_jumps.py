@@ -132,7 +132,7 @@ async def test_the_access_log_follows_a_date_that_was_corrected(
 
 
 async def jumped(folder: Path, clock: ShiftedClock, names: tuple[str, ...], shift_s: int) -> None:
-    """Shift the clocks of these programs and leave them so for some time."""
+    """Shift the clocks of these programs by `shift_s` and leave them so for some time."""
     for name in names:
         clock.jump(folder / f"clock-{name}", shift_s)
     await asyncio.sleep(LEAST_S)

@@ -107,7 +107,7 @@ async def stop(ground: Ground) -> None:
 
 
 async def all_but_one(ground: Ground) -> None:
-    """Kill all engines except the one behind the proxy."""
+    """Kill all engines except the one behind the faulty proxy."""
     await asyncio.gather(ground.dies(0), ground.dies(1))
     await ground.pause(4, 12)
     await asyncio.gather(ground.starts(0), ground.starts(1))

@@ -182,7 +182,7 @@ async def test_a_frozen_worker_that_nobody_can_replace_is_waited_for(tmp_path: P
 
 
 async def hit_tokens(stack: Stack, prompt: list[int], model: str = MODEL) -> dict[int, int]:
-    """Return the expected hit tokens of a prompt for each worker."""
+    """Return for each worker how many tokens of a prompt the router expects to be cached."""
     body = {"model": model, "prompt": prompt, "max_tokens": 1}
     async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
         assert reply.status == 200, await reply.text()

@@ -73,7 +73,7 @@ async def failed(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 def bytes_field(count: int) -> bytes:
-    """Return a raw tensor of `count` bytes, encoded as a message's field."""
+    """Return a raw tensor of `count` bytes, encoded as a field of a gRPC message."""
     field: bytes = pb.ModelInferRequest(raw_input_contents=[bytes(count)]).SerializeToString()
     return field
 

@@ -100,7 +100,9 @@ async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_tol
         path = f"{stack.url}/v2/models/{MODEL}/infer"
 
         async def infer(prompt: str, **parameters: int) -> tuple[int, str, str, str]:
-            """Ask for one token; return (status, Retry-After, error, milliseconds held)."""
+            """Ask for one token through Triton's API; return (status, Retry-After, error,
+            milliseconds that the request was held).
+            """
             texts = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
             most = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [1]}
             body = {"inputs": [texts, most], "parameters": parameters}

@@ -129,7 +129,7 @@ async def test_a_worker_that_is_down_has_no_mode(tmp_path: Path) -> None:
 
 
 async def explained(stack: Stack) -> tuple[str, dict[str, Any]]:
-    """Send a completion; return the sentence and the JSON of its explain header."""
+    """Send a completion; return the sentence and the JSON of the router's explain header."""
     body = {"model": MODEL, "prompt": TEXT, "max_tokens": 2}
     url, headers = f"{stack.url}/v1/completions", {EXPLAIN: "1"}
     async with stack.http.post(url, json=body, headers=headers) as reply:

@@ -30,7 +30,9 @@ def prepare(publishers: list[Publisher], rng: np.random.Generator) -> None:
 
 
 async def burst(one: Publisher, rng: random.Random) -> None:
-    """Publish all batches except the last, and lose some of them at random."""
+    """Publish all of the publisher's batches except the last, and leave some of them out
+    at random.
+    """
     for number in range(len(one.batches) - 1):
         if rng.random() < LOSS:
             one.lost += 1

@@ -62,7 +62,9 @@ class Cut:
             self.fates.clear()
 
     async def breaks(self, path: str, *fates: Fate, **fields: Any) -> bool:
-        """Return whether the client sees that its stream broke off."""
+        """Send a request whose replies are cut off as `fates` say; return whether the client sees
+        that its stream broke off.
+        """
         try:
             await self.stream(path, *fates, **fields)
         except aiohttp.ClientError:

@@ -91,7 +91,7 @@ def open_files(stack: Stack) -> int:
 
 
 class Client:
-    """One client with one stream. Lifetime: test."""
+    """One client that reads one stream. Lifetime: test."""
 
     def __init__(self) -> None:
         self.status = 0

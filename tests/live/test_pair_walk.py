@@ -34,7 +34,7 @@ CLIENTS = 4
 
 
 def blocks(language: str) -> list[str]:
-    """Return the page's fenced blocks in a language."""
+    """Return the fenced blocks of docs/replicas.md in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", WALK, re.MULTILINE | re.DOTALL)
 
 

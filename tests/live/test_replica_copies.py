@@ -39,7 +39,7 @@ class Engine:
         self.served = 0
 
     async def serve(self, prompts: int, blocks: int = 20) -> None:
-        """Send `prompts` prompts to the engine, each with its own blocks."""
+        """Send `prompts` prompts to the engine, each with blocks that no other has."""
         for _ in range(prompts):
             self.served += 1
             prompt = [self.served] * (blocks * BLOCK + 1)
@@ -55,7 +55,7 @@ class Engine:
             assert reply.status == 200, await reply.text()
 
     async def truth(self) -> list[int]:
-        """Return the chain hashes of the engine's blocks, from the engine itself."""
+        """Return the chain hashes of the blocks that the engine itself reports."""
         async with self.http.get(f"{self.program.url}/kv_snapshot") as reply:
             _, chains = truth_of(await reply.read())
         return sorted(int(chain) for chain in chains)

@@ -1,4 +1,4 @@
-"""Tests that compare live decisions of several routers with those of one."""
+"""Tests that the live decisions of several routers are like those of one."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def shown_as(stack: Stack, engine: str, settings: str) -> AsyncIterator[st
 
 
 async def alone(*urls: str, status: int) -> dict[str, Any]:
-    """Return the doctor's report on engines without a router."""
+    """Run the doctor on engines without a router; check its exit status and return its report."""
     words = [word for url in urls for word in ("--routing", url)]
     code, said = await said_by("doctor", *words, "--seconds", "0.2", "--json")
     assert code == status, said

@@ -26,7 +26,7 @@ VOCABULARY = 32_000
 
 
 def prompt_of(serial: int) -> list[int]:
-    """Return a prompt of 300 tokens that depends on the number."""
+    """Return a prompt of 300 tokens that depends on `serial`."""
     draw = random.Random(serial)
     return [draw.randrange(VOCABULARY) for _ in range(300)]
 

@@ -79,7 +79,7 @@ class Pool:
         return [row["failures"] for row in await self.stack.rows()]
 
     async def at_rest(self) -> None:
-        """Wait until no request runs anywhere and no worker is charged."""
+        """Wait until no request runs at any worker and the router charges no worker."""
 
         async def empty() -> bool:
             rooms = [one.rooms for one in self.workers if isinstance(one, SGLang)]
@@ -296,7 +296,7 @@ async def test_a_transfer_is_waited_for_once(
 
 
 def is_leg(body: bytes) -> bool:
-    """Return whether the body belongs to a disaggregated request."""
+    """Return whether the body is a prefill or decode part of a disaggregated request."""
     return not {"bootstrap_room", "kv_transfer_params"}.isdisjoint(json.loads(body))
 
 

@@ -98,7 +98,7 @@ async def test_the_tree_of_a_request(tmp_path: Path, flags: list[str]) -> None:
 
 
 def parents(heads: list[bytes]) -> list[bytes]:
-    """Return the trace headers of each request that a worker got."""
+    """Return the trace headers of each request head that a worker got."""
     of_trace = (b"traceparent", b"tracestate")
     return [
         b"|".join(line for line in head.split(b"\r\n") if line.lower().startswith(of_trace))

@@ -26,7 +26,7 @@ ROWS = "document.querySelectorAll('#decision-rows tbody tr').length"
 
 @asynccontextmanager
 async def shown(one: Crowd, profile: Path, width: int, dark: bool = False) -> AsyncIterator[Page]:
-    """Yield the page of a crowd once it shows figures."""
+    """Yield the page `/ui` of a router with fake workers, once the page shows figures."""
     async with opened(profile) as page:
         await page.screen(width, 900 if width > 600 else 740, dark)
         await page.go(f"{one.url}/ui")
@@ -35,7 +35,7 @@ async def shown(one: Crowd, profile: Path, width: int, dark: bool = False) -> As
 
 
 async def busy(one: Crowd, seconds: int = 20, requests: int = 20) -> None:
-    """Send traffic, and bring one worker into each state."""
+    """Send traffic to the router, and bring one worker into each state."""
     for _ in range(seconds):
         for n in range(requests):
             await one.send(f"session-{n % 9}", tenant=("red", "green", None)[n % 3])

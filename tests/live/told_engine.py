@@ -16,7 +16,7 @@ EVENTS, JSON, PAGE = "text/event-stream", "application/json", "text/html"
 
 @dataclass
 class ToldEngine:
-    """The engine, with its answers by name. Lifetime: test."""
+    """An engine that gives the answer that a request's header names. Lifetime: test."""
 
     answers: dict[str, tuple[str, bytes]]  # name -> content type, body
     always: str = ""  # the answer that it gives to every request

@@ -36,7 +36,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def answer_of(prompt: str, count: int) -> str:
-    """Return the answer that one server alone gives."""
+    """Return the answer to a prompt that one server alone gives."""
     tokens = list(prompt.encode())
     said = []
     for _ in range(count):
@@ -214,7 +214,7 @@ def _error(status: int, why: str) -> web.Response:
 
 @asynccontextmanager
 async def serving(fabric: Fabric, **options: Any) -> AsyncIterator[Server]:
-    """Yield one running server."""
+    """Yield one running context or generation server."""
     server = Server(fabric, **options)
     async with served_app(server.app(), shutdown_timeout=0.1) as server.url:
         yield server

@@ -22,7 +22,7 @@ BODY_BYTES = 4096
 
 @dataclass
 class Admin:
-    """The admin port of a router. Lifetime: test."""
+    """The admin port of a router with fake workers. Lifetime: test."""
 
     router: Router
     url: str

@@ -1,4 +1,4 @@
-"""The fixture that chooses between the two implementations of the relay."""
+"""Provides the fixture that chooses between the two implementations of the relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers that the property tests of pure parts share."""
+"""Helpers that the property tests of code without sockets share."""
 
 from __future__ import annotations
 

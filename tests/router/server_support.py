@@ -1,4 +1,4 @@
-"""The client port's server for tests, on a free port in front of a handler."""
+"""The server of the client port for tests, on a free port in front of a handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits in tests for a condition, without a fixed time."""
+"""Helpers that wait in tests for a condition, without a fixed time."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ async def slow(port: int, connections: int, seed: int) -> Counter[str]:
 
 
 def main(kind: str, port: str, count: str, seed: str) -> None:
-    """Run the attack and print its counts."""
+    """Run the named attack and print its counts as JSON."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     attacking = {"mutated": mutated, "slow": slow}[kind]

@@ -219,7 +219,7 @@ class Waits:
         return time.monotonic() - queued_ns / 1e9
 
     def take_ms(self) -> float:
-        """Return the longest wait since the last call, in ms."""
+        """Return the client's longest wait since the last call, in ms."""
         self._note()
         longest_s, self._longest_s = self._longest_s, 0.0
         return 1e3 * longest_s

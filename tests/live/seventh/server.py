@@ -23,7 +23,7 @@ _GAUGES = {
 
 
 class SeventhServer:
-    """The server of the engine "seventh". Lifetime: test."""
+    """The HTTP server of the engine "seventh", which exists only in tests. Lifetime: test."""
 
     def __init__(self, worker_url: str, role: str, http: aiohttp.ClientSession) -> None:
         self._worker_url = worker_url
@@ -83,7 +83,7 @@ class SeventhServer:
 
 @asynccontextmanager
 async def serving(worker_url: str, role: str) -> AsyncIterator[tuple[str, SeventhServer]]:
-    """Run the server in front of a worker; yield its URL and the server."""
+    """Run the server of the engine "seventh" in front of a worker; yield its URL and the server."""
     async with aiohttp.ClientSession() as http:
         server = SeventhServer(worker_url, role, http)
         runner = web.AppRunner(server.app())

@@ -73,7 +73,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat every body as a long one from now on."""
+    """Make the reader treat every body as a long one from now on."""
     monkeypatch.setattr(scanning, "LONG_BYTES", 0)
     monkeypatch.setattr(scanning, "_LONG_TEXT_BYTES", 0)
 

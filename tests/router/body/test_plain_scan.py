@@ -30,7 +30,9 @@ HI = {"role": "user", "content": "hi"}
 
 
 async def check(body: bytes, path: str, limits: ScanLimits = LIMITS) -> Plain | None:
-    """Read a body with both readers, and check that they agree."""
+    """Read a body with the native and the general reader, and check that they agree; return the
+    native result, or None.
+    """
     plain = plain_scan(body, path, limits)
     if plain is None:
         return None

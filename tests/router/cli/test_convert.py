@@ -36,7 +36,9 @@ WORDS = {"--policy", "--routing-logic", "--log-level", "--log-format"}  # of a f
 
 
 def accepted(text: str, folder: Path) -> Config:
-    """Return the configuration in a file. Fails if the checker rejects it."""
+    """Write the text to a configuration file and return its configuration. Fails if the checker
+    rejects it.
+    """
     path = folder / "converted.yaml"
     path.write_text(text, encoding="utf-8")
     return load_config(argparse.Namespace(config=str(path)), {}).config
@@ -107,7 +109,7 @@ def test_many_flags_together_give_a_file_or_one_error(seed: int, tmp_path, capsy
 
 
 def converted(command: str, folder: Path) -> dict[str, object]:
-    """Return the keys of the file for a command line."""
+    """Return the keys of the configuration file made from another router's command line."""
     done = convert(command)
     accepted(done.text, folder)
     keys: dict[str, object] = yaml.safe_load(done.text)

@@ -22,7 +22,7 @@ WORKER = {"id": 3, "url": "http://10.0.0.3:8000", "state": "ready", "inflight_re
 
 
 class Admin(ThreadingHTTPServer):
-    """The part of an admin port that `top` uses. Lifetime: test."""
+    """The part of an admin port that `warmroute top` uses. Lifetime: test."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -64,7 +64,7 @@ def admin() -> Iterator[Admin]:
 
 
 class Terminal:
-    """A pseudo-terminal that `top` writes to. Lifetime: test."""
+    """A pseudo-terminal to which `warmroute top` writes. Lifetime: test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shown = ""
@@ -73,7 +73,7 @@ class Terminal:
         monkeypatch.setattr("sys.stdout", os.fdopen(theirs, "w", closefd=False))
 
     def until(self, text: str) -> None:
-        """Read until the text is shown."""
+        """Read the terminal until the text is shown."""
         before = len(self.shown)
         while text not in self.shown[before:]:
             self.shown += os.read(self._ours, 65_536).decode()

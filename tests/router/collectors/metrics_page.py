@@ -163,7 +163,7 @@ def section_of(name: str) -> str:
 
 
 def row(family: Metric) -> str:
-    """Return the line of a table that describes one family."""
+    """Return the line of the metrics table that describes one family."""
     name = f"{family.name}_total" if family.type == "counter" else family.name
     labels = ", ".join(f"`{label}`" for label in vars(family)["_labelnames"])
     return f"| `{name}` | {labels} | {family.type} | {family.documentation} |\n"

@@ -60,7 +60,7 @@ def samples(router: Router) -> dict[str, dict[tuple[tuple[str, str], ...], float
 
 
 def served(router: Router, outcome: Outcome, stream: bool = True) -> None:
-    """Process one request from its arrival to its outcome."""
+    """Let one request arrive at the core and end with this outcome."""
     request_id = router.dispatcher.next_request_id()
     now_s = time.monotonic()
     chains = {BLOCK: chain_of([1, 2, 3])}

@@ -1,4 +1,4 @@
-"""Tests of the hint "did you mean" for flags, commands and paths."""
+"""Tests of the hint "did you mean" for misspelt flags, commands and paths."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def removed(blocks: list[int], last: int = 1) -> Removed:
 
 
 class World:
-    """A core with its workers and clock. Lifetime: test."""
+    """A decision core with its workers and clock. Lifetime: test."""
 
     def __init__(self, workers: int = 3, policy: str = "hybrid", **settings: object) -> None:
         self.now_s = 0.0

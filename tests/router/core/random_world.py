@@ -56,7 +56,7 @@ def at_most_three(request: RequestView, fleet: FleetView, state: object) -> Floa
 
 
 class RandomWorld:
-    """A core with random events. Lifetime: test."""
+    """A decision core to which random events happen. Lifetime: test."""
 
     def __init__(self, policy: str, seed: int) -> None:
         self.rng = random.Random(seed)

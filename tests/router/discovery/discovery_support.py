@@ -1,4 +1,4 @@
-"""A fleet that follows sources whose reports a test decides."""
+"""A fleet that follows sources of workers whose reports a test decides."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Told:
 
 @dataclass
 class World:
-    """A fleet with its sources and clock. Lifetime: test."""
+    """A fleet of workers with its sources and clock. Lifetime: test."""
 
     manager: FleetManager
     discovery: Discovery

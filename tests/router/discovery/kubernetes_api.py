@@ -114,11 +114,11 @@ class KubernetesApi:
     _port: int = 0
 
     async def put(self, kind: str, what: dict[str, Any]) -> None:
-        """Create an object, or change it."""
+        """Create an object in the API server, or change it."""
         await self._change(kind, what["metadata"]["name"], copy.deepcopy(what))
 
     async def delete(self, kind: str, name: str) -> None:
-        """Delete an object at once, if it exists."""
+        """Delete an object in the API server at once, if it exists."""
         if name in self._objects.get(kind, {}):
             await self._change(kind, name, None)
 
@@ -158,11 +158,11 @@ class KubernetesApi:
         return sum(k == kind and not {"watch", "continue"} & q.keys() for k, q in self.asked)
 
     def watched(self, kind: str) -> list[str]:
-        """Return the versions from which watches started."""
+        """Return the versions from which clients started to watch the kind."""
         return [q["resourceVersion"] for k, q in self.asked if k == kind and "watch" in q]
 
     async def start(self) -> None:
-        """Listen, at the same port as before."""
+        """Start the API server; after a stop, it listens at the same port as before."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
@@ -172,7 +172,7 @@ class KubernetesApi:
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
-        """Stop listening, and cut open connections."""
+        """Stop listening, and cut the API server's open connections."""
         await self.say("break")
         if self._runner is not None:
             await self._runner.cleanup()

@@ -1,4 +1,4 @@
-"""Helpers for tests of discovery that follows an InferencePool."""
+"""Helpers for tests of workers that are discovered from an InferencePool."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ HEALTHY: dict[str, Any] = {
 def one(
     configured: dict[str, Any], figures: dict[str, Any], gauges: Any = "", **facts: Any
 ) -> Evidence:
-    """Return the evidence of a Triton with one model."""
+    """Return the doctor's evidence of a Triton with one model."""
     return pool(triton([configured], figures, gauges=gauges), **facts)
 
 

@@ -43,7 +43,7 @@ class SmallTriton:
         self._free = asyncio.Lock()
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer a request for any path."""
+        """Answer a request for any path as the small Triton does."""
         self.asked.append(request.path)
         if request.path.endswith("/infer"):
             return await self._infer(await request.json())

@@ -29,7 +29,7 @@ vllm:cache_config_info{{block_size="16",num_gpu_blocks="1000",engine="{rank}"}} 
 
 @dataclass
 class RankedEngine:
-    """The engine's ranks, and the requests that it got. Lifetime: test."""
+    """An engine with several data-parallel ranks, and the requests that it got. Lifetime: test."""
 
     publishers: list[zmq.asyncio.Socket]
     ports: list[int]

@@ -1,4 +1,4 @@
-"""Tests of SGLang's versions: recognition, ranks, and three formats of load."""
+"""Tests of several versions of SGLang: recognition, ranks, and three formats of load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of workers given as text and as mappings."""
+"""Tests of worker specifications, given as text and as mappings."""
 
 from __future__ import annotations
 

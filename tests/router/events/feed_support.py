@@ -35,7 +35,7 @@ Answer = Callable[["Publisher", bytes, int], Awaitable[None]]
 
 
 def payload(n: int) -> bytes:
-    """Return the batch numbered `n`, which stores block n."""
+    """Return the batch of events numbered `n`, which stores block n."""
     event = stored([n])
     return encode_batch(0.0, [wire(event)])
 
@@ -80,7 +80,7 @@ async def not_at_all(publisher: Publisher, identity: bytes, start: int) -> None:
 
 @dataclass
 class Publisher:
-    """A worker's two sockets and, on demand, its snapshot. Lifetime: test."""
+    """A worker's live and replay sockets and, on demand, its snapshot. Lifetime: test."""
 
     pub: zmq.asyncio.Socket
     router: zmq.asyncio.Socket

@@ -201,7 +201,7 @@ async def rig(**fields: Any) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def running(coroutine: Any) -> AsyncIterator[None]:
-    """Run a task as long as the block; an error in the task fails the test."""
+    """Run a task during the block; an error in the task fails the test."""
     task = asyncio.create_task(coroutine)
     try:
         yield

@@ -14,7 +14,7 @@ ADDRESS = "tcp://127.0.0.1:5557"
 
 
 class Reader:
-    """Returns the messages that the test puts in. Lifetime: test."""
+    """Gives feeds the messages that the test puts into its queue. Lifetime: test."""
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[tuple[str, object] | Exception] = asyncio.Queue()

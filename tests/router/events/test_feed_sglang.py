@@ -30,7 +30,7 @@ CHAIN = chain_of(TOKENS, PAGE)
 
 
 def names_of(tokens: list[int], page: int) -> list[int]:
-    """Return the names of SGLang 0.5.9 `mem_cache/utils.py`: signed and chained."""
+    """Return the block names that SGLang 0.5.9 gives (`mem_cache/utils.py`): signed and chained."""
     names, digest = [], b""
     for start in range(0, len(tokens), page):
         words = struct.pack(f"<{page}I", *tokens[start : start + page])

@@ -163,7 +163,7 @@ CLEARED = ["AllBlocksCleared"]
 
 
 def holding(*blocks: int) -> list[Any]:
-    """Return events of blocks in the form of `payload`."""
+    """Return store events of these blocks in the form of `payload`."""
     return [["BlockStored", [n], None, [n, n], 2, None, "GPU", None, None, 0] for n in blocks]
 
 
@@ -190,7 +190,7 @@ class Engine:
 
 @asynccontextmanager
 async def publishing() -> AsyncIterator[Engine]:
-    """Yield an idle engine with four known blocks."""
+    """Yield an idle engine with KV events, four of whose blocks the router knows."""
     context = zmq.asyncio.Context()
     config = Config(
         intervals=Intervals(load_report_s=0.05, health_s=HEALTH_S),

@@ -73,7 +73,7 @@ async def silence(*_: object) -> str:
 
 @pytest.fixture(autouse=True)
 def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recognize every URL as a worker with events, without asking it."""
+    """Make the fleet recognize every URL as a worker with events, without sending it a request."""
 
     async def known(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
         await asyncio.sleep(0)

@@ -39,7 +39,7 @@ HEALTH_S, LOAD_S = 0.05, 0.05
 
 @dataclass
 class Front:
-    """A router with both its ports. Lifetime: test."""
+    """A router with its client port and its admin port. Lifetime: test."""
 
     router: Router
     client_url: str

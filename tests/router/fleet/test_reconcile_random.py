@@ -44,7 +44,7 @@ async def idle(member: Member) -> None:
 
 
 class Oracle:
-    """The expected fleet, as sets. Lifetime: one history."""
+    """The workers that the fleet should have, as sets. Lifetime: one history."""
 
     def __init__(self) -> None:
         self.named: dict[str, WorkerSpec] = {}

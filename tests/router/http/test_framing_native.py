@@ -127,7 +127,7 @@ class Story:
 
 
 class Client:
-    """A client's transport that keeps the bytes written to it."""
+    """A client's transport that keeps the bytes written to it, for comparison."""
 
     def __init__(self) -> None:
         self.got = b""

@@ -38,7 +38,7 @@ def mutated(draw) -> bytes:
 
 @st.composite
 def cut(draw) -> tuple[bytes, list[bytes]]:
-    """Draw bytes, and the same bytes in pieces."""
+    """Draw the bytes of requests, and the same bytes cut into pieces."""
     data = draw(mutated())
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
     return data, [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]

@@ -14,7 +14,7 @@ Mode = Literal["whole", "ids", "pieces"]
 
 
 def stream(mode: Mode, name: str, prompt: list[int], total: int, ends: str = "") -> list[bytes]:
-    """Return the events of a worker's stream, as SGLang 0.5 writes them."""
+    """Return the events of a stream that a worker sends, as SGLang 0.5 writes them."""
     tokens = continuation(prompt, total, VOCAB)
     events, text, before = [], "", 0
     for n, piece in enumerate(texts(tokens, last=True), start=1):

@@ -49,7 +49,7 @@ class Engine:
     name: str  # part of ids and times, which differ from engine to engine
 
     def stream(self, body: dict[str, Any], prompt: list[int], total: int) -> list[bytes]:
-        """Return the events of a reply to `body`: `total` tokens after `prompt`."""
+        """Return the events with which the engine answers `body`: `total` tokens after `prompt`."""
         chat, ids = "messages" in body, bool(body.get("return_token_ids"))
         tokens = continuation(prompt, total, VOCAB)
         events = []

@@ -79,7 +79,7 @@ class Chain:
 async def chain(
     *scripts: Script, buffer_bytes: int = 262_144, **terms: int
 ) -> AsyncIterator[Chain]:
-    """Yield a chain of workers that follow these scripts, in turn."""
+    """Yield a chain of workers that follow these scripts; a stream goes from each to the next."""
     async with AsyncExitStack() as exits:
         workers = [await exits.enter_async_context(worker(script)) for script in scripts]
         ports = [each.port for each in workers]

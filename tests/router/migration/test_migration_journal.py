@@ -71,7 +71,7 @@ class Relay:
         return b"".join(engine.stream(body, ids, left))
 
     def feed(self, data: bytes, cuts: list[int]) -> None:
-        """Give the journal one engine's bytes, split at `cuts`."""
+        """Give the journal of the stream one engine's bytes, cut at `cuts`."""
         edges = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
         for start, stop in itertools.pairwise(edges):
             self.out += self.journal.feed(data[start:stop])

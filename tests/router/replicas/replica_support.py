@@ -110,7 +110,7 @@ async def all_see_each_other(*replicas: Replica, within_s: float = WAIT_S) -> fl
 
 @contextlib.asynccontextmanager
 async def fleet(url: str, *names: str, **options: Any) -> AsyncIterator[list[Replica]]:
-    """Yield started replicas that all see each other."""
+    """Yield started replicas, each of which sees all others."""
     replicas = [Replica(url, name, **options) for name in names]
     for replica in replicas:
         replica.link.start()

@@ -17,7 +17,7 @@ from tests.router.core.core_world import World
 
 @dataclass
 class Replica:
-    """One core with its side of the exchange between replicas. Lifetime: test."""
+    """One decision core with its side of the exchange between replicas. Lifetime: test."""
 
     name: str
     world: World

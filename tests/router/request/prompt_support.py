@@ -1,4 +1,4 @@
-"""Bodies and a prompt reader for the tests of reading prompts."""
+"""Bodies of requests, and a reader of prompts, for the tests of reading prompts."""
 
 from __future__ import annotations
 

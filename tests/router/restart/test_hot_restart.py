@@ -44,7 +44,9 @@ def listening() -> socket.socket:
 
 
 class Router:
-    """A running router that a successor may ask for a handover. Lifetime: test."""
+    """A running router that a new router may ask to hand over its sockets and state. Lifetime:
+    test.
+    """
 
     def __init__(self, path: Path, left: RestartHandover = LEFT) -> None:
         self.sockets = [listening() for _ in range(3)]

@@ -23,7 +23,7 @@ from tests.router.waiting import until
 
 @dataclass
 class Engine:
-    """The facts that recognition finds out about a worker's engine."""
+    """The facts about an engine that recognition finds out, for a saved cache."""
 
     kind: str = "vllm"
     address: int | None = None

@@ -22,7 +22,7 @@ RECHECK_S = 300.0
 
 
 class World:
-    """A token check and its clock."""
+    """The check of a model's token ids, and its clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Tests of a deadline that every event of a stream moves."""
+"""Tests of a deadline of a stream that every event moves on."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def test_a_connection_that_was_lost_before_its_exchange_began() -> None:
 
 
 class _Closed(asyncio.Transport):
-    """A transport whose other side has closed."""
+    """A transport whose peer has closed the connection."""
 
     def is_closing(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A core that splits requests between prefill and decode workers."""
+"""A decision core for tests that splits requests between prefill and decode workers."""
 
 from __future__ import annotations
 

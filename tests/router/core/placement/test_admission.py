@@ -36,7 +36,7 @@ def full(limit: int = 2, **settings: object) -> World:
 
 
 def told(actions: list[Action]) -> list[tuple[str, int]]:
-    """Return the kind and request of each action about a request."""
+    """Return the kind of each action that is about a request, and the request's id."""
     about = [a for a in actions if isinstance(a, (Dispatch, Hold, Reject))]
     return [(a.code if isinstance(a, Reject) else type(a).__name__, a.request_id) for a in about]
 

@@ -49,7 +49,7 @@ class BoundedWorld:
         self.next_id = 0
 
     def loads_s(self) -> np.ndarray:
-        """Return the work of every worker in seconds, read from the ledger."""
+        """Return the queued work of every worker in seconds, read from the ledger."""
         self.core.ledger.advance(self.now_s)
         columns, rows = self.core.columns, slice(0, self.workers)
         rates = columns.prefill_tokens_per_s[rows]

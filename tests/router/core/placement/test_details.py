@@ -64,7 +64,7 @@ class Termed:
 
 
 class TermedWorld(World):
-    """A world whose policy has terms. Lifetime: test."""
+    """A world with a core whose policy names the terms of its costs. Lifetime: test."""
 
     def __init__(self, workers: int = 2) -> None:
         super().__init__(workers=workers)

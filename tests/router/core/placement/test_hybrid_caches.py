@@ -46,7 +46,7 @@ def tell(world: World, worker_id: int, seq: int, *events: dict[str, Any]) -> Non
 
 
 def hits(world: World, blocks: list[int], prompt_tokens: int) -> list[int]:
-    """Return the hit tokens of each worker."""
+    """Return for each worker the cached tokens that the core expects for the prompt."""
     rows = Rows.of(world.core.workers)
     found = world.core.caches.hit_tokens(rows, {BLOCK: chain_of(blocks)}, prompt_tokens)
     return [int(hit) for hit in found]

@@ -51,7 +51,7 @@ class Modelled:
 
 
 class Breakers(RuleBasedStateMachine):
-    """Four workers, with random outcomes of requests and probes."""
+    """Random histories of four workers, with random outcomes of requests and probes."""
 
     @initialize()
     def start(self) -> None:

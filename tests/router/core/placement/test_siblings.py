@@ -31,7 +31,7 @@ class Agents:
         self.at_main = self.ask(MAIN, GROUP, Identity(group=GROUP))
 
     def ask(self, blocks: list[int], session: str, identity: Identity, **fields: object) -> int:
-        """Send a request, which then decodes a long answer; return its worker."""
+        """Send an agent's request, which then decodes a long answer; return its worker."""
         worker_id = self.queue(blocks, session, identity, **fields)
         self.world.core.on_first_token(FirstToken(self.world.now_s, self.world.next_id - 1))
         self.world.events(worker_id, self._seq[worker_id], stored(blocks))
@@ -40,7 +40,7 @@ class Agents:
         return worker_id
 
     def queue(self, blocks: list[int], session: str, identity: Identity, **fields: object) -> int:
-        """Send a request that is not computed yet; return its worker."""
+        """Send an agent's request whose prompt is not computed yet; return its worker."""
         known = {"session": session, "identity": identity} | fields
         (action,) = self.world.core.on_arrival(self.world.arrival(blocks, **known))
         assert isinstance(action, Dispatch)

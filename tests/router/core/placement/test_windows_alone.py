@@ -60,7 +60,9 @@ class Pair:
             del self.held[name]
 
     def hit_blocks(self, blocks: list[int]) -> int:
-        """Return the hit that the router expects for the prompt with one more token."""
+        """Return how many blocks the router expects to be cached for the prompt with one more
+        token.
+        """
         chain = chain_hashes(tokens_of(blocks), BLOCK)
         rows, caches = Rows.of(self.world.core.workers), self.world.core.caches
         (hit,) = caches.hit_tokens(rows, {BLOCK: chain}, len(blocks) * BLOCK + 1)

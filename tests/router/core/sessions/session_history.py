@@ -36,7 +36,7 @@ def prompt(*parts: tuple[int, int]) -> np.ndarray:
 
 
 def arrival(tokens: np.ndarray, now_s: float = 0.0, **fields: object) -> Arrival:
-    """Return a request with these tokens."""
+    """Return the arrival of a request with these tokens."""
     known: dict[str, object] = {
         "now_s": now_s,
         "request_id": 0,
@@ -89,7 +89,7 @@ class History:
         self.sessions = Sessions(self.columns, SLOTS, self.limit, 4_096)
 
     def step(self, kind: int, which: int, amount: int) -> None:
-        """Let one event of this kind happen to one session, with this amount."""
+        """Let one event of kind `kind` happen to one session."""
         self.now_s += amount * 0.05
         todo = self.open[which % len(self.open)] if self.open else None
         if kind < 5:
@@ -136,7 +136,7 @@ class History:
         self.sessions.ended(todo.tracked, output_tokens, self.now_s)
 
     def end_all(self) -> None:
-        """End all requests, and let an hour pass without any."""
+        """End all requests, and let an hour pass without any request."""
         while self.open:
             self._end(self.open[0], 3)
         for _ in range(4):

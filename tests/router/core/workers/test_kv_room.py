@@ -210,7 +210,7 @@ def test_without_events_it_is_learned_of_answers() -> None:
 
 
 def answered(world: World, blocks: list[int], cached_blocks: int) -> None:
-    """Send a request whose answer reports this hit."""
+    """Send a request whose answer reports `cached_blocks` cached blocks."""
     arrival = world.arrival(blocks)
     world.core.on_arrival(arrival)
     tokens = arrival.prompt_tokens

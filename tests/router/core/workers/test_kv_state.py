@@ -1,4 +1,6 @@
-"""Tests of KV events: order, gaps, replays, snapshots, restarts, orphans."""
+"""Tests of the state that the router builds from KV events: order, gaps, replays, snapshots,
+restarts, orphans.
+"""
 
 from __future__ import annotations
 
