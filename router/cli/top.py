@@ -28,7 +28,7 @@ _METRICS = (
     *(f"warmroute_{name}" for name in ("decisions", "prompt_tokens", "holds", "rejections")),
     *(f"warmroute_{name}" for name in ("retries", "migrations", "ejections", "inflight_requests")),
     *("warmroute_reported_hit_tokens", "warmroute_reported_prompt_tokens"),
-    *(_HELD, "warmroute_held_oldest_seconds"),
+    *(_HELD, "warmroute_held_oldest_seconds", "warmroute_waiting_requests"),
 )
 
 
@@ -165,7 +165,8 @@ def _traffic(before: Look | None, now: Look) -> list[str]:
         f"workers {len(now.rows)}: {shown or 'none'}",
         f"requests/s {per_s('decisions')}  prompt tokens/s {per_s('prompt_tokens')}  "
         f"hit rate {_percent(hit / prompt if prompt else None)}  "
-        f"in flight {now.total('inflight_requests'):.0f}",
+        f"in flight {now.total('inflight_requests'):.0f}  "
+        f"waiting {now.total('waiting_requests'):.0f}",
         f"per s: held {per_s('holds')}  rejected {per_s('rejections')}  "
         f"retried {per_s('retries')}  moved {per_s('migrations')}  ejected {per_s('ejections')}",
     ]

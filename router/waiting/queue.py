@@ -10,6 +10,7 @@ sent first, and tenants get their shares, as among requests that wait for room a
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,10 +26,13 @@ from router.waiting.known_models import KnownModels
 from router.waiting.pace import Pace
 from router.waiting.settings import WaitingSettings
 
+log = logging.getLogger(__name__)
+
 # Models whose requests are counted separately, and the name for all others.
 MODELS_COUNTED, OTHERS = 1_000, "(others)"
 FULL, NOBODY_CAME = "worker_wait_full", "no_worker_available"
 _MODELS_NAMED = 8  # in an error
+_TELL_S = 60.0  # between two lines of the log about one model's waiting requests
 _LATE = Rejection(504, "deadline_exceeded", "no worker was there in the client's time")
 
 
@@ -119,6 +123,7 @@ class WorkerWait:
         self._waiters: dict[Waiter, None] = {}  # all, in the order in which they came
         self._crowds: Counter[tuple[int, str | None, str]] = Counter()
         self._paces: dict[str, Pace] = {}  # by base model, while its workers let requests go
+        self._told: dict[str, float] = {}  # when the log last told of a model's waiting requests
         self._closed = ""  # the reason why no request may wait any more
         self._version = -1
         self._ready: dict[str, int] = {}  # by model that is served; as old as `_version`
@@ -250,6 +255,20 @@ class WorkerWait:
                 room -= 1
                 if not room:
                     break
+        self._tell(now_s, terms)
+
+    def _tell(self, now_s: float, terms: WaitingSettings) -> None:
+        """Log which requests wait because no worker takes them, for each model once a minute."""
+        self._told = {one: at_s for one, at_s in self._told.items() if now_s < at_s + _TELL_S}
+        for model, line in self._lines.items():
+            if model in self._told or self._served_as(line, model) is not None:
+                continue
+            self._told[model] = now_s
+            log.warning(
+                "no worker takes requests of model %r: %s; requests that wait for one: %d, each "
+                "for %g s at most (waiting.wait_s)",
+                *(model, self._why_nobody(model), line.count, terms.wait_s),
+            )
 
     def _served_as(self, line: _ModelLine, model: str) -> str | None:
         """Return a model with ready workers that could answer some requests of `line`; None if
@@ -357,12 +376,15 @@ class WorkerWait:
         """Return the refusal for a request that has waited for as long as it may."""
         if waiter.wait_s is None:
             return _LATE
-        states = sorted({worker.shown_state for worker in self._workers.serving(waiter.model)})
-        there = f"its workers are {' or '.join(states)}" if states else "it has none"
-        if halves := self._workers.halves_missing(waiter.model):
-            there = "; ".join(map(str, halves))
         within = f"no worker of model {waiter.model!r} took requests within {waiter.wait_s:g} s"
-        return Rejection(503, NOBODY_CAME, f"{within}: {there}")
+        return Rejection(503, NOBODY_CAME, f"{within}: {self._why_nobody(waiter.model)}")
+
+    def _why_nobody(self, model: str) -> str:
+        """Return why no worker takes requests of a model, for people."""
+        if halves := self._workers.halves_missing(model):
+            return "; ".join(map(str, halves))
+        states = sorted({worker.shown_state for worker in self._workers.serving(model)})
+        return f"its workers are {' or '.join(states)}" if states else "it has none"
 
     def _end(self, waiter: Waiter, how: str, result: Rejection | None) -> None:
         if waiter.end.done():  # its client is just leaving

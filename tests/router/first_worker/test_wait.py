@@ -39,6 +39,27 @@ async def test_the_first_worker_gets_few_at_first_and_the_most_urgent_ones() -> 
     assert same == sorted(same)
 
 
+async def test_the_log_says_once_a_minute_why_requests_wait(caplog) -> None:
+    world = WaitWorld(TERMS)
+    world.worker("ready")
+    world.worker("down")
+    await world.pass_s(1.0)
+    assert not caplog.messages
+    for _ in range(2):
+        await world.come(world.arrival())
+    await world.pass_s(59.0)
+    assert caplog.messages == [
+        "no worker takes requests of model 'm': its workers are down; requests that wait for one: "
+        "2, each for 60 s at most (waiting.wait_s)"
+    ]
+    await world.come(world.arrival())
+    await world.pass_s(2.0)
+    assert len(caplog.messages) == 2
+    world.worker("ready")  # its first requests wait for their turn only
+    await world.pass_s(90.0)
+    assert len(caplog.messages) == 2
+
+
 async def test_two_workers_get_twice_as_many() -> None:
     world = WaitWorld(replace_terms(requests=100))
     for _ in range(60):
