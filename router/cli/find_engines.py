@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from engine.wire.events import WireError
+from router.engines import triton
 from router.engines.adapter import UnrecognizedError
 from router.engines.spec import WorkerSpec
 from router.fleet.recognize import Recognized, recognize
@@ -65,8 +66,8 @@ async def _ask(http: aiohttp.ClientSession, spec: WorkerSpec) -> FoundWorker:
         return FoundWorker(spec, None, str(error) or type(error).__name__)
 
 
-def free_ports(first: int) -> tuple[int, int]:
-    """Return two free ports, searching upwards from `first`."""
+def free_ports(first: int) -> tuple[int, int, int]:
+    """Return three free ports, searching upwards from `first`."""
     free: list[int] = []
     for port in range(first, 65_536):
         with socket.socket() as probe:
@@ -75,12 +76,12 @@ def free_ports(first: int) -> tuple[int, int]:
             except OSError:
                 continue
         free.append(port)
-        if len(free) == 2:
+        if len(free) == 3:
             break
-    return free[0], free[1]
+    return free[0], free[1], free[2]
 
 
-def configuration(found: Sequence[FoundWorker], port: int, admin_port: int) -> str:
+def configuration(found: Sequence[FoundWorker], port: int, admin_port: int, grpc_port: int) -> str:
     """Return the text of a configuration file for the engines found. Text from an engine appears
     only in comments or in quotes.
     """
@@ -90,7 +91,15 @@ def configuration(found: Sequence[FoundWorker], port: int, admin_port: int) -> s
     folders = {one.recognized.model_path for one in found if one.recognized}
     folder = folders.pop() if len(folders) == 1 else None
     local = folder is not None and _has_tokenizer(folder)
-    tokenizer = f"tokenizer: {json.dumps(folder)}" if local else "# tokenizer: /models/MODEL"
+    kinds = {one.recognized.kind for one in found if one.recognized}
+    tokenizer = [
+        "# The folder of the model's tokenizer.json: prompts are then matched token by token.",
+        f"tokenizer: {json.dumps(folder)}" if local else "# tokenizer: /models/MODEL",
+    ]
+    grpc = [
+        "# Where Triton's gRPC clients connect; gRPC needs the router's extra `grpc`.",
+        f"# grpc_port: {grpc_port}",
+    ]
     return "\n".join(
         (
             "# Written by `warmroute init`. Start: warmroute serve --config FILE",
@@ -99,11 +108,11 @@ def configuration(found: Sequence[FoundWorker], port: int, admin_port: int) -> s
             "# The engines that requests go to.",
             "workers:",
             *workers,
-            "# The folder of the model's tokenizer.json: prompts are then matched token by token.",
-            tokenizer,
+            *(() if kinds == {triton.ADAPTER.kind} else tokenizer),
             "# Where clients connect. host 0.0.0.0 lets other machines in; see api_keys_file then.",
             'host: "127.0.0.1"',
             f"port: {port}",
+            *(grpc if triton.ADAPTER.kind in kinds else ()),
             "# Where operators look: /metrics, /workers, the page /ui. Keep it private.",
             f"admin_port: {admin_port}",
             "",

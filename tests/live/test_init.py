@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 
 from router.cli.find_engines import configuration, find_engines, free_ports
 from router.engines.spec import WorkerSpec
@@ -16,6 +17,7 @@ from tests.live.commands import said_by
 from tests.live.light_engine import LightEngine
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, engine_arguments
+from tests.served_app import served_by
 
 
 async def used(path: Path) -> Any:
@@ -75,10 +77,29 @@ async def test_ports_of_this_machine_are_looked_at(tmp_path: Path) -> None:
     assert (await used(out))["workers"] == [engine.url]
 
 
+async def test_for_triton_the_file_has_a_port_for_grpc_and_no_tokenizer() -> None:
+    pages: dict[str, Any] = {
+        "/v2": {"name": "triton", "extensions": ["statistics"]},
+        "POST /v2/repository/index": [{"name": "bot", "state": "READY"}],
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        key = request.path if request.method == "GET" else f"{request.method} {request.path}"
+        page = pages.get(key)
+        return web.Response(status=404) if page is None else web.json_response(page)
+
+    async with served_by(answer) as url:
+        found = await find_engines([WorkerSpec(url)], ())
+    text = configuration(found, 1234, 1235, 1236)
+    assert "\n# grpc_port: 1236\n" in text
+    assert "tokenizer" not in text
+    assert yaml.safe_load(text)["workers"] == [url]
+
+
 async def test_with_nobody_there_the_file_has_an_example(tmp_path: Path) -> None:
     assert await find_engines([], [lasting_port()]) == []
     out = tmp_path / "router.yaml"
-    out.write_text(configuration([], 1234, 1235), encoding="utf-8")
+    out.write_text(configuration([], 1234, 1235, 1236), encoding="utf-8")
     assert (await used(out))["workers"] == ["http://127.0.0.1:8000"]
     assert "an example" in out.read_text()
 
@@ -95,7 +116,7 @@ async def test_a_local_folder_with_a_tokenizer_is_named(tmp_path: Path, folder: 
         found = await find_engines([WorkerSpec(engine.url)], ())
     finally:
         await engine.stop()
-    text = configuration(found, 1234, 1235)
+    text = configuration(found, 1234, 1235, 1236)
     assert yaml.safe_load(text).get("tokenizer") == (str(model) if folder == "has one" else None)
 
 
@@ -118,5 +139,5 @@ async def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], says:
 
 
 def test_ports_that_are_taken_are_left_alone() -> None:
-    first, second = free_ports(20_000)
-    assert 20_000 <= first < second
+    first, second, third = free_ports(20_000)
+    assert 20_000 <= first < second < third
