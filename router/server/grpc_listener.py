@@ -20,6 +20,7 @@ from router.body.protobuf import message_classes
 from router.http.tls import Tls, TlsError, pem, server_tls
 from router.request.service import Service
 from router.server.settings import GrpcPortSettings
+from router.server.sockets import cannot_listen, check_free
 
 _HEALTH = "grpc.health.v1.Health"
 _WATCH_S = 0.5  # between two looks of a health watch
@@ -93,6 +94,10 @@ class GrpcListener:
             maximum_concurrent_rpcs=place.calls,
         )
         self._server.add_generic_rpc_handlers((_Handlers(self._handler),))
+        try:  # gRPC's library does not say why it cannot listen
+            check_free(place.host, place.port, shared=place.shared)
+        except OSError as error:
+            raise cannot_listen(place.host, place.port, error, place.flag) from error
         try:
             self._read_files(place.tls)
             at = f"{host}:{place.port}"
@@ -101,7 +106,7 @@ class GrpcListener:
             else:
                 port = self._server.add_secure_port(at, self._secure(place.tls))
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}, port {place.port}: in use?") from error
+            raise cannot_listen(place.host, place.port, OSError(str(error)), place.flag) from error
         await self._server.start()
         self.address = f"{host}:{port}"
 

@@ -79,3 +79,4 @@ class GrpcPortSettings:
     handshake_s: float
     handover_s: float  # for running calls when another router takes over
     shutdown_s: float  # for running calls when the port closes
+    flag: str  # that sets the port

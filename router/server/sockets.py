@@ -47,15 +47,23 @@ def listening_at(
     return found
 
 
+def check_free(host: str, port: int, *, shared: bool = False) -> None:
+    """Raise OSError if `listening_at` would; nothing listens meanwhile."""
+    for family, name in _addresses(host):
+        with closing(_bound((family, name, port), share=shared)):
+            pass
+
+
 def close_all(sockets: Iterable[socket.socket]) -> None:
     """Close these sockets in this process; other processes that have them can still use them."""
     for one in sockets:
         one.close()
 
 
-def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """Return an error of `listening_at` with a text for people."""
-    return OSError(f"cannot listen on {host}, port {port}: {_why(error)}")
+def cannot_listen(host: str, port: int, error: OSError, flag: str = "") -> OSError:
+    """Return an error of `listening_at` with a text for people. `flag` sets the port."""
+    shown = f" ({flag})" if flag else ""
+    return OSError(f"cannot listen on {host}, port {port}{shown}: {_why(error)}")
 
 
 def _made(place: Place, shared: bool) -> socket.socket:

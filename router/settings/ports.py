@@ -56,6 +56,7 @@ def grpc_port_settings(config: Config) -> GrpcPortSettings:
         handshake_s=config.server.head_s,
         handover_s=timeouts.handover_s,
         shutdown_s=timeouts.shutdown_s,
+        flag="--grpc-port",
     )
 
 
@@ -72,8 +73,11 @@ def picker_settings(config: Config) -> PickerSettings:
         port=picker.port,
         tls=config.picker_tls,
         message_bytes=config.limits.body_bytes + MESSAGE_BYTES,
+        flag="--picker-port",
     )
-    health = replace(grpc, host=picker.host, port=picker.health_port, tls=Tls(), shutdown_s=0.0)
+    health = replace(
+        port, port=picker.health_port, tls=Tls(), shutdown_s=0.0, flag="--picker-health-port"
+    )
     return PickerSettings(
         picker=picker,
         port=port,

@@ -72,13 +72,14 @@ async def test_what_is_wrong_is_one_line(module, code, says) -> None:
     assert "stopping" not in said
 
 
-@pytest.mark.parametrize("flag", ["--port", "--admin-port"])
+@pytest.mark.parametrize("flag", ["--port", "--admin-port", "--grpc-port"])
 async def test_a_taken_port_is_all_that_a_router_speaks_of(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, said = await said_by(*ROUTER[1:], flag, str(port))
     *before, last = said.splitlines()
-    assert f"cannot listen on 127.0.0.1, port {port}: address already in use" in last
+    shown = " (--grpc-port)" if flag == "--grpc-port" else ""
+    assert f"cannot listen on 127.0.0.1, port {port}{shown}: address already in use" in last
     assert [line for line in before if "stopping" in line or "INFO" not in line] == []
     assert status == 1
 
