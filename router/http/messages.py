@@ -193,7 +193,11 @@ class Refusal:
 
 _ALL = (
     Refusal("bad_request_line", 400, "the request line is not `METHOD /path HTTP/1.1`"),
-    Refusal("bad_version", 400, "only HTTP/1.0 and HTTP/1.1 are spoken here"),
+    Refusal(
+        "bad_version",
+        400,
+        "only HTTP/1.0 and HTTP/1.1 are spoken here; gRPC has a port of its own (--grpc-port)",
+    ),
     Refusal("bad_header", 400, "a header is not `name: value`, or has forbidden characters"),
     Refusal("bad_line_end", 400, "lines of a head end with CRLF"),
     Refusal("folded_header", 400, "a header goes on over several lines"),

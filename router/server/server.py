@@ -94,6 +94,7 @@ class HttpServer:
         self._listening: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()  # no connection was open at some moment
+        self._address = ""  # where it listens, for people
         self._date = (0, "")  # unix seconds, and as headers have them
 
     async def listen(
@@ -126,6 +127,7 @@ class HttpServer:
             )
         self._look_again()
         bound = self._listening[0].sockets[0].getsockname()
+        self._address = f"{bound[0]}:{bound[1]}"
         return str(bound[0]), int(bound[1])
 
     def accept_no_more(self) -> None:
@@ -262,7 +264,10 @@ class HttpServer:
         self.refusals[reason] += 1
         count = self.refusals[reason]
         if count & (count - 1) == 0:
-            log.warning("turned away: %s (%d so far)", reason, count)
+            refusal = REFUSALS.get(reason)
+            why = "" if refusal is None else f": {refusal.message}"
+            line = "turned away: %s (%d so far) at %s%s"
+            log.warning(line, reason, count, self._address or "no port", why)
 
     def _look_again(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)

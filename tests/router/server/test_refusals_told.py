@@ -35,3 +35,6 @@ def test_repeated_refusals_are_logged_ever_more_rarely(caplog) -> None:
     for _ in range(100):
         server.count("bad_chunk")
     assert len(caplog.records) == 7
+    server.count("bad_version")
+    assert caplog.messages[-1].startswith("turned away: bad_version (1 so far) at ")
+    assert caplog.messages[-1].endswith("; gRPC has a port of its own (--grpc-port)")
