@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from router.body.paths import PATHS
+from router.body.paths import KSERVE, PATHS
 from router.http.errors import ClientError
 from router.http.messages import (
     Answer,
@@ -32,7 +33,8 @@ _MODEL_CHARS = 1_024
 _MODELS = "/v1/models"
 _HELLO = "/api/hello"  # Claude Code asks for its head before it sends anything
 _GET_PATHS = frozenset({_MODELS, "/health", "/ready", _HELLO})
-_SERVED = ", ".join(sorted((*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")))
+_SERVED = (*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")
+_PATH_CHARS = 200  # of a path for which a similar one is looked for
 
 
 class Infers(Protocol):
@@ -100,7 +102,10 @@ class ClientPort:
             return health(self._service)  # as older releases of Claude Code ask
         if self._forwards:
             return await self._inference(request)
-        raise ClientError(404, f"{method} {path} is not served here; served: {_SERVED}")
+        known = sorted((*_SERVED, *(one.path for one in KSERVE.values() if self._dialects)))
+        near = get_close_matches(path[:_PATH_CHARS], known, 1)
+        served = ", ".join(dict.fromkeys((*near, *known)))
+        raise ClientError(404, f"{method} {path} is not served here; served: {served}")
 
     def _shown(self, request: Request) -> Response:
         path = request.path

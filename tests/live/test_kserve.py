@@ -135,6 +135,7 @@ async def test_a_compressed_body_is_read_and_goes_on_as_it_came(stack) -> None:
         ("/v2/repository/models/x/load", b"{}", 400, "passes on no settings"),
         ("/v2/systemsharedmemory/region/a/register", b"{}", 400, "shared memory"),
         ("/v2/nothing", b"{}", 404, None),
+        ("/v2/model/x/infer", b"{}", 404, "not served here; served: /v2/models/{model}/infer, "),
         (f"{BASE}/nothing", b"{}", 404, "Not Found"),
     ],
 )  # fmt: skip
