@@ -389,6 +389,8 @@ class Router:
             self.waiting.tick()
             self.fleet.sweep(lambda worker_id: len(core.ledger.on_worker(worker_id)))
             self.service.tell_halves()
+            if self._kserve is not None:
+                self._kserve.check_inputs()
             if self.roles is not None:
                 self.roles.look()
 

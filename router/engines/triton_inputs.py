@@ -146,6 +146,7 @@ class Roles:
     runs_on: bool = False
     levels: tuple[int, int] = (0, 0)  # as of `ModelConfig`
     why: str = "by load alone"  # how it was found, for people
+    there: tuple[str, ...] = ()  # the names of all inputs; empty: unknown
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -247,7 +248,7 @@ def _named(config: ModelConfig) -> Roles:
         "sequences": stuck,
         "levels": config.levels,
     }
-    return Roles(images=images, why=why, **told, **more)
+    return Roles(images=images, why=why, there=tuple(there), **told, **more)
 
 
 def _first(names: Iterable[str], there: Mapping[str, str]) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -64,12 +64,47 @@ class KservePort:
         self._http = http
         self._inputs: Mapping[str, Mapping[str, str]] = {}  # by model, as configured
         self._loads = False  # some keys may load and unload models
+        self._checked_version = -1  # the workers' version when `_inputs` were last compared
+        self._wrong_inputs: frozenset[str] = frozenset()  # what was wrong with them then
         # Loads that continue even if their callers no longer wait.
         self._changes: set[asyncio.Task[Response]] = set()
 
     def renew(self, inputs: Mapping[str, Mapping[str, str]], loads: bool) -> None:
         """Set which inputs of each model have which role, and whether clients may load models."""
         self._inputs, self._loads = inputs, loads
+        self._checked_version = -1
+
+    def check_inputs(self) -> None:
+        """Log which `triton_inputs` name no model or input that exists, each once. Called on every
+        tick.
+        """
+        version = self._service.dispatcher.core.workers.version
+        if version == self._checked_version:
+            return
+        self._checked_version = version
+        wrong = frozenset(self._find_wrong_inputs())
+        for line in sorted(wrong - self._wrong_inputs):
+            log.warning("triton_inputs: %s", line)
+        self._wrong_inputs = wrong
+
+    def _find_wrong_inputs(self) -> Iterator[str]:
+        """Yield a text for each name in `triton_inputs` that does not exist, as far as is known."""
+        known = [member.recognized for member in self._members(None)]
+        served = sorted({model for one in known if one is not None for model in one.facts.models})
+        unknown = any(one.recognized is None for one in self._service.fleet.members.values())
+        for model, given in self._inputs.items():
+            if model not in served:
+                if served and not unknown:
+                    yield f"no worker serves the model {model!r}; models: {_listed(served)}"
+                continue
+            roles = [one.roles[model] for one in known if one is not None and model in one.roles]
+            there = sorted({name for one in roles for name in one.there})
+            for role, name in given.items():
+                if there and name and name not in there:
+                    yield (
+                        f"the model {model!r} has no input {name!r}, which "
+                        f"'{model}:{role}={name}' names; its inputs: {_listed(there)}"
+                    )
 
     def has(self, path: str) -> bool:
         return is_kserve(path)
@@ -301,6 +336,10 @@ def _absent(model: str, what: str | None) -> ClientError:
     if what == "/ready":
         return ClientError(400, "Model version not ready")
     if what == "/stats":
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
         return ClientError(400, f"requested model '{model[:200]}' is not available")
     return ClientError(404, unknown_model(model))
 

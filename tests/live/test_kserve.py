@@ -23,7 +23,7 @@ import tritonclient.http.aio as triton
 from aiohttp import web
 from tritonclient.utils import InferenceServerException
 
-from tests.live.stack import MODEL, running
+from tests.live.stack import MODEL, running, until
 from tests.served_app import served_by
 from tests.told_decision import decision_in
 
@@ -145,6 +145,27 @@ async def test_errors_have_tritons_form(stack, path, body, status, words) -> Non
     if words is not None:
         message = answer["error"]
         assert words in (message if isinstance(message, str) else message["message"])
+
+
+async def test_inputs_that_no_model_has_are_told_once(tmp_path) -> None:
+    flags = ["--triton-inputs", "small:text=Q", "--triton-inputs", "small:session=T"]
+    router = [*flags, "--triton-inputs", "absent:text=T"]
+    async with (
+        small_triton("", 200) as url,
+        running(tmp_path, workers=0, router=router) as stack,
+    ):
+        await stack.add(url)
+
+        async def told() -> bool:
+            return stack.router.log.read_text().count(" triton_inputs: ") >= 2
+
+        await until(told, "the wrong inputs are told")
+        lines = stack.router.log.read_text().splitlines()
+    found = [line.partition(" triton_inputs: ")[2] for line in lines if " triton_inputs: " in line]
+    assert found == [
+        "no worker serves the model 'absent'; models: small",
+        "the model 'small' has no input 'Q', which 'small:text=Q' names; its inputs: T",
+    ]
 
 
 async def test_what_a_client_asks_before_it_loads_is_answered(stack) -> None:
