@@ -531,9 +531,10 @@ class Member:
 
     def _not_recognized(self, trouble: str) -> None:
         if trouble != self.trouble:
-            log.info(
-                "worker %d (%s) is not recognized: %s", self.worker_id, self.spec.name, trouble
-            )
+            # Of a worker that was recognized before, another line says that it is down.
+            level = logging.WARNING if self.recognized is None else logging.INFO
+            line = "worker %d (%s) is not recognized: %s"
+            log.log(level, line, self.worker_id, self.spec.name, trouble)
         self.trouble = trouble
 
     def _announce(self, recognized: Recognized) -> None:

@@ -289,7 +289,8 @@ class Eligibility:
     def _no_pool(self, arrival: Arrival) -> Reject:
         models = self._workers.models()
         if not models:
-            return _reject(arrival, 503, "no_worker_available", "no worker has been recognized yet")
+            why = "no worker has been recognized yet; `warmroute workers` and the log say why"
+            return _reject(arrival, 503, "no_worker_available", why)
         named = ", ".join(models[:_MODELS_NAMED]) + (", ..." if len(models) > _MODELS_NAMED else "")
         why = f"the model {arrival.model!r} does not exist; this router serves: {named}"
         return _reject(arrival, 404, "model_not_found", why)
