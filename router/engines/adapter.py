@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -439,3 +440,14 @@ async def cards(talk: Interview) -> list[Card]:
     if not models:
         raise UnrecognizedError(f"{where} lists no model")
     return models
+        if await _has_only_metrics(talk):
+            why = "is a port of metrics alone; give the HTTP port (Triton's is 8000)"
+            raise UnrecognizedError(f"{talk.spec.url} {why}") from error
+
+
+async def _has_only_metrics(talk: Interview) -> bool:
+    """Return whether a server without a list of models has a page of Prometheus metrics."""
+    with suppress(WireError, aiohttp.ClientError, TimeoutError):
+        status, body = await talk.get("/metrics")
+        return status == 200 and body.startswith((b"# HELP ", b"# TYPE "))
+    return False
