@@ -147,10 +147,18 @@ class Interview:
         return await self.get_url(f"{self.spec.url}{path}")
 
     async def get_url(self, url: str) -> EngineReply:
-        """Return the answer to a GET of a whole URL, as `get` does."""
+        """Return the answer to a GET of a whole URL, as `get` does. Raises UnrecognizedError if
+        nobody answers at the operator's `metrics=`.
+        """
         if url not in self._replies:
             limit = MAX_METRICS_BYTES if url == self.metrics_url else MAX_REPLY_BYTES
-            self._replies[url] = await ask(self._http, url, self._timeout, limit)
+            try:
+                self._replies[url] = await ask(self._http, url, self._timeout, limit)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if url != self.spec.metrics:
+                    raise
+                why = await trouble_with(url, error, self._timeout.total or 0.0)
+                raise UnrecognizedError(f"metrics={url}: {why}") from error
         return self._replies[url]
 
     async def post(self, path: str) -> EngineReply:
@@ -436,13 +444,13 @@ async def cards(talk: Interview) -> list[Card]:
     try:
         models = decoded(body, _CardList, f"{where} is not a list of models").data
     except WireError as error:
+        if await _has_only_metrics(talk):
+            why = "is a port of metrics alone; give the HTTP port (Triton's is 8000)"
+            raise UnrecognizedError(f"{talk.spec.url} {why}") from error
         raise UnrecognizedError(str(error)) from error
     if not models:
         raise UnrecognizedError(f"{where} lists no model")
     return models
-        if await _has_only_metrics(talk):
-            why = "is a port of metrics alone; give the HTTP port (Triton's is 8000)"
-            raise UnrecognizedError(f"{talk.spec.url} {why}") from error
 
 
 async def _has_only_metrics(talk: Interview) -> bool:
