@@ -31,6 +31,7 @@ from router.engines.adapter import (
 from router.engines.triton_inputs import ModelConfig, Roles, config_of, roles_of
 
 _CONFIGS = 128  # models whose configurations are read
+_NAMED, _SAID_CHARACTERS = 8, 200  # models, and of a server's own words, in an error
 _REQUESTS, _BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 _TYPES = {_REQUESTS: "request_type", _BLOCKS: "kv_cache_block_type"}  # label that says what
 _READY = ("/v2/health/ready", "/health/ready")  # Triton's own port, its OpenAI frontend
@@ -211,7 +212,13 @@ async def _health(talk: Interview, names: list[str]) -> HealthCheck:
         if status not in _ABSENT:
             health = HealthCheck(path, below=300)  # it answers 400 while it is not ready
             if status >= health.below:
-                raise UnrecognizedError(f"it is not ready: GET {path} answered {status}")
+                why = f"GET {path} answered {status}" + _quoted(error_in(body))
+                if entry is not None and entry not in names:
+                    ready = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+                    raise UnrecognizedError(
+                        f"it has no ready model {entry!r} (model=): {why}; ready: {ready}"
+                    )
+                raise UnrecognizedError(f"it is not ready: {why}")
             return health
     return HealthCheck()
 
@@ -220,6 +227,10 @@ ADAPTER = Adapter(
     "triton",
     _recognize,
     lacks=OPTIONAL_PATHS - {"/v1/embeddings"},  # of its OpenAI frontend
+def _quoted(said: str) -> str:
+    return f" ({said[:_SAID_CHARACTERS]})" if said else ""
+
+
     speaks_kserve=True,
     has_repository=True,
 )
