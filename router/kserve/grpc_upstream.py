@@ -155,12 +155,15 @@ class GrpcUpstream:
             async with asyncio.timeout(connect_s):
                 while state is not ready:
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                        raise WorkerError("connect", f"no gRPC connection to {self._address}")
+                        raise WorkerError("connect", self._no_connection())
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError as error:
-            why = f"no gRPC connection within {connect_s:g} s"
+            why = f"{self._no_connection()} within {connect_s:g} s"
             raise WorkerError("timeout_connect", why) from error
+
+    def _no_connection(self) -> str:
+        return f"no gRPC connection to {self._address} (the worker's grpc=HOST:PORT changes it)"
 
     def _opened(self) -> aio.Channel:
         if self._credentials is None:

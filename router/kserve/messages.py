@@ -114,7 +114,7 @@ STATUS_OF: Mapping[int, int] = MappingProxyType(
     | dict.fromkeys(range(400, 500), 3)
     | dict.fromkeys(range(500, 600), 13)
     | _OF_CLIENTS
-    | {501: 12, 503: 14, 504: 4, 529: 14}
+    | {501: 12, 502: 14, 503: 14, 504: 4, 529: 14}  # 502: clients try again
 )
 # By gRPC's code: what Triton answers over HTTP with the same error. But for UNKNOWN (2), with which
 # connections break, too: it is 500 and tried elsewhere; and DEADLINE_EXCEEDED (4): the deadline is

@@ -267,7 +267,8 @@ class Eligibility:
             w for w in able if w.worker_id not in pending.tried
         ]
         if not untried:
-            why = f"every available worker failed this request ({len(pending.tried)} tried)"
+            last = f", last: {pending.cause}" if pending.cause else ""
+            why = f"every available worker failed this request ({len(pending.tried)} tried{last})"
             return _reject(arrival, 502, "worker_error", why)
         fitting = [w for w in untried if _fits(arrival, w)]
         if not fitting:

@@ -37,6 +37,7 @@ class Pending:
     serial: int
     draw: float
     tried: set[int] = field(default_factory=set)  # workers that failed it
+    cause: str = ""  # of the latest failure
     attempts: int = 0  # failures of workers that had received it
     not_before_s: float = float("-inf")  # when it may be sent again
     sent_s: float = float("-inf")  # when it was dispatched

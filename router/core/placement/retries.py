@@ -60,6 +60,7 @@ class Retries:
         request, or None if it was removed. `spared` is True if that worker is busy or lacks the
         model, and another worker may take the request.
         """
+        pending.cause = cause
         if cause == NO_MODEL and not spared:
             return Rejection(404, "model_not_found", "no worker that was asked has the model")
         if cause == "out_of_files":  # nor could this router connect to any other worker

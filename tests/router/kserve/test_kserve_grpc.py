@@ -317,7 +317,7 @@ def test_statuses_of_both_protocols() -> None:
         (499, "CANCELLED"),
         (500, "INTERNAL"),
         (501, "UNIMPLEMENTED"),
-        (502, "INTERNAL"),
+        (502, "UNAVAILABLE"),
         (503, "UNAVAILABLE"),
         (504, "DEADLINE_EXCEEDED"),
         (529, "UNAVAILABLE"),
