@@ -91,7 +91,9 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     capacity = sum(map(int.__mul__, sizes, blocks))
     grpc, advice = await _grpc(talk) if own else (None, "")
     if not told and not (own and text):
-        advice = "no load figures: give metrics=http://HOST:8002/metrics"
+        where = f" at {url}" if url in talk.silent else ""
+        figures = f"no load figures{where}: give metrics=http://HOST:8002/metrics"
+        advice = "; ".join(filter(None, (advice, figures)))
     return Profile(
         block_size=next(filter(None, sizes), None),
         usual_block_size=_BLOCK_SIZE,
@@ -121,7 +123,9 @@ async def _grpc(talk: Interview) -> tuple[str | None, str]:
     if parts.scheme == "https" or await talk.speaks_http2(host, port):
         return address, ""
     talk.silent.add(address)
-    return given, "" if given is None else f"nobody speaks gRPC at {given} now: check grpc="
+    if given is None:
+        return None, ""
+    return None, f"nobody speaks gRPC at {given}: check grpc={given}; it gets no gRPC requests"
 
 
 class _Entry(msgspec.Struct):
@@ -208,7 +212,7 @@ async def _health(talk: Interview, names: list[str]) -> HealthCheck:
     entry = await _entry(talk, names) if names else None
     own = () if entry is None else (f"/v2/models/{quote(entry, safe='')}/ready",)
     for path in (*own, *_READY):
-        status = (await talk.get(path)).status
+        status, body = await talk.get(path)
         if status not in _ABSENT:
             health = HealthCheck(path, below=300)  # it answers 400 while it is not ready
             if status >= health.below:
@@ -223,14 +227,14 @@ async def _health(talk: Interview, names: list[str]) -> HealthCheck:
     return HealthCheck()
 
 
-ADAPTER = Adapter(
-    "triton",
-    _recognize,
-    lacks=OPTIONAL_PATHS - {"/v1/embeddings"},  # of its OpenAI frontend
 def _quoted(said: str) -> str:
     return f" ({said[:_SAID_CHARACTERS]})" if said else ""
 
 
+ADAPTER = Adapter(
+    "triton",
+    _recognize,
+    lacks=OPTIONAL_PATHS - {"/v1/embeddings"},  # of its OpenAI frontend
     speaks_kserve=True,
     has_repository=True,
 )

@@ -727,8 +727,9 @@ class Member:
         the engine may have been slow or still starting. Return "more" when one answers.
         """
         terms, wait_s = self._context.terms, _SILENT_S
-        line, where = "worker %d (%s) does not answer at %s", ", ".join(sorted(silent))
-        log.info(line, self.worker_id, self.spec.name, where)
+        where = ", ".join(map(_with_key, sorted(silent)))
+        line = "worker %d (%s) does not answer at %s; the router asks again"
+        log.warning(line, self.worker_id, self.spec.name, where)
         while True:
             await asyncio.sleep(wait_s)
             wait_s *= 2.0
@@ -811,6 +812,13 @@ def skipped_events(member: Member, worker: Worker | None) -> Counter[str]:
     if worker is not None:
         counts.update(worker.kv.skips())
     return counts
+
+
+def _with_key(address: str) -> str:
+    """Return an address that does not answer, with what is missing there and the key for it."""
+    if "://" in address:
+        return f"{address} (metrics; if they are elsewhere, give metrics=URL)"
+    return f"{address} (gRPC; if it is elsewhere, give grpc=HOST:PORT; if there is none, grpc=none)"
 
 
 async def _status(http: aiohttp.ClientSession, url: str, timeout_s: float) -> int:

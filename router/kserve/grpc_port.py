@@ -171,7 +171,7 @@ class GrpcPort(GrpcListener):
         elif isinstance(answer, Response):
             fields = ((k.encode(), v.encode("latin-1")) for k, v in answer.headers.items())
             context.set_trailing_metadata(_metadata(tuple(fields)))
-        code, why = _refusal(answer, target[0].model if target else None)
+        code, why = self.refusal(answer, target[0].model if target else None)
         if isinstance(answer, Response) and code_in(answer.body) == DEADLINE:
             code, why = _PAST_DEADLINE
         context.set_code(code)
@@ -196,6 +196,14 @@ class GrpcPort(GrpcListener):
                 return await self._inference.answer(state, known[0])
 
         return await answer_or_error(handle, http, self._service.faulty)
+
+    def refusal(self, answer: Answer, model: str | None) -> tuple[grpc.StatusCode, str]:
+        """Return the gRPC code and message of an answer to inference that is an error."""
+        no_path = isinstance(answer, Response) and code_in(answer.body) == "path_not_served"
+        if no_path and model is not None and self._kserve.awaits_grpc(model):
+            why = f"no worker of model {model!r} speaks gRPC now; the router's log says where"
+            return grpc.StatusCode.UNAVAILABLE, why[:_MESSAGE_CHARS]
+        return _refusal(answer, model)
 
     async def _stream(self, _: object, context: Any) -> None:
         """Answer a ModelStreamInfer call."""
@@ -393,7 +401,7 @@ class ClientStream:
                 return
         if (left_s := self._context.time_remaining()) is not None and left_s < _LATE_S:
             raise _EndedError(*_PAST_DEADLINE)
-        code, why = _refusal(answer, None if target is None else target.model)
+        code, why = self._port.refusal(answer, None if target is None else target.model)
         if self._errors_end and isinstance(answer, StreamReply):
             raise _EndedError(code, why)
         self.put(stream_error(why, "" if target is None else target.id))

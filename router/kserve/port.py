@@ -167,6 +167,11 @@ class KservePort:
             raise _absent(model, None)
         return members
 
+    def awaits_grpc(self, model: str) -> bool:
+        """Return whether nobody answers where a server of the model should speak gRPC."""
+        known = (member.recognized for member in self._members(model))
+        return any("://" not in at for one in known if one is not None for at in one.silent)
+
     def _members(self, model: str | None) -> list[Member]:
         """Return the recognized servers that support KServe, for one model or all; those that
         accept requests come first.
@@ -331,15 +336,15 @@ class _TritonErrorBody(msgspec.Struct):
     error: str
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
 def _absent(model: str, what: str | None) -> ClientError:
     """Return Triton's error for an unknown model."""
     if what == "/ready":
         return ClientError(400, "Model version not ready")
     if what == "/stats":
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-
-
         return ClientError(400, f"requested model '{model[:200]}' is not available")
     return ClientError(404, unknown_model(model))
 

@@ -290,6 +290,22 @@ async def test_a_worker_without_grpc_is_not_asked_by_it(stack: Stack) -> None:
             assert (await stack.row(ids[0]))["grpc"] == one.address
 
 
+async def test_a_wrong_address_of_grpc_leaves_http_alone(stack: Stack) -> None:
+    async with grpc_worker() as one, grpc_worker() as wrong, stub_of(stack) as stub:
+        await wrong.stop_grpc()
+        async with behind(stack, wrong) as ids:
+            for _ in range(8):
+                code, why = await failed(stub.ModelInfer(asked("ok")))
+                assert code is grpc.StatusCode.UNAVAILABLE, "clients try it again"
+                assert "speaks gRPC now" in why
+            row = await stack.row(ids[0])
+            assert (row["state"], row["failures"]) == ("ready", 0)
+            assert f"check grpc={wrong.address}" in row["advice"]
+            async with behind(stack, one):
+                for _ in range(8):
+                    assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+
+
 async def test_what_answers_later_than_http_is_found(stack: Stack) -> None:
     """The router finds gRPC and metrics of a worker that were not ready when it recognized the
     worker: its gRPC port accepted connections without answering.

@@ -6,8 +6,10 @@ import math
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from engine.wire.events import WireError
+from router.body.paths import GRPC_PATHS
 from router.engines.adapter import LoadReader, UnrecognizedError
 from router.engines.triton import is_unreadable_request, loads_in
 from tests.router.engines.engine_pages import MODELS, Pages, engine, loads_of, recognized
@@ -153,19 +155,38 @@ async def test_one_of_its_models_may_be_named() -> None:
     assert (one.facts.models, one.health.path) == (("llm",), "/v2/models/llm/ready")
 
 
-@pytest.mark.parametrize(
-    ("given", "found", "advice"),
-    [
-        ("127.0.0.1:1", "127.0.0.1:1", "nobody speaks gRPC at 127.0.0.1:1 now: check grpc="),
-        ("none", None, ""),
-    ],
-)
-async def test_grpc_that_is_named_where_nobody_speaks_it_is_told(
-    given: str, found: str | None, advice: str
-) -> None:
+NOBODY = "nobody speaks gRPC at 127.0.0.1:1: check grpc=127.0.0.1:1; it gets no gRPC requests"
+
+
+@pytest.mark.parametrize(("given", "advice"), [("127.0.0.1:1", NOBODY), ("none", "")])
+async def test_grpc_that_is_named_where_nobody_speaks_it_is_told(given: str, advice: str) -> None:
     async with engine({"/metrics": BACKEND}) as metrics:
         one = await recognized(OWN, f",metrics={metrics}/metrics,grpc={given}")
-    assert (one.grpc, one.advice) == (found, advice)
+    assert (one.grpc, one.advice) == (None, advice)
+    assert one.facts.lacks >= GRPC_PATHS
+
+
+async def test_a_port_of_metrics_alone_is_told_from_one_that_serves() -> None:
+    for page in (b"", BACKEND):  # of Triton 2.51 and of Prometheus's own server
+        with pytest.raises(UnrecognizedError, match=r"metrics alone; give the HTTP port"):
+            await recognized({"/v1/models": page, "/metrics": BACKEND})
+    with pytest.raises(UnrecognizedError, match="is not a list of models"):
+        await recognized({"/v1/models": b""})
+
+
+async def test_metrics_that_nobody_serves_are_told_with_their_key() -> None:
+    with pytest.raises(UnrecognizedError, match=r"^metrics=http://127.0.0.1:1/m: .*nobody"):
+        await recognized(OWN, ",metrics=http://127.0.0.1:1/m")
+
+
+async def test_a_model_that_it_does_not_have_is_told_with_those_that_it_has() -> None:
+    refusal = web.Response(status=400, body=b'{"error":"Model version not ready"}')
+    with pytest.raises(UnrecognizedError) as caught:
+        await recognized({**OWN, "/v2/models/ecko/ready": refusal}, ",model=ecko")
+    assert str(caught.value) == (
+        "it has no ready model 'ecko' (model=): GET /v2/models/ecko/ready answered 400 "
+        "(Model version not ready); ready: bot, llm"
+    )
 
 
 async def test_without_metrics_or_configs_it_serves_by_load_alone() -> None:
