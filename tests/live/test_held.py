@@ -90,8 +90,8 @@ async def test_what_a_reload_refused_is_said_again_by_the_next_one(tmp_path: Pat
 async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_told(
     tmp_path: Path,
 ) -> None:
-    """A model's limit of two requests holds over both workers together; other requests wait by
-    priority, within their own and the router's time limits, until a reload lifts the limit.
+    """A model's limit holds over both workers together: other requests wait by priority, within
+    their time limits, until a reload lifts the limit.
     """
     file = tmp_path / "router.yaml"
     limit = f'["{MODEL}:max_requests=2"]'
@@ -100,9 +100,7 @@ async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_tol
         path = f"{stack.url}/v2/models/{MODEL}/infer"
 
         async def infer(prompt: str, **parameters: int) -> tuple[int, str, str, str]:
-            """Ask for one token through Triton's API; return (status, Retry-After, error,
-            milliseconds that the request was held).
-            """
+            """Ask for one token; return (status, Retry-After, error, milliseconds held)."""
             texts = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
             most = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [1]}
             body = {"inputs": [texts, most], "parameters": parameters}
