@@ -91,9 +91,7 @@ async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
     """A reported block size that differs from the real one is shown, because the worker's events
     could not be used.
     """
-    assert (
-        "block_size=16 was given, it says 32" in (await recognized(VLLM, ",block_size=16")).advice
-    )
+    assert "was given, but it reports 32" in (await recognized(VLLM, ",block_size=16")).advice
     sized = await recognized({**VLLM, "/kv_event_sources": SOURCES}, ",block_size=32")
     assert sized.advice == ""
     assert (await recognized({"/v1/models": MODELS}, ",block_size=64")).advice == ""
