@@ -35,7 +35,11 @@ def calibrate_kernels(arguments: Sequence[str]) -> int:
         help="number of GPUs that share each layer of the model (default: 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="file that gets the costs"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file that the measured costs are written to",
     )
     flags = parser.parse_args(arguments)
     with computing():

@@ -32,7 +32,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         Meta(
             ge=1 << 16,
             le=1 << 44,
-            description="most bytes of all requests that are still arriving, bytes",
+            description="limit of the memory of all requests that are still arriving, bytes",
         ),
     ] = 1 << 30
     head_s: Annotated[

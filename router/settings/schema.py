@@ -571,15 +571,18 @@ class Config(_Section, frozen=True):
     ] = "local"
     chat_content_format: Annotated[
         Literal["auto", "string", "openai"],
-        Meta(description="shape of message content in chat templates; as at the workers"),
+        Meta(description="shape of message content in chat templates; set it as the workers do"),
     ] = "auto"
     chat_template_kwargs: Annotated[
-        str, Meta(description="JSON object: default variables of chat templates; as at the workers")
+        str,
+        Meta(description="variables of chat templates, a JSON object; set it as the workers do"),
     ] = "{}"
     chat_drops_unused_tools: Annotated[
         bool,
         Meta(
-            description=("leave tools out of the prompt if tool_choice is none; as at the workers")
+            description=(
+                "leave tools out of the prompt if tool_choice is none; set it as the workers do"
+            )
         ),
     ] = False
     render: Annotated[

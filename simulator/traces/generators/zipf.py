@@ -61,9 +61,9 @@ class ZipfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     children: Annotated[
         Count, Meta(description="prefixes below each prefix, also with Zipf shares")
     ] = 10
-    system: Annotated[int, Meta(ge=1, le=1 << 20, description="tokens of each level's prefix")] = (
-        2048
-    )
+    system: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="tokens of a prefix at each level")
+    ] = 2048
     question: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(256)
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(256)
     lifetime_s: Annotated[
