@@ -52,9 +52,9 @@ _DOUBTS = {
     "refuted": "%(worker)s: answers keep finding less than its KV events promise: its hits "
     "count to %(percent).0f %%",
     "useless": "%(worker)s: its KV events are of no use, for none of them can be used "
-    "(events_skipped in /workers says why): a mirror stands in for them",
-    "sizes": "%(worker)s: its KV events are of no use: their blocks have several sizes; a "
-    "mirror stands in for them",
+    "(events_skipped in /workers says why): the router estimates its cache",
+    "sizes": "%(worker)s: its KV events are of no use: their blocks have several sizes; "
+    "the router estimates its cache",
 }
 _PANIC = {
     True: "most workers of %s leave probes unanswered (%d of %d): as likely it is this router or "

@@ -123,8 +123,8 @@ def _groups_shown(worker: Worker) -> list[dict[str, Any]] | None:
 
 
 _GUESSED = {
-    "sizes": "its KV events have blocks of several sizes: a mirror of its cache is used instead",
-    "useless": "none of its KV events can be used (see events_skipped): a mirror is used instead",
+    "sizes": "its KV events have blocks of several sizes: the router estimates its cache",
+    "useless": "none of its KV events can be used (see events_skipped): the router estimates its cache",
 }
 
 

@@ -147,7 +147,7 @@ CAUSES: tuple[HitCause, ...] = (
         "block-sizes",
         "approximate",
         lambda f: f.guessed == "sizes",
-        "The engine's KV events tell blocks of several sizes, so a mirror stands in for them.",
+        "The engine's KV events have blocks of several sizes, so the router estimates its cache.",
         "block_size= out of the worker's line",
     ),
     HitCause(
@@ -155,15 +155,15 @@ CAUSES: tuple[HitCause, ...] = (
         "approximate",
         lambda f: f.guessed == "useless" and _has_no_full_group(f),
         "No layers of the model have full attention, and its events name blocks by a rule that the "
-        "router does not know, so a mirror stands in.",
+        "router does not know, so the router estimates the cache.",
         "PYTHONHASHSEED=0 in the environment of vLLM",
     ),
     HitCause(
         "events-useless",
         "approximate",
         lambda f: f.guessed is not None,
-        "None of the engine's KV events can be used, as events_skipped says, so a mirror stands "
-        "in for them.",
+        "None of the engine's KV events can be used, as events_skipped says, so the router "
+        "estimates its cache.",
     ),
     HitCause(
         "no-tokenizer",
