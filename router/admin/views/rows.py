@@ -124,7 +124,7 @@ def _groups_shown(worker: Worker) -> list[dict[str, Any]] | None:
 
 _GUESSED = {
     "sizes": "its KV events have blocks of several sizes: the router estimates its cache",
-    "useless": "none of its KV events can be used (see events_skipped): the router estimates its cache",
+    "useless": "the router estimates its cache: no KV event is usable (see events_skipped)",
 }
 
 
