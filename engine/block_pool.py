@@ -228,7 +228,7 @@ class IdleBlocks:
         self._stamp += 1
         return self._stamp
 
-    def goes_before(self, stamp: int) -> bool:
+    def would_evict_before(self, stamp: int) -> bool:
         """Return whether some idle block would be evicted before a block with that stamp and the
         default worth.
         """
@@ -774,7 +774,7 @@ class BlockPool:
         gone: list[tuple[int, list[int]]] = []  # group, hashes
         while count > 0:
             stamp = groups.oldest_stamp
-            if stamp is None or self._idle.goes_before(stamp):
+            if stamp is None or self._idle.would_evict_before(stamp):
                 number, block_hash, freed = 0, *self._drop_idle()
             else:
                 (number, block_hash), kept = groups.pop()

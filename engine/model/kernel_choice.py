@@ -107,23 +107,23 @@ def choose_attention(
     def kernels_trial() -> str:
         from engine.model.kernel_trial import on_device
 
-        return trial().why_not(on_device, device)
+        return trial().first_fault(on_device, device)
 
     wants = "attention", backend, config, device, ATTENTION_KERNELS
-    why_torch = _why_torch(*wants, shape_lacks, kernels_trial)
+    why_torch = _reason_for_torch(*wants, shape_lacks, kernels_trial)
     if why_torch is not None:
         return KernelChoice(TORCH, why_torch)
-    if FLASHINFER in ways.values() and (why := _flashinfer_why_not(device, trial())):
+    if FLASHINFER in ways.values() and (why := _flashinfer_fault(device, trial())):
         log.warning("the kernels compute what FlashInfer was faster at, because of %s", why)
         ways = {shape: KVKERNELS if way == FLASHINFER else way for shape, way in ways.items()}
     return KernelChoice(KVKERNELS, ways=ways)
 
 
-def _flashinfer_why_not(device: str, made: AttentionTrial) -> str:
+def _flashinfer_fault(device: str, made: AttentionTrial) -> str:
     """Return the reason why FlashInfer cannot compute this model's shape; "" if it can. FlashInfer
     may compile for minutes, so this function is not called within a request's step.
     """
-    return flashinfer_lacks(device, made.is_quantized) or made.flashinfer_why_not(device)
+    return flashinfer_lacks(device, made.is_quantized) or made.flashinfer_fault(device)
 
 
 def flashinfer_lacks(device: str, is_quantized: bool) -> str:
@@ -163,11 +163,11 @@ def choose_int8(
     def trial() -> str:
         import torch
 
-        from engine.model.kernel_trial import int8_why_not, on_device
+        from engine.model.kernel_trial import int8_fault, on_device
 
-        return int8_why_not(getattr(torch, dtype), MOST_ROWS, on_device, device)
+        return int8_fault(getattr(torch, dtype), MOST_ROWS, on_device, device)
 
-    why = _why_torch("int8", backend, config, device, INT8_KERNELS, shape_lacks, trial)
+    why = _reason_for_torch("int8", backend, config, device, INT8_KERNELS, shape_lacks, trial)
     return Int8Choice(KVKERNELS) if why is None else Int8Choice(TORCH, why)
 
 
@@ -177,7 +177,7 @@ def _check_backend(setting: str, backend: str) -> None:
         raise ValueError(f"{setting} must be one of {known}, not {backend!r:.40}")
 
 
-def _why_torch(
+def _reason_for_torch(
     part: str,
     backend: str,
     config: ModelConfig,

@@ -83,7 +83,7 @@ class AttentionTrial:
         """True if pages have scales."""
         return self.stored != self.dtype
 
-    def why_not(self, run: Operator, device: str) -> str:
+    def first_fault(self, run: Operator, device: str) -> str:
         """Return the first kernel that fails, and how; "" if all kernels are right. If the prefill
         kernel for Hopper fails, it is turned off by name, and the kernel for other GPUs is tried.
         """
@@ -92,7 +92,7 @@ class AttentionTrial:
         except (RefusedError, RuntimeError) as error:
             return f"a trial: {error!s:.300}"
 
-    def flashinfer_why_not(self, device: str) -> str:
+    def flashinfer_fault(self, device: str) -> str:
         """Return the reason why FlashInfer cannot be used for decodes and prefill chunks; "" if its
         numbers are right.
         """
@@ -253,7 +253,7 @@ def _on_cpu(kept: Kept) -> tuple[tuple[torch.Tensor, torch.Tensor], Scales]:
     return (k.cpu(), v.cpu()), factors
 
 
-def int8_why_not(dtype: torch.dtype, most_rows: int, run: Operator, device: str) -> str:
+def int8_fault(dtype: torch.dtype, most_rows: int, run: Operator, device: str) -> str:
     """Return the reason why the kernel for INT8 weights cannot be used; "" if it is right for one
     row and for many.
     """

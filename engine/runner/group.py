@@ -91,10 +91,10 @@ class Group:
         self._others = [_start(replace(spec, rank=rank)) for rank in range(1, size)]
         self.kv_files: list[tuple[str, str]] = []  # of each rank, where they are shared
         try:
-            self._model = self._meet(spec)
+            self._model = self._load_rank_0(spec)
             self.kv_files.append(self._model.kv.files)
             for rank, process in enumerate(self._others, 1):
-                said, *files = _said(rank, process).decode().rstrip("\n").split(" ")
+                said, *files = _ready_line(rank, process).decode().rstrip("\n").split(" ")
                 if said != READY.decode():
                     raise GroupLost(f"rank {rank} ended while it loaded: see its log above")
                 self.kv_files.append((files[0], files[1]))
@@ -102,7 +102,7 @@ class Group:
             self._kill()
             raise
 
-    def _meet(self, spec: RankSpec) -> RankModel:
+    def _load_rank_0(self, spec: RankSpec) -> RankModel:
         """Load rank 0, and raise GroupLost if another rank ends meanwhile. Otherwise rank 0 would
         wait for that rank for minutes.
         """
@@ -207,7 +207,7 @@ class Group:
             process.wait()
 
 
-def _said(rank: int, process: subprocess.Popen[bytes]) -> bytes:
+def _ready_line(rank: int, process: subprocess.Popen[bytes]) -> bytes:
     try:
         return line_of(process, LOAD_S, "loaded")
     except RankStuck as error:

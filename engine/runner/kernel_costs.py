@@ -189,7 +189,7 @@ class WayTimer:
         return [row for shape, ways in SHAPES.items() for row in self._times_of(shape, ways)]
 
     def _times_of(self, shape: str, ways: Sequence[str]) -> list[TimedWay]:
-        why = {way: self._why_not(shape, way) for way in ways}
+        why = {way: self._fault(shape, way) for way in ways}
         step = STEPS[shape] if is_cuda(self._device) else STEPS[shape].smaller()
         layers = {way: self._layer(step, way) for way in ways if not why[way]}
         times: dict[str, list[float]] = {way: [] for way in layers}
@@ -199,7 +199,7 @@ class WayTimer:
         medians = {way: median(own) / 1e3 for way, own in times.items()}
         return [TimedWay(shape, way, medians.get(way), why[way]) for way in ways]
 
-    def _why_not(self, shape: str, way: str) -> str:
+    def _fault(self, shape: str, way: str) -> str:
         """Return the reason why `way` cannot be used for steps of `shape`; "" if it can and its
         numbers are right.
         """

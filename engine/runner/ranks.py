@@ -89,7 +89,7 @@ def _whole(data: bytes, size: int) -> bytes:
 
 
 STEP_S = 120.0
-MEET_S = 120.0  # for the processes to start
+START_S = 120.0  # for the processes to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class RankModel:
         distributed.init_process_group(
             "gloo" if spec.device == "cpu" else "nccl",
             store=distributed.TCPStore(  # type: ignore[attr-defined]
-                "127.0.0.1", spec.port, size, spec.rank == 0, timedelta(seconds=MEET_S)
+                "127.0.0.1", spec.port, size, spec.rank == 0, timedelta(seconds=START_S)
             ),
             rank=spec.rank,
             world_size=size,

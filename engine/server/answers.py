@@ -108,7 +108,7 @@ class Answer:
     each: int = 1  # choices a prompt
     shows_special: bool = False  # special tokens are part of the text
     kv_transfer_params: dict[str, Any] | None = None  # by which another worker reads its KV
-    is_told: bool = False  # it was sent, and the client did not hang up before
+    was_sent: bool = False  # it was sent, and the client did not hang up before
     is_early: bool = False  # sent before its end: another worker reads its KV and answers
     choices: list[Choice] = field(default_factory=list)
     unfinished: int = 0
@@ -149,7 +149,7 @@ class Answer:
             if not self.unfinished and not self.done.done():
                 self.done.set_result(None)
 
-    def tell_early(self) -> None:
+    def answer_early(self) -> None:
         """Send the answer before the first token, because the prompt's KV can be read already."""
         if not self.done.done():
             self.is_early = True

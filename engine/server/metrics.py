@@ -50,7 +50,7 @@ class StepLog:
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
-        self._left_bytes = max_bytes - len(HEADER)
+        self._remaining_bytes = max_bytes - len(HEADER)
         try:
             self._file = path.open("w", encoding="ascii", buffering=BUFFER_BYTES)
         except OSError as error:
@@ -67,8 +67,8 @@ class StepLog:
             f"{load.prefill_tokens},{load.prefill_seqs},{load.decode_seqs},"
             f"{load.decode_ctx_tokens},{load.attention_pairs:.1f},{seconds:.9f}\n"
         )
-        self._left_bytes -= len(line)
-        if self._left_bytes < 0:
+        self._remaining_bytes -= len(line)
+        if self._remaining_bytes < 0:
             log.warning("step log %s is full: no further steps are written", self._path)
             self.close()
             return

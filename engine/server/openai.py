@@ -72,7 +72,7 @@ def _kv_of(http: web.Request, body: CompletionBody | ChatBody) -> Iterator[None]
     """
     transfers = http.app[WORKER].transfers
     if transfers is not None:
-        transfers.taken(http.protocol)
+        transfers.answer_read(http.protocol)
     try:
         yield
     except (ApiError, PromptError):
@@ -230,7 +230,7 @@ async def _answer(
     finally:
         # Also if the client has left: then the server cancels the handler. A request whose answer
         # was sent early continues for the worker that reads its KV.
-        if not (answer.is_early and answer.is_told):
+        if not (answer.is_early and answer.was_sent):
             worker.abandon(answer)
 
 
@@ -246,8 +246,8 @@ async def _tell(http: web.Request, worker: Worker, answer: Answer, response: web
     if transport.is_closing() or _has_hung_up(transport):
         transport.abort()
         return
-    answer.is_told = True
-    worker.transfers.told(http.protocol, answer.choices[0].request)
+    answer.was_sent = True
+    worker.transfers.answer_sent(http.protocol, answer.choices[0].request)
 
 
 def _has_hung_up(transport: asyncio.Transport) -> bool:

@@ -69,7 +69,7 @@ class Transfers:
         self._on_failed = on_failed
         # By connection: the KV that its latest answer named, until it is certain that the answer
         # was read.
-        self._told: dict[object, tuple[int, int]] = {}
+        self._unread_answers: dict[object, tuple[int, int]] = {}
         scheduler, clock = runner.scheduler, runner.clock
         link = Link(clock, settings.link_bytes_per_s, settings.kv_latency_ms / 1e3 / settings.speed)
         self.exporter = Exporter(scheduler.exports, store, self.engine_id, clock, link, on_free)
@@ -122,22 +122,22 @@ class Transfers:
         if request.export is not None:
             self.exporter.release(request.export.request_id, request.export.generation)
 
-    def told(self, connection: object, request: Request) -> None:
+    def answer_sent(self, connection: object, request: Request) -> None:
         """Record that an answer that names the KV of this request was sent on `connection`."""
         if (export := request.export) is not None:
-            self._told[connection] = export.request_id, export.generation
+            self._unread_answers[connection] = export.request_id, export.generation
 
-    def taken(self, connection: object) -> None:
+    def answer_read(self, connection: object) -> None:
         """Record that the client has read the answer that was sent on `connection`, if any, because
         another request came on it.
         """
-        self._told.pop(connection, None)
+        self._unread_answers.pop(connection, None)
 
     def lost(self, connection: object, error: BaseException | None) -> None:
         """Record that `connection` ended; it has an `error` if the client did not read
         everything.
         """
-        told = self._told.pop(connection, None)
+        told = self._unread_answers.pop(connection, None)
         if told is not None and error is not None:
             self.exporter.release(*told)
 
@@ -354,7 +354,7 @@ class Worker:
             request_id = choice.request.request_id
             if self.transfers is not None:
                 self.transfers.importer.drop(request_id)
-                if not answer.is_told:
+                if not answer.was_sent:
                     self.transfers.release(choice.request)
             if self._choices.pop(request_id, None) is not None:
                 self.runner.cancel(request_id)
@@ -427,7 +427,7 @@ class Worker:
         if self._step_log is not None:
             self._step_log.note(step, self.runner.step_s)
         if self.transfers is not None:
-            self._tell_early(step)
+            self._answer_early(step)
         counters = self.counters
         counters.generation_tokens += len(outputs)
         logprobs = self.runner.logprobs
@@ -474,7 +474,7 @@ class Worker:
                 self.abandon(answer, "timeout" if is_late else "error")
                 answer.fail(why, 504 if is_late else 500)
 
-    def _tell_early(self, step: Step) -> None:
+    def _answer_early(self, step: Step) -> None:
         """Let other workers read the blocks that the step has computed. Where the first chunk of a
         prompt is computed, send the answer that names its KV.
         """
@@ -483,7 +483,7 @@ class Worker:
         for request, _, _ in step.chunks:
             answer, _ = self._choices.get(request.request_id, (None, None))
             if request.export is not None and request.is_prefilling and answer is not None:
-                answer.tell_early()
+                answer.answer_early()
 
     def _on_free(self, export: Export) -> None:
         """Stop a request that computes its prompt only for readers, because no reader is left."""

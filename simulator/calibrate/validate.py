@@ -280,7 +280,9 @@ def validation_table(found: Validation) -> Table:
     for one in found.metrics:
         allowed = "" if one.limit is None else f"±{one.limit:g} {one.unit}"
         mark = "" if one.limit is None else ("[green]ok[/]" if one.passed else "[red]beyond[/]")
-        table.add_row(one.name, _told(one.live), _told(one.simulated), _apart(one), allowed, mark)
+        table.add_row(
+            one.name, _value_text(one.live), _value_text(one.simulated), _apart(one), allowed, mark
+        )
     return table
 
 
@@ -330,7 +332,7 @@ def _hits_explained(by: Placements) -> str:
     )
 
 
-def _told(value: float | None) -> str:
+def _value_text(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 

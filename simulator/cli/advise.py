@@ -18,8 +18,8 @@ from simulator.cli.setups import PROFILE, Pool, Requests, SetupOptions, known, s
 from simulator.cli.usage import UsageError, check_files, write_json
 from simulator.replay.fleet import check_setup
 from simulator.replay.setup import Setup, WorkerGroup
-from simulator.runs.advice import Advice, keep, read_kept, state_path, told
-from simulator.runs.advise import DRAWS, TARGETS, Adviser, Asked
+from simulator.runs.advice import Advice, advice_parts, keep, read_forecasts, state_path
+from simulator.runs.advise import DRAWS, TARGETS, AdviceRequest, Adviser
 from simulator.runs.plan import Targets, shown
 from simulator.runs.runs import RunOptions, RunResults
 from simulator.traces.files import opened
@@ -120,21 +120,21 @@ def advise(options: Advise, console: Console) -> bool:
     check_files([log], json=options.json, state=options.state)
     errors = ErrorLog(log)
     recorded = read_recorded(opened(Path(log)).lines(errors), options.model)
-    asked = Asked(
+    asked = AdviceRequest(
         base=_base_of(options, recorded),
         recorded=_measured(options.setup.requests, recorded),
         policies=tuple(dict.fromkeys(options.candidate)),
-        targets=options.targets if options.targets.said else None,
+        targets=options.targets if options.targets.has_limits else None,
         draws=options.draws,
         seed=options.seed,
         seconds=options.budget,
-        kept=tuple(read_kept(options.state or state_path(log))),
+        kept=tuple(read_forecasts(options.state or state_path(log))),
         check_only=options.check,
         any_fit=options.any_fit,
     )
     with RunResults(RunOptions(jobs=options.jobs), console) as runs:
         advice = Adviser(asked, runs).advise()
-    for part in told(advice, console.width):
+    for part in advice_parts(advice, console.width):
         console.print(part, highlight=False, markup=False, soft_wrap=True)
     _write_advice(options, console, advice)
     return True

@@ -28,7 +28,7 @@ from simulator.limits.hits import hits as hit_rows
 from simulator.limits.report import bound as bounded
 from simulator.limits.show import bound_tables, hits_table
 from simulator.report.board import Board
-from simulator.report.console import say_source
+from simulator.report.console import print_source_notes
 from simulator.workloads.open import open_jobs
 
 
@@ -67,7 +67,7 @@ def hits(options: Hits, console: Console) -> bool:
     except ValueError as error:
         raise UsageError(str(error)) from error
     console.print(hits_table(rows))
-    say_source(console, stream)
+    print_source_notes(console, stream)
     write_json(options.json, rows)
     return bool(rows)
 

@@ -48,7 +48,7 @@ from simulator.cli.setups import (
     workload_of,
 )
 from simulator.cli.usage import UsageError, check_files, write_json
-from simulator.report.console import say_source
+from simulator.report.console import print_source_notes
 from simulator.traces.generators.table import kv_block
 from simulator.workloads.open import open_jobs
 
@@ -158,8 +158,8 @@ def rate_match(options: RateMatch, console: Console) -> bool:
         raise UsageError(f"--gpus {gpus}: {MAX_GPUS} at most")
     measured, caches = _measured(asked, console, shapes)
     found = match(measured.mix, shapes, targets, link, gpus)
-    console.print(_told(measured, caches), highlight=False)
-    console.print(_targets_told(targets, link), highlight=False)
+    console.print(_measured_line(measured, caches), highlight=False)
+    console.print(_targets_line(targets, link), highlight=False)
     console.print(_match_table(found, gpus))
     trials: list[PoolTrial] = []
     if options.simulate and gpus is not None and found.split is not None:
@@ -203,7 +203,7 @@ def pareto(options: Pareto, console: Console) -> bool:
     measured, caches = _measured(asked, console, shapes)
     tpots_s = speeds(shapes, options.points)
     split, alike = fronts(measured.mix, shapes, tpots_s, _targets(asked, None), link, gpus)
-    console.print(_told(measured, caches), highlight=False)
+    console.print(_measured_line(measured, caches), highlight=False)
     if not split and not alike:
         console.print("no pool keeps the targets at any speed: raise --ttft-ms, or give more GPUs")
         return False
@@ -279,7 +279,7 @@ def _measured(asked: Capacity, console: Console, shapes: Shapes) -> tuple[Measur
         found = measure(stream.jobs, stream.block_tokens, caches, kv_tokens, asked.cached.cached)
     except MixError as error:
         raise UsageError(f"{asked.trace}: {error}") from error
-    say_source(console, stream)
+    print_source_notes(console, stream)
     return found, caches
 
 
@@ -317,7 +317,7 @@ def _trials(
 # --- what is told -------------------------------------------------------------------------------
 
 
-def _told(measured: Measured, caches: int) -> str:
+def _measured_line(measured: Measured, caches: int) -> str:
     mix = measured.mix
     by = CACHED_BY[measured.cached_by].format(caches)
     return (
@@ -327,7 +327,7 @@ def _told(measured: Measured, caches: int) -> str:
     )
 
 
-def _targets_told(targets: WaitTargets, link: Link) -> str:
+def _targets_line(targets: WaitTargets, link: Link) -> str:
     ttft = "any TTFT" if math.isinf(targets.ttft_s) else f"mean TTFT {_ms(targets.ttft_s)} ms"
     which = "every step" if targets.every_step else "mean time per token"
     return (

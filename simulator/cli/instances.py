@@ -43,7 +43,7 @@ from simulator.cli.flags import (
     command,
 )
 from simulator.cli.usage import UsageError, check_files, write_json
-from simulator.report.console import say_source
+from simulator.report.console import print_source_notes
 from simulator.report.page import Page, Picture, Section, Table
 from simulator.report.plots import line_plot
 from simulator.traces.spec import WorkloadSpec
@@ -222,7 +222,7 @@ def _load(options: LoadOptions, console: Console) -> ArrivingLoad:
         load = load_of(stream.jobs)
     except ValueError as error:
         raise UsageError(f"--log {options.log}: {error}") from error
-    say_source(console, stream)
+    print_source_notes(console, stream)
     spread = load.variability if options.variability is None else options.variability
     return ArrivingLoad(options.rate or load.rate_per_s, spread)
 

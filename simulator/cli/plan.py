@@ -20,7 +20,7 @@ from simulator.cli.setups import (
     setup_of,
 )
 from simulator.cli.usage import UsageError, check_files
-from simulator.report.console import say_source
+from simulator.report.console import print_source_notes
 from simulator.runs.plan import LIMITS, PlanRequest, Rule, Targets, check_request
 from simulator.runs.runs import RunOptions
 from simulator.runs.sweep import run_plan
@@ -70,7 +70,7 @@ def plan(options: Plan, console: Console) -> bool:
     policies = options.draws.policies()
     seeds = tuple(dict.fromkeys(options.draws.seed or SEEDS))
     base = setup_of(setup, policies[0], seeds[0], resample=options.draws.resample)
-    if not options.targets.said:
+    if not options.targets.has_limits:
         named = ", ".join(f"--{limit.field.replace('_', '-')}" for limit in LIMITS[:-1])
         raise UsageError(f"no target; give at least one of {named}")
     request = PlanRequest(
@@ -95,4 +95,4 @@ def look_over(console: Console, workload: WorkloadSpec) -> None:
     if workload.source.startswith(GENERATED):
         return
     deque(stream.jobs, maxlen=0)
-    say_source(console, stream)
+    print_source_notes(console, stream)

@@ -87,13 +87,13 @@ def profiles(options: Profiles, console: Console) -> bool:
     if options.rows is not None:
         write_rows({one.name: one.rows for one in found}, options.rows)
     write_json(options.json, found)
-    unexplained = [one.name for one in found if one.outside and not _why(one.name)]
+    unexplained = [one.name for one in found if one.outside and not _reason_of(one.name)]
     for name in unexplained:
         console.print(f"[red]{name}[/]: rows are off by more than {TOLERANCE:.0%}")
     return not unexplained
 
 
-def _why(name: str) -> str:
+def _reason_of(name: str) -> str:
     """Return the catalogue's reason for the rows in which the profile is off, or "" if it
     has none.
     """
@@ -180,7 +180,7 @@ def _show(one: Comparison, all_rows: bool, console: Console) -> None:
     """Print the rows that are off, with the reason if one is known."""
     if not one.outside:
         return
-    reason = _why(one.name) or "no reason is known"
+    reason = _reason_of(one.name) or "no reason is known"
     console.print(
         f"{one.name}: {len(one.outside)} of {len(one.rows)} rows are off by more than "
         f"{TOLERANCE:.0%} ({reason})",

@@ -92,7 +92,7 @@ def profile(options: FromConfig, console: Console) -> bool:
     if options.tables is not None:
         found = _tabled(found, on, options)
     console.print(_constants(found), _steps(found))
-    for line in _said(shape, found, on):
+    for line in _profile_lines(shape, found, on):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if options.out is not None:
         write_profile(found.profile, options.out)
@@ -155,7 +155,7 @@ def _steps(found: Derived) -> Table:
     return table
 
 
-def _said(shape: ModelShape, found: Derived, on: Deployment) -> list[str]:
+def _profile_lines(shape: ModelShape, found: Derived, on: Deployment) -> list[str]:
     profile = found.profile
     stored = shape.stored
     parts = {"attention": stored.attention.name}

@@ -160,7 +160,7 @@ async def run_demo(
         if quick or core_share < BUSY_SHARE:
             workers, requests = LESS
             if not quick:
-                _say(demo, board, (
+                _note(demo, board, (
                     f"This machine is busy (the replays got {core_share:.0%} of a core): live, "
                     f"{requests} requests on {workers} workers instead of {FULL[1]} on {FULL[0]}."
                 ))  # fmt: skip
@@ -168,7 +168,7 @@ async def run_demo(
             async with asyncio.timeout(LIMIT_S - (perf_counter() - started_s)):
                 await _live(out, workers, requests, demo, board)
         except TimeoutError:
-            _say(demo, board, "This machine is too busy: the live part was ended early.")
+            _note(demo, board, "This machine is too busy: the live part was ended early.")
     told = [f"{part.name}: {part.told}; {part.workers} workers." for part in parts]
     told.append(f"{LIVE}: as shared_prompt, {requests} requests on {workers} workers.")
     _report(out, demo, told, split_front(parts[1].spec), console, perf_counter() - started_s)
@@ -208,7 +208,7 @@ async def _virtual(
     for part in parts:
         for policy in part.policies:
             if perf_counter() - started_s > LAST_REPLAY_S:
-                _say(demo, board, f"This machine is busy: {part.name} / {policy} was left out.")
+                _note(demo, board, f"This machine is busy: {part.name} / {policy} was left out.")
                 continue
             board.start_run(f"{part.name} / {policy}", None)
             result = await asyncio.to_thread(replay, part.setup(policy))
@@ -231,7 +231,7 @@ async def _live(out: Path, workers: int, requests: int, demo: DemoRuns, board: L
         board.end_run(run_line(result.row))
         late = result.row.overrun_steps_share or 0.0
         if late > OVERRUN_LIMIT:
-            _say(demo, board, (
+            _note(demo, board, (
                 f"live / {policy}: {late:.1%} of the workers' steps ended late, for this machine "
                 "was busy: times are longer than the model's."
             ))  # fmt: skip
@@ -239,7 +239,7 @@ async def _live(out: Path, workers: int, requests: int, demo: DemoRuns, board: L
             board.console.print(f"[bold red]not back to zero:[/] {line}")
 
 
-def _say(demo: DemoRuns, board: LoadBoard, text: str) -> None:
+def _note(demo: DemoRuns, board: LoadBoard, text: str) -> None:
     demo.notes.append(text)
     board.console.print(f"[yellow]{text}[/]")
 

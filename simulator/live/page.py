@@ -131,10 +131,10 @@ def _card(run: RunResult, until_s: float) -> Card:
         busy = ", ".join(f"{name} {share:.0%}" for name, share in shares)
         svg = worker_map(run.samples, run.samples.busy_share, 1.0, until_s)
         pictures.append(Picture(svg, f"Busy workers over time, {row.policy}: {busy}"))
-    return Card(row.policy, _told(row), pictures)
+    return Card(row.policy, _caption(row), pictures)
 
 
-def _told(row: ResultRow) -> str:
+def _caption(row: ResultRow) -> str:
     told = [f"{row.completed:,} of {row.requests:,} requests completed"]
     if row.continuation_ttft_ms.mean is not None:
         told = [f"{row.completed:,} turns answered, first token after {seconds(row.ttft_ms.mean)}"]

@@ -245,7 +245,7 @@ class FleetBuilder:
             random=Random(f"{self._setup.seed}/lost events/{worker_id}"),
             kv_bytes_per_token=hardware.kv_bytes_per_token,
             link_bytes_per_ns=self._setup.world.link_gbps * gpus_of(group.profile) / 8,
-            tells_host=self._setup.world.host_events is not False,
+            reports_host=self._setup.world.host_events is not False,
             windows=[one.window for one in groups.groups],
         )
 

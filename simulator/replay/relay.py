@@ -143,7 +143,7 @@ class Serving:
 
 MODEL = "model"
 _PROBE_S = 2.0  # longest wait for a worker's answer to a probe
-_TOLD_EVERY = 256  # ends of requests between two calls of `on_ended`
+_REPORT_EVERY = 256  # ends of requests between two calls of `on_ended`
 
 
 class Relay:
@@ -173,7 +173,7 @@ class Relay:
         self.last_end_ns = 0
         self.ejections = 0
         self.on_resync: Callable[[int, Station, int], None]
-        self.on_ended: Callable[[int], None] | None = None  # called every `_TOLD_EVERY` ends
+        self.on_ended: Callable[[int], None] | None = None  # called every `_REPORT_EVERY` ends
         self._agenda = agenda
         self._arrivals = arrivals
         self._chainer = chainer
@@ -214,7 +214,7 @@ class Relay:
 
     def _arrive(self, now_ns: int, turn: TimedTurn) -> None:
         self.coming -= 1
-        self._tell_progress(now_ns)
+        self._report_progress(now_ns)
         job, size = turn.job, self._block_size
         blocks = job.prompt_tokens // size
         row = self.book.add(now_ns, job.prompt_tokens, blocks, job.session, job.group)
@@ -236,7 +236,7 @@ class Relay:
         )
         self.carry_out(now_ns, self.core.tell(arrival))
 
-    def _tell_progress(self, now_ns: int) -> None:
+    def _report_progress(self, now_ns: int) -> None:
         """Tell the core how many tokens a worker's answers have.
 
         That happens at most every `progress_ns`, and only before a decision that could use it,
@@ -395,7 +395,7 @@ class Relay:
         self.last_end_ns = now_ns
         for observer in self._observers:
             observer.on_end(row)
-        if self.on_ended is not None and not self.ended % _TOLD_EVERY:
+        if self.on_ended is not None and not self.ended % _REPORT_EVERY:
             self.on_ended(now_ns)
         for turn in self._arrivals.after(live.turn, now_ns):
             self._plan(turn, self._arrive)

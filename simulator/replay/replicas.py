@@ -36,51 +36,53 @@ class Replicas:
         self._random = Random(f"{seed}/replicas")
         self._owners: dict[int, int] = {}  # request -> which core has it
         self._sharing: list[Sharing] = []
-        self._said: list[bool] = [False] * len(cores)  # whether its messages are about to be sent
+        self._is_send_due: list[bool] = [False] * len(
+            cores
+        )  # whether its messages are about to be sent
         self.carry_out: CarryOut = lambda now_ns, actions: None
 
     def share(self) -> None:
         """Let the routers share state from now on."""
         for number, core in enumerate(self._cores):
-            tell = partial(self._peer_told, number)
+            tell = partial(self._take_peer_fact, number)
             sharing = Sharing(f"r{number}@0", core, tell)
             self._sharing.append(sharing)
             sharing.joined(0.0)
         for number in range(len(self._cores)):
-            self._speak(0, number)
+            self._send(0, number)
 
     def tell(self, fact: facts.Fact) -> list[Action]:
         """Give a fact about a request to the router that has the request, and facts about workers
         and time to all routers.
         """
         if not isinstance(fact, OF_A_REQUEST):
-            return [action for n in range(len(self._cores)) for action in self._told(n, fact)]
+            return [action for n in range(len(self._cores)) for action in self._take_fact(n, fact)]
         if isinstance(fact, facts.Arrival):  # clients or their load balancer choose any router
             self._owners[fact.request_id] = self._random.randrange(len(self._cores))
         number = self._owners[fact.request_id]
         if isinstance(fact, facts.Finish):
             del self._owners[fact.request_id]
-        return self._told(number, fact)
+        return self._take_fact(number, fact)
 
     # --- what they say to each other --------------------------------------------------------
 
-    def _told(self, number: int, fact: facts.Fact) -> list[Action]:
+    def _take_fact(self, number: int, fact: facts.Fact) -> list[Action]:
         actions = take(self._cores[number], fact)
-        if self._sharing and not self._said[number]:
-            self._said[number] = True
+        if self._sharing and not self._is_send_due[number]:
+            self._is_send_due[number] = True
             due_ns = self._agenda.now_ns + self._lag_ns
-            self._agenda.at(due_ns, Rank.ANSWER, self._speak, number)
+            self._agenda.at(due_ns, Rank.ANSWER, self._send, number)
         return actions
 
-    def _speak(self, now_ns: int, number: int) -> None:
-        self._said[number] = False
-        now_s, speaker = now_ns / 1e9, self._sharing[number]
-        while (payload := speaker.outgoing(now_s)) is not None:
+    def _send(self, now_ns: int, number: int) -> None:
+        self._is_send_due[number] = False
+        now_s, sender = now_ns / 1e9, self._sharing[number]
+        while (payload := sender.outgoing(now_s)) is not None:
             for peer in self._sharing:
-                if peer is not speaker:
-                    peer.incoming(speaker.identity, payload, now_s)
+                if peer is not sender:
+                    peer.incoming(sender.identity, payload, now_s)
 
-    def _peer_told(self, number: int, fact: facts.PeerFact) -> None:
+    def _take_peer_fact(self, number: int, fact: facts.PeerFact) -> None:
         actions = take(self._cores[number], fact)
         if actions:
             self.carry_out(self._agenda.now_ns, actions)

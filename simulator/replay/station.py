@@ -37,7 +37,7 @@ class Station:
         random: Random,
         kv_bytes_per_token: int,
         link_bytes_per_ns: float,
-        tells_host: bool = True,
+        reports_host: bool = True,
         windows: Sequence[int] = (),
     ) -> None:
         self.worker_id = worker_id
@@ -49,7 +49,7 @@ class Station:
         self.sequence_tokens = sequence_tokens  # longest prompt plus output that fits
         self.kv_bytes_per_token = kv_bytes_per_token
         self.link_bytes_per_ns = link_bytes_per_ns  # each way
-        self._tells_host = tells_host  # its events include host memory
+        self._reports_host = reports_host  # its events include host memory
         self._windows = windows  # tokens, 0 of states: of each group beside full attention
         self.dispatches = 0
         self.random = random  # which of its batches get lost
@@ -98,7 +98,7 @@ class Station:
             [
                 _event(kind, parent, hashes, size)
                 for kind, parent, hashes in changes
-                if self._tells_host or kind <= _CLEARED
+                if self._reports_host or kind <= _CLEARED
             ]
         )
 
@@ -129,7 +129,7 @@ class Station:
             return self.batch(changes)
         events = [_event(_STORED, parent, hashes, size) for parent, hashes in contents]
         in_host = self.engine.host_blocks(local_ns)
-        if self._tells_host and len(in_host):
+        if self._reports_host and len(in_host):
             events.append(_event(_STORED_HOST, None, in_host, size))
         return tuple(events)
 

@@ -34,9 +34,9 @@ class _Move:
     target: Station
     all_bytes: int
     began_ns: int
-    left_bytes: float
+    remaining_bytes: float
     rate: float = 0.0  # bytes per nanosecond
-    since_ns: int = -1  # when `left_bytes` was so many; -1: it is being set up
+    since_ns: int = -1  # when `remaining_bytes` was so many; -1: it is being set up
     version: int = 0  # of its planned end
 
 
@@ -160,14 +160,14 @@ class Transfers:
             if move.since_ns < 0 or not (move.export.station in changed or move.target in changed):
                 continue
             source, target = move.export.station, move.target
-            move.left_bytes -= move.rate * (now_ns - move.since_ns)
+            move.remaining_bytes -= move.rate * (now_ns - move.since_ns)
             move.since_ns = now_ns
             move.rate = min(
                 source.link_bytes_per_ns / self._sending[source.worker_id],
                 target.link_bytes_per_ns / self._receiving[target.worker_id],
             )
             move.version += 1
-            end_ns = now_ns + max(0, round(move.left_bytes / move.rate))
+            end_ns = now_ns + max(0, round(move.remaining_bytes / move.rate))
             self._agenda.at(end_ns, Rank.STEP, self._arrive, (move, move.version))
 
     def _arrive(self, now_ns: int, what: tuple[_Move, int]) -> None:

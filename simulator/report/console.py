@@ -140,7 +140,7 @@ def most_unserved(rows: Sequence[ReplayRow]) -> list[str]:
     return lines
 
 
-def say_source(console: Console, stream: JobStream) -> None:
+def print_source_notes(console: Console, stream: JobStream) -> None:
     """Print what was assumed of a source, how many lines were left out, and the first reasons."""
     for note in stream.notes():
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -222,7 +222,7 @@ WIDEST_FACTOR = 4.0  # upper end by lower end
 WIDEST_SHARE = 0.5  # upper end minus lower end
 
 
-def told(one: Figure, value: Interval | None) -> str:
+def mean_text(one: Figure, value: Interval | None) -> str:
     """Return a mean as text, with half of its 95 % interval after ± if there are several seeds."""
     if value is None:
         return NOTHING
@@ -274,7 +274,10 @@ def figure_table(
     marks = best or {}
     return Table(
         (head, *(one.title for one in figures)),
-        [(label, *(told(one, row[one.name]) for one in figures)) for label, row in rows.items()],
+        [
+            (label, *(mean_text(one, row[one.name]) for one in figures))
+            for label, row in rows.items()
+        ],
         frozenset(
             (line, column)
             for line, label in enumerate(rows)
@@ -551,7 +554,7 @@ def more_seeds(found: Ratio | Interval | None) -> int | None:
     return max(1, enough)
 
 
-def ratio_told(found: Ratio | None) -> str:
+def ratio_text(found: Ratio | None) -> str:
     """Return a ratio and its interval as text, marked as noise if the interval includes 1."""
     if found is None:
         return NOTHING
@@ -565,7 +568,7 @@ def ratio_told(found: Ratio | None) -> str:
     return f"{mean:.2f} [{low:.2f}, {high:.2f}] {NOISE}"
 
 
-def points_told(found: Interval | None) -> str:
+def points_text(found: Interval | None) -> str:
     """Return a difference of shares and its interval as text, in percentage points.
 
     It is marked as noise if the interval includes 0.
@@ -582,9 +585,9 @@ def points_told(found: Interval | None) -> str:
     return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] {NOISE}"
 
 
-def beside_told(found: Ratio | Interval | None) -> str:
+def difference_text(found: Ratio | Interval | None) -> str:
     """Return a ratio, or a difference of shares, as text."""
-    return points_told(found) if isinstance(found, Interval) else ratio_told(found)
+    return points_text(found) if isinstance(found, Interval) else ratio_text(found)
 
 
 MOST_NAMED = 6
@@ -617,7 +620,7 @@ def beside_table(versus: str, found: Beside) -> tuple[str, Table, str] | None:
     seeds = max((part.seeds for parts in found.values() for part in parts if part), default=0)
     if seeds < 2:
         return None
-    cells = [(label, ratio_told(ttft), points_told(good)) for label, (ttft, good) in found.items()]
+    cells = [(label, ratio_text(ttft), points_text(good)) for label, (ttft, good) in found.items()]
     head = (f"beside {versus}", "TTFT ratio", "good, points")
     title = f"the same {seeds} seeds, paired with {versus}; 95 % intervals"
     return title, Table(head, cells), seeds_wanted(named_parts(found))

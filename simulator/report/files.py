@@ -126,7 +126,7 @@ class RequestsCsv:
         self._writer = csv.writer(stream, lineterminator="\n")
         self._writer.writerow(COLUMNS)
         self._hindsight = hindsight
-        self._lines_left = most_lines
+        self._remaining_lines = most_lines
         self._under_way: dict[int, _Sent] = {}  # by row
 
     def on_start(self, book: Book) -> None:
@@ -159,10 +159,10 @@ class RequestsCsv:
         """Write the CSV line of a request that has ended."""
         book = self._book
         sent = self._under_way.pop(row, _NEVER_SENT)
-        if self._lines_left is not None:
-            if not self._lines_left:
+        if self._remaining_lines is not None:
+            if not self._remaining_lines:
                 return
-            self._lines_left -= 1
+            self._remaining_lines -= 1
         arrival, first, finish = book.arrival_ns[row], book.first_token_ns[row], book.finish_ns[row]
         output = book.output_tokens[row]
         self._writer.writerow(

@@ -78,7 +78,7 @@ def verdict(rows: Sequence[ReplayRow]) -> list[str]:
     return [_headline(chosen, rows), *costs, *_losses(groups), *unsure]
 
 
-def leads_told(rows: Sequence[ReplayRow]) -> list[Claim]:
+def lead_claims(rows: Sequence[ReplayRow]) -> list[Claim]:
     """Return, for each headline figure, a claim on which policy leads, by how much, and whether by
     more than noise.
     """
@@ -225,7 +225,7 @@ def render_page(
         sections.append(_splits(drawn))
     all_notes = [*notes, *told, _seeds_drawn(drawn)]
     shown = [section for section in sections if section]
-    claims = leads_told(rows)
+    claims = lead_claims(rows)
     cells = [cell for part in shown for table in part.tables for cell in table.cells]
     legend = marks([*cells, *(claim.sign for claim in claims)], MORE)
     return Page(title, verdict(rows), claims, shown, all_notes, marks=legend).html()

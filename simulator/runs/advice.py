@@ -22,8 +22,8 @@ from simulator.report.figures import (
     interval,
     marks,
     percent,
-    points_told,
-    ratio_told,
+    points_text,
+    ratio_text,
     seconds,
 )
 from simulator.report.page import Table
@@ -170,7 +170,7 @@ def _short(part: str, *, wraps: bool) -> str:
     return f"{name}?{'&'.join(own)}" if own else name_of(part)
 
 
-def told(advice: Advice, width: int) -> Iterator[object]:
+def advice_parts(advice: Advice, width: int) -> Iterator[object]:
     """Yield the lines and tables to print for the advice."""
     recorded = advice.recorded
     workers = sum(group.count for group in advice.running.groups)
@@ -183,13 +183,13 @@ def told(advice: Advice, width: int) -> Iterator[object]:
     yield f"target: {advice.targets}; {_KEEPS[advice.keeps]}"
     yield from advice.notes
     for check in advice.checks:
-        yield check_told(check)
+        yield check_line(check)
     if advice.tried:
         yield ""
         yield from _tried_table(advice.tried).in_terminal(width)
     lines = [line for n, one in enumerate(advice.findings, 1) for line in _finding(n, one)]
     yield from lines
-    if legend := marks([*lines, *map(check_told, advice.checks)], "--draws N"):
+    if legend := marks([*lines, *map(check_line, advice.checks)], "--draws N"):
         yield legend
     if not advice.findings:
         yield "Change nothing: nothing that was tried is clearly better."
@@ -230,22 +230,22 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
     change, forecast = finding.change, finding.forecast
     yield f"{number}. {change.kind}: {change.title}{finding.why}"
     yield (
-        f"   mean TTFT x {ratio_told(forecast.ttft)}; of one more recording such as this x "
-        f"{_plain(forecast.next_ttft)}; good answers, points: {points_told(forecast.good)}"
+        f"   mean TTFT x {ratio_text(forecast.ttft)}; of one more recording such as this x "
+        f"{_plain(forecast.next_ttft)}; good answers, points: {points_text(forecast.good)}"
     )
     if forecast.task is not None:
         yield (
-            f"   mean task x {ratio_told(forecast.task)}; Jain's index, points: "
-            f"{points_told(forecast.fairness)}"
+            f"   mean task x {ratio_text(forecast.task)}; Jain's index, points: "
+            f"{points_text(forecast.fairness)}"
         )
     yield f"   do: {change.do}"
 
 
 def _plain(ratio: Interval) -> str:
-    return ratio_told(Ratio(ratio.mean, ratio.low, ratio.high, ratio.seeds))
+    return ratio_text(Ratio(ratio.mean, ratio.low, ratio.high, ratio.seeds))
 
 
-def check_told(check: Check) -> str:
+def check_line(check: Check) -> str:
     """Return one line with a forecast and the gain that was measured later."""
     head = f"forecast of {check.kind} {check.title}: TTFT x {_plain(check.forecast)}"
     if check.happened is None:
@@ -267,7 +267,7 @@ def state_path(log: str) -> Path:
     return path.with_name(f"{path.name}.advice") if path.name else Path("log.advice")
 
 
-def read_kept(path: Path) -> list[ForecastLine]:
+def read_forecasts(path: Path) -> list[ForecastLine]:
     """Return the kept forecasts in the order in which they were made; [] without a file.
 
     Raises `SweepError` if the file cannot be read.
@@ -308,7 +308,7 @@ def keep(path: Path, advice: Advice) -> None:
         msgspec.structs.replace(first.change, setup=_bare(first.change.setup)),
         first.forecast,
     )
-    if line in read_kept(path):
+    if line in read_forecasts(path):
         return
     with path.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")

@@ -47,7 +47,15 @@ from simulator.runs.advice import (
     same_pool,
     short,
 )
-from simulator.runs.plan import LIMITS, PlanRequest, Targets, check_targets, kept, plan, shown
+from simulator.runs.plan import (
+    LIMITS,
+    PlanRequest,
+    Targets,
+    check_limits,
+    check_targets,
+    plan,
+    shown,
+)
 from simulator.runs.runs import RunResults
 from simulator.runs.task import SweepError
 from simulator.traces.request_log import Recorded
@@ -76,7 +84,7 @@ MISFIT = 2.0  # beyond this factor between replayed and logged TTFT, the model d
 LEAST_REQUESTS, LEAST_SESSIONS, LEAST_S = 200, 20, 60.0
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AdviceRequest(msgspec.Struct, frozen=True):
     """The question to the adviser: a log, the set-up that ran, and how much to try."""
 
     base: Setup  # what ran, on the log, with the block size written out
@@ -194,7 +202,7 @@ def _counts(groups: Sequence[WorkerGroup]) -> str:
     return " + ".join(f"{group.count} {group.role}" for group in groups if group.count)
 
 
-def check_asked(asked: Asked) -> None:
+def check_request(asked: AdviceRequest) -> None:
     """Raise `SweepError` for a log or targets that no advice can be given on."""
     recorded, problems = asked.recorded, []
     if recorded.cut:
@@ -305,7 +313,7 @@ class Adviser:
     """Replays the candidate changes and judges them. Lifetime: one advice."""
 
     def __init__(
-        self, asked: Asked, runs: RunResults, clock_s: Callable[[], float] = time.monotonic
+        self, asked: AdviceRequest, runs: RunResults, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._asked, self._runs, self._clock_s = asked, runs, clock_s
         self._began_s = clock_s()
@@ -317,7 +325,7 @@ class Adviser:
     def advise(self) -> Advice:
         """Return the advice on the log. Raises `SweepError` if the log does not allow any."""
         asked = self._asked
-        check_asked(asked)
+        check_request(asked)
         recorded = asked.recorded
         if len(recorded.policies) > 1:
             ran = ", ".join(map(short, recorded.policies))
@@ -449,7 +457,7 @@ class Adviser:
         neither end. Returns None if they are kept at one end only.
         """
         runs = [(setup, row) for row in rows]
-        if all(one.met for one in kept(self._targets, runs, "interval")):
+        if all(one.met for one in check_limits(self._targets, runs, "interval")):
             return True
         for limit in LIMITS:
             bound = getattr(self._targets, limit.field)

@@ -20,8 +20,8 @@ from simulator.report.figures import (
     marks,
     named_parts,
     percent,
-    points_told,
-    ratio_told,
+    points_text,
+    ratio_text,
     seeds_wanted,
     whole,
 )
@@ -83,9 +83,9 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("preempt.", lambda rule: whole(rule.preemptions)),
     ("lost", lambda rule: percent(rule.lost_share)),
     ("collapsed", lambda rule: f"{rule.collapsed}/{len(rule.seeds)}"),
-    ("good, points", lambda rule: points_told(rule.good_difference)),
+    ("good, points", lambda rule: points_text(rule.good_difference)),
     *(
-        (title, lambda rule, name=name: ratio_told(rule.ratios.get(name)))
+        (title, lambda rule, name=name: ratio_text(rule.ratios.get(name)))
         for name, title in zip(
             RATIOS,
             ("TTFT ratio", "p99 ratio", "E2E ratio", "TPOT ratio", "task ratio"),
@@ -182,10 +182,10 @@ def _rivalries(found: Sequence[Rivalry]) -> Table:
             one.scene,
             in_s(one.ttft_mean_ms),
             f"{in_s(one.rival_ttft_ms)} {', '.join(one.rivals_ttft)}",
-            ratio_told(one.ttft),
+            ratio_text(one.ttft),
             percent(one.good),
             f"{percent(one.rival_good)} {', '.join(one.rivals_good)}",
-            points_told(one.points),
+            points_text(one.points),
         )
         for one in found
     ]
@@ -199,7 +199,7 @@ def _rivalries_in(title: str, found: Sequence[Rivalry], of: Beside) -> Table:
         own_ms, rival_ms, rivals, ratio = of(one)
         if ratio is not None:
             best = f"{in_s(rival_ms)} {', '.join(rivals)}"
-            rows.append((one.scene, in_s(own_ms), best, ratio_told(ratio)))
+            rows.append((one.scene, in_s(own_ms), best, ratio_text(ratio)))
     return Table(("workload", title, "best other", "ratio"), rows)
 
 

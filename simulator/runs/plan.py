@@ -46,7 +46,7 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.0  # fmt: skip
 
     @property
-    def said(self) -> bool:
+    def has_limits(self) -> bool:
         """True if the targets limit anything besides lost requests."""
         return any(getattr(self, limit.field) is not None for limit in LIMITS[:-1])
 
@@ -106,7 +106,7 @@ def check_targets(targets: Targets) -> None:
                 f"{of}_p90_ms {p90_ms:g} and {of}_p99_ms {p99_ms:g} contradict: where 99 of 100 "
                 "are within the one, 90 are within the other; give the larger one for p99"
             )
-    if not targets.said:
+    if not targets.has_limits:
         names = ", ".join(limit.field for limit in LIMITS[:-1])
         problems.append(f"no target: nothing but lost requests is limited; give one of {names}")
     if problems:
@@ -114,7 +114,7 @@ def check_targets(targets: Targets) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LimitCheck:
     """One limit of the targets, compared with the value that was measured. Lifetime: report."""
 
     limit: Limit
@@ -155,27 +155,31 @@ class Kept:
         return self.value / self.bound if self.bound else self.value
 
 
-def kept(targets: Targets, runs: Sequence[tuple[Setup, ReplayRow]], rule: Rule) -> list[Kept]:
+def check_limits(
+    targets: Targets, runs: Sequence[tuple[Setup, ReplayRow]], rule: Rule
+) -> list[LimitCheck]:
     """Return every limit that `targets` sets, compared with the runs of all seeds."""
     return [
-        _kept(limit, bound, runs, rule)
+        _check_limit(limit, bound, runs, rule)
         for limit in LIMITS
         if (bound := getattr(targets, limit.field)) is not None
     ]
 
 
-def _kept(limit: Limit, bound: float, runs: Sequence[tuple[Setup, ReplayRow]], rule: Rule) -> Kept:
+def _check_limit(
+    limit: Limit, bound: float, runs: Sequence[tuple[Setup, ReplayRow]], rule: Rule
+) -> LimitCheck:
     values = [(limit.of(row), setup.seed) for setup, row in runs]
     known = [(value, seed) for value, seed in values if value is not None]
     if len(known) < len(values) or not known:
-        return Kept(limit, bound, None, None)
+        return LimitCheck(limit, bound, None, None)
     if rule == "interval":
         found = interval([value for value, _ in known])
         assert found is not None
         end = found.low if limit.at_least else found.high
-        return Kept(limit, bound, found.mean if end is None else end, None)
+        return LimitCheck(limit, bound, found.mean if end is None else end, None)
     worst = (min if limit.at_least else max)(known, key=lambda pair: pair[0])
-    return Kept(limit, bound, worst[0], worst[1] if len(known) > 1 else None)
+    return LimitCheck(limit, bound, worst[0], worst[1] if len(known) > 1 else None)
 
 
 def shown(targets: Targets) -> Iterator[str]:
@@ -485,11 +489,11 @@ class _PolicySearch:
             self._trials[at].used,
             dict(point.figures),
             trials,
-            tuple(self._why(at, point.rows)),
+            tuple(self._notes_on(at, point.rows)),
         )
 
     def _judge(self, rung: int, pairs: Sequence[tuple[Setup, ReplayRow]]) -> Trial:
-        limits = kept(self._request.targets, pairs, self._request.rule)
+        limits = check_limits(self._request.targets, pairs, self._request.rule)
         misses = tuple(limit.reason for limit in limits if not limit.met)
         tightest = max(limits, key=lambda limit: limit.used)
         return Trial(
@@ -499,7 +503,7 @@ class _PolicySearch:
             round(min(tightest.used, 1e9), 4),
         )
 
-    def _why(self, at: int, rows: Sequence[ReplayRow]) -> list[str]:
+    def _notes_on(self, at: int, rows: Sequence[ReplayRow]) -> list[str]:
         ladder = self._ladder
         if at - 1 in self._trials:
             notes = [f"{_missing(ladder.named(at - 1))} {'; '.join(self._trials[at - 1].reasons)}"]
@@ -580,13 +584,13 @@ def _level(
     the limit, or by at most `LEVEL` of it.
     """
     told = []
-    sides = [kept(targets, side, "all") for side in (runs, others)]
+    sides = [check_limits(targets, side, "all") for side in (runs, others)]
     tightest = {max(side, key=lambda one: one.used).limit.field for side in sides}
     for mine, theirs in zip(*sides, strict=True):
         limit, bound = mine.limit, mine.bound
         if limit.field not in tightest and mine.met and theirs.met:
             continue
-        used = [[Kept(limit, bound, limit.of(row), None).used for _, row in side]
+        used = [[LimitCheck(limit, bound, limit.of(row), None).used for _, row in side]
                 for side in (runs, others)]  # fmt: skip
         if not all(map(isfinite, (*used[0], *used[1]))):
             return None

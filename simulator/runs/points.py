@@ -67,12 +67,12 @@ class Point:
     @property
     def name(self) -> str:
         """The name of the policy and all other settings that vary, in one line."""
-        return _told(self.setup.policy, self.varied)
+        return _setup_text(self.setup.policy, self.varied)
 
     @property
     def choice(self) -> str:
         """The policy and the fleet as text: the settings that a reader can choose."""
-        return _told(self.setup.policy, self.fleet)
+        return _setup_text(self.setup.policy, self.fleet)
 
     @property
     def fleet(self) -> dict[str, Any]:
@@ -84,12 +84,12 @@ class Point:
         """The settings that nobody can choose and that vary between points, such as the workload;
         "" if there are none.
         """
-        return _told("", {k: v for k, v in self.varied.items() if is_scenery(k)})
+        return _setup_text("", {k: v for k, v in self.varied.items() if is_scenery(k)})
 
     @property
     def load(self) -> str:
         """The rate or speed of the workload if it varies between points, else ""."""
-        return _told("", {k: v for k, v in self.varied.items() if is_load(k)})
+        return _setup_text("", {k: v for k, v in self.varied.items() if is_load(k)})
 
     def mean(self, figure: str) -> float | None:
         """Return the figure's mean over seeds, or None if it was not measured."""
@@ -210,7 +210,7 @@ def best(points: Sequence[Point], figure: Figure) -> list[Point]:
     return [point for _, point in sorted(ranked, key=lambda pair: sign * pair[0])]
 
 
-def _told(first: str, varied: Mapping[str, Any]) -> str:
+def _setup_text(first: str, varied: Mapping[str, Any]) -> str:
     parts = [first, *(f"{name}={_plain(value)}" for name, value in varied.items())]
     return " ".join(filter(None, parts))
 

@@ -162,10 +162,10 @@ def _scenes(file: str, records: Sequence[Record]) -> list[Scene]:
 
 
 def _name(file: str, flat: dict[str, Any], varied: Sequence[str]) -> str:
-    return " ".join([file, *(_told(name, flat.get(name)) for name in varied)])
+    return " ".join([file, *(_value_text(name, flat.get(name)) for name in varied)])
 
 
-def _told(name: str, value: Any) -> str:
+def _value_text(name: str, value: Any) -> str:
     if name == "workload.source":
         text = str(value)
         return text.removeprefix(GENERATOR) if text.startswith(GENERATOR) else Path(text).name

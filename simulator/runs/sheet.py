@@ -254,7 +254,7 @@ def _parse(where: str, item: Any, *, grid: bool) -> PolicyAxis:
     return PolicyAxis(name, values)
 
 
-MAX_TOLD = 20
+MAX_SHOWN = 20
 # Of a group of workers: counts and thresholds that only a number above 0 makes sense for.
 ABOVE_0 = (
     "max_num_tokens", "max_batch_size", "max_model_tokens",
@@ -270,7 +270,7 @@ def check_setups(setups: Sequence[Setup]) -> None:
     different = {msgspec.structs.replace(setup, policy="", seed=0): None for setup in setups}
     problems = dict.fromkeys(line for setup in different for line in _problems(setup))
     if problems:
-        told = list(problems)[:MAX_TOLD]
+        told = list(problems)[:MAX_SHOWN]
         more = len(problems) - len(told)
         raise SweepError([*told, f"and {more} more"] if more else told)
 

@@ -23,16 +23,16 @@ from simulator.report.figures import (
     Figure,
     Interval,
     Ratio,
-    beside_told,
+    difference_text,
     figure,
     figure_table,
     marks,
     mean_resolved,
+    mean_text,
     more_seeds,
     paired,
     paired_ratio,
     seeds_wanted,
-    told,
 )
 from simulator.report.page import Page, Picture, Section, Table
 from simulator.report.plots import Band, Line, front_plot, line_plot
@@ -101,7 +101,7 @@ def front_table(points: Sequence[Point]) -> RichTable:
         table.add_column(one.title, justify="right", no_wrap=True)
     for own in list(by_world(points).values())[:MAX_TABLES]:
         for point in front(own, PER_GPU, PER_USER):
-            cells = [told(one, point.figures[one.name]) for one in figures]
+            cells = [mean_text(one, point.figures[one.name]) for one in figures]
             table.add_row(escape(point.name), *cells)
     return table
 
@@ -119,25 +119,25 @@ def _best_table(title: str, points: Sequence[Point]) -> RichTable:
         cells = [
             cell
             for point in ranked
-            for cell in (escape(point.choice), told(one, point.figures[one.name]))
+            for cell in (escape(point.choice), mean_text(one, point.figures[one.name]))
         ]
         if ranked:
             paired[one.title] = beside(one, *ranked) if len(ranked) > 1 else None
             cells += [""] * (4 - len(cells))
-            table.add_row(one.title, *cells, _beside_told(paired[one.title]))
+            table.add_row(one.title, *cells, _difference_cell(paired[one.title]))
     wanted = seeds_wanted(paired)
     table.caption = f"{wanted}\n" if wanted else None
     return table
 
 
-def _beside_told(found: Ratio | Interval | None) -> str:
+def _difference_cell(found: Ratio | Interval | None) -> str:
     """Return a ratio, or a difference in percentage points, as text.
 
     Returns "" if there is no next point, or no common seed.
     """
     if found is None:
         return ""
-    said = beside_told(found)
+    said = difference_text(found)
     return said.replace(" ", " points ", 1) if isinstance(found, Interval) else said
 
 
@@ -416,8 +416,8 @@ def _front(points: Sequence[Point], first: Figure, second: Figure, caption: str)
     items = [
         (
             point.name,
-            f"{told(first, point.figures[first.name])} {first.title}, "
-            f"{told(second, point.figures[second.name])} {unit}",
+            f"{mean_text(first, point.figures[first.name])} {first.title}, "
+            f"{mean_text(second, point.figures[second.name])} {unit}",
         )
         for point in numbered.values()
     ]
@@ -523,8 +523,8 @@ def _bests(points: Sequence[Point]) -> Section:
 def _best_cell(one: Figure, ranked: Sequence[Point]) -> str:
     if not ranked:
         return ""
-    lines = [ranked[0].choice, told(one, ranked[0].figures[one.name])]
-    if len(ranked) > 1 and (paired := _beside_told(beside(one, *ranked[:2]))):
+    lines = [ranked[0].choice, mean_text(one, ranked[0].figures[one.name])]
+    if len(ranked) > 1 and (paired := _difference_cell(beside(one, *ranked[:2]))):
         lines += [paired, f"beside {ranked[1].choice}"]
     return "\n".join(lines)
 

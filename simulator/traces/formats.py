@@ -159,7 +159,7 @@ def find_format(spec: str, path: Path, block_tokens: int | None) -> FoundFormat:
         raise TraceError(f"{path}: its first lines are of no known format; {hint}")
     one = found[0]
     options = parse_options("?".join((one.name, spec.partition("?")[2])), one.options)
-    return FoundFormat(one, options, block_tokens or _told_size(path, one, options))
+    return FoundFormat(one, options, block_tokens or _block_size_in(path, one, options))
 
 
 def file_jobs(reading: Reading, found: FoundFormat) -> Iterator[Job]:
@@ -167,7 +167,7 @@ def file_jobs(reading: Reading, found: FoundFormat) -> Iterator[Job]:
     return found.format.read(reading)
 
 
-def _told_size(path: Path, form: Format, options: Any) -> int:
+def _block_size_in(path: Path, form: Format, options: Any) -> int:
     """Return the block size of the first line in the file that has one, else the format's
     default.
     """

@@ -82,14 +82,14 @@ def _of_array(how: str) -> str:
 def _of_object(line: dict[str, Any]) -> str:
     for name in _BODIES:
         if isinstance(text := line.get(name), str) and text.lstrip()[:1] == "{":
-            return _said(
+            return _hint(
                 f"`{name}` as text that has JSON in it",
                 f"`{name}` as an object",
                 f".{name} |= fromjson",
             )
     for name in _CHATS:
         if isinstance(turns := line.get(name), list) and turns and (one := _turn(turns[0])):
-            return _said(
+            return _hint(
                 f"conversations in `{name}`",
                 "`messages` with `role` and `content`, one request a line",
                 f"[.{name} | {one}] as $m | range($m | length) as $i | "
@@ -103,7 +103,7 @@ def _of_object(line: dict[str, Any]) -> str:
     answer = next((name for name in _ANSWERED if isinstance(line.get(name), str)), None)
     prompt = f".{asked[0]}" if len(asked) == 1 else f'(.{asked[0]} + "\\n" + .{asked[1]})'
     completion = f", completion: .{answer}" if answer else ""
-    return _said(
+    return _hint(
         f"texts in `{'`, `'.join(asked)}`",
         "`prompt`, `messages`, or `input` beside `model`",
         f"{{prompt: {prompt}{completion}}}",
@@ -125,7 +125,7 @@ def _misspelt(line: dict[str, Any]) -> str:
             renamed = " | ".join(
                 f".{name} = .{field} | del(.{field})" for name, field in wrong.items()
             )
-            return _said(
+            return _hint(
                 f"`{'`, `'.join(map(str, wrong.values()))}` in the first line",
                 f"`{'`, `'.join(wrong)}`, of format {form}",
                 f"{path}({renamed})" if path else renamed,
@@ -160,5 +160,5 @@ def _of_table(head: Sequence[bytes]) -> str:
     return ""
 
 
-def _said(seen: str, understood: str, jq: str) -> str:
+def _hint(seen: str, understood: str, jq: str) -> str:
     return f"seen: {seen}; understood: {understood}; do: `jq -c '{jq}' FILE > trace.jsonl`"

@@ -67,7 +67,7 @@ class PromptText:
         self._models: set[str | None] = set()
         self._media = 0  # parts that are no text: each counts as its digest
         self._prompts = self._unnamed = 0  # the latter are without a session's id
-        self._counted = self._told = 0  # prompt tokens, where the trace has their number, too
+        self._counted = self._reported = 0  # prompt tokens, where the trace has their number, too
 
     def wants(self, model: str | None) -> bool:
         """Return True if the options ask for requests of this model, or of any model."""
@@ -87,7 +87,7 @@ class PromptText:
         self._prompts += 1
         if told:
             self._counted += len(tokens)
-            self._told += told
+            self._reported += told
         names = chain_hashes(tokens, self._block_tokens)
         if session is not None:
             return names, session_digest(session)
@@ -99,7 +99,7 @@ class PromptText:
         by = "the tokenizer counts the tokens"
         if self._tokenizer is None:
             by = "without --tokenizer FOLDER, four bytes of a prompt are a token"
-        share = self._told / self._counted if self._counted else 1
+        share = self._reported / self._counted if self._counted else 1
         if self._prompts:
             yield by + f"; the file's own counts are {share:.2f} times these" * bool(self._counted)
         if self._conversations.begun:

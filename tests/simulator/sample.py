@@ -21,7 +21,7 @@ class _Session:
     """One conversation while it is being generated. Lifetime: generator."""
 
     name: str
-    turns_left: int
+    remaining_turns: int
     prompt_tokens: int
     full_ids: list[int]  # ids of the prompt's full blocks so far
 
@@ -63,8 +63,8 @@ def conversation_sample(
                 "hash_ids": ids,
                 "session_id": session.name,
             }
-        session.turns_left -= 1
-        if session.turns_left > 0 and session.prompt_tokens < MAX_PROMPT_TOKENS:
+        session.remaining_turns -= 1
+        if session.remaining_turns > 0 and session.prompt_tokens < MAX_PROMPT_TOKENS:
             session.prompt_tokens += output_tokens + int(random.lognormvariate(log(500), 1.0))
             pause_s = 8.0 + random.expovariate(1 / 35.0)
             heappush(due, (now_s + pause_s, order, session))

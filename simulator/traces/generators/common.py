@@ -165,7 +165,7 @@ class Talk:
     shared_blocks: int
     own_part: int
     prompt_tokens: int  # of the turn that is next
-    turns_left: int  # that one included
+    remaining_turns: int  # that one included
     think_ns: int = 0  # of the client before it
     tenant: str | None = None
 
@@ -200,8 +200,8 @@ def turns(
         yield turn_job(talk, at_ns, turn.answer_tokens, block)
         talk.prompt_tokens += turn.answer_tokens + turn.question_tokens
         talk.think_ns = turn.think_ns
-        talk.turns_left -= 1
-        if talk.turns_left and talk.prompt_tokens <= most_tokens:
+        talk.remaining_turns -= 1
+        if talk.remaining_turns and talk.prompt_tokens <= most_tokens:
             heapreplace(due, (at_ns + turn.gap_ns, serial, talk))
         else:
             heappop(due)

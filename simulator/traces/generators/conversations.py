@@ -198,10 +198,12 @@ def _conversations(keys: TalkKeys, name: str, usual: _Case, seed: int, block: in
     total = keys.sessions * case.turns.mean if case.turns.fixed else None
     longest = max(heads) + case.context.most
     longest += case.turns.most * (case.question.most + case.output.most)
-    return Made(jobs, block, total if longest <= keys.max_prompt else None, _said(keys, name, case))
+    return Made(
+        jobs, block, total if longest <= keys.max_prompt else None, _description(keys, name, case)
+    )
 
 
-def _said(keys: TalkKeys, name: str, case: _Case) -> str:
+def _description(keys: TalkKeys, name: str, case: _Case) -> str:
     many = f"{case.tenants} tenants, " if case.tenants > 1 else ""
     many = f"{keys.burst} of them at once, {many}" if keys.burst > 1 else many
     return (

@@ -100,7 +100,7 @@ def weights(count: int, exponent: float) -> array[float]:
 def _jobs(keys: ZipfKeys, block: int, random: Random) -> Iterator[Job]:
     top = weights(keys.groups, keys.exponent)
     below = weights(keys.children, keys.exponent)
-    lives = _Lives(keys.groups, keys.lifetime_s, random)
+    lives = _PrefixesByRank(keys.groups, keys.lifetime_s, random)
     ends = [level * keys.system // block for level in range(keys.levels + 1)]
     tokens = keys.levels * keys.system
     times = at_rate(keys.rate, keys.requests, random, keys.burstiness)
@@ -116,7 +116,7 @@ def _jobs(keys: ZipfKeys, block: int, random: Random) -> Iterator[Job]:
         yield Job(at_ns, prompt, max(1, keys.output.draw(random)), np.concatenate(pieces))
 
 
-class _Lives:
+class _PrefixesByRank:
     """The prefixes that are at each rank at present. Lifetime: stream."""
 
     def __init__(self, ranks: int, lifetime_s: float, random: Random) -> None:

@@ -166,7 +166,7 @@ def test_steps_of_decodes_and_chunks(tmp_path: Path) -> None:
 
 def test_a_trial_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     made = AttentionTrial(HEADS, KV_HEADS, DIM, 16, torch.float32, torch.float32)
-    assert made.flashinfer_why_not("cpu") == ""
+    assert made.flashinfer_fault("cpu") == ""
     right = Wrapper.run
 
     def wrong(self: Wrapper, q: torch.Tensor, pages: Any, out: torch.Tensor) -> None:
@@ -174,9 +174,9 @@ def test_a_trial_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         out[-1] *= 1.1
 
     monkeypatch.setattr(Wrapper, "run", wrong)
-    assert made.flashinfer_why_not("cpu") == "a trial: FlashInfer is 1.0e-01 off"
+    assert made.flashinfer_fault("cpu") == "a trial: FlashInfer is 1.0e-01 off"
     monkeypatch.setattr(Wrapper, "plan", lambda *given, **named: 1 / 0)
-    assert made.flashinfer_why_not("cpu") == "a trial: division by zero"
+    assert made.flashinfer_fault("cpu") == "a trial: division by zero"
 
 
 NOT_THERE = "FlashInfer, which cannot be imported: import of flashinfer halted; None in sys.modules"
@@ -205,8 +205,8 @@ def test_where_it_cannot_be_the_kernels_are(
     config = read_config(written(tmp_path, TinySettings("llama", head_dim=64)))
     if not is_there:
         monkeypatch.setitem(sys.modules, "flashinfer", None)
-    monkeypatch.setattr("engine.model.kernel_choice._why_torch", lambda *given: None)
-    monkeypatch.setattr(AttentionTrial, "flashinfer_why_not", lambda made, on: trial)
+    monkeypatch.setattr("engine.model.kernel_choice._reason_for_torch", lambda *given: None)
+    monkeypatch.setattr(AttentionTrial, "flashinfer_fault", lambda made, on: trial)
     quantized = Quantization(kv=kv)
     ways = {"prefill_hit": FLASHINFER}
     made = choose_attention(KVKERNELS, config, Shard(), device, "bfloat16", quantized, 16, ways)

@@ -16,7 +16,7 @@ from engine.model import kernel_trial
 from engine.model.backends import KVKERNELS, TORCH
 from engine.model.config import ModelConfig, ModelError, Quantization, Shard, read_config
 from engine.model.kernel_choice import choose_attention, choose_int8
-from engine.model.kernel_trial import AttentionTrial, int8_why_not
+from engine.model.kernel_trial import AttentionTrial, int8_fault
 from engine.model.tiny import TinySettings, make_tiny
 from kvkernels.cuda.library import LaunchError
 from tests.kernels.emulated import emulate, emulator, needs_compiler
@@ -41,19 +41,19 @@ def small_gpu() -> Iterator[None]:
     [(64, 16, BF16), (128, 48, torch.int8), (64, 64, torch.float8_e4m3fn)],
 )
 def test_kernels_that_are_right_pass(dim: int, page: int, stored: torch.dtype) -> None:
-    assert AttentionTrial(4, 1, dim, page, BF16, stored).why_not(emulate, "cpu") == ""
+    assert AttentionTrial(4, 1, dim, page, BF16, stored).first_fault(emulate, "cpu") == ""
 
 
 def test_int8_weights_pass_on_a_small_gpu_too(small_gpu: None) -> None:
-    assert int8_why_not(BF16, 64, emulate, "cpu") == ""
+    assert int8_fault(BF16, 64, emulate, "cpu") == ""
 
 
 def test_a_gpu_with_little_shared_memory_is_named(small_gpu: None) -> None:
     """A GPU with too little shared memory for a kernel is named: 16-bit pages fit, and quantized
     pages at head_dim 128 do not.
     """
-    assert AttentionTrial(4, 1, 128, 16, BF16, BF16).why_not(emulate, "cpu") == ""
-    why = AttentionTrial(4, 1, 128, 16, BF16, torch.int8).why_not(emulate, "cpu")
+    assert AttentionTrial(4, 1, 128, 16, BF16, BF16).first_fault(emulate, "cpu") == ""
+    why = AttentionTrial(4, 1, 128, 16, BF16, torch.int8).first_fault(emulate, "cpu")
     assert why == (
         "a trial: prefill: prefill needs 115712 bytes of shared memory, the device has 101376"
     )
@@ -87,7 +87,7 @@ def off(at: int) -> Any:
     ("name", "output"), [("append", 11), ("prefill", 9), ("shared_decode", 10)]
 )
 def test_one_wrong_row_is_noticed(name: str, output: int) -> None:
-    why = AttentionTrial(4, 2, 64, 16, BF16, BF16).why_not(failing(name, off(output)), "cpu")
+    why = AttentionTrial(4, 2, 64, 16, BF16, BF16).first_fault(failing(name, off(output)), "cpu")
     if name == "append":  # page 0 is nobody's
         assert why == ""
         return
@@ -98,9 +98,9 @@ def test_a_library_of_another_architecture_is_named() -> None:
     def lacks(name: str, *arguments: Any) -> None:
         raise LaunchError(f"{name}: no kernel image is available for execution on the device")
 
-    why = AttentionTrial(4, 2, 64, 16, BF16, BF16).why_not(lacks, "cpu")
+    why = AttentionTrial(4, 2, 64, 16, BF16, BF16).first_fault(lacks, "cpu")
     assert why == "a trial: append: no kernel image is available for execution on the device"
-    assert "no kernel image" in int8_why_not(BF16, 64, lacks, "cpu")
+    assert "no kernel image" in int8_fault(BF16, 64, lacks, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +117,8 @@ def test_what_fails_its_trial_is_torchs(
     device.
     """
     monkeypatch.setattr("engine.model.kernel_choice.device_lacks", lambda device, kernels: "")
-    monkeypatch.setattr(AttentionTrial, "why_not", lambda self, run, device: "a trial: x")
-    monkeypatch.setattr(kernel_trial, "int8_why_not", lambda *_: "a trial: y")
+    monkeypatch.setattr(AttentionTrial, "first_fault", lambda self, run, device: "a trial: x")
+    monkeypatch.setattr(kernel_trial, "int8_fault", lambda *_: "a trial: y")
     plain = Quantization()
     made = choose_attention("auto", config, Shard(), "cuda", "bfloat16", plain, 16)
     assert (made.backend, made.why) == (TORCH, "a trial: x")

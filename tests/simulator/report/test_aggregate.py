@@ -26,14 +26,14 @@ from simulator.report.figures import (
     interval,
     labels,
     marks,
+    mean_text,
     more_seeds,
     paired,
-    points_told,
+    points_text,
     ratio_of_pairs,
-    ratio_told,
+    ratio_text,
     seeds_wanted,
     student_t,
-    told,
 )
 from simulator.report.files import Report, encode, write_json
 from simulator.report.row import ReplayRow, SessionsRow, StageRow, TurnsRow, Waits, summarize
@@ -218,20 +218,20 @@ def test_what_is_narrow_is_resolved_and_one_seed_cannot_tell() -> None:
 
 def test_noise_is_marked_and_an_interval_that_says_nothing_is_not_printed() -> None:
     pairs = [(1.0, 1.1), (1.2, 1.1)]
-    assert ratio_told(ratio_of_pairs([(100.0, 100.1)] * 3)) == "1.00 [1.00, 1.00]"
-    assert ratio_told(ratio_of_pairs([*pairs, (1.0, 1.0)])) == "1.00 [0.80, 1.25] ~"
-    assert ratio_told(ratio_of_pairs(pairs)) == "1.00 not resolved"
+    assert ratio_text(ratio_of_pairs([(100.0, 100.1)] * 3)) == "1.00 [1.00, 1.00]"
+    assert ratio_text(ratio_of_pairs([*pairs, (1.0, 1.0)])) == "1.00 [0.80, 1.25] ~"
+    assert ratio_text(ratio_of_pairs(pairs)) == "1.00 not resolved"
     clear = ratio_of_pairs([(10.0, 1.0), (30.0, 1.0), (8.0, 1.0)])
-    assert ratio_told(clear).startswith("13.39 [2.3"), "however wide, it leaves out 1"
-    assert ratio_told(None) == points_told(None) == "–"
-    assert points_told(interval_of([0.1])) == "+10.0"
-    assert points_told(interval_of([-0.022, -0.02])) == "-2.1 [-3.4, -0.8]"
-    assert points_told(interval_of([0.01, -0.01, 0.0])) == "+0.0 [-2.5, +2.5] ~"
-    assert points_told(interval_of([0.1, -0.1])) == "+0.0 not resolved"
-    assert told(figure("ttft_ms.mean"), interval_of([200.0, 210.0])) == "205 ±63.5"
-    assert told(figure("ttft_ms.mean"), interval_of([100.0, 300.0])) == "200 ±?"
-    assert told(figure("hit_rate_tokens"), interval_of([0.5, 0.52, 0.54])) == "52.0% ±5.0%"
-    assert told(figure("hit_rate_tokens"), interval_of([0.4, 0.6])) == "50.0% ±?"
+    assert ratio_text(clear).startswith("13.39 [2.3"), "however wide, it leaves out 1"
+    assert ratio_text(None) == points_text(None) == "–"
+    assert points_text(interval_of([0.1])) == "+10.0"
+    assert points_text(interval_of([-0.022, -0.02])) == "-2.1 [-3.4, -0.8]"
+    assert points_text(interval_of([0.01, -0.01, 0.0])) == "+0.0 [-2.5, +2.5] ~"
+    assert points_text(interval_of([0.1, -0.1])) == "+0.0 not resolved"
+    assert mean_text(figure("ttft_ms.mean"), interval_of([200.0, 210.0])) == "205 ±63.5"
+    assert mean_text(figure("ttft_ms.mean"), interval_of([100.0, 300.0])) == "200 ±?"
+    assert mean_text(figure("hit_rate_tokens"), interval_of([0.5, 0.52, 0.54])) == "52.0% ±5.0%"
+    assert mean_text(figure("hit_rate_tokens"), interval_of([0.4, 0.6])) == "50.0% ±?"
 
 
 def test_marks_are_explained_where_they_stand() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from simulator.replay.result import NEVER, HotPrefix, ReplayResult
 from simulator.report.figures import FIGURES
 from simulator.report.plots import copies_plot, curve_plot, styles, worker_map
-from simulator.report.replay_page import ONE_SEED, TAILS, leads_told, render_page, verdict
+from simulator.report.replay_page import ONE_SEED, TAILS, lead_claims, render_page, verdict
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import hit_rates, on_grid, view
 from tests.simulator.browser import CHROMIUM, DESK, PHONE, seen
@@ -114,7 +114,7 @@ def test_a_lead_that_the_seeds_do_not_agree_on_is_called_one() -> None:
     times = ((90.0, 100.0), (130.0, 100.0), (70.0, 100.0))
     rows = [row_of("chance", seed, mine) for seed, (mine, _) in enumerate(times)]
     rows += [row_of("steady", seed, other) for seed, (_, other) in enumerate(times)]
-    told = leads_told(rows)
+    told = lead_claims(rows)
     assert told
     assert not any(one.holds for one in told)
     assert {one.sign for one in told} == {"~"}

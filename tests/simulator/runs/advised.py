@@ -14,7 +14,7 @@ from rich.console import Console
 
 from simulator.replay.setup import RouterSettings, Setup, WorkerGroup
 from simulator.runs.advice import Advice, ForecastLine
-from simulator.runs.advise import DRAWS, Adviser, Asked
+from simulator.runs.advise import DRAWS, AdviceRequest, Adviser
 from simulator.runs.plan import Targets
 from simulator.runs.runs import RunOptions, RunResults
 from simulator.traces.files import opened
@@ -69,7 +69,7 @@ def advise(
 ) -> Advice:
     """Return the advice on a log that `setup` wrote."""
     work = WorkloadSpec(str(log), format="requests", resample=True)
-    asked = Asked(
+    asked = AdviceRequest(
         base=msgspec.structs.replace(setup, workload=work),
         recorded=read_recorded(opened(log).lines(ErrorLog(str(log)))),
         draws=draws,

@@ -22,7 +22,15 @@ from simulator.replay.setup import RouterSettings, Setup, WorkerGroup
 from simulator.report.figures import Interval, Ratio
 from simulator.report.row import summarize
 from simulator.runs import advise as search
-from simulator.runs.advice import Forecast, Tried, another, read_kept, short, state_path, told
+from simulator.runs.advice import (
+    Forecast,
+    Tried,
+    advice_parts,
+    another,
+    read_forecasts,
+    short,
+    state_path,
+)
 from simulator.runs.task import SweepError
 from simulator.traces.job import Job
 from simulator.traces.request_log import continued, read_recorded
@@ -304,17 +312,17 @@ def test_a_mistake_is_found_and_its_forecast_held_against_what_happened(tmp_path
     assert first.forecast.task is not None
     assert first.forecast.fairness is not None
     assert first.forecast.task.mean < 1
-    said = "\n".join(str(part) for part in told(advice, 160))
+    said = "\n".join(str(part) for part in advice_parts(advice, 160))
     assert "; mean task " in said
     assert "   mean task x 0." in said
     later = held(case, advice, tmp_path, 101)
     assert [check.title for check in later.checks] == [advice.findings[0].change.title]
     assert later.checks[0].happened is not None
-    said = "\n".join(str(part) for part in told(later, 160))
+    said = "\n".join(str(part) for part in advice_parts(later, 160))
     assert "forecast of policy" in said
     lucky, best = Tried("policy", "on two draws", 2, -9.0), Tried("policy", "on three", 3, -5.0)
     console = Console(file=StringIO(), width=160)
-    console.print(*told(msgspec.structs.replace(advice, tried=(lucky, best)), 160))
+    console.print(*advice_parts(msgspec.structs.replace(advice, tried=(lucky, best)), 160))
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "on three -5.00" in said
     assert "on two draws" not in said
@@ -340,10 +348,10 @@ def test_forecasts_are_kept_once(tmp_path: Path) -> None:
     assert state_path("a/log.jsonl") == Path("a/log.jsonl.advice")
     assert state_path("a/traffic/") == Path("a/traffic.advice")
     assert state_path("a/requests-*") == Path("a.advice")
-    assert read_kept(tmp_path / "none") == []
+    assert read_forecasts(tmp_path / "none") == []
     (tmp_path / "bad").write_text("no\n")
     with pytest.raises(SweepError, match="not a forecast"):
-        read_kept(tmp_path / "bad")
+        read_forecasts(tmp_path / "bad")
 
 
 @pytest.mark.full

@@ -24,8 +24,8 @@ from simulator.runs.plan import (
     PlanRequest,
     Targets,
     as_json,
+    check_limits,
     check_request,
-    kept,
     ladder_of,
     plan,
     plan_lines,
@@ -135,7 +135,7 @@ def smallest(policy: str, asked: PlanRequest) -> int:
             for seed in asked.seeds
         ]
         pairs = [(setup, synthetic.evaluate(setup)) for setup in setups]
-        if all(limit.met for limit in kept(asked.targets, pairs, asked.rule)):
+        if all(limit.met for limit in check_limits(asked.targets, pairs, asked.rule)):
             return workers
     raise AssertionError
 
@@ -266,13 +266,13 @@ def test_the_interval_is_a_stricter_rule_than_the_mean() -> None:
     ]
     means = [row.ttft_ms.p90 or 0.0 for _, row in pairs]
     (by_all, _), (by_interval, _) = (
-        kept(Targets(ttft_p90_ms=1.0), pairs, rule) for rule in ("all", "interval")
+        check_limits(Targets(ttft_p90_ms=1.0), pairs, rule) for rule in ("all", "interval")
     )
     assert by_all.value == max(means)
     assert by_interval.value is not None
     assert by_interval.value > sum(means) / 4
     assert not by_interval.met
-    (goodput, _) = kept(Targets(goodput_share=0.5), pairs, "interval")
+    (goodput, _) = check_limits(Targets(goodput_share=0.5), pairs, "interval")
     assert goodput.met
     assert goodput.reason == f"goodput: {goodput.value:.1%} ≥ 50.0%"
 
@@ -282,7 +282,7 @@ def test_a_narrow_miss_shows_the_digits_that_tell() -> None:
     row = synthetic.evaluate(setup)
     times = msgspec.structs.replace(row.ttft_ms, p90=2000.4)
     row = msgspec.structs.replace(row, ttft_ms=times, rejected=1, requests=3000)
-    late, lost = kept(Targets(ttft_p90_ms=2000.0), [(setup, row)], "all")
+    late, lost = check_limits(Targets(ttft_p90_ms=2000.0), [(setup, row)], "all")
     assert late.reason == "TTFT p90: 2000.4 ms > 2000 ms"
     assert lost.reason == "lost: 0.00033333333 > 0"
 
