@@ -55,7 +55,7 @@ def counted(count: int, what: str) -> str:
 FINE_MS = 100.0
 
 Better = Literal["lower", "higher"]
-_LIGHT = "at light load, with workers idle, a high value says little"
+_LIGHT = "at light load a high value says little, since few workers have work"
 
 
 @dataclass(frozen=True, slots=True)
