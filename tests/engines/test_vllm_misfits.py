@@ -232,7 +232,9 @@ async def test_blocks_of_another_size_in_one_pool(seat: Pool) -> None:
         async with routed(seat, f"{coarse.url},{options}") as pool:
             await until_row(pool, 0, "ready", ready)
             row = await pool.router.row(0)
-            assert f"block_size={BLOCK_SIZE} was given, it says {OTHER_SIZE}" in row["advice"]
+            assert (
+                f"block_size={BLOCK_SIZE} was given, but it reports {OTHER_SIZE}" in row["advice"]
+            )
             tokens = prompt() + prompt()
             for _ in range(2):
                 await completed(pool, tokens)
