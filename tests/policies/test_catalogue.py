@@ -19,20 +19,20 @@ from tests.policies.wide import wide_fleet
 
 CATALOGUE = Path(__file__).parents[2] / "docs" / "catalogue.md"
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
-ENTRY = re.compile(r"- `(\w+)` \([^)]+\): [^\[\s].*?(?: \[(`.+)\])?")
+ENTRY = re.compile(r"\| `(\w+)` \| [^|\s][^|]* \| [^|\s][^|]* \| (none|`[^|]+) \|")
 
 
 def entries_of(text: str) -> dict[str, str]:
-    """Return the parameters of each policy's entry, as written; an entry has a source and a cost,
-    too.
+    """Return the parameters in each policy's row, as written ("": none); a row has a source and a
+    cost, too.
     """
     entries: dict[str, str] = {}
     for line in text.splitlines():
-        if line.startswith("- `"):
+        if line.startswith("| `"):
             entry = ENTRY.fullmatch(line)
             assert entry, f"not a name, a source, a cost and parameters: {line}"
             assert entry[1] not in entries, f"{entry[1]} stands in the catalogue twice"
-            entries[entry[1]] = entry[2] or ""
+            entries[entry[1]] = "" if entry[2] == "none" else entry[2]
     return entries
 
 
@@ -52,9 +52,15 @@ def test_the_catalogue_names_every_policy_with_its_defaults():
 
 
 def test_an_entry_of_the_catalogue_is_read_as_it_is_written():
-    text = "- `a` (ours): x | y [`b=1`, `c=none`]\n- `d` (a classic): 0\n"
+    text = "| `a` | ours | x [y] | `b=1`, `c=none` |\n| `d` | a classic | 0 | none |\n"
     assert entries_of(text) == {"a": "`b=1`, `c=none`", "d": ""}
-    for faulty in ("- `a`: 0", "- `a` (): 0", "- `a` (ours):  [`b=1`]", text + text):
+    for faulty in (
+        "| `a` | 0 | none |",
+        "| `a` |  | 0 | none |",
+        "| `a` | ours |  | `b=1` |",
+        "| `a` | ours | 0 |  |",
+        text + text,
+    ):
         with pytest.raises(AssertionError):
             entries_of(faulty)
 
