@@ -693,7 +693,7 @@ async def test_whoever_has_read_it_may_hang_up() -> None:
         raw.close()
         params = json.loads(answer.partition(b"\r\n\r\n")[2])["kv_transfer_params"]
         server = one.worker.transfers
-        await eventually(lambda: not server._told, "the end of the connection")
+        await eventually(lambda: not server._unread_answers, "the end of the connection")
         assert len(exports) == 1
         status, _ = await other.post(PATH, asked() | {"kv_transfer_params": params})
         assert status == 200
