@@ -36,10 +36,10 @@ def test_the_file_is_what_the_command_prints(name: str, command: str, file: str)
     assert "has no such flag" not in done.summary()
 
 
-def test_keys_and_policies_that_lists_name_are_ours():
+def test_keys_and_policies_that_tables_name_are_ours():
     names, specs = set(), set()
-    lists = PAGE.partition("\n## llm-d\n")[2]
-    for ours in re.findall(r"^- (?:`[^`]*`|[^`:\n])*: (.*)$", lists, re.MULTILINE):
+    tables = PAGE.partition("\n## llm-d\n")[2]
+    for ours in re.findall(r"^\| [^|\n]+ \| ([^|\n]+) \|$", tables, re.MULTILINE):
         for text in re.findall(r"`([^`]+)`", ours):
             names |= set(re.findall(r"^([a-z_]+(?:\.[a-z_]+)?)(?:: .*|)$", text))
             specs |= set(re.findall(r"^(?:policy: )?(\w+\?.*|(?<=policy: )\w+)$", text))
