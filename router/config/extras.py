@@ -16,15 +16,16 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Settings for streamed answers whose worker is lost. Lifetime: until the next reload."""
 
     moves: Annotated[
-        int, Meta(ge=0, le=16, description="moves of one stream to another worker; 0: none")
+        int,
+        Meta(ge=0, le=16, description="how often one stream may move to another worker; 0: never"),
     ] = 0
     stream_tokens: Annotated[
         int,
         Meta(
             ge=1,
             le=1 << 24,
-            description="most tokens that the router keeps of one stream for a move to another "
-            "worker",
+            description="maximum number of tokens that the router keeps of one stream for a move "
+            "to another worker",
         ),
     ] = 1 << 17
     tokens: Annotated[
@@ -32,7 +33,8 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Meta(
             ge=1,
             le=1 << 32,
-            description="most tokens that the router keeps of all streams; a token takes 4 bytes",
+            description="maximum number of tokens that the router keeps of all streams; a token "
+            "takes 4 bytes",
         ),
     ] = 1 << 25
 
@@ -50,15 +52,15 @@ class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     targets: Annotated[
         tuple[str, ...],
         Meta(
-            description="NAME=MODEL@REVISION:WEIGHT,...: NAME's sessions are shared out by the "
-            "weights"
+            description="NAME=MODEL@REVISION:WEIGHT,...: the router divides NAME's sessions by "
+            "the weights"
         ),
     ] = ()
     missing_model: Annotated[
         Literal["only", "refuse"],
         Meta(
-            description="a request without a model: only: it goes to the only model that is "
-            "served; refuse: it gets 400"
+            description="what happens to a request without a model; only: the router takes the "
+            "only model of the workers; refuse: the client gets 400"
         ),
     ] = "only"
 
@@ -85,7 +87,8 @@ class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=-1,
             le=65_535,
             description=(
-                "port of gRPC health alone, without TLS; 0: the system chooses; -1: no such port"
+                "port for gRPC health checks only, without TLS; 0: the system chooses; -1: no "
+                "such port"
             ),
         ),
     ] = -1
@@ -95,7 +98,8 @@ class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=0.05,
             le=60.0,
             description=(
-                "longest time for a decision, including the wait for a worker, seconds; then 503"
+                "longest time for a decision, including the wait for a worker, seconds; then the "
+                "client gets 503"
             ),
         ),
     ] = 5.0
@@ -105,8 +109,8 @@ class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=1,
             le=3,
             description=(
-                "workers that an answer names, best first; above 1 only where the data "
-                "plane tries the next one"
+                "number of workers that an answer names, best first; above 1 only for gateways "
+                "that retry"
             ),
         ),
     ] = 1
@@ -114,13 +118,17 @@ class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         tuple[str, ...],
         Meta(
             description=(
-                "NAME=PRIORITY: priorities of the objectives that requests name; a "
-                "lower number goes first"
+                "NAME=PRIORITY: priority of an objective that requests name; requests with a "
+                "lower number go first"
             )
         ),
     ] = ()
     conformance: Annotated[
-        bool, Meta(description="obey the headers of the Inference Extension's conformance tests")
+        bool,
+        Meta(
+            description="whether the picker obeys headers of the Inference Extension's "
+            "conformance tests"
+        ),
     ] = False
 
 
@@ -131,7 +139,7 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         Meta(
             pattern=f"{_NAME}|^$",
-            description="this router's name among replicas; empty: the host's name",
+            description="name of this router among replicas; empty: the host's name",
         ),
     ] = ""
     fleet: Annotated[
@@ -145,10 +153,16 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(
             ge=0.001,
             le=0.25,
-            description="longest time that news waits before it is sent to replicas, seconds",
+            description="longest time before the router sends a change to the other replicas, "
+            "seconds",
         ),
     ] = 0.01
     lease_s: Annotated[
         float,
-        Meta(ge=1.0, le=60.0, description="silence after which a replica counts as gone, seconds"),
+        Meta(
+            ge=1.0,
+            le=60.0,
+            description="silence of a replica after which the other replicas "
+            "count it as gone, seconds",
+        ),
     ] = 3.0

@@ -107,8 +107,8 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             ge=1,
             le=1_000,
             description=(
-                "failed probes in a row: if a worker answers that many with errors, it is down; if "
-                "it leaves that many unanswered, its requests move to other workers"
+                "number of probes in a row: a worker that answers so many with errors is down; a "
+                "worker that answers none of so many loses its requests to other workers"
             ),
         ),
     ] = 2
@@ -118,8 +118,8 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             ge=0.0,
             le=1.0,
             description=(
-                "if a larger share of a model's workers answers no probes, no request moves: the "
-                "network is the likelier cause; 1: requests always move"
+                "share of a model's workers: if more of them answer no probes, no request moves, "
+                "since the network is the likelier cause; 1: requests always move"
             ),
         ),
     ] = 0.5
@@ -128,9 +128,7 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         Meta(
             ge=0.1,
             le=86_400.0,
-            description=(
-                "how long a worker may leave probes unanswered before it is down, seconds"
-            ),
+            description=("time without answers to probes after which a worker is down, seconds"),
         ),
     ] = 300.0
 

@@ -20,7 +20,7 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     cert: Annotated[
         str | None,
         Meta(
-            description="PEM file of this port's certificate and its chain; none: no TLS",
+            description="PEM file of the port's certificate and chain; none: no TLS",
             extra={"metavar": "FILE"},
         ),
     ] = None
@@ -32,8 +32,8 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         str | None,
         Meta(
             description=(
-                "PEM file of authorities; clients must show a certificate of one of "
-                "them; none: no client needs one"
+                "PEM file of authorities that sign clients' certificates; none: clients need no "
+                "certificate"
             ),
             extra={"metavar": "FILE"},
         ),
@@ -57,7 +57,7 @@ class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         str | None,
         Meta(
             description=(
-                "PEM file of the certificate that the router shows to workers; none: it shows none"
+                "PEM file of the certificate that the router shows to workers; none: no certificate"
             ),
             extra={"metavar": "FILE"},
         ),

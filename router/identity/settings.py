@@ -17,9 +17,9 @@ class IdentitySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         bool,
         Meta(
             description=(
-                "read the session that known agents and other routers send; off: read "
-                "only `session_header`, `identity.families` and the body's "
-                "`session_id`, `prompt_cache_key` and `user`"
+                "whether the router reads the session ids of known agents and other routers; "
+                "false: only `session_header`, `identity.families` and the body's `session_id`, "
+                "`prompt_cache_key` and `user`"
             )
         ),
     ] = True
@@ -27,7 +27,7 @@ class IdentitySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         tuple[str, ...],
         Meta(
             description=(
-                "headers of further clients: "
+                "headers from which the router reads the ids of further clients: "
                 "NAME:session=HEADER,group=HEADER,parent=HEADER,final=HEADER"
             )
         ),

@@ -369,21 +369,36 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of the folder `record`, in which the request log is kept in parts."""
 
     part_bytes: Annotated[
-        int, Meta(ge=4_096, le=1 << 40, description="size at which a new part is begun, bytes")
+        int,
+        Meta(
+            ge=4_096,
+            le=1 << 40,
+            description="size at which the router ends a part of the request log, bytes",
+        ),
     ] = 64 << 20
     part_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="age at which a new part is begun, seconds")
+        float,
+        Meta(
+            ge=1.0,
+            le=86_400.0,
+            description="age at which the router ends a part of the request log, seconds",
+        ),
     ] = 3_600.0
     parts: Annotated[
         int,
-        Meta(ge=2, le=100_000, description="most parts that are kept; the oldest is deleted first"),
+        Meta(
+            ge=2,
+            le=100_000,
+            description="maximum number of parts; the router deletes the oldest part first",
+        ),
     ] = 1_000
     total_bytes: Annotated[
         int,
         Meta(
             ge=8_192,
             le=1 << 50,
-            description="most bytes of all parts, bytes; the oldest part is deleted first",
+            description="largest size of all parts, bytes; the router deletes the oldest part "
+            "first",
         ),
     ] = 8 << 30
 

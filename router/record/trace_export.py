@@ -132,12 +132,13 @@ class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             ge=0.0,
             le=1.0,
             description=(
-                "share of requests that are traced, unless the caller's traceparent decides"
+                "share of requests that the router traces, unless the caller's traceparent decides"
             ),
         ),
     ] = 0.01
     service_name: Annotated[
-        str, Meta(min_length=1, max_length=255, description="service name in spans")
+        str,
+        Meta(min_length=1, max_length=255, description="name of the service in the router's spans"),
     ] = "warmroute"
 
 

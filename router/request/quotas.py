@@ -31,12 +31,7 @@ class TenantRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     isolate: Annotated[
         bool,
-        Meta(
-            description=(
-                "requests of one tenant never use KV blocks that another tenant's "
-                "requests left in a cache"
-            )
-        ),
+        Meta(description=("whether requests of one tenant never use KV blocks of another tenant")),
     ] = False
 
 

@@ -17,11 +17,15 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The limits for connections and for requests that arrive. Lifetime: until the next reload."""
 
     connections: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="most open connections of one port")
+        int, Meta(ge=1, le=1_000_000, description="maximum number of open connections of one port")
     ] = 16_384
     connections_per_address: Annotated[
         int,
-        Meta(ge=0, le=1_000_000, description="most open connections from one address; 0: no bound"),
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="maximum number of open connections from one address; 0: no bound",
+        ),
     ] = 0
     head_bytes: Annotated[
         int,
@@ -32,7 +36,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         Meta(
             ge=1 << 16,
             le=1 << 44,
-            description="limit of the memory of all requests that are still arriving, bytes",
+            description="largest memory of all requests that are still arriving, bytes",
         ),
     ] = 1 << 30
     head_s: Annotated[

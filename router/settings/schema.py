@@ -33,19 +33,19 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=1_024,
             le=1 << 30,
             description=(
-                "largest request body, bytes; raise it for long prompts or images in requests"
+                "largest request body, bytes; raise this limit for long prompts or images"
             ),
         ),
     ] = 16 << 20
     messages: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="most messages of one chat request")
+        int, Meta(ge=1, le=1_000_000, description="maximum number of messages of one chat request")
     ] = 20_000
     body_values: Annotated[
         int,
         Meta(
             ge=16_384,
             le=1 << 24,
-            description="most JSON values of one request body; token ids do not count",
+            description="maximum number of JSON values of one request body; token ids do not count",
         ),
     ] = 131_072
     message_text_bytes: Annotated[
@@ -54,7 +54,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=32_768,
             le=1 << 30,
             description=(
-                "most text of one message, bytes; counted where it has escapes or is not ASCII"
+                "largest text of one message, bytes; only text with escapes or beyond ASCII counts"
             ),
         ),
     ] = 4 << 20
@@ -80,7 +80,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=1,
             le=1_000_000,
-            description="most requests that are at workers or wait at the router; more get 503",
+            description="maximum number of requests at workers and at the router; then clients "
+            "get 503",
         ),
     ] = 16_384
     queued_tokens: Annotated[
@@ -89,8 +90,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=1,
             le=1 << 50,
             description=(
-                "most prompt tokens that wait to be computed, at workers and at the "
-                "router; more get 503"
+                "maximum number of prompt tokens that wait, at workers and at the router; then "
+                "clients get 503"
             ),
         ),
     ] = 1 << 40
@@ -99,7 +100,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=1,
             le=1 << 50,
-            description=("most unfinished requests of one worker; further ones wait at the router"),
+            description=(
+                "maximum number of unfinished requests of one worker; further requests "
+                "wait at the router"
+            ),
         ),
     ] = 1 << 40
     worker_queued_tokens: Annotated[
@@ -108,7 +112,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=1,
             le=1 << 50,
             description=(
-                "most prompt tokens that one worker has still to compute; further "
+                "maximum number of prompt tokens that one worker has still to compute; further "
                 "requests wait at the router"
             ),
         ),
@@ -118,7 +122,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=0,
             le=1_000_000,
-            description="most requests that wait at the router for a worker; more get 503",
+            description="maximum number of requests that wait at the router for a worker; then "
+            "clients get 503",
         ),
     ] = 1_024
     hold_s: Annotated[
@@ -126,7 +131,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=0.0,
             le=3_600.0,
-            description="longest wait of a request at the router, seconds; then it gets 503",
+            description="longest wait of a request at the router, seconds; then the client gets "
+            "503",
         ),
     ] = 300.0
     sessions: Annotated[
@@ -135,7 +141,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=256,
             le=1 << 24,
             description=(
-                "most sessions that the router remembers; at least as many as requests at a time"
+                "maximum number of sessions that the router remembers; at least the number of "
+                "requests at a time"
             ),
         ),
     ] = 1 << 17
@@ -144,7 +151,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=1_024,
             le=1 << 28,
-            description="most prompt blocks that the router remembers to tell sessions apart",
+            description="maximum number of prompt blocks that the router remembers to tell "
+            "sessions apart",
         ),
     ] = 1 << 20
     client_buffer_bytes: Annotated[
@@ -153,7 +161,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=4_096,
             le=1 << 30,
             description=(
-                "answer bytes that the router keeps for a client that reads slowly, bytes"
+                "how much of an answer the router keeps for a client that reads slowly, bytes"
             ),
         ),
     ] = 262_144
@@ -162,14 +170,25 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=1,
             le=4_096,
-            description="most workers at the same time; workers that are leaving count",
+            description="maximum number of workers at the same time; workers that are leaving "
+            "count",
         ),
     ] = 256
     ranks: Annotated[
-        int, Meta(ge=1, le=4_096, description="most data-parallel ranks behind one worker URL")
+        int,
+        Meta(
+            ge=1,
+            le=4_096,
+            description="maximum number of data-parallel ranks behind one worker URL",
+        ),
     ] = 64
     models: Annotated[
-        int, Meta(ge=1, le=65_536, description="most models of one worker; LoRA adapters count")
+        int,
+        Meta(
+            ge=1,
+            le=65_536,
+            description="maximum number of models of one worker; LoRA adapters count",
+        ),
     ] = 1_024
     index_entries: Annotated[
         int,
@@ -177,12 +196,13 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=1_024,
             le=1 << 30,
             description=(
-                "most distinct KV blocks that the prefix index remembers; raise it for large fleets"
+                "maximum number of distinct KV blocks in the prefix index; raise this limit for "
+                "large fleets"
             ),
         ),
     ] = 1 << 21
     index_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=1 << 44, description="most memory of the prefix index, bytes")
+        int, Meta(ge=1 << 20, le=1 << 44, description="largest memory of the prefix index, bytes")
     ] = 1 << 30
     speculative_entries: Annotated[
         int,
@@ -190,7 +210,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=1_024,
             le=1 << 30,
             description=(
-                "most distinct blocks that the router expects at workers before their events come"
+                "maximum number of distinct KV blocks that the router expects at workers before "
+                "KV events"
             ),
         ),
     ] = 1 << 20
@@ -199,7 +220,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=1_024,
             le=1 << 30,
-            description="most blocks that the router remembers for workers without KV events",
+            description="maximum number of KV blocks that the router remembers for workers "
+            "without KV events",
         ),
     ] = 1 << 22
     token_memo_bytes: Annotated[
@@ -208,20 +230,25 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=0,
             le=1 << 40,
             description=(
-                "memory for token ids of chats that were seen before, bytes; 0: none is kept"
+                "memory for token ids of earlier chats, bytes; 0: the router keeps no ids"
             ),
         ),
     ] = 64 << 20
     render_calls: Annotated[
         int,
-        Meta(ge=1, le=65_536, description="most requests at a time whose token ids renderers make"),
+        Meta(
+            ge=1,
+            le=65_536,
+            description="maximum number of requests at a time whose token ids renderers make",
+        ),
     ] = 64
     events_backlog_batches: Annotated[
         int,
         Meta(
             ge=1,
             le=1_000_000,
-            description="most batches of KV events of one worker that wait during a replay",
+            description="maximum number of batches of a worker's KV events that wait during a "
+            "replay of missed events",
         ),
     ] = 10_000
 
@@ -245,7 +272,7 @@ class TimeoutSettings(_Section, frozen=True):
             ge=0.01,
             le=3_600.0,
             description=(
-                "longest time in which a worker takes nothing of a request's body, seconds"
+                "longest time in which a worker reads nothing of a request's body, seconds"
             ),
         ),
     ] = 30.0
@@ -263,7 +290,7 @@ class TimeoutSettings(_Section, frozen=True):
             ge=0.0,
             le=1_000.0,
             description=(
-                "time added to first_byte_s for each prompt token that must be computed, ms"
+                "time added to `first_byte_s` for each prompt token that must be computed, ms"
             ),
         ),
     ] = 0.0
@@ -292,7 +319,8 @@ class TimeoutSettings(_Section, frozen=True):
             ge=0.05,
             le=600.0,
             description=(
-                "silence of all streams of a worker after which the router probes it, seconds"
+                "silence of all streams of a worker after which the router probes the worker, "
+                "seconds"
             ),
         ),
     ] = 0.5
@@ -342,7 +370,8 @@ class TimeoutSettings(_Section, frozen=True):
             ge=0.1,
             le=600.0,
             description=(
-                "how long the router expects a block at a worker without an event, seconds"
+                "how long the router expects a KV block at a worker if no KV event confirms the "
+                "block, seconds"
             ),
         ),
     ] = 10.0
@@ -357,8 +386,8 @@ class Intervals(_Section, frozen=True):
             ge=0.02,
             le=60.0,
             description=(
-                "time between two load reports of a worker, seconds; up to 8 times as "
-                "long while it is idle"
+                "time between two load reports of a worker, seconds; up to 8 times as long while "
+                "the worker is idle"
             ),
         ),
     ] = 0.25
@@ -371,7 +400,8 @@ class Intervals(_Section, frozen=True):
         Meta(
             ge=0.005,
             le=5.0,
-            description="time between two looks at requests that wait at the router, seconds",
+            description="time after which the router looks again at the requests that wait, "
+            "seconds",
         ),
     ] = 0.05
     token_recheck_s: Annotated[
@@ -432,13 +462,16 @@ class Config(_Section, frozen=True):
             ge=-1,
             le=65_535,
             description=(
-                "port of KServe's gRPC at `host`, for Triton's clients; 0: the system "
-                "chooses; -1: no such port"
+                "port at `host` for Triton's clients (KServe's gRPC); 0: the system chooses; -1: "
+                "no such port"
             ),
         ),
     ] = -1
     reuse_port: Annotated[
-        bool, Meta(description="several routers may listen on the same client port (SO_REUSEPORT)")
+        bool,
+        Meta(
+            description="whether several routers may listen on the same client port (SO_REUSEPORT)"
+        ),
     ] = False
     workers: Annotated[
         tuple[str, ...],
@@ -473,7 +506,8 @@ class Config(_Section, frozen=True):
         Meta(
             ge=0.0,
             le=86_400.0,
-            description="keep the last workers this long if a source fails or is empty, seconds",
+            description="how long the router keeps its last workers if `discovery` fails or names "
+            "no worker, seconds",
         ),
     ] = 30.0
     slow_start_s: Annotated[
@@ -489,7 +523,9 @@ class Config(_Section, frozen=True):
         Meta(
             ge=0.0,
             le=86_400.0,
-            description=("time that requests of a leaving worker get to end, seconds; 0: no bound"),
+            description=(
+                "longest time for requests of a leaving worker to end, seconds; 0: no bound"
+            ),
         ),
     ] = 600.0
     policy: Annotated[
@@ -515,7 +551,7 @@ class Config(_Section, frozen=True):
         Meta(
             ge=0.1,
             le=60_000.0,
-            description="a decision of the policy that takes longer counts as a fault, ms",
+            description="time after which a decision of `policy` counts as a fault, ms",
         ),
     ] = 5.0
     policy_hang_s: Annotated[
@@ -523,15 +559,16 @@ class Config(_Section, frozen=True):
         Meta(
             ge=0.5,
             le=3_600.0,
-            description="a decision of the policy that takes longer ends the process, seconds",
+            description="time after which a decision of `policy` ends the router's process, "
+            "seconds",
         ),
     ] = 10.0
     disaggregation: Annotated[
         Literal["auto", "always", "never"],
         Meta(
             description=(
-                "prefill at one worker and decode at another, if workers have these "
-                "roles; auto: where it pays"
+                "whether one worker prefills and another decodes, if workers have these roles; "
+                "auto: where the split pays"
             )
         ),
     ] = "auto"
@@ -541,8 +578,8 @@ class Config(_Section, frozen=True):
             ge=0.0,
             le=60_000.0,
             description=(
-                "time per output token that clients accept, ms; auto prefills at a "
-                "worker with running answers only as much as these bear; 0: unknown"
+                "time per output token that clients accept, ms; `disaggregation: auto` gives "
+                "workers with running answers only prefills that keep this time; 0: unknown"
             ),
         ),
     ] = 0.0
@@ -558,7 +595,10 @@ class Config(_Section, frozen=True):
     ] = None
     tokenizer_mode: Annotated[
         Literal["auto", "hf", "mistral"],
-        Meta(description="which tokenizer file vLLM workers use, as their --tokenizer-mode says"),
+        Meta(
+            description="tokenizer file that vLLM workers use, as the workers' --tokenizer-mode "
+            "says"
+        ),
     ] = "auto"
     harmony_date: Annotated[
         str,
@@ -571,17 +611,22 @@ class Config(_Section, frozen=True):
     ] = "local"
     chat_content_format: Annotated[
         Literal["auto", "string", "openai"],
-        Meta(description="shape of message content in chat templates; set it as the workers do"),
+        Meta(
+            description="shape of message content in chat templates; set this key as the workers do"
+        ),
     ] = "auto"
     chat_template_kwargs: Annotated[
         str,
-        Meta(description="variables of chat templates, a JSON object; set it as the workers do"),
+        Meta(
+            description="variables of chat templates, a JSON object; set this key as the workers do"
+        ),
     ] = "{}"
     chat_drops_unused_tools: Annotated[
         bool,
         Meta(
             description=(
-                "leave tools out of the prompt if tool_choice is none; set it as the workers do"
+                "whether the prompt leaves out tools if tool_choice is none; set this key as the "
+                "workers do"
             )
         ),
     ] = False
@@ -589,8 +634,8 @@ class Config(_Section, frozen=True):
         Literal["auto", "given", "never"],
         Meta(
             description=(
-                "who makes token ids where the tokenizer is not exact; auto: "
-                "`renderers`, else the workers; given: `renderers` only; never: nobody"
+                "servers that make token ids where the router's tokenizer is not exact; auto: "
+                "`renderers`, else the workers; given: `renderers` only; never: no server"
             )
         ),
     ] = "auto"
@@ -600,18 +645,14 @@ class Config(_Section, frozen=True):
     ] = ()
     forward_token_ids: Annotated[
         bool,
-        Meta(
-            description=(
-                "send token ids in place of text to workers that take them, if the ids are exact"
-            )
-        ),
+        Meta(description=("whether workers that take token ids get exact ids in place of text")),
     ] = False
     relay: Annotated[
         Literal["auto", "python"],
         Meta(
             description=(
-                "auto: replies move on a native thread where they can; python: all "
-                "replies move in Python"
+                "how the router passes on replies; auto: on a native thread where possible; "
+                "python: always in Python"
             )
         ),
     ] = "auto"
@@ -630,7 +671,8 @@ class Config(_Section, frozen=True):
         str,
         Meta(
             pattern=_HEADER,
-            description="request header with the tenant; believed from `trusted_peers` only",
+            description="request header with the tenant; the router believes it from "
+            "`trusted_peers` only",
         ),
     ] = "x-tenant"
     deadline_header: Annotated[
@@ -641,7 +683,8 @@ class Config(_Section, frozen=True):
         ),
     ] = "x-request-timeout-ms"
     trusted_peers: Annotated[
-        tuple[str, ...], Meta(description="CIDRs of clients whose tenant header is believed")
+        tuple[str, ...],
+        Meta(description="CIDRs of clients whose tenant header the router believes"),
     ] = ()
     api_keys_file: Annotated[
         str | None,
@@ -657,7 +700,8 @@ class Config(_Section, frozen=True):
         str | None,
         Meta(
             description=(
-                "file of operators' keys, of the same form; none: the admin port needs no key"
+                "file of operators' keys, in the form of `api_keys_file`; none: the admin port "
+                "needs no key"
             ),
             extra={"metavar": "FILE"},
         ),
@@ -666,7 +710,8 @@ class Config(_Section, frozen=True):
         bool,
         Meta(
             description=(
-                "allow an admin port beyond loopback without keys, where a network policy guards it"
+                "whether an admin port without keys may be open beyond loopback, behind a network "
+                "policy"
             )
         ),
     ] = False
@@ -674,20 +719,24 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "host names by which an admin port without keys may be asked; addresses "
-                "and localhost always may"
+                "host names that requests to an admin port without keys may use, besides "
+                "addresses and localhost"
             )
         ),
     ] = ()
     drain_refuses: Annotated[
-        bool, Meta(description="answer new requests with 503 while the router drains (POST /drain)")
+        bool,
+        Meta(
+            description="whether the router answers new requests with 503 while it drains "
+            "(POST /drain)"
+        ),
     ] = False
     unknown_paths: Annotated[
         Literal["refuse", "forward"],
         Meta(
             description=(
-                "requests with paths that the router does not know: refuse them with "
-                "404, or forward them to a worker of the model"
+                "what the router does with requests of unknown paths; refuse: answer 404; "
+                "forward: send the request to a worker of the model"
             )
         ),
     ] = "refuse"
@@ -695,8 +744,9 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "MODEL:max_requests=N,max_queued_tokens=N: most of a model's requests "
-                "at its workers at once; further ones wait; * stands for each other model"
+                "MODEL:max_requests=N,max_queued_tokens=N: limits of a model's requests and "
+                "prompt tokens at workers at a time; further requests wait; * stands for each "
+                "other model"
             )
         ),
     ] = ()
@@ -704,8 +754,8 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "MODEL:ROLE=INPUT: what the inputs of a Triton model mean; by default "
-                "its configuration says it"
+                "MODEL:ROLE=INPUT: the role of an input of a Triton model; default: the model's "
+                "configuration"
             )
         ),
     ] = ()
@@ -713,7 +763,8 @@ class Config(_Section, frozen=True):
         Literal["off", "load"],
         Meta(
             description=(
-                "load: clients with a key for all models may load and unload models at all Tritons"
+                "whether clients may load and unload models at all Tritons; load: clients with a "
+                "key for all models may"
             )
         ),
     ] = "off"
@@ -721,14 +772,17 @@ class Config(_Section, frozen=True):
         bool,
         Meta(
             description=(
-                "clients may ask for the decision by the header x-warmroute-explain: 1, or full"
+                "whether clients may ask for the router's decision by the header "
+                "x-warmroute-explain: 1, or full"
             )
         ),
     ] = True
     explain_every: Annotated[
         int,
         Meta(
-            ge=0, le=1 << 30, description="keep every N-th decision in full for /explain; 0: none"
+            ge=0,
+            le=1 << 30,
+            description="the router keeps every N-th decision in full for /explain; 0: no decision",
         ),
     ] = 0
     log_level: Annotated[
@@ -751,7 +805,11 @@ class Config(_Section, frozen=True):
     ] = None
     request_log_bytes: Annotated[
         int,
-        Meta(ge=4_096, le=1 << 50, description="size at which FILE is renamed to FILE.1, bytes"),
+        Meta(
+            ge=4_096,
+            le=1 << 50,
+            description="size at which the log FILE is renamed to FILE.1, bytes",
+        ),
     ] = 1 << 30
     record: Annotated[
         str | None,
@@ -773,23 +831,34 @@ class Config(_Section, frozen=True):
     ] = None
     access_log_bytes: Annotated[
         int,
-        Meta(ge=4_096, le=1 << 50, description="size at which FILE is renamed to FILE.1, bytes"),
+        Meta(
+            ge=4_096,
+            le=1 << 50,
+            description="size at which the log FILE is renamed to FILE.1, bytes",
+        ),
     ] = 1 << 30
     record_facts: Annotated[
         str | None,
         Meta(
-            description="file that gets all facts and decisions, for debugging; none: off",
+            description="file that records all that the router sees and decides, for debugging; "
+            "none: off",
             extra={"metavar": "FILE"},
         ),
     ] = None
     record_facts_bytes: Annotated[
         int,
-        Meta(ge=4_096, le=1 << 50, description="size at which the recording of facts ends, bytes"),
+        Meta(
+            ge=4_096,
+            le=1 << 50,
+            description="size of the file `record_facts` at which the "
+            "router stops recording, bytes",
+        ),
     ] = 1 << 30
     kv_state: Annotated[
         str | None,
         Meta(
-            description="file that keeps what is known of caches over a restart; none: off",
+            description="file that keeps the router's knowledge of caches over a restart; none: "
+            "off",
             extra={"metavar": "FILE"},
         ),
     ] = None
@@ -797,7 +866,7 @@ class Config(_Section, frozen=True):
         str | None,
         Meta(
             description=(
-                "Unix socket by which the next router takes over without a pause; none: off"
+                "Unix socket by which a new router process takes over without a pause; none: off"
             ),
             extra={"metavar": "SOCKET"},
         ),
@@ -806,8 +875,8 @@ class Config(_Section, frozen=True):
         str | None,
         Meta(
             description=(
-                "redis URL by which several routers share load, sessions and quotas; "
-                "none: this router is alone"
+                "Redis URL by which several routers share load, sessions and quotas; none: this "
+                "router is alone"
             ),
             extra={"metavar": "URL"},
         ),

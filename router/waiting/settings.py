@@ -33,12 +33,19 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         ),
     ] = 300.0
     requests: Annotated[
-        int, Meta(ge=1, le=16_384, description="most requests that wait for a first worker")
+        int,
+        Meta(
+            ge=1,
+            le=16_384,
+            description="maximum number of requests that wait for a model's first worker",
+        ),
     ] = 1_024
     bytes: Annotated[
         int,
         Meta(
-            ge=1_024, le=1 << 40, description="most bytes of the bodies of waiting requests, bytes"
+            ge=1_024,
+            le=1 << 40,
+            description="largest total size of the bodies of waiting requests, bytes",
         ),
     ] = 256 << 20
     seen_s: Annotated[
@@ -46,7 +53,8 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Meta(
             ge=0.0,
             le=604_800.0,
-            description="how long a model stays known after its last worker has left, seconds",
+            description="how long the router remembers a model after the model's last worker has "
+            "left, seconds",
         ),
     ] = 3_600.0
     per_s: Annotated[
@@ -55,8 +63,8 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             ge=1,
             le=1_000_000,
             description=(
-                "waiting requests that each ready worker gets in the first second; in each later "
-                "second it gets this many more than in the one before"
+                "number of waiting requests that a ready worker gets in the first second; in each "
+                "later second the worker gets this number more"
             ),
         ),
     ] = 16
@@ -66,8 +74,8 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             ge=0.0,
             le=3_600.0,
             description=(
-                "time between comments in streams that wait or whose worker is silent, "
-                "seconds; 0: no comments"
+                "time between comments in a stream whose worker is silent or missing, seconds; 0: "
+                "no comments"
             ),
         ),
     ] = 15.0

@@ -12,14 +12,20 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Settings for the ejection of workers that fail requests. Lifetime: until the next reload."""
 
     failures: Annotated[
-        int, Meta(ge=1, le=1_000, description="failures in a row that eject a worker")
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="number of failures in a row after which the router ejects a worker",
+        ),
     ] = 3
     rate: Annotated[
         float,
         Meta(
             ge=0.01,
             le=1.0,
-            description="share of failed requests within `window_s` that ejects a worker",
+            description="share of failed requests within `window_s` at which the router ejects a "
+            "worker",
         ),
     ] = 0.5
     requests: Annotated[
@@ -47,7 +53,8 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ge=0.1,
             le=3_600.0,
             description=(
-                "shortest time of an ejection, seconds; it doubles while the worker keeps failing"
+                "shortest time of an ejection, seconds; the time doubles while the worker keeps "
+                "failing"
             ),
         ),
     ] = 2.0
@@ -57,7 +64,8 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ge=1,
             le=1_000,
             description=(
-                "answers that break off before a worker is ejected; whole answers lower the count"
+                "number of broken-off answers after which the router ejects a worker; whole "
+                "answers lower the count"
             ),
         ),
     ] = 8
@@ -73,7 +81,8 @@ class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Meta(
             ge=1,
             le=100,
-            description="most workers that may fail one request before its client gets an error",
+            description="number of workers that may fail one request before the client gets an "
+            "error",
         ),
     ] = 3
     backoff_s: Annotated[
@@ -82,7 +91,7 @@ class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ge=0.0,
             le=60.0,
             description=(
-                "longest wait before the first retry, seconds; it doubles with each retry"
+                "longest wait before the first retry, seconds; the wait doubles with each retry"
             ),
         ),
     ] = 0.025
@@ -91,12 +100,18 @@ class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = 0.25
     budget_share: Annotated[
         float,
-        Meta(ge=0.0, le=10.0, description="most retries per request, measured over ten seconds"),
+        Meta(
+            ge=0.0,
+            le=10.0,
+            description="largest number of retries per request, averaged over ten seconds",
+        ),
     ] = 0.2
     budget_per_s: Annotated[
         float,
         Meta(
-            ge=0.0, le=1e6, description="retries per second that are allowed beside `budget_share`"
+            ge=0.0,
+            le=1e6,
+            description="number of retries per second that are allowed beside `budget_share`",
         ),
     ] = 10.0
     busy_s: Annotated[
@@ -105,8 +120,8 @@ class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ge=0.001,
             le=60.0,
             description=(
-                "how long a worker that says it is busy gets no requests, seconds; it "
-                "doubles while it stays busy"
+                "how long a worker that reports itself busy gets no requests, seconds; the time "
+                "doubles while the worker stays busy"
             ),
         ),
     ] = 0.5
@@ -116,8 +131,8 @@ class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ge=0.0,
             le=60.0,
             description=(
-                "longest time without requests for a busy worker, whatever it asks for, "
-                "seconds; 0: it gets requests as before"
+                "longest time without requests for a busy worker, even if the worker asks for "
+                "more, seconds; 0: no pause"
             ),
         ),
     ] = 5.0

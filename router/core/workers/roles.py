@@ -39,7 +39,9 @@ class RoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     follow: Annotated[
         bool,
         Meta(
-            description=("workers switch between prefill and decode as the mix of requests changes")
+            description=(
+                "whether workers switch between prefill and decode as the mix of requests changes"
+            )
         ),
     ] = False
     gain: Annotated[
@@ -55,7 +57,8 @@ class RoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Meta(
             ge=1.0,
             le=86_400.0,
-            description="how long a switch must promise that gain before it is made, seconds",
+            description="how long a switch must promise at least `gain` before the worker "
+            "switches, seconds",
         ),
     ] = 30.0
     window_s: Annotated[
