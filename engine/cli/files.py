@@ -39,7 +39,7 @@ def calibrate_kernels(arguments: Sequence[str]) -> int:
         type=Path,
         required=True,
         metavar="FILE",
-        help="file that the measured costs are written to",
+        help="file that gets the measured kernel costs",
     )
     flags = parser.parse_args(arguments)
     with computing():
@@ -103,7 +103,8 @@ def write_tiny(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add(
         "directory", type=Path, metavar="DIR",
-        help="folder that gets the files, made if missing; its other files are kept",
+        help="folder that gets the checkpoint; the command makes a missing folder and keeps other "
+            "files",
     )  # fmt: skip
     add("--arch", choices=ARCHS, default=own.arch, help=f"architecture (default: {own.arch})")
     add(

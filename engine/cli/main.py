@@ -172,19 +172,19 @@ def _add_imitated(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--host-kv-tokens", type=int, default=0, metavar="T",
-        help="most evicted KV tokens that stay in host memory (default: 0)",
+        help="maximum number of evicted KV tokens that stay in host memory (default: 0)",
     )  # fmt: skip
     add(
         "--host-gbytes-per-s", type=float, metavar="X",
-        help="GB/s at which KV is loaded back from host memory (default: 25 a GPU)",
+        help="GB/s at which the worker loads KV from host memory (default: 25 per GPU)",
     )  # fmt: skip
     add(
         "--cache-groups", default="", metavar="G",
-        help="groups of layers beside full attention, as window:1024*5+state (default: none)",
+        help="groups of layers besides full attention, as window:1024*5+state (default: none)",
     )  # fmt: skip
     add(
         "--block-size", type=int, default=worker.block_size, metavar="B",
-        help="tokens of a KV block (default: 16)",
+        help="number of tokens of a KV block (default: 16)",
     )  # fmt: skip
     add(
         "--model-name", default=worker.model_name, metavar="M",
@@ -197,7 +197,7 @@ def _add_imitated(parser: argparse.ArgumentParser) -> None:
     longest = SchedulerSettings().max_model_tokens
     add(
         "--max-model-len", type=int, default=longest,
-        help="most tokens of a prompt and its output (default: 131072)",
+        help="maximum number of tokens of a prompt and its output (default: 131072)",
     )  # fmt: skip
 
 

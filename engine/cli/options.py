@@ -113,32 +113,32 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
     add(
         "--max-num-tokens", type=int, default=limits.max_num_tokens,
-        help="most tokens of one step (default: 8192)",
+        help="maximum number of tokens of one step (default: 8192)",
     )  # fmt: skip
     add(
         "--max-batch-size", type=int, default=limits.max_batch_size,
-        help="most running requests (default: 256)",
+        help="maximum number of running requests (default: 256)",
     )  # fmt: skip
     add(
         "--max-queue", type=int, default=limits.max_queue,
-        help="most waiting requests (default: 4096)",
+        help="maximum number of waiting requests (default: 4096)",
     )  # fmt: skip
     add(
         "--batch-scheduler-policy", choices=get_args(BatchPolicy), default="max_utilization",
-        help="how many waiting requests the scheduler admits (default: max_utilization)",
+        help="rule by which the scheduler admits waiting requests (default: max_utilization)",
     )  # fmt: skip
     add(
         "--max-queue-delay-microseconds", type=int, default=0,
-        help="longest time that an idle worker waits for a fuller first batch (default: 0)",
+        help="how long an idle worker waits for a fuller first batch, microseconds (default: 0)",
     )  # fmt: skip
     add(
         "--length-ageing-s", type=float, default=0.0,
-        help="seconds of waiting that count as much as a prompt shorter by 1000 tokens "
-        "(default: 0)",
+        help="seconds of waiting that put a request as far ahead as a prompt shorter by 1000 "
+            "tokens (default: 0)",
     )  # fmt: skip
     add(
         "--tpot-target-ms", type=float, default=0.0,
-        help="time per output token that prefills may not exceed; 0: no limit (default: 0)",
+        help="longest time per output token that prefills may cause, ms; 0: no limit (default: 0)",
     )  # fmt: skip
     add(
         "--tenant-share", type=float, default=1.0, metavar="X",
@@ -176,8 +176,8 @@ def _add_transfers(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--kv-transport", choices=get_args(KvTransport), default=worker.kv_transport,
-        help="how other workers read KV from this one; shm: through shared memory where possible; "
-        "none: not at all (default: tcp)",
+        help="how other workers read KV from this worker; shm: through shared memory where "
+            "possible; none: no worker reads KV (default: tcp)",
     )  # fmt: skip
     add(
         "--kv-host", metavar="H",
@@ -189,13 +189,13 @@ def _add_transfers(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--kv-load-failure-policy", choices=get_args(FailurePolicy),
-        default=worker.kv_load_failure_policy, help="what becomes of a prompt whose KV does not "
-            "arrive from the other worker",
+        default=worker.kv_load_failure_policy, help="what the worker does with a prompt whose KV "
+            "does not arrive from another worker",
     )  # fmt: skip
     add(
         "--kv-gbytes-per-s", type=float, metavar="X",
-        help="GB/s at which KV leaves the worker (default: as fast as sockets do; timed worker: "
-            "50)",
+        help="GB/s at which KV leaves the worker (default: the speed of the sockets; timed "
+            "worker: 50)",
     )  # fmt: skip
     add(
         "--kv-latency-ms", type=float, default=0.0, metavar="X",
@@ -207,11 +207,12 @@ def _add_transfers(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--export-lease-s", type=float, default=limits.export_lease_s, metavar="S",
-        help="seconds that KV waits for a worker to fetch it (default: 30)",
+        help="seconds that the worker keeps KV until another worker fetches the KV (default: 30)",
     )  # fmt: skip
     add(
         "--max-exports", type=int, default=limits.max_exports,
-        help="most prompts whose KV is kept for other workers (default: 1024)",
+        help="maximum number of prompts whose KV the worker keeps for other workers (default: "
+            "1024)",
     )  # fmt: skip
 
 

@@ -284,7 +284,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--quantize", choices=WEIGHTS, default="none",
-        help="how weights are quantized; int8-all: the embedding, too",
+        help="how weights are quantized; int8-all: also the embedding",
     )  # fmt: skip
     add(
         "--tensor-parallel-size", type=int, default=1, metavar="N",
@@ -324,7 +324,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--max-model-len", type=int, metavar="T",
-        help="most tokens of a prompt and its output (default: the model's limit)",
+        help="maximum number of tokens of a prompt and its output (default: the model's limit)",
     )  # fmt: skip
 
 
@@ -349,7 +349,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the KV cache").add_argument
     add(
         "--block-size", type=int, default=limits.block_size, metavar="B",
-        help="tokens of a KV block (default: 16)",
+        help="number of tokens of a KV block (default: 16)",
     )  # fmt: skip
     add(
         "--kv-dtype", choices=KV_DTYPES, default="auto",
@@ -362,11 +362,11 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--max-tokens-in-paged-kv-cache", type=int, metavar="T",
-        help="most tokens of the KV cache (default: 65536 on a CPU, else no limit)",
+        help="maximum number of tokens of the KV cache (default: 65536 on a CPU, else no limit)",
     )  # fmt: skip
     add(
         "--host-kv-tokens", type=int, default=0, metavar="T",
-        help="most evicted KV tokens that stay in host memory (default: 0)",
+        help="maximum number of evicted KV tokens that stay in host memory (default: 0)",
     )  # fmt: skip
     add(
         "--memory-bytes", type=int, metavar="B",

@@ -124,14 +124,14 @@ def add_config_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print",
         action="store_true",
-        help="print all keys: what each does, its value, and where the value comes from",
+        help="print all keys, with the meaning, the value and the source of each key",
     )
     parser.add_argument(
         "--from",
         dest="peer_command",
         metavar="COMMAND",
-        help="print the file that does what another router's command line does (sglang-router, "
-        "smg, vllm-router, production-stack); -: read the command line from stdin",
+        help="print the configuration that does what another router's command line COMMAND does "
+        "(sglang-router, smg, vllm-router, production-stack); -: read COMMAND from stdin",
     )
     add_flags(parser)
 

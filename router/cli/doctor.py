@@ -48,17 +48,18 @@ def add_doctor_command(parser: argparse.ArgumentParser) -> None:
     add("servers", nargs="*", metavar="URL", help="an engine to examine: URL[,metrics=URL]")
     add(
         "--routing", action="append", default=[], metavar="URL",
-        help="admin port of a router; find out why the router's cache hits are zero or low",
+        help="admin port of a router; the doctor finds out why the router's cache hits are zero "
+            "or low",
     )  # fmt: skip
     add("--admin-key-file", metavar="FILE", help="file whose first line is a key of the admin port")
     add("--causes", action="store_true", help="list all causes that the doctor knows, and end")
     add(
         "--seconds", type=float, default=10.0, metavar="S",
-        help="seconds to watch (default: %(default)g)",
+        help="how long the doctor watches servers, seconds (default: %(default)g)",
     )  # fmt: skip
     add(
         "--timeout", type=float, default=5.0, metavar="S",
-        help="longest wait for a page, seconds (default: %(default)g)",
+        help="longest wait for a server's page, seconds (default: %(default)g)",
     )  # fmt: skip
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="print no progress on stderr")
@@ -72,11 +73,11 @@ def _add_facts(parser: argparse.ArgumentParser) -> None:
     add("--router", metavar="URL", help="admin port of the router in front of the servers")
     add(
         "--log", type=Path, metavar="FILE",
-        help="file with error texts of clients or servers, one a line",
+        help="file with error texts of clients or servers, one text per line",
     )  # fmt: skip
     add(
         "--requests", type=Path, metavar="FILE",
-        help="file with requests as `infer` or clients send them, one a line",
+        help="file with requests in the form of `infer` or of clients, one request per line",
     )  # fmt: skip
     add(
         "--tokenizer", type=Path, metavar="DIR",
@@ -90,14 +91,14 @@ def _add_facts(parser: argparse.ArgumentParser) -> None:
         "--connections", type=int, metavar="N",
         help="number of client connections that carry the load",
     )  # fmt: skip
-    add("--input-tokens", type=float, metavar="N", help="tokens of a prompt")
+    add("--input-tokens", type=float, metavar="N", help="number of tokens of a prompt")
     add(
         "--max-tokens", type=float, metavar="N",
-        help="most tokens that requests allow for an answer",
+        help="maximum number of tokens that requests allow for an answer",
     )  # fmt: skip
     add(
         "--max-num-tokens", type=float, metavar="N",
-        help="most tokens of a step that the engine was built for",
+        help="maximum number of tokens of a step that the engine was built for",
     )  # fmt: skip
 
 
@@ -114,27 +115,29 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--probe-model", metavar="NAME",
-        help="model that gets the load (default: the one that is no step of another model)",
+        help="model that gets the load (default: the model that is no step of another model)",
     )  # fmt: skip
     add(
         "--probe-body", type=Path, metavar="FILE",
-        help="JSON of the request to send (default: made from the model's inputs)",
+        help="file with the request that --probe sends, as JSON (default: made from the model's "
+            "inputs)",
     )  # fmt: skip
     add(
         "--probe-requests", type=int, default=500, metavar="N",
-        help="number of requests to each server (default: %(default)s)",
+        help="number of requests that --probe sends to each server (default: %(default)s)",
     )  # fmt: skip
     add(
         "--probe-concurrency", type=int, default=8, metavar="N",
-        help="requests at a time to each server (default: %(default)s)",
+        help="number of requests that --probe sends to each server at a time (default: "
+            "%(default)s)",
     )  # fmt: skip
     add(
         "--probe-seconds", type=float, default=30.0, metavar="S",
-        help="longest time of the whole load, seconds (default: %(default)g)",
+        help="longest time of the whole load of --probe, seconds (default: %(default)g)",
     )  # fmt: skip
     add(
         "--measure", type=Path, metavar="FILE",
-        help="file that gets service times by batch size, as JSON",
+        help="file to which --probe writes service times by batch size, as JSON",
     )  # fmt: skip
 
 

@@ -31,13 +31,13 @@ def add_init_command(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="an engine to write down, in place of a search on this machine; may be repeated",
+        help="engine for the configuration, in place of a search on this machine; may be repeated",
     )
     parser.add_argument(
         "--out",
         default="router.yaml",
         metavar="FILE",
-        help="the file to write; -: standard output (default %(default)s)",
+        help="file that gets the configuration; -: standard output (default %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
 

@@ -33,7 +33,8 @@ def add_keys_command(parser: argparse.ArgumentParser) -> None:
     new.add_argument("name", metavar="NAME", help="name of the key in the key file, for people")
     new.add_argument("--tenant", metavar="TENANT", help="tenant of the key (default: NAME)")
     verbs.add_parser(
-        "hash", help="read a key from stdin, print the hash that may replace it in a key file"
+        "hash",
+        help="read a key from stdin, and print the hash that may replace the key in a key file",
     )
     check = verbs.add_parser("check", help="check whether the router can use a key file")
     check.add_argument("file", metavar="FILE", help="key file to check")

@@ -34,11 +34,12 @@ def add_kv_command(parser: argparse.ArgumentParser) -> None:
     add_admin_flags(parser)
     parser.add_argument(
         "--worker", metavar="N", type=int, required=True,
-        help="number of the worker, as /workers shows it",
+        help="number of the worker, as in /workers",
     )  # fmt: skip
     parser.add_argument(
         "--compare", metavar="URL",
-        help="address of the worker; count the equal and the different blocks",
+        help="address of the worker; the command counts blocks that router and worker see alike "
+            "or differently",
     )  # fmt: skip
 
 

@@ -35,12 +35,13 @@ from router.settings.schema import Config
 log = logging.getLogger(__name__)
 
 _SERVE = """\
-Route OpenAI requests to the worker whose KV cache is warm for them.
+Route each OpenAI request to the worker whose KV cache holds most of the request's prompt, and
+whose load is low.
 
-A worker given by its URL alone is asked who it is: engine, model, block size, KV events.
-When the router listens it prints one line: ready http://HOST:PORT admin=http://HOST:PORT
-Scripts wait for `GET /ready` there: 200 as soon as a worker would get a request.
-SIGHUP reads the configuration anew; SIGTERM lets running requests finish.
+The router asks each worker for the worker's engine, model, block size and KV events.
+When the router listens, the router prints one line: ready http://HOST:PORT admin=http://HOST:PORT
+Scripts wait for `GET /ready` at either port: 200 means that a worker can take a request.
+At SIGHUP the router reads the configuration again; at SIGTERM running requests may finish.
 """
 _SERVE_EXAMPLES = f"""\
 {NAMES_OF_KEYS}
@@ -66,12 +67,13 @@ All flags of `warmroute serve` can be given, too: warmroute serve --help-all
 """
 _CONFIG_USAGE = "warmroute config [--check FILE] [--print] [--from COMMAND] [FLAG VALUE]..."
 _ADVISE = """\
-What to change, by the router's own request log: policy, thresholds, block size, roles, workers.
+Read the router's request log and say what to change: policy, thresholds, block size, roles,
+workers.
 
   warmroute advise requests.jsonl --profile llama-3.1-8b-h100
   warmroute advise later.jsonl --profile mine.json --state requests.jsonl.advice --check
 
-It is `warmroute-sim advise` at low priority; its options: warmroute advise --help
+The command runs `warmroute-sim advise` at low priority; all options: warmroute advise --help
 """
 # -P: no module of the folder it starts in.
 _ADVISE_PROGRAM = ("-P", "-m", "simulator", "advise")

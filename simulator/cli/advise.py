@@ -46,8 +46,8 @@ class AdvisedTargets(Targets, frozen=True):
 class LogPool(Pool):
     """The workers that ran when the log was written."""
 
-    workers: Annotated[int | None, "workers that prefill and decode; default: the log's, 0 beside "
-        "workers with roles"] = None  # fmt: skip
+    workers: Annotated[int | None, "number of workers that prefill and decode; default: as in the "
+        "log, 0 beside workers with roles"] = None  # fmt: skip
 
 
 class LogPart(Requests):
@@ -61,10 +61,10 @@ class LogPart(Requests):
     speed: float | None = None
     rate: float | None = None
     spread: float | None = None
-    skip: Annotated[NotNegative, "S", "leave out the first S seconds"] = 0.0
-    seconds: Annotated[float | None, "use the first S seconds only"] = None
+    skip: Annotated[NotNegative, "S", "leave out the first S seconds of LOG"] = 0.0
+    seconds: Annotated[float | None, "use only the first S seconds of LOG"] = None
     closed_loop: Annotated[bool, "a session's next turn waits for the last answer"] = False
-    strict: Annotated[bool, "stop at the first wrong line"] = False
+    strict: Annotated[bool, "stop at the first wrong line of LOG"] = False
 
 
 class LogSetup(SetupOptions, kw_only=True):
@@ -81,27 +81,31 @@ class Advise(Struct, kw_only=True):
 
     model: Annotated[str | None, "NAME", "model to advise on; needed if LOG has several models"
     ] = None  # fmt: skip
-    policy: Annotated[str | None, "SPEC", "policy that ran; default: the log's"] = None
-    candidate: Annotated[tuple[str, ...], "SPEC", "a policy to try besides the built-in ones; "
-        "repeat"
+    policy: Annotated[str | None, "SPEC", "policy that ran; default: the policy in LOG"] = None
+    candidate: Annotated[tuple[str, ...], "SPEC", "policy to try besides the built-in policies; "
+        "repeat for several"
     ] = ()  # fmt: skip
-    draws: Annotated[int, "draws of LOG: half choose the best change, half test it"] = DRAWS
+    draws: Annotated[
+        int,
+        "number of draws of LOG: half of the draws choose the best change, half test the change",
+    ] = DRAWS
     seed: Annotated[Whole, "seed of the first draw"] = 0
-    budget: Annotated[float | None, "S", "most seconds to spend; advise makes fewer draws if "
-        "needed"] = None  # fmt: skip
+    budget: Annotated[float | None, "S", "longest time of the command, seconds; advise makes "
+        "fewer draws if needed"] = None  # fmt: skip
     jobs: Annotated[int | None, "number of processes; default: one for each core"] = None
-    check: Annotated[bool, "only compare earlier forecasts with this log"] = False
+    check: Annotated[bool, "only compare earlier forecasts with LOG"] = False
     state: Annotated[Path | None, "file that keeps the forecasts; default: LOG.advice"] = None
     any_fit: Annotated[bool, "advise even if a replay of LOG differs from LOG's measurements"
     ] = False  # fmt: skip
     nice: Annotated[Whole, "lower the priority of the processes by N"] = 0
-    memory_mb: Annotated[int | None, "most memory of each process, MB"] = None
+    memory_mb: Annotated[int | None, "largest memory of each process, MB"] = None
     targets: Annotated[AdvisedTargets, Group(f"targets; default: {', '.join(shown(TARGETS))}")]
     setup: LogSetup
-    worker_requests: Annotated[int | None, "limits.worker_requests that ran; default: the log's"
+    worker_requests: Annotated[int | None, "limits.worker_requests of the router that wrote LOG; "
+        "default: as in LOG"
     ] = None  # fmt: skip
-    worker_queued_tokens: Annotated[int | None, "limits.worker_queued_tokens that ran; default: "
-        "the log's"] = None  # fmt: skip
+    worker_queued_tokens: Annotated[int | None, "limits.worker_queued_tokens of the router that "
+        "wrote LOG; default: as in LOG"] = None  # fmt: skip
     json: Annotated[Written, "file that gets the report, as the admin page reads it"] = None
 
 

@@ -37,8 +37,8 @@ class Hits(Struct, kw_only=True):
 
     trace: TraceAt
     workers: Annotated[int, "number of workers"] = WORKERS
-    kv_tokens: Annotated[int | None, capacity, "T", "tokens that each worker's cache holds: 300k, "
-        "1M, inf"]  # fmt: skip
+    kv_tokens: Annotated[int | None, capacity, "T", "number of tokens that each worker's cache "
+        "holds: 300k, 1M, inf"]  # fmt: skip
     rule: Annotated[tuple[str, ...], OneOf(ALL_RULES), "RULE", f"routing rule: "
         f"{', '.join(ALL_RULES)}; repeat "
         f"for several; default: the first {len(RULES)}"] = ()  # fmt: skip
@@ -89,7 +89,9 @@ class Bound(Struct, kw_only=True):
     """The options of `bound`."""
 
     draws: OneDraw
-    no_waterfall: Annotated[bool, "leave out the losses, to end in a third of the time"] = False
+    no_waterfall: Annotated[
+        bool, "leave out the table of losses, which takes two thirds of the time"
+    ] = False
     setup: BoundedSetup
     json: Annotated[Written, "file that gets all figures"] = None
 

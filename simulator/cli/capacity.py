@@ -93,7 +93,7 @@ class Latency(Struct):
 class Workers(Struct):
     """The workers that a pool may have."""
 
-    gpus: Annotated[int | None, "GPUs of all workers; default: any number"] = None
+    gpus: Annotated[int | None, "number of GPUs of all workers; default: any number"] = None
     profile: Annotated[tuple[str, ...], "P", f"profile of workers for both roles; default "
         f"{PROFILE}; "
         "repeat to choose the best"] = ()  # fmt: skip
@@ -182,7 +182,7 @@ class Pareto(Struct, kw_only=True):
 
     asked: Capacity
     points: Annotated[
-        int, _TARGETS, "number of times per token to try, from the shortest step up"
+        int, _TARGETS, "number of times per token that the command tries, from the shortest step up"
     ] = 24
     svg: Annotated[Written, "file that gets the picture"] = None
     json: Annotated[Written, "file that gets all points"] = None

@@ -86,9 +86,10 @@ class Times(Struct):
     """The times of executions, if nothing was measured."""
 
     base_s: Annotated[
-        NotNegative | None, "A", "seconds of every execution, whatever its batch size"
+        NotNegative | None, "A", "seconds that every execution takes at any batch size"
     ] = None
-    per_request_s: Annotated[NotNegative | None, "C", "seconds that each request of a batch adds"
+    per_request_s: Annotated[NotNegative | None, "C", "seconds that each request of a batch adds "
+        "to an execution"
     ] = None  # fmt: skip
     max_batch: Annotated[int | None, at_most(MAX_BATCH), "B", "largest batch; default: as FILE "
         "says, else 8. Never beyond twice the largest one measured"] = None  # fmt: skip
@@ -97,7 +98,7 @@ class Times(Struct):
 class LoadOptions(Struct):
     """The load on the instances: the requests that arrive."""
 
-    rate: Annotated[float | None, "R", "requests per second, at the peak"] = None
+    rate: Annotated[float | None, "R", "number of requests per second at the peak"] = None
     log: Annotated[str | None, "LOG", "a request log of the router (--request-log), or another "
         "trace: the 99th percentile of its minutes is the peak"] = None  # fmt: skip
     variability: Annotated[NotNegative | None, "V", "variance / mean^2 of the time between "
@@ -114,16 +115,18 @@ class TargetOptions(Struct):
     ] = None  # fmt: skip
     headroom: Annotated[Share, "SHARE", "share of time (the target holds at rate / (1 - SHARE)) "
         "and of memory that stays free"] = HEADROOM  # fmt: skip
-    most_instances: Annotated[int, at_most(MAX_INSTANCES), "most instances to try"] = MOST_INSTANCES
+    most_instances: Annotated[int, at_most(MAX_INSTANCES), "largest number of instances to try"] = (
+        MOST_INSTANCES
+    )
 
 
 class MemoryOptions(Struct):
     """The memory of a device and of an instance."""
 
-    device_gib: Annotated[float | None, "memory of a device"] = None
-    instance_gib: Annotated[float | None, "memory of an instance before its first request, which "
-        "holds weights and runtime"] = None  # fmt: skip
-    request_mib: Annotated[NotNegative, "M", "memory that each request of a full batch adds; "
+    device_gib: Annotated[float | None, "memory of a device, GiB"] = None
+    instance_gib: Annotated[float | None, "memory of an instance before the first request "
+        "(weights and runtime), GiB"] = None  # fmt: skip
+    request_mib: Annotated[NotNegative, "M", "memory that each request of a full batch adds, MiB; "
         "default 0"] = 0.0  # fmt: skip
     devices: Annotated[int, "number of devices"] = 1
 

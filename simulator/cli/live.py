@@ -73,7 +73,7 @@ async def demo(options: Demo, console: Console) -> bool:
 class TracePart(Struct):
     """The part of a trace that is sent, and how the trace is read."""
 
-    requests: Annotated[int | None, "use at most N requests"] = None
+    requests: Annotated[int | None, "use at most N requests of the trace"] = None
     seconds: Annotated[float | None, "use the first S seconds of the trace only"] = None
     spread: Annotated[float | None, "S", "spread requests of one timestamp over S seconds "
         "(Mooncake: 3)"] = None  # fmt: skip
@@ -96,15 +96,17 @@ class Load(Struct, kw_only=True):
     url: Annotated[str, Place(), "url", "base address, as http://127.0.0.1:8080; /v1 is added"]
     trace: Annotated[Path | None, Either("load", required=True), "a trace, plain or packed"] = None
     shared_prefix: Annotated[str | None, Either("load", required=True), "SYSTEM+QUESTION",
-        "shared and own tokens of each prompt, as 6000+700"] = None  # fmt: skip
+        "number of shared and own tokens of each prompt, as 6000+700"] = None  # fmt: skip
     model: Annotated[
-        str | None, "M", "model to ask; default: the first that the endpoint lists"
+        str | None, "M", "model to ask; default: the first model that the endpoint lists"
     ] = None
-    speed: Annotated[float | None, "X", "let requests arrive X times as fast"] = None
-    concurrency: Annotated[int | None, "closed loop: keep N requests running"] = None
+    speed: Annotated[float | None, "X", "let requests arrive X times as fast as in the trace"] = (
+        None
+    )
+    concurrency: Annotated[int | None, "keep N requests running (closed loop)"] = None
     part: TracePart
     made: SharedPrefix
-    vocabulary: Annotated[int, "prompts consist of token ids below N"] = 10_000
+    vocabulary: Annotated[int, "upper bound of token ids in prompts"] = 10_000
     timeout: Annotated[float, "S", "longest time of a request, seconds"] = 600.0
     json: Annotated[Path | None, "file that gets results and rows"] = None
     html: Annotated[Path | None, "page that shows the results"] = None

@@ -37,13 +37,15 @@ examples:
 class Search(Struct):
     """The aim of the search, its rule and its bounds."""
 
-    max_rate: Annotated[bool, "search for the most requests per second that --workers serve, not "
-        "for a number of workers"] = False  # fmt: skip
+    max_rate: Annotated[bool, "search for the largest number of requests per second that "
+        "--workers serve, not for a number of workers"] = False  # fmt: skip
     most_workers: Annotated[int, "largest fleet to try"] = 64
-    most_runs: Annotated[int, "most replays, of all policies and seeds together"] = 500
-    rule: Annotated[Rule, "all: every seed must keep the targets; interval: the bad end of the "
-        "seeds' 95 % interval; default all"] = "all"  # fmt: skip
-    results: Annotated[Path | None, "file that keeps results, so that a later run goes on"] = None
+    most_runs: Annotated[int, "maximum number of replays, of all policies and seeds together"] = 500
+    rule: Annotated[Rule, "what must keep the targets; all: every seed; interval: the worse end "
+        "of the seeds' 95 % interval; default all"] = "all"  # fmt: skip
+    results: Annotated[
+        Path | None, "file that keeps results, so that a later run continues the search"
+    ] = None
 
 
 class Plan(Struct, kw_only=True):

@@ -39,12 +39,14 @@ class Profiles(Struct, kw_only=True):
         "'warmroute[aic]' (82 MB; nothing is downloaded at run time)"] = False  # fmt: skip
     against: Annotated[Path | None, "FILE.csv", "compare with a table of your own: "
         "profile,prefill_tokens,cached_tokens,decodes,context_tokens,seconds"] = None  # fmt: skip
-    all_rows: Annotated[bool, "list every row beyond the limit, not only the worst three"] = False
+    all_rows: Annotated[
+        bool, "list every row beyond the limit of error, not only the worst three rows"
+    ] = False
     svg: Annotated[Written, "file that gets a picture of all errors"] = None
     json: Annotated[Written, "file that gets all figures"] = None
     rows: Annotated[Written, "file that gets the tables' rows as CSV, for --against"] = None
     refit: Annotated[
-        Written, "file that gets the built-in profiles, fitted anew, for engine/profiles.json"
+        Written, "file that gets newly fitted built-in profiles, for engine/profiles.json"
     ] = None
     seed: Annotated[Whole, "seed that draws the held-out third of the rows; default 0"] = 0
 

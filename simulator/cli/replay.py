@@ -70,7 +70,7 @@ class Replay(Struct, kw_only=True):
         "policy: --resample with N seeds from --seed on; for a generator, N seeds"
     ] = None  # fmt: skip
     setup: SetupOptions
-    jobs: Annotated[int, "replays that run at a time, each in a process"] = 1
+    jobs: Annotated[int, "number of replays that run at a time, each in a process"] = 1
     json: Annotated[Written, "file that gets all figures, with hashes"] = None
     html: Annotated[Written, "page with the results; its pictures need matplotlib"] = None
     csv: Annotated[Written, "file that gets each request with its decision and the best choice; "

@@ -51,7 +51,9 @@ TraceAt = Annotated[
     str, Place(), "TRACE", "file, folder or pattern of parts, or gen:NAME?key=value&..."
 ]
 KvTokens = Annotated[
-    int | None, "T", "KV tokens that a worker holds, as 300000 or 300k; default: the profile's"
+    int | None,
+    "T",
+    "number of KV tokens that a worker holds, as 300000 or 300k; default: as in the profile",
 ]
 Policies = Annotated[
     tuple[str, ...], "SPEC", "NAME?key=value&... or package.module:attr, then "
@@ -87,30 +89,30 @@ class Pool(Struct):
 
     workers: Annotated[int | None, f"workers that prefill and decode; default {WORKERS}, 0 "
         "beside workers with roles"] = None  # fmt: skip
-    prefill_workers: Annotated[int | None, "workers that only prefill (docs/disaggregation.md)"] = (
-        None
-    )
-    decode_workers: Annotated[int | None, "workers that decode, and prefill where no prefill "
-        "worker does"] = None  # fmt: skip
+    prefill_workers: Annotated[
+        int | None, "number of workers that only prefill (docs/disaggregation.md)"
+    ] = None
+    decode_workers: Annotated[int | None, "number of workers that decode, and prefill if no "
+        "prefill worker does"] = None  # fmt: skip
     profile: Annotated[str | None, "P", "model and GPUs of a worker: a name, or a .json file that "
         f"`calibrate` wrote; default {PROFILE}"] = None  # fmt: skip
     kv_tokens: KvTokens = None
-    host_kv_tokens: Annotated[int | UnsetType, "T", "evicted KV tokens that a worker keeps in "
-        "host memory; default: none"] = UNSET  # fmt: skip
+    host_kv_tokens: Annotated[int | UnsetType, "T", "number of evicted KV tokens that a worker "
+        "keeps in host memory; default: none"] = UNSET  # fmt: skip
     host_load_gbps: Annotated[float | UnsetType, "Gbit/s at which each GPU loads KV from host "
         f"memory; default {HOST_LOAD_GBPS:g}"] = UNSET  # fmt: skip
-    cache_groups: Annotated[str | UnsetType, "G", "windows and states that the model caches beside "
-        "full attention, as window:1024*6+state*48; default: none"] = UNSET  # fmt: skip
-    prefix_wait_tokens: Annotated[Whole | None, "least prefix for which a request waits while its "
-        "worker computes it for another; 0: never, as in vLLM and SGLang; default: 256, as in our "
-        "engine"] = None  # fmt: skip
+    cache_groups: Annotated[str | UnsetType, "G", "windows and states that the model caches "
+        "besides full attention, as window:1024*6+state*48; default: none"] = UNSET  # fmt: skip
+    prefix_wait_tokens: Annotated[Whole | None, "smallest prefix for which a request waits while "
+        "the worker computes this prefix for another request; 0: never, as in vLLM and SGLang; "
+        "default: 256, as in our engine"] = None  # fmt: skip
     group: Annotated[tuple[str, ...], "KEY=VALUE,...", "workers that are alike, instead of the "
         "options above; repeat for a mixed pool. Keys: count, profile, role (both, prefill, "
         "decode), kv_tokens, speed, max_num_tokens, max_batch_size, max_model_tokens, "
         "prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction, host_kv_tokens, "
         "host_load_gbps, cache_groups"] = ()  # fmt: skip
-    block_size: Annotated[int | None, "B", "tokens of a KV block of the workers; default: the "
-        "trace's, 16 for generators, 64 for gen:coding_agents"] = None  # fmt: skip
+    block_size: Annotated[int | None, "B", "number of tokens of a KV block of the workers; "
+        "default: as in the trace, 16 for generators, 64 for gen:coding_agents"] = None  # fmt: skip
 
 
 class Requests(Struct):
@@ -122,17 +124,16 @@ class Requests(Struct):
     tokenizer: Annotated[str | None, "FOLDER", "folder of a tokenizer, for a TRACE that holds "
         "text; "
         "default: four bytes are a token"] = None  # fmt: skip
-    block_tokens: Annotated[int | None, "prompt tokens that one id of TRACE stands for; default: "
-        "as "
-        "the format says"] = None  # fmt: skip
+    block_tokens: Annotated[int | None, "number of prompt tokens that one hash id of TRACE stands "
+        "for; default: as in the format"] = None  # fmt: skip
     speed: Annotated[float | None, Either("pace"), "X", "let requests arrive X times as fast as "
         "recorded; default 1"] = None  # fmt: skip
     rate: Annotated[float | None, Either("pace"), "R", "scale all times so that R requests come "
         "per second on average"] = None  # fmt: skip
-    requests: Annotated[int | None, "use the first N requests only"] = None
-    skip: Annotated[NotNegative, "S", "leave out the first S seconds of a file, as recorded; "
-        "--seconds counts from there"] = 0.0  # fmt: skip
-    seconds: Annotated[float | None, "use the first S recorded seconds only"] = None
+    requests: Annotated[int | None, "use only the first N requests of TRACE"] = None
+    skip: Annotated[NotNegative, "S", "leave out the first S recorded seconds of a file; "
+        "--seconds counts after this part"] = 0.0  # fmt: skip
+    seconds: Annotated[float | None, "use only the first S recorded seconds of TRACE"] = None
     spread: Annotated[float | None, "S", "spread requests of one timestamp over S seconds "
         "(Mooncake's traces: 3)"] = None  # fmt: skip
     closed_loop: Annotated[bool, "a session's next turn waits for the last answer and a pause; "
@@ -154,7 +155,7 @@ class OpenLoop(Requests):
 class GoodAnswer(Struct):
     """The limits within which an answer counts as good."""
 
-    good_ttft_ms: Annotated[float, "longest time to first token of a good answer"] = (
+    good_ttft_ms: Annotated[float, "longest time to the first token of a good answer"] = (
         Goodput().ttft_ms
     )
     good_tpot_ms: Annotated[float, "longest mean time per later token of a good answer"] = (
@@ -179,32 +180,35 @@ class Around(Struct):
     ] = _WORLD.report_every_ms  # fmt: skip
     report_lag_ms: Annotated[NotNegative, "age of a load report when it arrives; default 0"
     ] = _WORLD.report_lag_ms  # fmt: skip
-    replica_lag_ms: Annotated[NotNegative, "time until other replicas know what one replica does"
+    replica_lag_ms: Annotated[NotNegative, "time until other replicas know of a decision of one "
+        "replica"
     ] = _WORLD.replica_lag_ms  # fmt: skip
-    no_host_events: Annotated[bool, "workers publish KV events of GPU memory only, not of host "
-        "memory"] = False  # fmt: skip
+    no_host_events: Annotated[bool, "whether workers publish KV events of GPU memory only, not of "
+        "host memory"] = False  # fmt: skip
     link_gbps: Annotated[float, "Gbit/s at which each GPU moves KV between prefill and decode"
     ] = _WORLD.link_gbps  # fmt: skip
     link_setup_ms: Annotated[NotNegative, "time to set up each KV transfer"] = _WORLD.link_setup_ms
-    disaggregation: Annotated[DisaggregationMode | None, "when two workers share a request. auto: "
-        "where the first token comes sooner; always: wherever possible; never; default auto"
+    disaggregation: Annotated[DisaggregationMode | None, "when two workers share a request; auto: "
+        "where the first token comes sooner; always: wherever possible; never: one worker "
+        "computes all; default auto"
     ] = None  # fmt: skip
     disaggregation_tpot_ms: Annotated[NotNegative, "time per token that running answers must keep "
         "while a worker also prefills (auto); default 0, no limit"] = 0.0  # fmt: skip
     event_loss: Annotated[Share, "SHARE", "share of KV event batches that are lost; default 0"
     ] = _WORLD.event_loss  # fmt: skip
-    replicas: Annotated[int, "router replicas; each request comes through any of them"
+    replicas: Annotated[int, "number of router replicas; each request comes through a random "
+        "replica"
     ] = _WORLD.replicas  # fmt: skip
     hold_s: Annotated[NotNegative | None, "longest wait of a request at the router; then the "
         f"router rejects it; default {CoreSettings().hold_s:g}, as the router's limits.hold_s"
     ] = None  # fmt: skip
-    no_sharing: Annotated[bool, "router replicas share nothing"] = False
-    no_events: Annotated[bool, "workers publish no KV events"] = False
+    no_sharing: Annotated[bool, "whether router replicas share nothing"] = False
+    no_events: Annotated[bool, "whether workers publish no KV events"] = False
     untold_capacities: Annotated[int | UnsetType, "number of workers that do not report their KV "
         "capacity; default none"] = UNSET  # fmt: skip
-    client_ids: Annotated[ClientIds | UnsetType, "ids that clients send. agents: "
-        "session, parent and group, as coding agents do; key: one prompt_cache_key for a whole "
-        "group; none: no ids; default agents"] = UNSET  # fmt: skip
+    client_ids: Annotated[ClientIds | UnsetType, "ids that clients send; agents: session, parent "
+        "and group, as coding agents send; key: one prompt_cache_key for a whole group; none: "
+        "no ids; default agents"] = UNSET  # fmt: skip
     faults: Annotated[str | None, "FILE", "YAML file of faults: when which worker dies, hangs, "
         "drains or joins (docs/simulator.md, Faults)"] = None  # fmt: skip
 
@@ -349,5 +353,9 @@ def known() -> str:
 class Runs(Struct):
     """The place where many replays run: processes of this machine, or a cluster."""
 
-    jobs: Annotated[int | None, "processes; default: one for each core"] = None
-    dask: Annotated[str | None, "tcp://HOST:PORT", "run on this Dask cluster instead"] = None
+    jobs: Annotated[int | None, "number of processes; default: one process for each core"] = None
+    dask: Annotated[
+        str | None,
+        "tcp://HOST:PORT",
+        "run the replays on this Dask cluster, not in processes of this machine",
+    ] = None

@@ -44,7 +44,7 @@ class FromConfig(Struct, kw_only=True):
     config: Annotated[Path, Place(), "CONFIG.json", "config.json of a model, or its folder"]
     gpu: Annotated[str, OneOf(tuple(GPUS)), "GPU", f"GPU of the worker: {', '.join(GPUS)}"]
     tp: Annotated[int, at_most(MOST_GPUS), "N", "number of tensor-parallel GPUs of one worker"] = 1
-    ep: Annotated[bool, "each GPU holds whole experts, not a part of every expert"] = False
+    ep: Annotated[bool, "whether each GPU holds whole experts, not a part of every expert"] = False
     weights: Annotated[str | None, OneOf(tuple(STORAGES)), "FORMAT", "how weights are stored: "
         f"{', '.join(STORAGES)}; default: as the config says"] = None  # fmt: skip
     kv: Annotated[str | None, OneOf(("bf16", "fp8")), "FORMAT", "how KV is stored, bf16 or fp8; "

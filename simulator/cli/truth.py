@@ -119,12 +119,12 @@ class LiveEngine(Struct):
     """The options for measuring a live engine."""
 
     model: Annotated[
-        str | None, "M", "model to ask; default: the first that the endpoint lists"
+        str | None, "M", "model to ask; default: the first model that the endpoint lists"
     ] = None
     max_num_tokens: Annotated[int, "most prefill tokens of a step, as in the engine's flags"
     ] = 8192  # fmt: skip
     max_prompt_tokens: Annotated[int, "longest prompt to measure"] = 16_384
-    vocabulary: Annotated[int, "prompts consist of token ids below N"] = 10_000
+    vocabulary: Annotated[int, "upper bound of token ids in prompts"] = 10_000
     seed: Annotated[Whole, "seed of the prompts; default 0"] = 0
 
 

@@ -43,7 +43,7 @@ class ChatOptions(TextOptions, frozen=True):
 
     rate: Annotated[
         Positive,
-        msgspec.Meta(description="requests per second (Poisson) if the lines have no time"),
+        msgspec.Meta(description="requests per second (Poisson) if lines have no time"),
     ] = 1.0
 
 

@@ -42,7 +42,8 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     span_s: Annotated[
-        Positive, msgspec.Meta(description="seconds in which all sessions begin, at random times")
+        Positive,
+        msgspec.Meta(description="seconds in which all sessions begin, at random times"),
     ] = 3600.0
     rate: Annotated[
         Positive | None,

@@ -93,9 +93,9 @@ class CodingAgentsKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         900_000
     )
     turns: Annotated[Size | None, Meta(description="turns of a main agent")] = None
-    growth: Annotated[Size, Meta(description="tokens that a turn adds, answer included")] = Size(
-        632, "*", 1.3
-    )
+    growth: Annotated[
+        Size, Meta(description="tokens that a turn of a main agent adds, with the answer")
+    ] = Size(632, "*", 1.3)
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(317, "*", 1.31)
     reset: Annotated[
         Ratio,
@@ -103,7 +103,8 @@ class CodingAgentsKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.004
     spawn: Annotated[Ratio | None, Meta(description="share of turns that start sub-agents")] = None
     wait: Annotated[
-        Ratio, Meta(description="share of those turns that wait for all their sub-agents")
+        Ratio,
+        Meta(description="share of turns with sub-agents that wait for all sub-agents"),
     ] = 0.8
     agent_turns: Annotated[Size, Meta(description="turns of a sub-agent")] = Size(5, "*", 1.0)
     agent_growth: Annotated[Size, Meta(description="tokens that a turn of a sub-agent adds")] = (
@@ -119,11 +120,12 @@ class CodingAgentsKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         10, "..", 100
     )
     versions: Annotated[
-        Few, Meta(description="client versions; their shares follow Zipf's law")
+        Few,
+        Meta(description="number of client versions; shares follow Zipf's law"),
     ] = 3
-    projects: Annotated[Few, Meta(description="projects; their shares follow Zipf's law")] = 50
+    projects: Annotated[Few, Meta(description="number of projects; shares follow Zipf's law")] = 50
     exponent: Annotated[
-        float, Meta(ge=0, le=10, description="Zipf exponent of versions and projects")
+        float, Meta(ge=0, le=10, description="Zipf exponent of the shares of versions and projects")
     ] = 1.2
     tools: Annotated[
         int,
@@ -141,10 +143,10 @@ class CodingAgentsKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(ge=1, le=30_000, description="tokens of the tools that a version's sub-agents have"),
     ] = 8_700
     gap_s: Annotated[
-        Seconds, Meta(description="longest pause between turns; longer pauses are cut to it")
+        Seconds, Meta(description="longest pause between turns, seconds; longer pauses are cut")
     ] = 3_600.0
     token_ms: Annotated[
-        Seconds, Meta(description="assumed time per token of an answer in open loop")
+        Seconds, Meta(description="assumed time per token of an answer in an open loop")
     ] = 20.0
 
 

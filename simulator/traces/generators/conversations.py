@@ -51,10 +51,12 @@ class TalkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sessions: Sessions = 1000
     rate: Begun = 1.0
     burst: Annotated[Count, Meta(description="conversations that begin together at the start")] = 1
-    system: Annotated[Size | None, Meta(description="tokens that all conversations share")] = None
-    context: Annotated[Size | None, Meta(description="tokens that one conversation alone has")] = (
-        None
-    )
+    system: Annotated[
+        Size | None, Meta(description="prompt tokens that all conversations share")
+    ] = None
+    context: Annotated[
+        Size | None, Meta(description="prompt tokens that only one conversation has")
+    ] = None
     turns: Annotated[Size | None, Meta(description="turns of a conversation")] = None
     question: Annotated[Size | None, Meta(description="tokens of the question in each turn")] = None
     output: Annotated[Size | None, Meta(description="tokens of an answer")] = None
@@ -62,24 +64,26 @@ class TalkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Seconds | None, Meta(description="mean of the exponential pauses between turns")
     ] = None
     think_sigma: Annotated[
-        Sigma | None, Meta(description="sigma of log-normal pauses, whose median is think_s")
+        Sigma | None,
+        Meta(description="sigma of log-normal pauses, whose median is think_s"),
     ] = None
-    pause_s: Annotated[Seconds | None, Meta(description="time added to every pause")] = None
+    pause_s: Annotated[Seconds | None, Meta(description="seconds added to every pause")] = None
     tenants: Annotated[
-        Tenants | None, Meta(description="tenants; each tenant has a system prompt of its own")
+        Tenants | None, Meta(description="number of tenants; each tenant has its own system prompt")
     ] = None
     exponent: Annotated[
-        Exponent | None, Meta(description="Zipf exponent of the tenants' shares; 0: equal shares")
+        Exponent | None,
+        Meta(description="Zipf exponent of the tenants' shares; 0: equal shares"),
     ] = None
     token_ms: Annotated[
-        Seconds, Meta(description="assumed time per token of an answer in open loop")
+        Seconds, Meta(description="assumed time per token of an answer in an open loop")
     ] = 20.0
     max_prompt: Annotated[
         int,
         Meta(
             ge=1,
             le=MAX_PROMPT_TOKENS,
-            description="longest prompt, tokens; a conversation ends before it",
+            description="longest prompt, tokens; conversations end before longer prompts",
         ),
     ] = 1_000_000
 

@@ -54,21 +54,22 @@ class SglangKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(256)
     range_ratio: Annotated[
         Ratio,
-        Meta(description="sizes vary uniformly between this share and the whole; 1: fixed"),
+        Meta(description="smallest size as a share of the largest; 1: all sizes are equal"),
     ] = 1.0
     turns: Annotated[Count, Meta(description="turns of each prompt's conversation")] = 1
     gap_s: Annotated[
         Seconds,
-        Meta(description="time between turns in open loop; closed loop has no pause"),
+        Meta(description="seconds between turns in an open loop; a closed loop has no pause"),
     ] = 10.0
     ordered: Annotated[
-        bool, Meta(description="send the groups one after another, not shuffled")
+        bool, Meta(description="whether groups are sent one after another, not shuffled")
     ] = False
     rate: Annotated[
         Rate, Meta(description="conversations that begin per second; inf: all at once")
     ] = math.inf
     burstiness: Annotated[
-        Shape, Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even")
+        Shape,
+        Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even"),
     ] = 1.0
 
 
@@ -76,15 +77,18 @@ class VllmKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `prefix_repetition` workload of vLLM's benchmark (2025), with its defaults."""
 
     prefix: Annotated[Size, Meta(description="tokens of a prefix")] = Size(256)
-    suffix: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(256)
-    prefixes: Annotated[Count, Meta(description="number of prefixes; all have equal shares")] = 10
+    suffix: Annotated[Size, Meta(description="prompt tokens that only one request has")] = Size(256)
+    prefixes: Annotated[
+        Count, Meta(description="number of prefixes, which have equal shares of requests")
+    ] = 10
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(128)
     requests: Annotated[
         Requests, Meta(description="number of requests, rounded down to a multiple of prefixes")
     ] = 1000
     rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = math.inf
     burstiness: Annotated[
-        Shape, Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even")
+        Shape,
+        Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even"),
     ] = 1.0
 
 
@@ -94,10 +98,12 @@ class SharedKeys(VllmKeys, frozen=True, forbid_unknown_fields=True):
     """
 
     prefix: Annotated[Size, Meta(description="tokens of a prefix")] = Size(6016)
-    suffix: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(
+    suffix: Annotated[Size, Meta(description="prompt tokens that only one request has")] = Size(
         700, "*", 0.6
     )
-    prefixes: Annotated[Count, Meta(description="number of prefixes; all have equal shares")] = 1
+    prefixes: Annotated[
+        Count, Meta(description="number of prefixes, which have equal shares of requests")
+    ] = 1
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(170, "*", 0.6)
     requests: Annotated[
         Requests, Meta(description="number of requests, rounded down to a multiple of prefixes")
@@ -221,21 +227,23 @@ class InferencePerfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     question: Annotated[Size, Meta(description="tokens of the question in each turn")] = Size(50)
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(50)
     multi_turn: Annotated[
-        bool, Meta(description="a repeated prompt is the next turn of its conversation")
+        bool, Meta(description="whether a repeated prompt is the next turn of a conversation")
     ] = False
     max_prompt: Annotated[
         int,
         Meta(
             ge=1,
             le=MAX_PROMPT_TOKENS,
-            description="longest prompt, tokens; a longer conversation begins anew",
+            description="longest prompt, tokens; longer conversations begin anew",
         ),
     ] = 131_072
-    stages: Annotated[str, Meta(description="load stages: rate:seconds,rate:seconds")] = "1:60"
+    stages: Annotated[str, Meta(description="stages of the load: rate:seconds,rate:seconds")] = (
+        "1:60"
+    )
     warm_ups: Annotated[
-        int, Meta(ge=0, description="first stages, which the report leaves out")
+        int, Meta(ge=0, description="number of first stages that the report leaves out")
     ] = 0
-    pause_s: Annotated[Seconds, Meta(description="pause between stages")] = 1.0
+    pause_s: Annotated[Seconds, Meta(description="seconds between two stages")] = 1.0
     arrivals: Annotated[Arrivals, Meta(description="how requests arrive: poisson or even")] = (
         "poisson"
     )
@@ -249,12 +257,14 @@ class LlmdKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     case: Annotated[
-        Literal["150x5", "83x3"], Meta(description="which report: 150x5 (73 %) or 83x3 (37 %)")
+        Literal["150x5", "83x3"],
+        Meta(description="llm-d's report: 150x5 (73 % of capacity) or 83x3 (37 %)"),
     ] = "150x5"
     stages: Annotated[
-        str, Meta(description="stages in place of the report's: rate:seconds,...")
+        str,
+        Meta(description="stages of the load: rate:seconds,...; default: the report's"),
     ] = ""
-    pause_s: Annotated[Seconds, Meta(description="pause between stages")] = 300.0
+    pause_s: Annotated[Seconds, Meta(description="seconds between two stages")] = 300.0
 
 
 LLMD_150X5 = InferencePerfKeys(

@@ -48,26 +48,35 @@ class ZipfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: Annotated[Requests, Meta(description="number of requests")] = 10_000
     rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = 10.0
     burstiness: Annotated[
-        Shape, Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even")
+        Shape,
+        Meta(description="gamma shape of the gaps between arrivals; 1: Poisson, inf: even"),
     ] = 1.0
     groups: Annotated[Count, Meta(description="number of prefixes of the first level")] = 100
     exponent: Annotated[
         float,
-        Meta(ge=0, le=10, description="Zipf exponent of the prefixes' shares; 0: equal shares"),
+        Meta(
+            ge=0,
+            le=10,
+            description="Zipf exponent of the prefixes' shares; 0: equal shares",
+        ),
     ] = 1.0
     levels: Annotated[
         int, Meta(ge=1, le=MAX_LEVELS, description="number of levels of nested prefixes")
     ] = 1
     children: Annotated[
-        Count, Meta(description="prefixes below each prefix, also with Zipf shares")
+        Count,
+        Meta(description="number of prefixes below each prefix; shares follow Zipf's law"),
     ] = 10
     system: Annotated[
         int, Meta(ge=1, le=1 << 20, description="tokens of a prefix at each level")
     ] = 2048
-    question: Annotated[Size, Meta(description="tokens that one request alone has")] = Size(256)
+    question: Annotated[Size, Meta(description="prompt tokens that only one request has")] = Size(
+        256
+    )
     output: Annotated[Size, Meta(description="tokens of an answer")] = Size(256)
     lifetime_s: Annotated[
-        Seconds, Meta(description="mean life of a first-level prefix with all below it; 0: endless")
+        Seconds,
+        Meta(description="mean life of a first-level prefix and its sub-prefixes; 0: endless"),
     ] = 0.0
 
 
