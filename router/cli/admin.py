@@ -125,7 +125,7 @@ def key_of(path: str | None) -> str | None:
 
 
 ABOUT = """\
-Look at the workers of a running router, or change them, by its admin port.
+List or change the workers of a running router by the router's admin port.
 
   warmroute workers
   warmroute workers add http://127.0.0.1:8003,max_requests=64
@@ -134,7 +134,8 @@ Look at the workers of a running router, or change them, by its admin port.
   warmroute workers remove 2 --force
   warmroute workers role 2 decode
 
-WORKER is a number, or a URL: all ranks of that engine. Exit status: 0 done, 1 not.
+WORKER is a worker's number, or a URL, which stands for all ranks of an engine. Exit status:
+0 done, 1 not done.
 """
 _NAMED_BY = "named by"
 _ACTIONS = ("list", "add", "drain", "undrain", "remove", "role")

@@ -17,8 +17,8 @@ Find the engines on this machine and write a first configuration file.
   warmroute init                                       look at the usual ports of engines
   warmroute init --worker http://gpu1:8000 --out -     ask one engine; print the file
 
-It asks the ports 8000-8010 (vLLM, Triton, TensorRT-LLM) and 30000-30001 (SGLang) of 127.0.0.1 what
-they are, and sends them no prompt. It never overwrites a file unless --force is given.
+The command looks for engines at the ports 8000-8010 (vLLM, Triton, TensorRT-LLM) and 30000-30001
+(SGLang) of 127.0.0.1, and sends engines no prompt. A file is overwritten only with --force.
 """
 PORTS = (*range(8000, 8011), 30000, 30001)
 _FIRST_PORT = 8080  # the router's own, or the next free one

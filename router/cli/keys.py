@@ -18,9 +18,9 @@ _NAME = re.compile(r"[^\s#=]{1,200}")
 ABOUT = """\
 Make API keys for `api_keys_file` and `admin_keys_file`.
 
-  warmroute keys new build-bot --tenant ci >> keys     the key on stderr, once; its line on stdout
-  warmroute keys hash < one-key                        the line's first word for a key you have
-  warmroute keys check keys                            whether a file can be used
+  warmroute keys new build-bot --tenant ci >> keys     key to stderr, once; line for the file
+  warmroute keys hash < one-key                        first word of the line for an existing key
+  warmroute keys check keys                            check whether the router can use a file
 """
 
 

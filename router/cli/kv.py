@@ -18,14 +18,14 @@ _TRIES = 20  # to see both sides as of the same batch
 _BETWEEN_TRIES_S = 0.05
 
 ABOUT = """\
-Say which blocks of a worker the router knows of, and how far they are those the worker holds.
+Print the KV blocks that the router knows of a worker, or compare these blocks with the worker's.
 
   warmroute kv --worker 0
   warmroute kv --worker 0 --compare http://127.0.0.1:8001
 
-Comparing needs a worker with GET /kv_snapshot, as warmroute-engine has it. Under load the two are
-asked again until both are as of the same batch. Exit status: 0 equal (or not compared), 1 they
-differ, 2 one of them could not be asked.
+--compare needs a worker with GET /kv_snapshot, such as warmroute-engine. Under load the command
+asks router and worker again until both answers include the same batch of events. Exit status:
+0 blocks are equal or not compared, 1 blocks differ, 2 router or worker did not answer.
 """
 
 

@@ -306,13 +306,13 @@ def _seconds(value: float | None) -> str:
 
 
 ABOUT = """\
-Watch a running router by its admin port: workers, traffic, what is held, the latest decisions.
+Watch a running router by the admin port: workers, traffic, held requests, latest decisions.
 
   warmroute top
   warmroute top --admin http://127.0.0.1:8081 --once
 
-Keys: q quits, p pauses, s sorts by the next of trouble, requests, queued tokens, number.
-Hit rates and TTFT (median) are of the latest 1,000 decisions. Exit status: 0, 1 cannot be asked.
+Keys: q quits, p pauses, s changes the order: by trouble, requests, queued tokens or number.
+Hit rates and TTFT (median) are of the latest 1,000 decisions. Exit status: 0, 1 without answer.
 """
 _EVERY_S = 1.0
 _ONCE_COLUMNS, _ONCE_LINES = 160, 10_000  # of a frame for scripts

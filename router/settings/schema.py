@@ -441,7 +441,8 @@ class Config(_Section, frozen=True):
         Meta(
             min_length=1,
             description=(
-                "address of the admin port; keep it private: who reaches it controls the router"
+                "address of the admin port; keep the port private: who reaches the port controls "
+                "the router"
             ),
             extra={"metavar": "ADDRESS"},
         ),
@@ -477,8 +478,8 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "an engine to send requests to: its URL, then options as ,key=value (in "
-                "a file also as mappings)"
+                "engine that gets requests: URL, then options as ,key=value (in a file also as "
+                "mappings)"
             ),
             extra={"flag": "--worker", "metavar": "URL"},
         ),
@@ -487,8 +488,8 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "a source that names workers: file:PATH, dns:NAME:PORT, redis, "
-                "kubernetes:..., inferencepool:..., trtllm:PATH"
+                "source of workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..., "
+                "inferencepool:..., trtllm:PATH"
             ),
             extra={"flag": "--discover", "metavar": "SOURCE"},
         ),
@@ -497,7 +498,8 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "hosts besides the worker's own that may send its KV events: NAME, CIDR, ipc, *"
+                "hosts besides a worker's own host that may send the worker's KV events: NAME, "
+                "CIDR, ipc, *"
             )
         ),
     ] = ()
@@ -506,7 +508,7 @@ class Config(_Section, frozen=True):
         Meta(
             ge=0.0,
             le=86_400.0,
-            description="how long the router keeps its last workers if `discovery` fails or names "
+            description="how long the router keeps the last workers if `discovery` fails or names "
             "no worker, seconds",
         ),
     ] = 30.0
@@ -515,7 +517,7 @@ class Config(_Section, frozen=True):
         Meta(
             ge=0.0,
             le=3_600.0,
-            description="time until a new worker gets its full share of requests, seconds",
+            description="time until a new worker gets a full share of requests, seconds",
         ),
     ] = 10.0
     drain_s: Annotated[
@@ -671,8 +673,7 @@ class Config(_Section, frozen=True):
         str,
         Meta(
             pattern=_HEADER,
-            description="request header with the tenant; the router believes it from "
-            "`trusted_peers` only",
+            description="request header with the tenant; only `trusted_peers` may set this header",
         ),
     ] = "x-tenant"
     deadline_header: Annotated[
