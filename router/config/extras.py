@@ -24,8 +24,7 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Meta(
             ge=1,
             le=1 << 24,
-            description="maximum number of tokens that the router keeps of one stream for a move "
-            "to another worker",
+            description="limit of the tokens that the router keeps of one stream for a move",
         ),
     ] = 1 << 17
     tokens: Annotated[
@@ -33,8 +32,7 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Meta(
             ge=1,
             le=1 << 32,
-            description="maximum number of tokens that the router keeps of all streams; a token "
-            "takes 4 bytes",
+            description="limit of the tokens that the router keeps of all streams (4 bytes each)",
         ),
     ] = 1 << 25
 
