@@ -101,7 +101,7 @@ async def test_without_redis_it_serves_alone_says_so_and_joins_later(
     server.kill()
     async with place(tmp_path) as world:
         one = await world.router(server.url, "one")
-        assert "the connection is refused; this router goes on" in one.router.log.read_text()
+        assert "the connection is refused; this router continues" in one.router.log.read_text()
         assert (await one.complete([1] * 32))[0] == 200
         await until_metric(one, "replicas_link_up", 0)
         server.start()
