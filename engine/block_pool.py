@@ -28,8 +28,8 @@ MAX_DURATION_MS = 2_592_000_000  # thirty days
 
 
 class Worth(NamedTuple):
-    """How long a cached block should be kept: its priority, and for how long that priority counts.
-    If two requests share the block, the larger tuple counts.
+    """The priority with which the pool keeps a cached block, and the time for which it counts.
+    If two requests share the block, the pool takes the larger tuple.
     """
 
     priority: int  # 0..100; the lowest goes first

@@ -51,7 +51,8 @@ POLICIES = {
     "lbgr": "policies.published.lbgr:Lbgr",
 }
 
-# The same table for wrappers of policies, as in `hybrid|bounded_load?epsilon=0.25`.
+# The class of each wrapper of a policy, by the name that users write:
+# `hybrid|bounded_load?epsilon=0.25`.
 WRAPPERS = {
     "thresholds": "policies.wrappers.thresholds:Thresholds",
     "bounded_load": "policies.wrappers.bounded_load:BoundedLoad",

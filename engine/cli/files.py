@@ -63,7 +63,7 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
     config, shard = read_config(folder), Shard(0, tp_size)
     config.check_shard(shard)
     dtype = "float32" if device == "cpu" else config.dtype
-    # Its error says what is missing.
+    # If no backend can run the model, `choose_attention` raises an error that names the cause.
     choose_attention(KVKERNELS, config, shard, device, dtype, PLAIN, PAGE)
     heads, kv_heads = shard.part(config.heads), shard.kv_heads(config.kv_heads)
     counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start

@@ -94,8 +94,8 @@ Span = tuple[int, int, int]  # first row, rows, context tokens
 
 
 class Saving(NamedTuple):
-    """What a plan saves: the number of runs of tokens that several requests of a step read once,
-    and the bytes of KV that need not be read again.
+    """The savings of an attention plan: how many runs of tokens several requests of a step read
+    together, and the bytes of KV that the step therefore does not read again.
     """
 
     shared_prefix_groups: int = 0

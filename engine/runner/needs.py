@@ -88,7 +88,7 @@ PLAIN_STEPS = StepSettings()
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How to load the model in `directory`.
+    """The settings with which a worker loads the model in `directory`.
 
     Lifetime: process. `dtype` auto means float32 on a CPU, where it is as fast and exact, else the
     checkpoint's own dtype. `quantization` says which weights and KV are stored in fewer bits.

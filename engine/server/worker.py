@@ -326,7 +326,7 @@ class Worker:
             return True
         for _, choice in self._choices.values():
             if choice.request.export_name == name and choice.request.exports:
-                # It is still being computed: its KV will not be kept.
+                # The request still runs: when it ends, the worker will not keep its KV.
                 choice.request.exports = False
                 return True
         return False

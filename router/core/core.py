@@ -253,7 +253,7 @@ class RouterCore:
         charge = pending.charge
         if pending.leg != "prefill" or pending.held:
             return []
-        # Its worker, and with it the KV, was removed just before: place the request anew.
+        # The prefill worker was removed with the KV just before: place the request again.
         if charge is None:
             return self._place(pending, fact.now_s, "retry")
         now_s, prompt = fact.now_s, pending.arrival.prompt_tokens

@@ -1,5 +1,5 @@
-"""What all workers of the fleet have in common: connections, the clock, time limits, and answers
-that several ranks of one engine share.
+"""The objects that all workers of the fleet share: connections, the clock, time limits, and answers
+that several ranks of one engine use together.
 """
 
 from __future__ import annotations

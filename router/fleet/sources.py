@@ -334,7 +334,7 @@ class Discovery:
 
     @property
     def sources(self) -> Mapping[str, SourceTrust]:
-        """What the router believes of each source, by the source's name."""
+        """The router's trust in each source of workers, by the source's name."""
         return {name: one.believed for name, one in self._followed.items()}
 
     def priority_of(self, objective: str) -> int | None:

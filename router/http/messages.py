@@ -130,7 +130,7 @@ class Response:
 
 
 class Relayed(Protocol):
-    """What is known of a worker's answer after the relay has written it to the client."""
+    """The status and size of a worker's answer, after the relay has written it to the client."""
 
     @property
     def status(self) -> int: ...

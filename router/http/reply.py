@@ -314,7 +314,8 @@ class Usage:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Outcome:
-    """What became of one request at one worker. Times are seconds on the router's clock.
+    """The end of one request at one worker: an error or a complete reply. Times are seconds on the
+    router's clock.
 
     The class of `error` says whose fault it was; None means that the whole reply, even a 4xx,
     reached the client's buffer or is `held`. `events` counts the `data:` lines of an event stream

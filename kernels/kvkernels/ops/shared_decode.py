@@ -169,7 +169,7 @@ class SharedPlan(NamedTuple):
 
 
 class Saving(NamedTuple):
-    """What a plan saves by sharing in one step.
+    """The savings of a plan that reads shared runs of tokens once in a step.
 
     `shared_prefix_groups` counts the runs of tokens that several requests share; `kv_bytes_saved`
     is the KV that plain decode would have read beyond this plan, in all layers; the times are the

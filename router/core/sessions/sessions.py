@@ -89,8 +89,8 @@ _ROWS_PER_S = 100_000.0
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """What the session tracking records about one request: its session, and the numbers of tokens
-    of its prompt and of the shared part. Lifetime: request.
+    """The record that the session tracking keeps of one request: its session, and the numbers of
+    tokens of its prompt and of the shared part. Lifetime: request.
     """
 
     row: int  # of its session; -1: one that is only looked at, and whose session is not known

@@ -37,7 +37,8 @@ _TOLD_RATIO = 1.01  # a smaller change of the pool's rate is not written to all 
 _CALIBRATION_TOKENS_MIN = 256  # shorter prefills measure overheads, not speed
 # Prefills of at most a few steps do not count either: they measure the decodes in the same steps.
 _CALIBRATION_STEPS_MIN = 4.0
-# It is unknown how much of waiting prompts is done. Compared with this much work it is little.
+# Tokens. The router cannot see how much of a waiting prompt is computed; beside this much other
+# work the error is small.
 _WORK_BESIDE_WAITING = 32_768.0
 _LOADED_SHARE = 0.1  # of tokens computed: where more were loaded, the time is not prefill's
 _DECODE_SHARE = 0.25  # of an answer without a first token that may be decode
