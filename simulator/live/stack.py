@@ -280,9 +280,12 @@ async def run_scenario(
                 sampling.cancel()
             found = await leftovers(stack, session)
             after = await fetch_workers(session, stack.urls)
-        except (ExceptionGroup, ScrapeError) as failure:
+        except ExceptionGroup as failures:
             stack.check()  # the error of a dead program explains more than a failed request
-            raise getattr(failure, "exceptions", (failure,))[0] from failure
+            raise failures.exceptions[0] from failures
+        except ScrapeError:
+            stack.check()
+            raise
     named = [_named(outcome, names) for outcome in outcomes]
     workers = tuple(names.values())
     row = summarize(settings.policy, workload.name, named, workers, before, after, settings.speed)
