@@ -73,7 +73,7 @@ def test_a_lead_within_the_seeds_spread_is_not_marked() -> None:
 def test_the_legend_has_the_limits_of_goodput_and_says_what_imbalance_is() -> None:
     words = " ".join(printed([summarize(result([{"first": 50.0}]))], 160).split())
     assert "first token 200 ms (--good-ttft-ms), each later token 100 ms in the mean" in words
-    assert "the busiest worker's busy time over the workers' mean; at light load, with" in words
+    assert "the busiest worker's busy time over the workers' mean; at light load a high" in words
 
 
 def test_losses_are_said_and_nothing_measured_is_a_dash() -> None:
