@@ -28,14 +28,14 @@ def _as_before() -> Iterator[None]:
     gc.set_threshold(*thresholds)
 
 
-def test_what_lives_is_looked_at_no_more() -> None:
+def test_objects_from_before_settle_are_no_longer_visited() -> None:
     before = [Knot() for _ in range(100)]
     settle()
     assert gc.get_freeze_count() > len(before)
     assert not [o for o in gc.get_objects() if isinstance(o, Knot)]
 
 
-def test_cycles_that_were_there_are_gone() -> None:
+def test_cycles_from_before_settle_are_collected() -> None:
     gone = weakref.ref(Knot())
     settle()
     assert gone() is None
@@ -51,7 +51,7 @@ def test_new_cycles_are_still_found() -> None:
     assert gone() is None
 
 
-def test_what_was_set_apart_is_collected_in_the_end() -> None:
+def test_frozen_objects_are_collected_after_release() -> None:
     knot = Knot()
     gone = weakref.ref(knot)
     settle()

@@ -24,15 +24,13 @@ def run_python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("module", "left_out"), [("router.cli.serve", OPTIONAL | NEVER), ("simulator.cli", NEVER)]
 )
-def test_a_program_starts_without_what_it_was_not_asked_for(
-    module: str, left_out: set[str]
-) -> None:
+def test_a_program_starts_without_unneeded_modules(module: str, left_out: set[str]) -> None:
     imported = set(run_python(f"import sys, {module}; print(*sys.modules)").stdout.split())
     assert module in imported
     assert imported.isdisjoint(left_out)
 
 
-def test_a_command_whose_library_is_missing_names_the_extra(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_library_contains_the_extra(tmp_path: Path) -> None:
     """A command whose library is missing names the extra to install: `make demo` installs no scipy,
     which `calibrate` needs.
     """

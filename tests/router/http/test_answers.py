@@ -67,7 +67,7 @@ def test_short_bodies_are_answers(name: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(("name", "body"), BAD_STREAMS, ids=named)
-def test_streams_of_nothing_are_none(name: str, body: bytes) -> None:
+def test_streams_without_content_are_not_answers(name: str, body: bytes) -> None:
     why, refuses = read([body], "completions", stream=True)
     assert why
     assert not refuses
@@ -76,19 +76,21 @@ def test_streams_of_nothing_are_none(name: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(("name", "body"), BAD_WHOLE, ids=named)
-def test_bodies_of_nothing_are_none(name: str, body: bytes) -> None:
+def test_bodies_without_content_are_not_answers(name: str, body: bytes) -> None:
     assert read([body], "completions")[0]
 
 
 @pytest.mark.parametrize(("form", "body", "answers"), OTHER_FORMS, ids=named)
 @pytest.mark.parametrize("stream", [False, True])
-def test_other_forms(form: str, body: bytes, answers: bool, stream: bool) -> None:
+def test_forms_of_other_apis_are_judged(
+    form: str, body: bytes, answers: bool, stream: bool
+) -> None:
     assert (not read([body], form, stream=stream and body.startswith((b"data", b"event")))[0]) == (
         answers
     )
 
 
-def test_where_no_token_is_asked_for_none_is_an_answer() -> None:
+def test_an_empty_answer_counts_if_the_request_wants_no_tokens() -> None:
     for body in (events(text("", "length", **usage(0))), events(), events(chunk({}))):
         assert read([body], "completions", tokens=False, stream=True) == ("", False)
     whole = json.dumps(text("", "length", **usage(0))).encode()
@@ -97,22 +99,22 @@ def test_where_no_token_is_asked_for_none_is_an_answer() -> None:
         assert read([bad], "completions", tokens=False)[0]
 
 
-def test_what_is_compressed_is_an_answer_unless_it_is_empty() -> None:
+def test_a_compressed_body_is_an_answer_unless_it_is_empty() -> None:
     assert read([b"\x1f\x8b"], "completions", coded=True) == ("", False)
     assert read([b""], "completions", coded=True) == ("has no body", False)
 
 
-def test_a_model_of_tritons_may_have_no_response() -> None:
+def test_a_triton_stream_may_have_no_response() -> None:
     assert read([b""], "other", stream=True) == ("", False)
     assert read([b""], "other") == ("has no body", False)
 
 
-def test_an_unknown_form_is_refused() -> None:
+def test_an_unknown_answer_form_is_an_error() -> None:
     with pytest.raises(ValueError, match="no form of answers: x"):
         AnswerDue("x")
 
 
-def test_what_keeps_a_connection_open_is_noticed() -> None:
+def test_keep_alive_events_are_recognized_as_pings() -> None:
     for body, pings in (
         (b": ping\n\n", True),
         (b'event: ping\ndata: {"type": "ping"}\n\n', True),
@@ -158,7 +160,7 @@ def test_what_keeps_a_connection_open_is_noticed() -> None:
         (b"x\ndata: error", ""),
     ],
 )
-def test_how_a_stream_ended(tail: bytes, why: str) -> None:
+def test_the_failure_at_the_end_of_a_stream_is_recognized(tail: bytes, why: str) -> None:
     assert late_failure(b"x\n" + tail) == why
 
 
@@ -200,7 +202,7 @@ LINE_END = st.sampled_from(["\n", "\r\n", "\r"])
     done=st.booleans(),
     cuts=st.lists(st.integers(0, 10_000), max_size=8),
 )
-def test_streams_as_the_oracle_judges(
+def test_streams_are_judged_as_by_the_oracle(
     said: list[Any], form: str, tokens: bool, end: str, extra: str, done: bool, cuts: list[int]
 ) -> None:
     lines = [f"{extra}{end}" if extra else ""]
@@ -217,6 +219,8 @@ def test_streams_as_the_oracle_judges(
     tokens=st.booleans(),
     cuts=st.lists(st.integers(0, 10_000), max_size=4),
 )
-def test_bodies_as_the_oracle_judges(said: Any, form: str, tokens: bool, cuts: list[int]) -> None:
+def test_bodies_are_judged_as_by_the_oracle(
+    said: Any, form: str, tokens: bool, cuts: list[int]
+) -> None:
     body = json.dumps(said).encode()
     assert read(cut(body, cuts), form, tokens=tokens) == judged(body, form, tokens)

@@ -42,16 +42,16 @@ def test_absent_parts_are_null() -> None:
         (503, "service_unavailable_error"),
     ],
 )
-def test_types_by_status(status: int, name: str) -> None:
+def test_the_error_type_follows_from_the_status(status: int, name: str) -> None:
     assert error_type(status) == name
 
 
 @pytest.mark.parametrize("status", [399, 500])
-def test_a_client_error_is_a_4xx(status: int) -> None:
+def test_a_client_error_must_have_a_4xx_status(status: int) -> None:
     with pytest.raises(ValueError, match="400"):
         ClientError(status, "no")
 
 
-def test_errors_say_what_happened() -> None:
+def test_the_text_of_an_error_is_its_message() -> None:
     assert str(WorkerError("connect", "refused")) == "refused"
     assert str(ClientError(400, "bad")) == "bad"

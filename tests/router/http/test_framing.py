@@ -50,7 +50,7 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=30)
 
 @patient
 @given(CHUNKS, EXTENSIONS, TRAILERS, CUTS, st.binary(max_size=10))
-def test_chunked_body_is_followed_however_it_is_cut(
+def test_a_chunked_body_is_decoded_however_it_is_cut(
     chunks: list[tuple[bytes, bytes]],
     last: bytes,
     trailers: list[bytes],
@@ -71,7 +71,9 @@ def test_chunked_body_is_followed_however_it_is_cut(
 
 @patient
 @given(st.binary(max_size=200), CUTS)
-def test_any_bytes_are_chunks_or_garbage(data: bytes, cuts: list[int]) -> None:
+def test_any_bytes_are_read_as_chunks_or_as_garbage_however_cut(
+    data: bytes, cuts: list[int]
+) -> None:
 
     def judged(pieces: list[bytes]) -> object:
         body = ChunkedBody(64, 64)
@@ -108,20 +110,20 @@ def test_any_bytes_are_chunks_or_garbage(data: bytes, cuts: list[int]) -> None:
         b"0\r\n" + b"A: b\r\n" * 20_000,
     ],
 )
-def test_broken_chunks_are_the_workers_fault(raw: bytes) -> None:
+def test_broken_chunks_are_a_worker_error(raw: bytes) -> None:
     with pytest.raises(WorkerError) as caught:
         ChunkedBody(LIMITS.chunk_line_bytes, LIMITS.header_bytes).feed(raw)
     assert caught.value.kind == "garbage"
 
 
-def test_length_body_leaves_what_follows_it() -> None:
+def test_a_length_body_does_not_take_the_bytes_after_it() -> None:
     body = LengthBody(5)
     assert fed(body, [b"ab", b"cde--"]) == (b"abcde", 5)
     assert body.done
     assert LengthBody(0).done
 
 
-def test_follow_chooses_by_framing() -> None:
+def test_follow_chooses_the_body_class_by_framing() -> None:
     kinds = {framing: type(follow(ReplyHead(200, b"", (), framing), LIMITS)) for framing in Framing}
     assert kinds == {
         Framing.NONE: LengthBody,
@@ -161,7 +163,9 @@ def test_follow_chooses_by_framing() -> None:
         ),
     ],
 )
-def test_heads_are_framed(head: bytes, method: str, framing: Framing, reusable: bool) -> None:
+def test_the_framing_of_a_reply_follows_from_its_head(
+    head: bytes, method: str, framing: Framing, reusable: bool
+) -> None:
     parsed = parse_head(head, method)
     assert (parsed.framing, parsed.reusable) == (framing, reusable)
 
@@ -193,7 +197,7 @@ def test_heads_are_framed(head: bytes, method: str, framing: Framing, reusable: 
         b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n",
     ],
 )
-def test_ambiguous_heads_are_the_workers_fault(head: bytes) -> None:
+def test_ambiguous_heads_are_a_worker_error(head: bytes) -> None:
     with pytest.raises(WorkerError) as caught:
         parse_head(head, "POST")
     assert caught.value.kind == "garbage"
@@ -203,7 +207,7 @@ def test_ambiguous_heads_are_the_workers_fault(head: bytes) -> None:
 @given(
     st.one_of(st.binary(max_size=80), st.binary(max_size=80).map(lambda b: b"HTTP/1.1 200 " + b))
 )
-def test_any_bytes_are_a_head_or_garbage(data: bytes) -> None:
+def test_any_bytes_are_read_as_a_head_or_as_garbage(data: bytes) -> None:
     with contextlib.suppress(WorkerError):
         assert parse_head(data, "POST").status >= 100
 
@@ -242,7 +246,7 @@ def read_by(reader: Callable[[bytes, str], ReplyHead], head: bytes, method: str)
 
 @patient
 @given(st.one_of(REPLY_HEADS, st.binary(max_size=60)), st.sampled_from(["POST", "HEAD"]))
-def test_a_reply_head_is_read_as_its_twin_in_python_reads_it(head: bytes, method: str) -> None:
+def test_the_native_and_the_python_reader_agree_on_reply_heads(head: bytes, method: str) -> None:
     assert read_by(parse_head, head, method) == read_by(reply_head.parse_head, head, method)
 
 
@@ -251,7 +255,7 @@ def test_a_reply_head_is_read_as_its_twin_in_python_reads_it(head: bytes, method
     st.lists(st.tuples(st.sampled_from([b"A", b"aB", b"Te", b"Accept"]), VALUES), max_size=5),
     st.frozensets(st.sampled_from([b"a", b"ab", b"te", b"host"])),
 )
-def test_the_lines_of_a_plain_head_are_those_of_its_twin_in_python(fields, skip) -> None:
+def test_native_and_python_heads_give_the_same_lines(fields, skip) -> None:
     lines = b"".join(b"%b: %b\r\n" % field for field in fields)
     text = b"POST / HTTP/1.1\r\nHost: x\r\n%b\r\n" % lines
     plain = plain_head(text)
@@ -260,7 +264,7 @@ def test_the_lines_of_a_plain_head_are_those_of_its_twin_in_python(fields, skip)
     assert plain[0].lines(skip) == Fields(text).lines(skip)
 
 
-def test_request_head_keeps_the_clients_and_drops_one_connections() -> None:
+def test_request_head_keeps_client_headers_and_drops_hop_by_hop_ones() -> None:
     request = UpstreamRequest(
         "POST",
         "/v1/completions?a=%20b",
@@ -288,7 +292,7 @@ def test_request_head_keeps_the_clients_and_drops_one_connections() -> None:
     )
 
 
-def test_request_head_gives_a_length_where_one_belongs() -> None:
+def test_request_head_adds_a_zero_length_to_post_and_put() -> None:
     def lengths(method: str) -> int:
         return request_head(UpstreamRequest(method, "/"), b"w", "").count(b"Content-Length: 0")
 
@@ -301,11 +305,11 @@ def test_a_target_that_breaks_the_request_line_is_refused(target: str) -> None:
         request_head(UpstreamRequest("GET", target), b"w", "")
 
 
-def test_headers_named_by_connection_are_dropped_both_ways() -> None:
+def test_headers_listed_in_connection_are_dropped_both_ways() -> None:
     headers = [(b"A", b"1"), (b"connection", b" close , a"), (b"b", b"2"), (b"Keep-Alive", b"3")]
     assert list(end_to_end(headers)) == [(b"b", b"2")]
 
 
-def test_limits_are_checked() -> None:
+def test_a_limit_of_zero_is_an_error() -> None:
     with pytest.raises(ValueError, match="idle_s"):
         RelayLimits(idle_s=0)

@@ -227,7 +227,7 @@ def by_thread(
     st.booleans(),
     st.sampled_from([None, True, False]),
 )
-def test_both_tell_the_same_story(
+def test_both_relays_write_the_same_bytes_and_report_the_same_outcome(
     reply: bytes,
     cuts: list[int],
     method: str,
@@ -249,7 +249,7 @@ def test_both_tell_the_same_story(
         b"HTTP/1.1 204 No\r\nContent-Length: 0\r\n\r\n",
     ],
 )
-async def test_the_stories_are_real(reply: bytes) -> None:
+async def test_the_compared_results_are_not_empty(reply: bytes) -> None:
     """The compared results of both relays are not empty, so the comparison means something."""
     story = await by_python([reply], "POST", True)
     assert story == by_thread([reply], "POST", True)

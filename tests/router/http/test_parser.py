@@ -80,7 +80,7 @@ class _Paused:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(cut())
-def test_how_bytes_arrive_makes_no_difference(given_bytes) -> None:
+def test_the_parser_gives_the_same_result_for_any_pieces(given_bytes) -> None:
     data, pieces = given_bytes
     once = RequestReader(LIMITS, trusted=False)
     whole = texts(once.feed(data))
@@ -96,7 +96,7 @@ def test_how_bytes_arrive_makes_no_difference(given_bytes) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[1], [2], [3], [4], [1, 2, 3]], ids=str)
-def test_empty_lines_may_arrive_by_themselves(cuts: list[int]) -> None:
+def test_empty_lines_before_a_request_may_arrive_separately(cuts: list[int]) -> None:
     data = b"\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     reader = RequestReader(LIMITS, trusted=False)
     parts = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
@@ -106,7 +106,7 @@ def test_empty_lines_may_arrive_by_themselves(cuts: list[int]) -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(mutated())
-def test_another_parser_reads_just_the_requests_let_through(data: bytes) -> None:
+def test_another_parser_reads_the_same_requests(data: bytes) -> None:
     reader = RequestReader(LIMITS, trusted=False)
     whole = reader.feed(data)
     found = parsed(texts(whole))
@@ -125,7 +125,7 @@ def test_another_parser_reads_just_the_requests_let_through(data: bytes) -> None
             assert name.replace(b"_", b"-").lower() not in (b"transfer-encoding",)
 
 
-def test_nothing_is_taken_after_a_refusal() -> None:
+def test_no_request_is_read_after_a_bad_one() -> None:
     reader = RequestReader(LIMITS, trusted=False)
     good = PARTS[0]
     assert texts(reader.feed(good + b"nonsense\r\n\r\n" + good)) == good
@@ -135,7 +135,7 @@ def test_nothing_is_taken_after_a_refusal() -> None:
 
 
 @pytest.mark.parametrize("size", [999, 1000])
-def test_the_largest_body_is_taken_and_no_larger_one(size: int) -> None:
+def test_a_body_of_the_limit_is_accepted_and_a_larger_one_is_refused(size: int) -> None:
     limits = replace(LIMITS, body_bytes=999)
     for data in (
         b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size,

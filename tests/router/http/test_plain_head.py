@@ -85,11 +85,11 @@ def check(text: bytes) -> bool:
 @given(heads())
 @example(LINES[0] + b"\r\nHost: x" + b"\r\na: b" * 127 + b"\r\n\r\n")
 @example(LINES[0] + b"\r\nHost: x" + b"\r\na: b" * 128 + b"\r\n\r\n")
-def test_native_and_python_read_the_same(text: bytes) -> None:
+def test_native_and_python_parsers_agree_on_generated_heads(text: bytes) -> None:
     check(text)
 
 
-def test_the_corpus_is_read_the_same() -> None:
+def test_native_and_python_parsers_agree_on_the_corpus() -> None:
     requests = [data for _, data in served()] + [data for _, _, data in refused()]
     for data in requests:
         check(data.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
@@ -97,13 +97,13 @@ def test_the_corpus_is_read_the_same() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", VALUES)
-def test_each_name_with_each_value(name: bytes, value: bytes) -> None:
+def test_native_and_python_parsers_agree_on_each_name_and_value(name: bytes, value: bytes) -> None:
     head = LINES[0] + b"\r\nHost: x\r\n%s:%s\r\n"
     check(head % (name, value) + b"\r\n")
     check(head % (name, value) + name.lower() + b": 12\r\n\r\n")
 
 
-def test_what_clients_send_is_plain() -> None:
+def test_a_typical_client_head_is_parsed_natively() -> None:
     assert check(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: router:8000\r\nUser-Agent: OpenAI/1.0\r\n"
         b"Accept-Encoding: gzip, deflate\r\nAccept: application/json\r\nConnection: keep-alive\r\n"
@@ -112,7 +112,7 @@ def test_what_clients_send_is_plain() -> None:
     )
 
 
-def test_only_bytes_are_read() -> None:
+def test_the_native_parser_accepts_only_bytes() -> None:
     with pytest.raises(TypeError, match="text"):
         plain_head("POST / HTTP/1.1\r\n\r\n")  # type: ignore[arg-type]
     assert plain_head(b"") is None

@@ -18,11 +18,11 @@ def authority(tmp_path_factory) -> Authority:
     return Authority(tmp_path_factory.mktemp("certificates"))
 
 
-def test_no_certificate_is_no_tls() -> None:
+def test_without_a_certificate_the_server_has_no_tls() -> None:
     assert server_tls(Tls()) is None
 
 
-def test_nothing_older_than_tls_1_2_is_spoken_on_any_side(authority) -> None:
+def test_every_tls_context_requires_tls_1_2_or_newer(authority) -> None:
     server = server_tls(authority.port(authority.signed("server")))
     contexts = [server, worker_tls(WorkerTls()), worker_tls(authority.workers())]
     contexts.append(worker_tls(WorkerTls(), insecure=True))
@@ -31,7 +31,7 @@ def test_nothing_older_than_tls_1_2_is_spoken_on_any_side(authority) -> None:
         assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
-def test_certificates_are_asked_for_as_configured(authority) -> None:
+def test_certificates_are_verified_as_configured(authority) -> None:
     pair = authority.signed("server")
     modes = [server_tls(authority.port(pair, asks=asks)).verify_mode for asks in (False, True)]
     assert modes == [ssl.CERT_NONE, ssl.CERT_REQUIRED]
@@ -41,11 +41,11 @@ def test_certificates_are_asked_for_as_configured(authority) -> None:
     assert worker_tls(WorkerTls(), insecure=True).verify_mode is ssl.CERT_NONE
 
 
-def test_with_an_authority_of_its_own_the_pool_believes_no_other(authority) -> None:
+def test_a_configured_ca_replaces_the_system_cas_for_workers(authority) -> None:
     assert len(worker_tls(authority.workers()).get_ca_certs()) == 1
 
 
-def test_files_that_cannot_be_used_are_named(authority, tmp_path: Path) -> None:
+def test_the_error_contains_the_unusable_tls_file(authority, tmp_path: Path) -> None:
     pair, other = authority.signed("one"), authority.signed("two")
     rubbish = tmp_path / "rubbish.pem"
     rubbish.write_text("no certificate")
@@ -87,13 +87,13 @@ def test_bad_files_leave_the_old_ones_in_place(authority, tmp_path: Path) -> Non
         ("https://h:1,insecure=true,server_name=x", "leave out"),
     ],
 )
-def test_options_of_a_worker_that_make_no_sense_are_refused(text: str, words: str) -> None:
+def test_invalid_tls_options_of_a_worker_are_refused(text: str, words: str) -> None:
     with pytest.raises(WorkerSpecError, match=words):
         parse_worker_spec(text)
 
 
 @pytest.mark.parametrize("option", ["insecure=true", "server_name=engine.internal"])
-def test_options_of_a_worker_survive_being_written_down(option: str) -> None:
+def test_tls_options_of_a_worker_survive_a_round_trip_through_text(option: str) -> None:
     spec = parse_worker_spec(f"https://h:1,{option}")
     assert parse_worker_spec(str(spec)) == spec
     assert str(spec) == f"https://h:1,{option}"

@@ -37,7 +37,9 @@ from router.request.quotas import priority_within
         ({}, {"service_tier": ["flex"]}, Hints()),
     ],
 )  # fmt: skip
-def test_hints(headers: dict[str, str], values: dict[str, Any], hints: Hints) -> None:
+def test_priority_and_length_hints_are_read_from_headers_and_body(
+    headers: dict[str, str], values: dict[str, Any], hints: Hints
+) -> None:
     assert hints_in(headers, values) == hints
 
 
@@ -49,5 +51,5 @@ def test_a_hint_stays_within_the_keys_range(asked: int, hint: int | None, got: i
     assert priority_within(KeyTerms(priority=(-2, 3)), asked, hint) == got
 
 
-def test_a_key_without_a_range_bounds_no_hint() -> None:
+def test_a_key_without_a_range_leaves_only_the_int32_bound() -> None:
     assert priority_within(KeyTerms(), 0, -(2**40)) == -(2**31)

@@ -49,7 +49,7 @@ def test_a_request_without_any_id_is_unidentified() -> None:
     assert said().identity is UNIDENTIFIED
 
 
-def test_the_operators_header_alone() -> None:
+def test_the_operators_session_header_overrides_session_id() -> None:
     assert said({"X-Session-Id": "ann"}) == Said("ann")
     assert said(session_id="ben") == Said("ben")
     assert said({"X-Session-Id": "ann"}, session_id="ben") == Said("ann")
@@ -92,7 +92,7 @@ def test_the_operators_header_alone() -> None:
         ),
     ],
 )
-def test_headers(
+def test_sessions_and_groups_are_read_from_client_headers(
     headers: dict[str, str], session: str | None, group: str | None, parent: str | None
 ) -> None:
     found = said(headers)
@@ -149,12 +149,14 @@ def test_headers(
         ),
     ],
 )
-def test_bodies(fields: dict[str, Any], session: str | None, identity: Identity) -> None:
+def test_sessions_and_identities_are_read_from_bodies(
+    fields: dict[str, Any], session: str | None, identity: Identity
+) -> None:
     found = said(**fields)
     assert (found.session, found.identity) == (session, identity)
 
 
-def test_headers_go_before_the_body() -> None:
+def test_headers_take_precedence_over_the_body() -> None:
     found = said(
         {"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"},
         metadata={"user_id": json.dumps({"session_id": T, "device_id": "d"})},
@@ -164,13 +166,13 @@ def test_headers_go_before_the_body() -> None:
     assert found.identity == Identity(group=S, parent=S, cache_group="k", user="d")
 
 
-def test_the_last_request_of_a_session() -> None:
+def test_a_header_marks_the_last_request_of_a_session() -> None:
     headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
     assert said(headers).identity == Identity(group="d", final=True)
     assert not said(headers | {"x-dynamo-session-final": "false"}).identity.final
 
 
-def test_whose_request_it_is() -> None:
+def test_sub_agents_belong_to_the_same_conversation_as_their_parent() -> None:
     main = said({"x-claude-code-session-id": S})
     child = said({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"})
     assert main.whose == child.whose == S
@@ -180,7 +182,7 @@ def test_whose_request_it_is() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "x" * (MAX_ID_CHARS + 1), "a\tb", "\udcff", "\u0007"])
-def test_ids_out_of_bounds_are_not_read(bad: str) -> None:
+def test_invalid_ids_are_ignored(bad: str) -> None:
     found = READER.read(Names({"x-claude-code-session-id": bad}), None, {"user": bad})
     assert found == Said(None)
 
@@ -204,17 +206,17 @@ class Names:
      {"agent_hints": "x"}, {"agentic_context": [{}]}, {"priority": "high"}],
 )  # fmt: skip
 @pytest.mark.parametrize("name", AGENT_FIELDS)
-def test_fields_of_other_types_are_not_read(name: str, value: Any) -> None:
+def test_fields_of_wrong_types_are_ignored(name: str, value: Any) -> None:
     found = said(**{name: value})
     assert found.session in (None, "text")
     assert found.hints == (None, None) or found.hints.priority in (-1, 1)
 
 
-def test_a_field_that_is_too_long_is_not_read() -> None:
+def test_a_too_long_field_is_ignored() -> None:
     assert said(metadata={"session_id": "s", "more": "x" * 16_384}) == Said(None)
 
 
-def test_without_clients_only_the_operators_ids_count() -> None:
+def test_only_the_operators_ids_are_read_if_client_ids_are_off() -> None:
     reader = IdentityReader("x-session-id", (), clients=False)
     assert said({"x-claude-code-session-id": S}, reader) == Said(None)
     assert said({"x-session-id": "a"}, reader) == Said("a")
@@ -222,7 +224,7 @@ def test_without_clients_only_the_operators_ids_count() -> None:
     assert found == Said(None, Identity(user="u"))
 
 
-def test_an_operators_family() -> None:
+def test_an_operator_can_add_a_family_of_headers() -> None:
     added = families_of(("mine:session=x-thread,group=x-person,parent=x-from,final=x-last",))
     reader = IdentityReader("x-session-id", added)
     headers = {"X-Thread": "t", "x-person": "p", "x-from": "f", "x-last": "1", "thread-id": "no"}
@@ -240,7 +242,7 @@ def test_an_operators_family() -> None:
         ("mine:parent=x-a", "names no header of a session or a group"),
     ],
 )
-def test_families_that_cannot_be_read(line: str, says: str) -> None:
+def test_invalid_header_families_are_refused(line: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         families_of((line,))
     with pytest.raises(ValueError, match="given twice"):
@@ -271,7 +273,7 @@ JSON = st.recursive(
         ), max_size=4
     ),
 )  # fmt: skip
-def test_whatever_comes_is_read_within_bounds(
+def test_ids_stay_within_bounds_for_any_headers_and_fields(
     headers: dict[str, str], fields: dict[str, bytes]
 ) -> None:
     found = READER.read(Names(headers), None, fields)
@@ -284,7 +286,7 @@ def test_whatever_comes_is_read_within_bounds(
     assert all(n is None or abs(n) < 2**31 for n in found.hints)
 
 
-def test_ids_that_routers_share_are_digests() -> None:
+def test_ids_shared_between_routers_are_keyed_digests() -> None:
     plain = {"x-claude-code-session-id": S, "x-claude-code-agent-id": "a", "x-session-id": "ann"}
     readers = [
         IdentityReader("x-session-id", shared_secret=secret) for secret in ("one", "one", "two")
@@ -302,7 +304,7 @@ def test_ids_that_routers_share_are_digests() -> None:
 
 
 @pytest.mark.parametrize("secret", [None, "one"])
-def test_a_session_header_that_is_too_long_is_refused(secret: str | None) -> None:
+def test_a_too_long_session_header_is_refused(secret: str | None) -> None:
     reader = IdentityReader("x-session-id", shared_secret=secret)
     with pytest.raises(ClientError, match="x-session-id is too long"):
         said({"x-session-id": "x" * 1_025}, reader)

@@ -92,7 +92,7 @@ def attribution(entry: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
 @pytest.mark.parametrize("entries", [*recordings()])
-async def test_each_agent_is_a_session(entries: list[dict[str, Any]], at_once: bool) -> None:
+async def test_each_agent_gets_one_session(entries: list[dict[str, Any]], at_once: bool) -> None:
     """Each agent's requests form one session; with `at_once`, each request is under way until the
     next one of its agent comes.
     """
@@ -121,7 +121,7 @@ async def test_each_agent_is_a_session(entries: list[dict[str, Any]], at_once: b
 
 
 @pytest.mark.parametrize("entries", [*recordings()])
-async def test_agents_of_one_person_are_a_group_with_parents(entries: list[dict[str, Any]]) -> None:
+async def test_agents_of_one_user_form_a_group_with_parents(entries: list[dict[str, Any]]) -> None:
     """The agents of one user form a group with known parents. The client pi starts each sub-agent
     as a program of its own, which says nothing of the others.
     """

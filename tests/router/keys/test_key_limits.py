@@ -23,7 +23,7 @@ PAUSES = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.1, 1e5)), min_siz
 
 @patient
 @given(RATES, BURSTS, PAUSES)
-def test_no_stretch_of_time_passes_more_than_rate_burst_and_one_debt(
+def test_no_interval_passes_more_than_rate_burst_and_one_debt(
     rate: float, burst: float, asked: list[tuple[float, float]]
 ) -> None:
     bucket = Bucket(rate, burst, 0.0)
@@ -44,7 +44,7 @@ def test_no_stretch_of_time_passes_more_than_rate_burst_and_one_debt(
 
 @patient
 @given(RATES, BURSTS, PAUSES)
-def test_a_wait_is_as_long_as_it_was_said_to_be(
+def test_the_announced_wait_is_sufficient_and_not_too_long(
     rate: float, burst: float, asked: list[tuple[float, float]]
 ) -> None:
     bucket = Bucket(rate, burst, 0.0)
@@ -65,7 +65,7 @@ def limited(**terms: float) -> Allowance:
     return Allowance(KeyTerms("t", **terms), 0.0)  # type: ignore[arg-type]
 
 
-def test_requests_a_second_with_a_burst() -> None:
+def test_requests_per_second_are_limited_with_a_burst() -> None:
     allowance = limited(requests_per_s=2.0, requests_burst=3.0)
     assert [allowance.begin(0.0) for _ in range(3)] == [None] * 3
     refused = allowance.begin(0.0)
@@ -80,7 +80,7 @@ def test_requests_a_second_with_a_burst() -> None:
     }
 
 
-def test_tokens_are_taken_by_the_prompt_and_settled_by_the_answer() -> None:
+def test_prompt_tokens_are_charged_first_and_answer_tokens_at_the_end() -> None:
     allowance = limited(tokens_per_s=100.0, tokens_burst=1_000.0)
     assert allowance.begin(0.0) is None
     assert allowance.spend(0.0, 700) is None
@@ -96,7 +96,7 @@ def test_tokens_are_taken_by_the_prompt_and_settled_by_the_answer() -> None:
     assert dict(allowance.headers(2.01))["x-ratelimit-remaining-tokens"] == "701"
 
 
-def test_one_larger_than_the_burst_passes_when_all_is_there_and_is_paid_off() -> None:
+def test_a_request_above_the_burst_passes_a_full_bucket_and_leaves_a_debt() -> None:
     allowance = limited(tokens_per_s=10.0, tokens_burst=100.0)
     assert allowance.spend(0.0, 1_000) is None
     refused = allowance.spend(0.0, 1)
@@ -104,7 +104,7 @@ def test_one_larger_than_the_burst_passes_when_all_is_there_and_is_paid_off() ->
     assert refused.retry_after_s == pytest.approx(90.1)
 
 
-def test_requests_at_a_time_are_counted_exactly_and_the_wait_follows_their_length() -> None:
+def test_inflight_is_counted_and_the_retry_time_follows_request_durations() -> None:
     allowance = limited(inflight=2)
     assert allowance.begin(0.0) is None
     assert allowance.begin(0.0) is None
@@ -124,7 +124,7 @@ def test_requests_at_a_time_are_counted_exactly_and_the_wait_follows_their_lengt
         allowance.end(1.0)
 
 
-def test_new_terms_take_nothing_back() -> None:
+def test_changed_limits_keep_the_use_so_far() -> None:
     allowance = limited(requests_per_s=1.0, requests_burst=10.0)
     for _ in range(9):
         assert allowance.begin(0.0) is None
@@ -139,7 +139,7 @@ def test_new_terms_take_nothing_back() -> None:
 
 
 @given(st.floats(0.0, 1e6, allow_nan=False))
-def test_durations_are_read_back_and_never_too_short(seconds: float) -> None:
+def test_durations_in_headers_are_never_too_short(seconds: float) -> None:
     """Durations in headers are read back and never too short; OpenAI writes them in the form of
     Go's time.Duration.String.
     """
@@ -152,14 +152,16 @@ def test_durations_are_read_back_and_never_too_short(seconds: float) -> None:
     assert read <= seconds + 0.1 + 1e-4 * seconds
 
 
-def test_durations_as_openai_writes_them() -> None:
+def test_durations_have_openais_format() -> None:
     known = {0.0: "0ms", 0.0201: "21ms", 1.5: "1.5s", 360.0: "6m0s", 3_661.25: "1h1m1.25s"}
     assert {s: duration(s) for s in known} == known
 
 
 @patient
 @given(st.lists(st.integers(0, 12), max_size=300), st.integers(1, 4), st.integers(1, 6))
-def test_counts_lose_nothing_and_stay_few(names: list[int], places: int, candidates: int) -> None:
+def test_tenant_counts_keep_exact_totals_and_a_bounded_number_of_rows(
+    names: list[int], places: int, candidates: int
+) -> None:
     counts = TenantCounts(places, candidates)
     shown_before: dict[str, int] = {}
     others_before = 0
@@ -181,7 +183,7 @@ def test_counts_lose_nothing_and_stay_few(names: list[int], places: int, candida
     assert sum(row.answer_tokens for row in rows) == len(names)
 
 
-def test_the_busiest_of_many_get_a_place() -> None:
+def test_the_busiest_tenant_among_many_gets_its_own_row() -> None:
     counts = TenantCounts()
     crowd = [f"t{n}" for n in range(5_000)] + ["busy"] * 2_000
     random.Random(3).shuffle(crowd)

@@ -27,7 +27,7 @@ class Side:
         self.uses.heard("other", uses, again, 0.0)
 
 
-def test_what_one_used_the_other_has_no_more() -> None:
+def test_requests_at_one_replica_use_up_the_limit_at_the_other() -> None:
     ours, theirs = Side(), Side()
     for _ in range(10):
         assert theirs.allowance.begin(0.0) is None
@@ -38,7 +38,7 @@ def test_what_one_used_the_other_has_no_more() -> None:
     assert "1 requests a second" in exhausted.what
 
 
-def test_requests_at_the_same_time_are_counted_wherever_they_run() -> None:
+def test_the_inflight_limit_counts_requests_at_all_replicas() -> None:
     terms = KeyTerms(inflight=2)
     ours, theirs = Side(terms), Side(terms)
     assert theirs.allowance.begin(0.0) is None
@@ -50,7 +50,7 @@ def test_requests_at_the_same_time_are_counted_wherever_they_run() -> None:
     assert ours.allowance.begin(0.0) is None
 
 
-def test_requests_of_a_replica_that_is_gone_run_no_more() -> None:
+def test_requests_of_a_lost_replica_no_longer_count_as_inflight() -> None:
     terms = KeyTerms(inflight=1)
     ours, theirs = Side(terms), Side(terms)
     theirs.allowance.begin(0.0)
@@ -61,7 +61,7 @@ def test_requests_of_a_replica_that_is_gone_run_no_more() -> None:
     assert ours.allowance.begin(0.0) is None
 
 
-def test_what_was_used_before_we_knew_of_a_replica_is_not_taken_off_here() -> None:
+def test_use_before_a_replica_is_known_is_not_charged_here() -> None:
     ours, theirs = Side(), Side()
     theirs.allowance.begin(0.0)
     theirs.allowance.settle(0.0, 900)
@@ -76,7 +76,7 @@ def test_what_was_used_before_we_knew_of_a_replica_is_not_taken_off_here() -> No
         max_size=30,
     )
 )
-def test_totals_make_good_whatever_was_lost_or_repeated(steps: list[tuple[int, str]]) -> None:
+def test_totals_correct_lost_and_repeated_messages(steps: list[tuple[int, str]]) -> None:
     ours, theirs = Side(), Side()
     assert theirs.allowance.begin(0.0) is None  # told at once, or the full report would come first
     ours.hear(theirs)

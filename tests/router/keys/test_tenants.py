@@ -36,7 +36,7 @@ def terms(tenants: Tenants, headers: dict[str, str], remote: str | None = "192.0
     return tenants.key_of(cast(Request, request)).terms
 
 
-def test_without_keys_everybody_is_one_tenant() -> None:
+def test_without_keys_all_clients_are_one_tenant() -> None:
     tenants = Tenants(None, "x-tenant", ())
     assert terms(tenants, {}) == KeyTerms()
     assert terms(tenants, {"x-tenant": "blue", "Authorization": "Bearer x"}) == KeyTerms()
@@ -44,7 +44,7 @@ def test_without_keys_everybody_is_one_tenant() -> None:
 
 @pytest.mark.parametrize("first", [KEY, HASHED])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_a_key_names_its_tenant(scheme: str, first: str, tmp_path: Path) -> None:
+def test_a_key_identifies_its_tenant(scheme: str, first: str, tmp_path: Path) -> None:
     tenants = Tenants(ring_of(tmp_path, f"{first} blue weight=3"), "x-tenant", ())
     found = terms(tenants, {"Authorization": f"{scheme} {KEY}"})
     assert (found.tenant, found.name, found.weight) == ("blue", "blue", 3.0)
@@ -56,7 +56,7 @@ def test_a_key_names_its_tenant(scheme: str, first: str, tmp_path: Path) -> None
      f"Bearer {HASHED}", "Bearer -"],
 )  # fmt: skip
 @pytest.mark.parametrize("first", [KEY, HASHED])
-def test_a_missing_or_wrong_key_is_refused_and_not_repeated(
+def test_a_missing_or_wrong_key_gets_401_and_is_not_in_the_error(
     header: str, first: str, tmp_path: Path
 ) -> None:
     tenants = Tenants(ring_of(tmp_path, f"{first} blue\n- green\n"), "x-tenant", ())
@@ -78,7 +78,7 @@ def test_a_missing_or_wrong_key_is_refused_and_not_repeated(
         (None, False),
     ],
 )
-def test_the_tenant_header_is_believed_from_trusted_peers_only(remote, trusted, tmp_path) -> None:
+def test_the_tenant_header_is_accepted_from_trusted_peers_only(remote, trusted, tmp_path) -> None:
     ring = ring_of(tmp_path, f"{KEY} blue\n- green weight=2\n")
     tenants = Tenants(ring, "x-tenant", PEERS)
     headers = {"x-tenant": "green"}
@@ -93,7 +93,7 @@ def test_the_tenant_header_is_believed_from_trusted_peers_only(remote, trusted, 
             terms(tenants, headers, remote)
 
 
-def test_keys_are_not_kept_readable(tmp_path: Path) -> None:
+def test_the_key_ring_keeps_keys_only_hashed(tmp_path: Path) -> None:
     ring = ring_of(tmp_path, f"{KEY} blue")
     shown = repr([vars(ring), *vars(ring)["_keys"]])
     assert KEY not in shown
@@ -151,7 +151,7 @@ def named(tenant: str, **fields: object) -> KeyTerms:
         (None, "No such file"),
     ],
 )
-def test_a_key_file_that_cannot_be_used_says_where_and_shows_no_key(
+def test_an_invalid_key_file_gives_an_error_with_its_line_and_no_key(
     tmp_path: Path, content: bytes | None, says: str
 ) -> None:
     file = tmp_path / "keys"
@@ -182,7 +182,7 @@ def test_a_key_file_that_cannot_be_used_says_where_and_shows_no_key(
         ("b" * 1_025, ["hash"]),
     ],
 )
-def test_a_worker_is_told_the_known_tenant_whatever_the_client_says(tenant, said) -> None:
+def test_workers_get_the_verified_tenant_and_no_tenant_header_of_the_client(tenant, said) -> None:
     text = b"POST / HTTP/1.1\r\nX-Tenant: mallory\r\naccept: */*\r\nx-tenant: eve\r\n\r\n"
     http = Request(None, Head(b"", 0, "POST", "/", Fields(text), False), b"")
     after = () if tenant is None else (tenant_header("x-tenant", tenant),)

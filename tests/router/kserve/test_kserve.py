@@ -67,7 +67,7 @@ def ensemble(*inputs: str) -> ModelConfig:
     return model("", *inputs, platform="ensemble", ensemble_scheduling=steps)
 
 
-def test_an_ensembles_inputs_are_followed_to_the_step_that_computes() -> None:
+def test_an_ensembles_inputs_are_traced_to_its_engine_step() -> None:
     stock = ensemble("text_input:STRING", "max_tokens:INT32", "stream:BOOL", "lora:UINT64")
     roles = roles_of(stock, OTHERS)
     assert (roles.text, roles.ids, roles.max_tokens) == ("text_input", None, "max_tokens")
@@ -86,7 +86,7 @@ def test_an_ensembles_inputs_are_followed_to_the_step_that_computes() -> None:
     assert roles_of(other, OTHERS).max_tokens == "many"
 
 
-def test_an_output_limit_is_no_prompt_where_its_trace_is_lost() -> None:
+def test_an_untraced_output_limit_is_not_used_as_a_prompt() -> None:
     told = {"INPUT_ID": "_IDS", "OUTPUT_LEN": "_M"}  # under a name that its step has no input of
     steps = {"step": [{**BEFORE, "output_map": told}, STEP]}
     inputs = "text_input:STRING", "max_tokens:INT32"
@@ -94,7 +94,7 @@ def test_an_output_limit_is_no_prompt_where_its_trace_is_lost() -> None:
     assert (found.text, found.max_tokens) == ("text_input", "max_tokens")
 
 
-def test_what_may_run_on_is_told_by_configurations_and_not_by_names() -> None:
+def test_whether_a_cancelled_request_may_run_on_follows_from_the_config() -> None:
     """Whether a cancelled request may keep running follows from configurations, not from names: a
     cancel reaches neither the step of an ensemble nor the request that a Python model makes to an
     engine.
@@ -112,7 +112,7 @@ def test_what_may_run_on_is_told_by_configurations_and_not_by_names() -> None:
     assert not roles_of(own, OTHERS).runs_on
 
 
-def test_steps_that_follow_each_other_in_a_ring_end_the_search() -> None:
+def test_a_cycle_of_ensemble_steps_ends_the_search() -> None:
     ring = {**BEFORE, "input_map": {"QUERY": "_IDS"}}
     steps = {"step": [ring, STEP]}
     found = roles_of(model("", "text_input:STRING", ensemble_scheduling=steps), OTHERS)
@@ -135,14 +135,14 @@ def test_steps_that_follow_each_other_in_a_ring_end_the_search() -> None:
         (model("python", "A:FP32"), None, None, None, BY_LOAD.why),
     ],
 )
-def test_each_kind_of_model_has_its_names(
+def test_each_kind_of_model_has_its_field_names(
     config: ModelConfig, text: str | None, ids: str | None, most: str | None, why: str
 ) -> None:
     roles = roles_of(config)
     assert (roles.text, roles.ids, roles.max_tokens, roles.why) == (text, ids, most, why)
 
 
-def test_an_operator_has_the_last_word() -> None:
+def test_configured_roles_override_found_ones() -> None:
     roles = overridden(roles_of(ENGINE), {"text": "words", "max_tokens": "", "session": "who"})
     assert (roles.text, roles.ids, roles.max_tokens, roles.session) == ("words", None, None, "who")
     assert roles.why == "configured: words"
@@ -156,7 +156,7 @@ def packed(*texts: str | bytes) -> bytes:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8))
-def test_texts_are_the_same_in_binary_and_as_json(texts: list[str]) -> None:
+def test_binary_and_json_texts_read_the_same(texts: list[str]) -> None:
     roles, shape = Roles(text="T", why="T"), (len(texts), 1)
     binary = content_of(roles, {"T": Tensor("BYTES", shape, packed(*map(_sound, texts)))}, {})
     listed = content_of(roles, {"T": Tensor("BYTES", shape, None, [[t] for t in texts])}, {})
@@ -169,7 +169,7 @@ def _sound(text: str) -> str:
 
 
 @given(st.lists(st.lists(st.integers(0, 2**63 - 1), min_size=3, max_size=3), min_size=1))
-def test_ids_beyond_int32_are_read_at_any_address(rows: list[list[int]]) -> None:
+def test_int64_token_ids_are_read_at_any_address(rows: list[list[int]]) -> None:
     data = np.array(rows, "<i8").tobytes()
     for one in (
         Tensor("INT64", (len(rows), 3), memoryview(b"odd" + data)[3:]),
@@ -181,7 +181,7 @@ def test_ids_beyond_int32_are_read_at_any_address(rows: list[list[int]]) -> None
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=3, max_size=3), min_size=1))
-def test_ids_are_the_same_in_binary_and_as_json(rows: list[list[int]]) -> None:
+def test_binary_and_json_token_ids_read_the_same(rows: list[list[int]]) -> None:
     roles = Roles(ids="I", lengths="L")
     lengths = Tensor("INT32", (len(rows), 1), np.full(len(rows), 2, "<i4").tobytes())
     forms = [
@@ -198,7 +198,7 @@ def test_ids_are_the_same_in_binary_and_as_json(rows: list[list[int]]) -> None:
         assert all(row.dtype == np.int32 for row in whole.ids)
 
 
-def test_what_stands_beside_the_prompt_is_read() -> None:
+def test_fields_other_than_the_prompt_are_read() -> None:
     roles = Roles(
         text="T", max_tokens="M", stream="S", session="W", adapter="A", stop="E", sampling="P"
     )
@@ -220,7 +220,7 @@ def test_what_stands_beside_the_prompt_is_read() -> None:
     assert content_of(roles, {}, {"sequence_id": 0}).sequence is None
 
 
-def test_other_images_are_another_cache() -> None:
+def test_different_images_give_different_media_keys() -> None:
     roles = roles_of(model("vllm", "text_input:STRING", "image:STRING"))
 
     def media(*images: str) -> str | None:
@@ -240,12 +240,12 @@ def test_other_images_are_another_cache() -> None:
         (Tensor("BYTES", (1,), None, [3]), "T: has an element that is no text"),
     ],
 )
-def test_what_cannot_be_read_is_routed_by_load_alone(one: Tensor, why: str) -> None:
+def test_an_unreadable_tensor_is_routed_by_load_alone(one: Tensor, why: str) -> None:
     found = content_of(Roles(text="T", why="T"), {"T": one}, {})
     assert (found.texts, found.why, found.unread) == ((), BY_LOAD.why, (why,))
 
 
-def test_ids_that_are_none_are_not_routed_by() -> None:
+def test_invalid_token_ids_are_not_used_for_routing() -> None:
     for one in (
         Tensor("INT32", (1, 2), np.array([1, -1], "<i4").tobytes()),
         Tensor("INT64", (1, 2), np.array([1, -(2**40)], "<i8").tobytes()),
@@ -260,7 +260,7 @@ def test_ids_that_are_none_are_not_routed_by() -> None:
         assert len(found.unread) == 1
 
 
-def test_a_long_text_is_looked_at_in_part() -> None:
+def test_only_the_beginning_of_a_long_text_is_read() -> None:
     one = Tensor("BYTES", (1,), packed("x" * (MAX_TEXT_BYTES + 9)))
     assert len(content_of(Roles(text="T"), {"T": one}, {}).texts[0]) == MAX_TEXT_BYTES
 
@@ -285,7 +285,7 @@ INPUTS = st.builds(
         st.text() | st.sampled_from([*ROLES, "sequence_id", "lora_name"]), VALUES, max_size=4
     ),
 )
-def test_nothing_that_is_sent_breaks_the_reader(
+def test_any_tensors_and_parameters_are_read_without_an_exception(
     inputs: dict[str, Tensor], parameters: dict[str, Any]
 ) -> None:
     every: dict[str, Any] = {name: name for name in ROLES}
@@ -299,18 +299,18 @@ def test_nothing_that_is_sent_breaks_the_reader(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"input":1}', b"\xff", b"[" * 9999])
-def test_a_config_that_is_none_is_said_to_be_none(body: bytes) -> None:
+def test_an_invalid_model_config_is_an_error(body: bytes) -> None:
     with pytest.raises(WireError, match="config"):
         config_of(body)
 
 
-def test_configs_are_bounded() -> None:
+def test_the_number_of_inputs_in_a_model_config_is_bounded() -> None:
     with pytest.raises(WireError, match="over"):
         model("python", *(f"i{n}:STRING" for n in range(300)))
 
 
 @given(VALUES)
-def test_any_json_as_config_is_read_or_refused(value: Any) -> None:
+def test_any_json_as_model_config_is_read_or_refused(value: Any) -> None:
     try:
         body = msgspec.json.encode({"input": value, "ensemble_scheduling": value})
     except (msgspec.EncodeError, TypeError, UnicodeError):
@@ -327,7 +327,7 @@ def test_any_json_as_config_is_read_or_refused(value: Any) -> None:
         (5, 9, 5, 0), ("5", "3", 1, -2), (0, 0, -1, 0), (0, 0, True, 0), (0, 0, 2**70, 0),
     ],
 )  # fmt: skip
-def test_tritons_priorities_become_ours(levels: Any, default: Any, asked: Any, found: int) -> None:
+def test_triton_priorities_are_converted(levels: Any, default: Any, asked: Any, found: int) -> None:
     """Triton's priorities are converted to ours: its highest is 1, ours is the lowest number; a
     request without one has the priority of the default level.
     """
@@ -336,7 +336,7 @@ def test_tritons_priorities_become_ours(levels: Any, default: Any, asked: Any, f
     assert content_of(roles, {}, {"priority": asked}).priority == found
 
 
-def test_an_ensemble_has_its_steps_priorities() -> None:
+def test_an_ensemble_has_the_priorities_of_its_step() -> None:
     batching = {"priority_levels": 5, "default_priority_level": 3}
     engine = msgspec.structs.replace(
         ENGINE, dynamic_batching=model("x", dynamic_batching=batching).dynamic_batching
@@ -351,5 +351,5 @@ def test_an_ensemble_has_its_steps_priorities() -> None:
     ("asked", "found"),
     [(1_500_000, 1.5), (1, 1e-6), (0, None), (-1, None), (True, None), ("9", None), (2**64, None)],
 )
-def test_a_timeout_is_how_long_a_request_may_wait(asked: Any, found: float | None) -> None:
+def test_a_timeout_limits_how_long_a_request_may_be_held(asked: Any, found: float | None) -> None:
     assert content_of(BY_LOAD, {}, {"timeout": asked}).hold_s == found

@@ -65,7 +65,7 @@ def parts(field: FieldDescriptor) -> tuple[Any, ...]:
     return (*(getattr(field, name) for name in _FIELDS), kind, choice)
 
 
-def test_each_message_has_the_fields_that_it_has_in_triton() -> None:
+def test_each_message_has_the_same_fields_as_in_triton() -> None:
     for name, ours in messages._CLASSES.items():
         if name == "HealthCheckRequest":  # of another file, and its only field is the first
             continue
@@ -165,7 +165,7 @@ def plain(content: Content) -> Content:
 
 
 @given(tensors(), PARAMETERS, st.booleans())
-def test_a_request_is_read_alike_in_each_of_its_four_forms(given, parameters, long: bool) -> None:
+def test_a_request_reads_the_same_in_its_four_forms(given, parameters, long: bool) -> None:
     """A request is read alike in each of its four forms: JSON and bytes over HTTP, and typed and
     raw contents over gRPC.
     """
@@ -183,7 +183,7 @@ def test_a_request_is_read_alike_in_each_of_its_four_forms(given, parameters, lo
     assert [plain(one) for one in found] == [plain(found[0])] * 4
 
 
-def test_images_tell_requests_apart() -> None:
+def test_different_images_give_different_media_keys() -> None:
     def read(data: bytes, raw: bool) -> str | None:
         request = oracle.ModelInferRequest(model_name="m")
         one = request.inputs.add(name="image", datatype="BYTES", shape=[1])
@@ -223,7 +223,7 @@ def test_fields_may_come_in_any_order(order: list[int], long: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [1, LONG_BYTES])
-def test_what_it_is_sent_to_and_what_is_scanned_of_it(size: int) -> None:
+def test_the_target_and_the_routing_fields_are_read_from_a_message(size: int) -> None:
     request = request_of([("text_input", "BYTES", [["a" * size]])], {}, True)
     message = request.SerializeToString()
     target = target_of(message, roles=lambda model: ROLES)
@@ -236,7 +236,7 @@ def test_what_it_is_sent_to_and_what_is_scanned_of_it(size: int) -> None:
 
 
 @pytest.mark.parametrize("field", ["model_name", "model_version", "id"])
-def test_names_are_bounded(field: str) -> None:
+def test_the_lengths_of_names_are_bounded(field: str) -> None:
     most = 64 if field == "model_version" else MAX_KEY_CHARS
     request = oracle.ModelInferRequest(model_name="m")
     setattr(request, field, "x" * most)
@@ -246,7 +246,7 @@ def test_names_are_bounded(field: str) -> None:
         target_of(request.SerializeToString())
 
 
-def test_no_name_is_an_unknown_model() -> None:
+def test_a_request_without_a_model_name_gets_404() -> None:
     with pytest.raises(ClientError, match="unknown model: '' is not found") as caught:
         target_of(b"")
     assert caught.value.status == 404
@@ -263,7 +263,7 @@ def test_shared_memory_is_refused(of: str, size: int) -> None:
         infer_content(request.SerializeToString(), ROLES)
 
 
-def test_what_cannot_be_read_is_left_to_the_worker() -> None:
+def test_unreadable_contents_are_passed_to_the_worker() -> None:
     def of(change: Any) -> bytes:
         request = request_of([("text_input", "BYTES", [["a"]])], {}, True)
         change(request)
@@ -282,7 +282,7 @@ def test_what_cannot_be_read_is_left_to_the_worker() -> None:
         assert why in found.unread[0]
 
 
-def test_what_no_worker_can_read_is_refused() -> None:
+def test_malformed_messages_are_refused() -> None:
     torn = request_of([("text_input", "BYTES", [["a"]])], {}, True).SerializeToString()
     for message, why in (
         (b"\x0a\x05m", "no ModelInferRequest: "),
@@ -298,7 +298,7 @@ def test_what_no_worker_can_read_is_refused() -> None:
         assert refused.value.status == 400
 
 
-def test_statuses_of_both_protocols() -> None:
+def test_http_statuses_map_to_grpc_codes() -> None:
     """HTTP statuses map to gRPC's codes, whose expected numbers come from the grpc
     package itself.
     """
@@ -333,7 +333,7 @@ def test_statuses_of_both_protocols() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_tokens_that_an_answer_tells(streamed: bool) -> None:
+def test_token_counts_are_read_from_an_answer(streamed: bool) -> None:
     answer = oracle.ModelStreamInferResponse()
     told = answer.infer_response
     for name, kind, value in (
@@ -352,7 +352,7 @@ def test_tokens_that_an_answer_tells(streamed: bool) -> None:
     assert answer_usage(b"", streamed, 7, 16) is None
 
 
-def test_answers_of_a_stream() -> None:
+def test_outputs_and_failures_of_stream_answers_are_recognized() -> None:
     answer = oracle.ModelStreamInferResponse()
     answer.infer_response.id = "é"
     data = answer.SerializeToString
@@ -403,7 +403,7 @@ TEXTS = ("name", "version", "type")
 
 
 @given(statistics())
-def test_statistics_come_through_their_json(sent: Any) -> None:
+def test_statistics_survive_the_conversion_through_json(sent: Any) -> None:
     told = numbers(MessageToDict(sent, preserving_proto_field_name=True))
     body = json.dumps(told | {"model_stats": told.get("model_stats", []), "more": 1}).encode()
     assert (
@@ -444,7 +444,7 @@ TENSOR = {"name": "t", "datatype": "INT32", "shape": [-1, 2]}
         ),
     ],
 )
-def test_answers_of_http_become_messages(rpc: str, told: Any, wanted: Any) -> None:
+def test_http_answers_become_grpc_messages(rpc: str, told: Any, wanted: Any) -> None:
     assert type(wanted).FromString(grpc_answer(rpc, 200, json.dumps(told).encode())) == wanted
 
 
@@ -458,7 +458,9 @@ def test_answers_of_http_become_messages(rpc: str, told: Any, wanted: Any) -> No
         ("ModelReady", 503, False),
     ],
 )
-def test_what_is_not_ready_is_no_error(rpc: str, status: int, ready: bool) -> None:
+def test_a_not_ready_model_is_an_answer_and_not_an_error(
+    rpc: str, status: int, ready: bool
+) -> None:
     kind = getattr(oracle, f"{rpc}Response")
     found = kind.FromString(grpc_answer(rpc, status, b""))
     assert [value for _, value in found.ListFields()] == [True] * ready
@@ -466,7 +468,7 @@ def test_what_is_not_ready_is_no_error(rpc: str, status: int, ready: bool) -> No
         grpc_answer(rpc, 401, b'{"error":{"message":"who are you"}}')
 
 
-def test_refusals_and_failures_are_told() -> None:
+def test_http_refusals_and_failures_become_errors() -> None:
     for status, body, why in (
         (404, b'{"error":"no such model"}', "no such model"),
         (400, b'{"error":{"message":"not here"}}', "not here"),
@@ -501,7 +503,7 @@ def test_refusals_and_failures_are_told() -> None:
         ("ModelConfig", ("m", "1"), ("GET", "/v2/models/m/versions/1/config", b"")),
     ],
 )
-def test_calls_as_they_are_over_http(rpc: str, request_: Any, wanted: Any) -> None:
+def test_grpc_calls_become_http_requests(rpc: str, request_: Any, wanted: Any) -> None:
     kind = getattr(oracle, f"{rpc}Request")
     message = kind() if request_ is None else kind(name=request_[0], version=request_[1])
     assert asked(rpc, message.SerializeToString()) == wanted
@@ -510,7 +512,7 @@ def test_calls_as_they_are_over_http(rpc: str, request_: Any, wanted: Any) -> No
         assert model_of(rpc, message.SerializeToString()) == named
 
 
-def test_the_index_as_it_is_over_http() -> None:
+def test_the_repository_index_becomes_an_http_request() -> None:
     request = oracle.RepositoryIndexRequest(ready=True)
     path = "/v2/repository/index"
     assert asked("RepositoryIndex", request.SerializeToString()) == (
@@ -525,14 +527,14 @@ def test_the_index_as_it_is_over_http() -> None:
     assert STATUS_OF[refused.value.status] == STATUS_OF[501]
 
 
-def test_each_call_has_a_path_of_kserve() -> None:
+def test_each_call_maps_to_a_kserve_path() -> None:
     for rpc, how in RPCS.items():
         if how == "asked" and rpc != "ModelMetadata":
             assert is_kserve(asked(rpc, b"")[1])
     assert [rpc for rpc, how in RPCS.items() if how == "passed_on"] == ["ModelConfig"]
 
 
-def test_calls_with_names_that_are_none_are_refused() -> None:
+def test_calls_with_invalid_names_or_versions_are_refused() -> None:
     for fields, why in (
         ({"name": "x" * 1_025}, "more than 1024"),
         (
@@ -588,7 +590,7 @@ def mutated(draw: random.Random, message: bytes) -> bytes:
     return bytes(data)
 
 
-def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
+def test_mutated_messages_are_read_or_refused() -> None:
     """Mutated messages break nothing: for any bytes the reader returns a request or raises an error
     that blames the client or the worker.
     """
@@ -689,7 +691,7 @@ print(peak() - before)
 """
 
 
-def test_a_message_takes_little_more_memory_than_its_own() -> None:
+def test_reading_a_message_takes_little_more_memory_than_its_size() -> None:
     """Reading a message takes little more memory than the message: the program may take 256 MiB,
     and some messages of 4 and 16 MiB exist at once.
     """

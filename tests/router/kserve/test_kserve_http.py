@@ -64,7 +64,7 @@ def read(path: str, body: bytes, **headers: str) -> Scanned:
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("coding", ["", "identity", "gzip", "deflate"])
-def test_both_forms_of_tensors_are_read(binary: bool, coding: str) -> None:
+def test_json_and_binary_tensors_are_read(binary: bool, coding: str) -> None:
     body, length = body_of(binary=binary)
     headers = {"content-encoding": coding} | ({LENGTH_HEADER: length} if length else {})
     packed = {"gzip": gzip.compress, "deflate": zlib.compress}.get(coding, bytes)(body)
@@ -74,7 +74,7 @@ def test_both_forms_of_tensors_are_read(binary: bool, coding: str) -> None:
     assert (found.sequence is not None) == binary
 
 
-def test_fields_of_generate_are_read() -> None:
+def test_the_fields_of_generate_are_read() -> None:
     body = {"text_input": ["a", "b"], "max_tokens": 5, "parameters": {"x": 1}, "other": [[{}]]}
     found = read(STREAM, json.dumps(body).encode())
     assert (found.prompts, found.max_output_tokens, found.stream) == (("a", "b"), 5, True)
@@ -83,7 +83,7 @@ def test_fields_of_generate_are_read() -> None:
     assert [one.tolist() for one in ids.prompts if not isinstance(one, str)] == [[1, 2], [3, 4]]
 
 
-def test_a_body_that_is_one_tensor_and_nothing_else() -> None:
+def test_a_raw_body_is_read_as_one_tensor() -> None:
     assert infer_content(b"hello", "0", ROLES).texts == ("hello",)
 
 
@@ -94,7 +94,7 @@ def test_shared_memory_is_refused(of: str) -> None:
         infer_content(json.dumps({of: [one]}).encode(), None, ROLES)
 
 
-def test_what_cannot_be_read_is_left_to_the_worker() -> None:
+def test_an_unreadable_body_is_passed_to_the_worker() -> None:
     many = {"inputs": [{"name": "text_input"}] * (MAX_INPUTS + 1)}
     body, _ = body_of(binary=True)
     for data, length, why in (
@@ -114,7 +114,7 @@ def test_what_cannot_be_read_is_left_to_the_worker() -> None:
     assert "compressed" in read(INFER, b"no gzip", **{"content-encoding": "gzip"}).routed_by
 
 
-def test_mutated_messages_are_read_or_left_and_break_nothing() -> None:
+def test_mutated_bodies_are_read_or_passed_on_without_an_exception() -> None:
     """Mutated messages break nothing: for changed, cut, doubled and moved bytes, the reader returns
     a request or raises a client's error.
     """
@@ -159,12 +159,12 @@ def _mutated(draw: random.Random, body: bytes) -> bytes:
 
 
 @given(st.binary() | st.text().map(lambda text: json.dumps({"text_input": text}).encode()))
-def test_any_bytes_are_read_or_left(data: bytes) -> None:
+def test_any_bytes_are_read_or_passed_on_without_an_exception(data: bytes) -> None:
     generate_content(data, ROLES)
     infer_content(data, None, ROLES)
 
 
-def test_paths() -> None:
+def test_only_kserve_infer_and_generate_paths_have_a_target() -> None:
     target = target_of("/v2/models/a%2Fb/versions/2/infer")
     assert target is not None
     assert (target.model, target.version) == ("a/b", "2")
@@ -194,14 +194,12 @@ def test_paths() -> None:
         (500, "Exceeds maximum queue size", False),
     ],
 )
-def test_a_full_queue_is_no_fault_of_the_client_or_the_worker(
-    status: int, error: str, busy: bool
-) -> None:
+def test_tritons_error_for_a_full_queue_is_recognized(status: int, error: str, busy: bool) -> None:
     assert is_triton_queue_full(status, json.dumps({"error": error}).encode()) == busy
     assert not is_triton_queue_full(status, b"Request timeout expired")
 
 
-def test_errors_of_our_own_get_tritons_form() -> None:
+def test_the_routers_errors_get_tritons_form() -> None:
     ours = b'{"error":{"message":"no","type":"x","param":null,"code":"model_not_found"}}'
     assert tritons_error(ours, None) == b'{"error":"no"}'
     assert b"unknown model: 'm' is not found" in tritons_error(ours, "m")
@@ -231,13 +229,13 @@ def test_statistics_are_summed_by_model_and_batch_size() -> None:
         ("no_worker_available", "why", False),
     ],
 )
-def test_refusals_for_load_begin_as_tritons_do(code: str, words: str, busy: bool) -> None:
+def test_overload_errors_begin_like_tritons(code: str, words: str, busy: bool) -> None:
     body = tritons_error(json.dumps({"error": {"message": "why", "code": code}}).encode(), INFER)
     assert json.loads(body) == {"error": words}
     assert is_triton_queue_full(503, body) == busy
 
 
-def test_priority_and_timeout_are_read_of_both_forms() -> None:
+def test_priority_and_timeout_are_read_in_both_forms() -> None:
     parameters = {"priority": 1, "timeout": 250_000}
     for path, fields in ((INFER, {"inputs": []}), (STREAM, {"text_input": "a"})):
         found = read(path, json.dumps({**fields, "parameters": parameters}).encode())

@@ -67,18 +67,18 @@ def streamed(*events: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("body", [flat(), listed(), in_bytes()])
-def test_each_form_tells_it_whatever_texts_say(body: bytes) -> None:
+def test_usage_is_read_in_each_form_whatever_the_texts_contain(body: bytes) -> None:
     assert answer_usage(body, 0, SIZE) == USAGE
     for packed in (gzip.compress(body), zlib.compress(body)):
         assert answer_usage(packed, 0, SIZE) == USAGE
 
 
-def test_the_end_of_a_long_answer_is_enough() -> None:
+def test_usage_is_found_in_the_end_of_a_long_answer() -> None:
     for body in (flat(), listed()):
         assert answer_usage(body[12:], 0, SIZE) == USAGE
 
 
-def test_the_beginning_of_a_long_answer_is_enough() -> None:
+def test_usage_is_found_in_the_beginning_of_a_long_answer() -> None:
     """The counts are found in the beginning of a long answer, because `generate` of Triton 2.51
     writes its outputs in the order of their names.
     """
@@ -89,7 +89,7 @@ def test_the_beginning_of_a_long_answer_is_enough() -> None:
     assert answer_usage(meter.kept, 0, SIZE) == USAGE
 
 
-def test_the_last_event_that_tells_counts_and_each_is_a_token() -> None:
+def test_the_last_event_with_usage_counts_and_each_event_is_a_token() -> None:
     first = dict.fromkeys(TOLD, 1)
     body = streamed(flat(first), flat(), b'{"text_output":""}')
     assert answer_usage(body, 3, SIZE) == USAGE
@@ -97,13 +97,13 @@ def test_the_last_event_that_tells_counts_and_each_is_a_token() -> None:
     assert answer_usage(streamed(*[flat(told)] * 9), 9, SIZE) == Usage(130, 9, 96)
 
 
-def test_llmapi_tells_texts_and_blocks_that_it_missed() -> None:
+def test_usage_is_read_from_llmapis_texts_and_missed_blocks() -> None:
     told = {"kv_cache_reused_block": "3", "kv_cache_missed_block": "2"}
     for body in (flat(told), listed(told)):
         assert answer_usage(body, 0, SIZE) == Usage(160, None, 96)
 
 
-def test_blocks_of_another_size_than_is_believed_tell_nothing() -> None:
+def test_more_reused_blocks_than_the_prompt_has_are_ignored() -> None:
     told = TOLD | {"kv_cache_reused_blocks": 6}
     assert answer_usage(flat(told), 0, SIZE) == Usage(130, 7, None)
     assert answer_usage(flat(TOLD | {"kv_cache_reused_blocks": 5}), 0, SIZE) == Usage(130, 7, 130)
@@ -111,13 +111,13 @@ def test_blocks_of_another_size_than_is_believed_tell_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 2**40, 1.5, None, "x", [], {}, [[[1, "a"]]], "9" * 5_000])
-def test_nonsense_is_no_count(value: Any) -> None:
+def test_an_invalid_count_is_ignored(value: Any) -> None:
     told = {"num_output_tokens": 7, "num_input_tokens": value}
     found = answer_usage(flat(told), 0, SIZE)
     assert found is None or found == Usage(None, 7, None)
 
 
-def test_an_answer_without_them_tells_nothing() -> None:
+def test_an_answer_without_counts_has_no_usage() -> None:
     for body in (flat({}), listed({}), in_bytes({}), b"", b"{", b"\x1f\x8b\0", b"x\x9c", b"data: "):
         assert answer_usage(body, 1, SIZE) is None
     assert usage_of({}, SIZE) is None
@@ -134,7 +134,7 @@ _ANY = st.recursive(
 
 @given(st.sampled_from(_BODIES), st.integers(0, 400), st.integers(0, 60), st.binary(max_size=9))
 @settings(max_examples=examples(2_000), deadline=None)
-def test_a_mutated_answer_never_raises(body: bytes, at: int, gone: int, put: bytes) -> None:
+def test_a_mutated_answer_raises_no_exception(body: bytes, at: int, gone: int, put: bytes) -> None:
     found = answer_usage(body[:at] + put + body[at + gone :], 2, SIZE)
     if found is not None:
         counts = (found.prompt_tokens, found.completion_tokens, found.cached_tokens)
@@ -143,7 +143,7 @@ def test_a_mutated_answer_never_raises(body: bytes, at: int, gone: int, put: byt
 
 @given(st.dictionaries(st.sampled_from(sorted(USAGE_OUTPUTS)), _ANY))
 @settings(max_examples=examples(2_000), deadline=None)
-def test_any_values_never_raise(told: dict[str, Any]) -> None:
+def test_any_values_of_counts_raise_no_exception(told: dict[str, Any]) -> None:
     answer_usage(json.dumps(told).encode(), 0, SIZE)
     answer_usage(listed(told), 0, SIZE)
 
@@ -154,14 +154,16 @@ def test_any_values_never_raise(told: dict[str, Any]) -> None:
     st.binary(max_size=64),
 )
 @settings(max_examples=examples(2_000), deadline=None)
-def test_any_tensor_never_raises(shape: list[int], kind: str, raw: bytes) -> None:
+def test_any_tensor_raises_no_exception(shape: list[int], kind: str, raw: bytes) -> None:
     for name in USAGE_OUTPUTS:
         usage_of({name: Tensor(kind, tuple(shape), raw)}, SIZE)
 
 
 @given(st.binary(max_size=300), st.integers(1, 64), st.integers(1, 400))
 @settings(max_examples=examples(2_000), deadline=None)
-def test_the_end_is_kept_and_whether_it_is_all(body: bytes, step: int, tail: int) -> None:
+def test_the_meter_keeps_the_end_and_whether_it_is_complete(
+    body: bytes, step: int, tail: int
+) -> None:
     meter, both = Meter(False, tail), Meter(False, tail, ends=True)
     for at in range(0, len(body), step):
         meter.feed(body[at : at + step])

@@ -26,12 +26,12 @@ class _Counting(Collector):
         yield CounterMetricFamily("sent", 'Requests "sent"\nto workers', value=7)
 
 
-async def test_the_text_is_what_the_library_makes_of_the_same_counts() -> None:
+async def test_the_text_equals_that_of_prometheus_client() -> None:
     counting = _Counting()
     assert await exposition(counting) == generate_latest(counting)
 
 
-async def test_counts_are_read_once_and_by_the_thread_that_writes_them() -> None:
+async def test_counts_are_read_once_and_on_the_event_loops_thread() -> None:
     counting = _Counting()
     await exposition(counting)
     assert counting.threads == [threading.get_ident()]

@@ -20,7 +20,7 @@ def lines(registry: CollectorRegistry) -> list[str]:
 
 @patient
 @given(st.lists(st.floats(0, 1e6) | st.sampled_from(BOUNDS), max_size=40))
-def test_a_histogram_is_scraped_alike(values: list[float]) -> None:
+def test_a_plain_histogram_is_scraped_like_prometheus_own(values: list[float]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     plain = PlainHistogram("seconds", "Some seconds", BOUNDS)
     ours.register(plain)

@@ -39,7 +39,7 @@ def planned(total: int = 9, **fields: Any) -> Plan:
     deaths=st.lists(st.integers(0, 6_000), max_size=3),
     cuts=st.lists(st.integers(0, 6_000), max_size=5),
 )
-def test_the_stream_is_that_of_one_worker(
+def test_a_moved_stream_equals_the_stream_of_one_worker(
     mode: Mode, total: int, deaths: list[int], cuts: list[int]
 ) -> None:
     plan, room = planned(total), Room(10_000, 10_000)
@@ -100,7 +100,7 @@ def test_the_stream_is_that_of_one_worker(
         ("pieces", "whole"),
     ],
 )
-def test_one_that_writes_in_another_way_is_left_to_the_next(mode: Mode, other: Mode) -> None:
+def test_a_worker_with_another_stream_mode_is_replaced_by_the_next(mode: Mode, other: Mode) -> None:
     plan = planned(30)
     journal = journal_of(plan, Room(1_000, 1_000))
     journal.begin(FORMS["sglang"])
@@ -135,12 +135,14 @@ def test_one_that_writes_in_another_way_is_left_to_the_next(mode: Mode, other: M
         ({"image_data": "x"}, "image_data"),
     ],
 )
-def test_what_depends_on_more_than_its_tokens_stays(fields: dict[str, Any], why: str) -> None:
+def test_a_request_that_depends_on_more_than_tokens_is_not_migratable(
+    fields: dict[str, Any], why: str
+) -> None:
     body = {"input_ids": PROMPT, "stream": True} | fields
     assert plan_of(json.dumps(body).encode(), "/generate", 5) == why
 
 
-def test_a_text_goes_by_the_ids_that_were_made_of_it_where_the_worker_counts_as_many() -> None:
+def test_a_text_moves_as_token_ids_if_the_worker_counts_as_many() -> None:
     ids = np.array(PROMPT, np.int32)
     body = json.dumps({"text": "a", "stream": True, "extra_key": "k", "lora_path": "l"}).encode()
     plan = plan_of(body, "/generate", 5, [ids])
@@ -171,7 +173,7 @@ def test_a_prompt_with_ids_of_images_stays_with_its_worker() -> None:
         ('{"type":"stop","matched":7}', False),
     ],
 )
-def test_an_answer_that_is_given_up_is_lost(finish: str, fails: bool) -> None:
+def test_an_aborted_answer_is_a_failure(finish: str, fails: bool) -> None:
     journal = journal_of(planned(), Room(100, 100))
     out = journal.feed(b"".join(stream("whole", "w", PROMPT, 9, finish)))
     assert (journal.failure is not None) == fails
@@ -191,7 +193,7 @@ def test_an_answer_that_is_given_up_is_lost(finish: str, fails: bool) -> None:
          b'"prompt_tokens":5}}\n\n', "several_choices"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_followed_goes_on_as_it_is(event: bytes, unfit: str) -> None:
+def test_an_event_that_cannot_be_followed_passes_unchanged(event: bytes, unfit: str) -> None:
     journal = journal_of(planned(), Room(100, 100))
     assert journal.feed(event) == event
     assert journal.unfit == unfit

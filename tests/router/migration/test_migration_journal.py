@@ -105,7 +105,7 @@ POSITIONS = st.integers(0, 1 << 16)
     cuts=st.lists(POSITIONS, max_size=6),
 )
 @settings(max_examples=examples(300))
-def test_the_stream_is_the_undisturbed_one(
+def test_a_moved_stream_equals_the_undisturbed_one(
     chat: bool,
     kind: str,
     total: int,
@@ -133,7 +133,7 @@ def _name_in(stream: bytes) -> str:
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_a_death_at_every_byte(chat: bool) -> None:
+def test_a_worker_may_die_after_any_byte(chat: bool) -> None:
     body = request(chat, 9, stream_options={"include_usage": True})
     length = len(Relay(body, "vllm").reply())
     for death in range(length + 1):
@@ -182,7 +182,9 @@ def event_of(**fields: Any) -> bytes:
         (event_of(token_ids="x"), "unreadable"),
     ],
 )
-def test_what_cannot_be_gone_on_with_goes_through_and_says_why(event: bytes, why: str) -> None:
+def test_an_event_that_prevents_a_move_passes_and_its_reason_is_kept(
+    event: bytes, why: str
+) -> None:
     journal = Journal(planned(request(False, 5, return_token_ids=True)), room := Room(10_000, 100))
     journal.begin(FORMS["vllm"])
     out = journal.feed(event) + journal.flush()
@@ -191,14 +193,14 @@ def test_what_cannot_be_gone_on_with_goes_through_and_says_why(event: bytes, why
     assert room.taken == 0
 
 
-def test_an_event_without_end_goes_through() -> None:
+def test_an_event_without_an_end_passes_through() -> None:
     journal = Journal(planned(request(False, 5)), Room(1, 1))
     data = b"data: " + b"x" * (1 << 17)
     assert journal.feed(data) + journal.feed(b"y") + journal.flush() == data + b"y"
     assert journal.unfit == "long_event"
 
 
-def test_an_engines_own_error_is_a_failure_and_a_clients_is_not() -> None:
+def test_an_engine_error_is_a_failure_and_a_client_error_is_not() -> None:
     for code, is_failure in ((500, True), (None, True), (400, False)):
         journal = Journal(planned(request(False, 5)), Room(99, 99))
         journal.begin(FORMS["vllm"])
@@ -209,7 +211,7 @@ def test_an_engines_own_error_is_a_failure_and_a_clients_is_not() -> None:
         assert (b"error" in out) != is_failure
 
 
-def test_an_answer_given_up_by_its_engine_is_a_failure() -> None:
+def test_an_answer_aborted_by_its_engine_is_a_failure() -> None:
     journal = Journal(planned(request(False, 5)), Room(99, 99))
     journal.begin(FORMS["vllm"])
     assert journal.feed(event_of()) != b""

@@ -152,7 +152,9 @@ CUTS = st.lists(st.integers(0, 1 << 12), max_size=8)
 @example([b'data: {"choices":[{"text":"","token_ids":[1]}]}\n\n'] * 300, [], b"")
 @example([b"data: " + b"x" * (1 << 17) + b"\n\ndata: [DONE]\n\n"], [1 << 16, 99_999], b"null")
 @settings(max_examples=examples(300))
-def test_both_read_a_stream_alike(events: list[bytes], cuts: list[int], hidden: bytes) -> None:
+def test_both_journals_read_a_stream_the_same(
+    events: list[bytes], cuts: list[int], hidden: bytes
+) -> None:
     both = Both(hidden)
     both.feed(b"".join(events), cuts)
     both.end()
@@ -165,7 +167,9 @@ def test_both_read_a_stream_alike(events: list[bytes], cuts: list[int], hidden: 
     cuts=CUTS,
 )
 @settings(max_examples=examples(100))
-def test_engines_streams_are_understood(kind: str, chat: bool, total: int, cuts: list[int]) -> None:
+def test_the_native_journal_understands_engines_streams(
+    kind: str, chat: bool, total: int, cuts: list[int]
+) -> None:
     body: dict[str, Any] = {"messages": []} if chat else {"prompt": "x"}
     body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}
     both = Both(HIDDEN[kind == "vllm"])
@@ -180,7 +184,7 @@ def test_engines_streams_are_understood(kind: str, chat: bool, total: int, cuts:
     both.end()
 
 
-def test_what_is_strange_goes_through_and_may_not_move() -> None:
+def test_an_unusual_event_passes_and_its_stream_may_not_move() -> None:
     """An event that Python can read but no engine writes passes through the native journal without
     its token ids, and the stream may then no longer move to another worker.
     """

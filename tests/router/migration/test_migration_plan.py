@@ -49,7 +49,9 @@ def plan(path: str, **fields: Any) -> Plan | str:
         {"unknown": {"a": 1}, "tool_choice": "none"},
     ],
 )
-def test_what_depends_on_its_tokens_alone_may_go_on(path: str, fields: dict[str, Any]) -> None:
+def test_a_stream_that_depends_only_on_its_tokens_may_move(
+    path: str, fields: dict[str, Any]
+) -> None:
     assert isinstance(plan(path, **fields), Plan)
 
 
@@ -77,13 +79,11 @@ def test_what_depends_on_its_tokens_alone_may_go_on(path: str, fields: dict[str,
         ("max_tokens", 0),
     ],
 )
-def test_what_an_engine_would_not_know_of_the_first_half_may_not(
-    path: str, name: str, value: Any
-) -> None:
+def test_fields_that_need_the_first_half_prevent_a_move(path: str, name: str, value: Any) -> None:
     assert plan(path, **{name: value}) == name
 
 
-def test_log_probabilities_may_not() -> None:
+def test_log_probabilities_prevent_a_move() -> None:
     assert plan(CHAT, logprobs=True) == "logprobs"
     assert isinstance(plan(CHAT, logprobs=False, top_logprobs=0), Plan)
     assert plan(COMPLETIONS, logprobs=0) == "logprobs"
@@ -103,12 +103,12 @@ def test_log_probabilities_may_not() -> None:
         (['a"],["', "b"], False),
     ],
 )
-def test_one_prompt_may_and_several_may_not(prompt: Any, fits: bool) -> None:
+def test_one_prompt_may_move_and_several_may_not(prompt: Any, fits: bool) -> None:
     found = plan(COMPLETIONS, prompt=prompt)
     assert isinstance(found, Plan) if fits else found == "prompts"
 
 
-def test_text_may_and_media_may_not() -> None:
+def test_text_may_move_and_media_may_not() -> None:
     parts = [{"type": "text", "text": 'say "type": "image_url"'}]
     turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "x"}]
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -118,7 +118,7 @@ def test_text_may_and_media_may_not() -> None:
     assert plan(CHAT, messages=turns) == "media"
 
 
-def test_other_paths_may_not() -> None:
+def test_streams_of_other_paths_may_not_move() -> None:
     assert plan_of(b'{"stream":true}', "/v1/responses", None) == "path"
 
 
@@ -128,7 +128,7 @@ def a_plan(path: str, **fields: Any) -> Plan:
     return found
 
 
-def test_ids_are_asked_for_with_one_more_field_and_nothing_else_changed() -> None:
+def test_the_request_for_token_ids_adds_one_field_and_changes_no_other() -> None:
     body = b' { "prompt" : "x",\n"stream":true, "odd": 1e2}'
     found = plan_of(body, COMPLETIONS, None)
     assert isinstance(found, Plan)
@@ -136,7 +136,7 @@ def test_ids_are_asked_for_with_one_more_field_and_nothing_else_changed() -> Non
 
 
 @pytest.mark.parametrize("given", [False, None])
-def test_a_client_that_wants_no_ids_is_overruled(given: bool | None) -> None:
+def test_token_ids_are_requested_even_if_the_client_declines_them(given: bool | None) -> None:
     body = json.dumps({"prompt": "x", "return_token_ids": given, "odd": [1]}).encode()
     found = plan_of(body, COMPLETIONS, None)
     assert isinstance(found, Plan)
@@ -145,7 +145,7 @@ def test_a_client_that_wants_no_ids_is_overruled(given: bool | None) -> None:
     assert asked == {"prompt": "x", "return_token_ids": True, "odd": [1]}
 
 
-def test_the_rest_of_a_chat_is_a_completion_of_its_ids() -> None:
+def test_the_rest_of_a_chat_is_requested_as_a_completion_of_its_token_ids() -> None:
     found = a_plan(
         CHAT,
         max_completion_tokens=10,
@@ -173,12 +173,12 @@ def test_the_rest_of_a_chat_is_a_completion_of_its_ids() -> None:
     }
 
 
-def test_the_rest_has_no_least_length_once_that_is_reached() -> None:
+def test_min_tokens_is_0_once_it_is_reached() -> None:
     found = a_plan(COMPLETIONS, min_tokens=2)
     assert json.loads(rest_of(found, [1], 5, 8))["min_tokens"] == 0
 
 
-def test_how_many_tokens_are_left() -> None:
+def test_the_remaining_tokens_follow_from_limits_and_engine_defaults() -> None:
     ours, vllm = FORMS["warmroute"], FORMS["vllm"]
     assert tokens_left(a_plan(CHAT, max_tokens=9), vllm, 5, 4, None) == 5
     assert tokens_left(a_plan(COMPLETIONS), vllm, 5, 4, 100) == 12
@@ -187,19 +187,19 @@ def test_how_many_tokens_are_left() -> None:
     assert tokens_left(a_plan(CHAT), ours, 5, 4, None) == 252
 
 
-def test_defaults_are_the_engines() -> None:
+def test_default_token_limits_equal_the_engines() -> None:
     assert COMPLETION_TOKENS == DEFAULT_COMPLETION_TOKENS
     assert FORMS["warmroute"].chat_tokens == DEFAULT_CHAT_TOKENS
 
 
-def test_the_rest_goes_to_the_same_place() -> None:
+def test_the_rest_goes_to_completions_under_the_same_base_path() -> None:
     assert to_completions("/a/v1/chat/completions?x=/chat/completions") == (
         "/a/v1/completions?x=/chat/completions"
     )
     assert to_completions("/v1/completions?y") == "/v1/completions?y"
 
 
-def test_room_is_bounded_for_one_and_for_all() -> None:
+def test_room_is_bounded_per_stream_and_in_total() -> None:
     room = Room(10, 15)
     assert room.take(10, 10)
     assert not room.take(1, 11)
@@ -210,7 +210,7 @@ def test_room_is_bounded_for_one_and_for_all() -> None:
     assert room.taken == 5
 
 
-def test_a_body_may_be_any_json_that_was_read_before() -> None:
+def test_a_plan_tolerates_fields_of_unexpected_types() -> None:
     body = msgspec.json.encode({"prompt": "\u00fc" * 3, "stop": None, "stream_options": [1]})
     found = plan_of(body, COMPLETIONS, None)
     assert isinstance(found, Plan)

@@ -38,7 +38,7 @@ from tests.router.waiting import until
 pytestmark = pytest.mark.usefixtures("both_paths")
 
 
-async def test_the_rest_is_told_and_counted_as_one_answer() -> None:
+async def test_a_moved_stream_is_delivered_and_counted_as_one_answer() -> None:
     async with chain(dies, serves) as it:
         reply = await ask(it.port, asked())
         assert body_of(reply) == WHOLE
@@ -54,7 +54,7 @@ async def test_the_rest_is_told_and_counted_as_one_answer() -> None:
         assert (rest.approximate, list(map(len, rest.chains.values()))) == (False, [1])
 
 
-async def test_usage_is_that_of_the_whole() -> None:
+async def test_usage_of_a_moved_stream_covers_all_of_it() -> None:
     async with chain(dies, serves) as it:
         options = {"stream_options": {"include_usage": True}}
         reply = await ask(it.port, asked(**options))
@@ -73,7 +73,7 @@ async def test_an_http_1_0_client_reads_events_without_chunks() -> None:
 
 
 @pytest.mark.parametrize("status", [b"400 Bad", b"404 Gone", b"200 OK"])
-async def test_an_answer_that_is_no_stream_does_not_go_on(status: bytes) -> None:
+async def test_an_error_reply_of_the_next_worker_is_not_part_of_the_stream(status: bytes) -> None:
     async def refuses(call: WorkerCall) -> None:
         await call.say(b"HTTP/1.1 " + status + b"\r\nContent-Length: 2\r\n\r\nno")
 
@@ -84,7 +84,7 @@ async def test_an_answer_that_is_no_stream_does_not_go_on(status: bytes) -> None
         assert (await ask(it.port, asked())).endswith(b"\r\n\r\nno")
 
 
-async def test_a_5xx_in_the_middle_of_the_chain_is_one_more_failure() -> None:
+async def test_a_5xx_of_a_later_worker_is_one_more_failure() -> None:
     async def fails(call: WorkerCall) -> None:
         await call.say(b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nno")
 
@@ -93,7 +93,7 @@ async def test_a_5xx_in_the_middle_of_the_chain_is_one_more_failure() -> None:
         assert it.metrics.ended == {("moved", "status_5xx"): 1}
 
 
-async def test_a_compressed_stream_passes_and_breaks_off_as_it_came() -> None:
+async def test_a_compressed_stream_passes_unchanged_and_is_not_moved() -> None:
     head = STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
 
     async def packed(call: WorkerCall) -> None:
@@ -110,7 +110,7 @@ async def test_a_compressed_stream_passes_and_breaks_off_as_it_came() -> None:
         assert not it.outcomes[0].retryable
 
 
-async def test_what_a_dead_worker_still_owed_of_a_finished_answer_is_written_here() -> None:
+async def test_the_router_writes_the_missing_end_of_a_finished_answer() -> None:
     async def owes(call: WorkerCall) -> None:
         await call.say(STREAM + framed(*events_for(call)[:TOTAL]))
         call.reset()
@@ -120,7 +120,7 @@ async def test_what_a_dead_worker_still_owed_of_a_finished_answer_is_written_her
         assert sum(it.metrics.ended.values()) == it.metrics.ended["closed", "early_close"] == 1
 
 
-async def test_an_error_event_is_not_for_the_client_while_another_worker_is() -> None:
+async def test_an_error_event_is_hidden_while_another_worker_is_available() -> None:
     async def ails(call: WorkerCall) -> None:
         error = b'data: {"error":{"message":"engine died","code":500}}\n\n'
         await call.say(STREAM + chunked(*events_for(call)[:3], error, b"data: [DONE]\n\n"))
@@ -130,7 +130,7 @@ async def test_an_error_event_is_not_for_the_client_while_another_worker_is() ->
         assert it.metrics.ended == {("moved", "status_5xx"): 1}
 
 
-async def test_beyond_a_bound_the_stream_breaks_off() -> None:
+async def test_a_stream_beyond_a_bound_breaks_off() -> None:
     bounds = (("stream_tokens", 4, "room"), ("tokens", 2, "room"), ("moves", 1, "moves"))
     for name, bound, why in bounds:
         async with chain(dies, dies, serves, **{name: bound}) as it:
@@ -139,13 +139,13 @@ async def test_beyond_a_bound_the_stream_breaks_off() -> None:
             assert it.metrics.ended["unfit", "early_close"] == 1
 
 
-async def test_nobody_left() -> None:
+async def test_a_stream_breaks_off_if_no_worker_is_left() -> None:
     async with chain(dies, dies) as it:
         assert broke_off(await ask(it.port, asked()))
         assert it.metrics.ended["refused", "early_close"] == 1
 
 
-async def test_a_model_whose_ids_are_missing_is_not_trusted_again() -> None:
+async def test_streams_of_a_model_with_missing_token_ids_no_longer_move() -> None:
     async def swallows(call: WorkerCall) -> None:
         events = events_for(call)
         await call.say(STREAM + chunked(*events[:2], *events[3:]))
@@ -158,7 +158,7 @@ async def test_a_model_whose_ids_are_missing_is_not_trusted_again() -> None:
         assert it.metrics.unfit == {"miscounted": 1}
 
 
-async def test_a_defect_of_ours_ends_the_clients_connection(
+async def test_an_exception_in_the_journal_closes_the_clients_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []

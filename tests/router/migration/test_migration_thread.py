@@ -43,7 +43,7 @@ def by_thread(it: Chain, number: int) -> int:
     return upstream.thread_connections
 
 
-async def test_the_thread_carries_the_first_worker_and_python_the_next() -> None:
+async def test_the_thread_serves_the_first_worker_and_python_the_next() -> None:
     async with chain(dies, serves) as it:
         assert body_of(await ask(it.port, asked())) == WHOLE
         first, second = it.upstreams
@@ -56,14 +56,14 @@ async def test_the_thread_carries_the_first_worker_and_python_the_next() -> None
         assert (outcome.error, outcome.events) == (None, TOTAL + 1)
 
 
-async def test_a_client_that_asks_for_ids_itself_goes_the_python_way() -> None:
+async def test_a_request_for_token_ids_is_served_by_python() -> None:
     async with chain(serves) as it:
         reply = await ask(it.port, asked(return_token_ids=True))
         assert body_of(reply).count(b'"token_ids":[') == TOTAL
         assert (by_thread(it, 0), it.upstreams[0].open_connections) == (0, 1)
 
 
-async def test_a_death_at_every_byte() -> None:
+async def test_a_worker_may_die_after_any_byte() -> None:
     """If a worker dies at any byte, within the reply's head, a chunk line or an event, the client
     gets the same stream as from a healthy worker.
     """
@@ -85,7 +85,7 @@ async def test_a_death_at_every_byte() -> None:
 
 
 @pytest.mark.parametrize("framing", [b"Connection: close\r\n", b"Content-Length: %d\r\n"])
-async def test_however_the_worker_frames_it_the_client_gets_chunks(framing: bytes) -> None:
+async def test_the_client_gets_chunks_for_any_framing_of_the_worker(framing: bytes) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
     def reply(call: WorkerCall) -> bytes:
@@ -108,7 +108,7 @@ async def test_however_the_worker_frames_it_the_client_gets_chunks(framing: byte
             assert header(got, b"transfer-encoding") == b"chunked"
 
 
-async def test_what_a_slow_client_had_not_taken_comes_before_the_rest() -> None:
+async def test_pending_bytes_of_a_slow_client_come_before_the_next_workers() -> None:
     """Bytes that a slow client had not yet taken come before those of the next worker; the relay
     thread ends with bytes that it could not write yet.
     """
@@ -140,7 +140,7 @@ async def test_what_a_slow_client_had_not_taken_comes_before_the_rest() -> None:
         assert b"token_ids" not in got
 
 
-async def test_a_worker_that_hangs_loses_its_begun_streams() -> None:
+async def test_begun_streams_of_a_hanging_worker_move() -> None:
     """If a worker's probes time out, its begun streams continue on another worker."""
 
     async def hangs(call: WorkerCall) -> None:
@@ -155,7 +155,7 @@ async def test_a_worker_that_hangs_loses_its_begun_streams() -> None:
         assert it.metrics.ended == {("moved", "early_close"): 1}
 
 
-async def test_a_stream_that_may_not_move_stays_with_a_worker_that_hangs() -> None:
+async def test_a_stream_that_may_not_move_stays_with_a_hanging_worker() -> None:
     go = asyncio.Event()
 
     async def ignores_ids(call: WorkerCall) -> None:
@@ -177,7 +177,7 @@ async def test_a_stream_that_may_not_move_stays_with_a_worker_that_hangs() -> No
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_nothing_is_kept_of_a_stream_that_is_given_up(leaves: bool) -> None:
+async def test_an_abandoned_stream_keeps_no_memory(leaves: bool) -> None:
     """No memory is kept for a stream that is given up by its client (`leaves`) or by a deadline in
     the router.
     """
@@ -200,7 +200,7 @@ async def test_nothing_is_kept_of_a_stream_that_is_given_up(leaves: bool) -> Non
         assert len(it.outcomes) == 0
 
 
-async def test_an_event_of_another_kind_ends_what_could_move() -> None:
+async def test_an_unreadable_event_prevents_later_moves() -> None:
     async def strange(call: WorkerCall) -> None:
         odd = b'data: {"choices":[{"t\\u0065xt":"y","token_ids":[5]}]}\n\n'
         await call.say(STREAM + framed(*events_for(call)[:2], odd))

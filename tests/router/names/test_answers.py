@@ -55,7 +55,7 @@ def only_names_differ(before: bytes, after: bytes) -> bool:
 
 @given(OBJECTS | VALUES, CUTS, st.sampled_from([None, 1]), st.booleans())
 @example({"model": "m"}, [1, 3, 9, 10, 11, 12], None, True)
-def test_json_in_any_pieces(value, cuts, indent, ascii_only) -> None:
+def test_the_model_is_renamed_in_json_cut_anywhere(value, cuts, indent, ascii_only) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(errors="replace")
     after = fed(LongAnswer(VALUE), text, cuts)
     assert json.loads(after) == renamed(json.loads(text))
@@ -65,7 +65,7 @@ def test_json_in_any_pieces(value, cuts, indent, ascii_only) -> None:
 
 
 @given(st.lists(OBJECTS, max_size=4), CUTS, st.sampled_from(["\n", "\r\n", "\r"]), st.booleans())
-def test_events_in_any_pieces(values, cuts, end, whole) -> None:
+def test_the_model_is_renamed_in_events_cut_anywhere(values, cuts, end, whole) -> None:
     lines = [f"event: x{end}data: {json.dumps(value)}{end}{end}" for value in values]
     text = "".join([f": ping{end}{end}", *lines, f"data: [DONE]{end}{end if whole else ''}"])
     after = fed(EventLines(VALUE, "message"), text.encode(), cuts).decode()
@@ -79,13 +79,13 @@ def test_events_in_any_pieces(values, cuts, end, whole) -> None:
 
 
 @given(st.binary(max_size=60), CUTS)
-def test_bytes_that_are_no_json_go_on_as_they_came(text, cuts) -> None:
+def test_bytes_that_are_not_json_pass_unchanged(text, cuts) -> None:
     assert fed(EventLines(VALUE), text, cuts) == text
     if b"model" not in text:
         assert fed(LongAnswer(VALUE), text, cuts) == text
 
 
-def test_text_that_looks_like_the_field_stays() -> None:
+def test_text_that_looks_like_the_model_field_is_not_renamed() -> None:
     inner = r'"content":"\"model\":\"x\"","tool":{"model":"y"},"list":[{"model":"z"}]'
     text = ("{" + inner + ',"model" : "m"}').encode()
     expected = text.replace(b'"model" : "m"', b'"model" : ' + VALUE)
@@ -95,13 +95,13 @@ def test_text_that_looks_like_the_field_stays() -> None:
 
 
 @pytest.mark.parametrize("model", ["null", "7", "[1]", '{"model":"x"}'])
-def test_a_model_that_is_no_text_stays(model) -> None:
+def test_a_model_field_that_is_not_a_string_is_not_renamed(model) -> None:
     text = f'{{"id":1,"model":{model}}}'.encode()
     assert fed(LongAnswer(VALUE), text, list(range(len(text)))) == text
     assert fed(EventLines(VALUE), b"data: %b\n\n" % text, []) == b"data: %b\n\n" % text
 
 
-def test_little_of_a_long_answer_is_kept() -> None:
+def test_a_long_answer_is_not_buffered() -> None:
     editor, row = (
         LongAnswer(VALUE),
         b'{"object":"embedding","embedding":[%b]}' % b",".join([b"0.25"] * 4_096),
@@ -116,7 +116,7 @@ def test_little_of_a_long_answer_is_kept() -> None:
     assert len(json.loads(whole)["data"]) == 65
 
 
-def test_a_long_string_is_not_kept() -> None:
+def test_a_long_string_is_not_buffered() -> None:
     editor, sent = LongAnswer(VALUE), 0
     for piece in (b'{"data":"', *([b"A" * 65_536] * 20), b'","', *([b"k" * 65_536] * 3), b'":1}'):
         sent += len(editor.feed(piece)) - len(piece)
@@ -124,7 +124,7 @@ def test_a_long_string_is_not_kept() -> None:
     assert sent == 0
 
 
-def test_an_event_without_an_end_goes_on_as_it_came() -> None:
+def test_an_event_without_an_end_passes_unchanged() -> None:
     editor, kept = EventLines(VALUE), 0
     pieces = [b'data: {"model":"m","x":"', *([b"y" * 65_536] * 40), b'"}\n']
     out = []
@@ -159,5 +159,5 @@ def head(*headers: tuple[bytes, bytes], status: int = 200, stream: bool = False)
         (head((b"content-encoding", b"br"), stream=True), False),
     ],
 )
-def test_what_is_edited(one, edits) -> None:
+def test_the_editor_edits_json_and_events_with_status_200(one, edits) -> None:
     assert AnswerEditor(VALUE).begin(one) == edits

@@ -100,7 +100,9 @@ def split(reply: bytes) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("kind", ["json", "events"])
-async def test_any_framing_is_made_anew(kind: str, framing: str, version: bytes) -> None:
+async def test_an_edited_reply_gets_its_own_framing(
+    kind: str, framing: str, version: bytes
+) -> None:
     body, edited = (BODY, EDITED) if kind == "json" else (EVENTS, EDITED_EVENTS)
     text = b"HTTP/1.1 200 OK\r\n" + (JSON if kind == "json" else SSE) + FRAMINGS[framing](body)
 
@@ -134,7 +136,7 @@ async def test_any_framing_is_made_anew(kind: str, framing: str, version: bytes)
         b"HTTP/1.1 200 OK\r\n" + JSON + FRAMINGS["chunked"](b""),
     ],
 )
-async def test_all_else_goes_on_as_it_came(reply: bytes) -> None:
+async def test_other_replies_pass_unchanged(reply: bytes) -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(reply)
 
@@ -147,7 +149,7 @@ async def test_all_else_goes_on_as_it_came(reply: bytes) -> None:
     assert edited[0].split(b"\r\n")[0] == plain[0].split(b"\r\n")[0]
 
 
-async def test_connections_go_on_and_the_thread_is_not_used() -> None:
+async def test_connections_are_kept_and_the_relay_thread_is_not_used() -> None:
     async def script(call: WorkerCall) -> None:
         framing = ("length", "chunked")[call.serial % 2]
         await call.say(b"HTTP/1.1 200 OK\r\n" + JSON + FRAMINGS[framing](BODY))
@@ -160,7 +162,7 @@ async def test_connections_go_on_and_the_thread_is_not_used() -> None:
         assert {one.fallback_reason for one in r.outcomes} <= {"renamed", "off"}
 
 
-async def test_a_long_answer_is_not_kept_and_a_slow_client_slows_its_worker() -> None:
+async def test_a_long_answer_is_not_buffered_and_a_slow_client_slows_its_worker() -> None:
     row = b'{"embedding":[' + b"0.25," * 20_000 + b"1]},"
     rows, sent = 400, 0
     start = b"HTTP/1.1 200 OK\r\n" + JSON + b"Content-Length: %d\r\n\r\n"
@@ -187,7 +189,7 @@ async def test_a_long_answer_is_not_kept_and_a_slow_client_slows_its_worker() ->
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_a_broken_answer_does_not_look_whole(framing: str) -> None:
+async def test_a_broken_answer_does_not_look_complete(framing: str) -> None:
     text = b"HTTP/1.1 200 OK\r\n" + JSON + FRAMINGS[framing](BODY)
 
     async def script(call: WorkerCall) -> None:

@@ -89,7 +89,7 @@ def pool(*pairs: tuple[str, str | None]) -> Workers:
 TWO = pool(("llama", "v1"), ("llama", "v2"))
 
 
-def test_a_tenth_of_sessions_and_nobody_flips() -> None:
+def test_targets_get_their_shares_of_sessions_and_sessions_keep_theirs() -> None:
     found = names(TWO, targets=("chat=llama@v1:90,llama@v2:10",))
     first = all_chosen(found, "chat")
     assert 900 <= first.count("llama@v2") <= 1_100
@@ -98,7 +98,7 @@ def test_a_tenth_of_sessions_and_nobody_flips() -> None:
     assert all_chosen(again, "chat") == first
 
 
-def test_a_changed_weight_moves_its_share_only_and_towards_who_gained() -> None:
+def test_a_changed_weight_moves_only_its_share_of_sessions() -> None:
     settings = NameSettings(targets=("chat=llama@v1:90,llama@v2:10",))
     found = names(TWO, targets=settings.targets)
     before = all_chosen(found, "chat")
@@ -113,7 +113,7 @@ WEIGHTS = st.lists(st.floats(0.01, 1e6), min_size=2, max_size=6)
 
 
 @given(WEIGHTS, st.integers(0, 5), st.floats(1.01, 100.0), st.binary(max_size=8))
-def test_more_weight_takes_from_others_only(weights, which, factor, whose) -> None:
+def test_a_target_with_more_weight_only_gains_sessions(weights, which, factor, whose) -> None:
     which %= len(weights)
     targets = [NameTarget(f"m{n}", None, weight) for n, weight in enumerate(weights)]
     costs = [
@@ -138,7 +138,7 @@ def _seed(rule: str, whose: bytes) -> int:
     return xxhash.xxh3_64_intdigest(packed)
 
 
-def test_a_target_without_workers_gives_its_weight_away_and_takes_it_back() -> None:
+def test_a_target_without_workers_loses_its_share_until_they_return() -> None:
     workers = pool(("llama", "v1"))
     found = names(workers, targets=("chat=llama@v1:50,llama@v2:50",))
     assert set(all_chosen(found, "chat")) == {"llama@v1"}
@@ -153,14 +153,14 @@ def test_a_target_without_workers_gives_its_weight_away_and_takes_it_back() -> N
     assert all_chosen(found, "chat") == both  # nobody: by all weights
 
 
-def test_weight_0_gets_nobody_new() -> None:
+def test_a_target_of_weight_0_gets_no_new_sessions() -> None:
     found = names(TWO, targets=("chat=llama@v1:1,llama@v2:0",))
     assert set(all_chosen(found, "chat")) == {"llama@v1"}
     alone = names(pool(("llama", "v2")), targets=("chat=llama@v1:1,llama@v2:0",))
     assert set(all_chosen(alone, "chat")) == {"llama@v1"}
 
 
-def test_an_alias_of_a_canary_follows_it() -> None:
+def test_an_alias_of_a_split_name_chooses_the_same_targets() -> None:
     found = names(TWO, "claude-*=chat", "x=chat", targets=("chat=llama@v1:1,llama@v2:1",))
     direct = all_chosen(found, "chat")
     assert all_chosen(found, "claude-3") == direct
@@ -179,7 +179,7 @@ def test_a_model_may_be_split_by_its_revisions() -> None:
     assert found.hidden_models() == []
 
 
-def test_models_go_before_patterns_and_rules_before_models(caplog) -> None:
+def test_models_precede_patterns_and_rules_precede_models(caplog) -> None:
     workers = pool(("claude-real", None), ("llama", None))
     found = names(workers, "claude-*=llama")
     assert chosen(found, "claude-real") is None
@@ -194,14 +194,14 @@ def test_models_go_before_patterns_and_rules_before_models(caplog) -> None:
     assert ruled.hidden_models() == ["claude-real"]
 
 
-def test_ten_thousand_names_lead_to_their_models() -> None:
+def test_ten_thousand_names_resolve_to_their_models() -> None:
     workers = pool(("llama", None))
     found = names(workers, *(f"n{n}=llama" for n in range(10_000)))
     assert chosen(found, "n9999") == NamedModel("n9999", "n9999", "llama")
     assert len(found.with_cards([{"id": "llama"}])) == 10_001
 
 
-def test_a_name_that_nobody_serves_looks_through_no_workers() -> None:
+def test_an_unserved_name_causes_no_scan_of_the_workers() -> None:
     workers = pool(("llama", None))
     found = names(workers, *(f"n{n}=llama" for n in range(50)), "claude-*=llama")
     for asked in ("n1", "claude-x", "n2", "else"):
@@ -216,7 +216,7 @@ def test_a_name_that_nobody_serves_looks_through_no_workers() -> None:
         assert not table.block_sizes("n2")
 
 
-def test_cards_are_remembered_until_a_worker_or_a_rule_changes() -> None:
+def test_cards_are_cached_until_a_worker_or_a_rule_changes() -> None:
     workers = pool(("a", None))
     found = names(workers, targets=("x=a:1,b:2",))
     cards = [{"id": "a", "max_model_len": 9}, {"id": "b"}]
@@ -235,7 +235,7 @@ def test_cards_are_remembered_until_a_worker_or_a_rule_changes() -> None:
     assert found.hidden_models() == []
 
 
-def test_one_card_is_that_of_the_list() -> None:
+def test_a_single_card_equals_the_one_in_the_list() -> None:
     found = names(TWO, "claude-*=llama", "gpt-4o=llama", "lora=ad", "none=nobody")
     cards = {"llama": {"id": "llama", "max_model_len": 9}, "ad": {"id": "ad", "parent": "llama"}}
     for card in found.with_cards([*cards.values()])[2:]:
@@ -243,7 +243,7 @@ def test_one_card_is_that_of_the_list() -> None:
     assert found.card("claude-x", cards.get) is None
 
 
-def test_a_wide_web_of_names_without_workers_is_asked_once() -> None:
+def test_each_name_of_a_wide_graph_is_resolved_once() -> None:
     targets = ["z=m:1,n:1"]
     for step in range(6):
         ahead = "z" if step == 0 else f"s{step - 1}-"
@@ -255,7 +255,7 @@ def test_a_wide_web_of_names_without_workers_is_asked_once() -> None:
     assert chosen(found, "s5-0") is not None
 
 
-def test_cards_of_names_show_their_models() -> None:
+def test_the_card_of_a_name_describes_its_model() -> None:
     found = names(TWO, "claude-*=llama", "gpt-4o=llama", "lora=ad", "llama=llama@v1")
     cards = [
         {"id": "llama", "parent": None, "max_model_len": 9},
@@ -283,7 +283,7 @@ SYSTEM = {"role": "system", "content": "You are brief. " * 400}
 
 
 @pytest.mark.parametrize("field", ["messages", "input"])
-def test_turns_of_a_conversation_begin_alike(field) -> None:
+def test_turns_of_one_conversation_have_the_same_beginning(field) -> None:
     first = [SYSTEM, *said("Hello")]
     later = [SYSTEM, *said([{"type": "text", "text": "Hello", "cache_control": {}}]), *said("more")]
     other = [SYSTEM, *said("Bye")]
@@ -295,7 +295,7 @@ def test_turns_of_a_conversation_begin_alike(field) -> None:
     assert len(begun(first)) < 20_000
 
 
-def test_what_has_no_messages_begins_with_its_prompt() -> None:
+def test_a_request_without_messages_begins_with_its_prompt() -> None:
     text = "é" * 3_000
 
     def begun(**fields: object) -> bytes:
@@ -309,7 +309,7 @@ def test_what_has_no_messages_begins_with_its_prompt() -> None:
     assert beginning_of(b"") == beginning_of(b"[1]") == beginning_of(b'{"a":1}') == b""
 
 
-def test_without_a_session_the_conversation_counts() -> None:
+def test_without_a_session_the_conversation_decides_the_target() -> None:
     found = names(TWO, targets=("chat=llama@v1:1,llama@v2:1",))
     bodies = [json.dumps({"prompt": f"{n} {'x' * 40_000 * (n % 2)}"}).encode() for n in range(40)]
     first = [chosen(found, "chat", None, body) for body in bodies]

@@ -45,7 +45,7 @@ def requests(result: str) -> str:
     return f'requests_total{{model="llama",result="{result}",revision="v2",rule="chat"}}'
 
 
-def test_results_and_first_tokens_by_target() -> None:
+def test_results_and_first_tokens_are_counted_per_target() -> None:
     metrics = NameMetrics()
     good = Outcome(0.0, 200, first_byte_s=0.15)
     metrics.count(record(NAME, good))
@@ -66,7 +66,7 @@ def test_results_and_first_tokens_by_target() -> None:
     assert found[f'{of}_bucket{{le="0.2",{LABELS}}}'] == 2
 
 
-def test_targets_are_shown_before_any_request() -> None:
+def test_targets_have_metrics_before_any_request() -> None:
     metrics = NameMetrics()
     metrics.expect(weighted_of("chat=llama@v1:9,llama@v2:1"))
     found = shown(metrics)
@@ -74,7 +74,7 @@ def test_targets_are_shown_before_any_request() -> None:
     assert sum(series.startswith("requests_total") for series in found) == 2 * len(RESULTS)
 
 
-def test_targets_are_bounded() -> None:
+def test_the_number_of_targets_is_bounded() -> None:
     metrics = NameMetrics()
     good = Outcome(0.0, 200, first_byte_s=0.15)
     for n in range(1_100):
@@ -85,7 +85,7 @@ def test_targets_are_bounded() -> None:
     assert max(counts) == 100
 
 
-def test_what_another_revision_answers_is_no_success_of_the_target() -> None:
+def test_an_answer_of_another_revision_is_no_success_of_the_target() -> None:
     metrics, good = NameMetrics(), Outcome(0.0, 200, first_byte_s=0.15)
     failed = record(NAME, Outcome(0.0, 500, WorkerError("status_5xx", "x")))
     for first in ([*failed.attempts], []):  # it failed at its target, or had no worker there
@@ -98,7 +98,7 @@ def test_what_another_revision_answers_is_no_success_of_the_target() -> None:
     assert not found[f"time_to_first_token_seconds_count{{{LABELS}}}"]
 
 
-def test_targets_of_rules_that_are_gone_are_not_shown() -> None:
+def test_removed_rules_have_no_metrics() -> None:
     metrics = NameMetrics()
     metrics.expect(weighted_of("chat=llama@v2:1,llama@v1:1"))
     metrics.expect(weighted_of("gone=llama@v2:1,llama@v1:1"))

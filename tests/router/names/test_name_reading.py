@@ -42,7 +42,7 @@ async def read(
     return await reader.arrival(body, path, Fields(b"POST / HTTP/1.1\r\n\r\n"), key, edits=edits)
 
 
-async def test_names_apply_where_the_router_writes_the_body() -> None:
+async def test_names_apply_only_if_the_router_writes_the_body() -> None:
     async with router_of(NAMES) as router:
         found = await read(router)
         assert (found.arrival.model, found.arrival.revision, found.body) == ("m", "v1", RENAMED)
@@ -51,7 +51,7 @@ async def test_names_apply_where_the_router_writes_the_body() -> None:
             assert (found.arrival.revision, found.body, found.name) == (None, BODY, None)
 
 
-async def test_a_name_of_its_own_revision_changes_no_body() -> None:
+async def test_a_name_that_only_selects_a_revision_does_not_change_the_body() -> None:
     body = BODY.replace(b'"a"', b'"same"')
     async with router_of(NAMES) as router:
         found = await read(router, body)
@@ -59,7 +59,7 @@ async def test_a_name_of_its_own_revision_changes_no_body() -> None:
         assert (found.arrival.model, found.arrival.revision) == ("same", "v2")
 
 
-async def test_without_rules_nothing_is_asked() -> None:
+async def test_without_rules_the_body_stays_unchanged() -> None:
     async with router_of(NameSettings()) as router:
         assert router.service.names is None
         found = await read(router)
@@ -67,7 +67,7 @@ async def test_without_rules_nothing_is_asked() -> None:
         assert found.name is None
 
 
-async def test_rights_and_requests_without_a_model() -> None:
+async def test_keys_are_checked_against_both_names_and_a_model_is_required() -> None:
     async with router_of(NAMES) as router:
         for allowed in ("a", "m"):
             assert (await read(router, models=allowed)).arrival.model == "m"
@@ -84,7 +84,7 @@ async def test_a_long_body_is_renamed_too() -> None:
         assert found.body == long.replace(b'"a"', b'"m"')
 
 
-async def test_models_of_names_that_a_reload_removes_are_not_waited_for() -> None:
+async def test_requests_no_longer_wait_for_models_of_removed_names() -> None:
     async with router_of(NAMES) as router:
         assert "m" in router.waiting.known
         assert router.apply(msgspec.structs.replace(router.config, names=NameSettings())) == []

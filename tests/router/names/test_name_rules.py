@@ -27,14 +27,14 @@ def rules(*aliases: str, targets: tuple[str, ...] = ()) -> NameRules:
         ("x = base:adapter@r ", "base:adapter", "r"),
     ],
 )
-def test_an_alias_names_a_model_and_perhaps_a_revision(line, model, revision) -> None:
+def test_an_alias_has_a_model_and_an_optional_revision(line, model, revision) -> None:
     (target,) = alias_of(line).targets
     assert (target.model, target.revision, target.weight) == (model, revision, 1.0)
     (again,) = alias_of(f"y={target}").targets
     assert again == target
 
 
-def test_targets_have_weights() -> None:
+def test_weighted_targets_are_parsed() -> None:
     rule = weighted_of("chat=llama@v1:90, llama3:8b:9.5,other@:0")
     assert [(t.model, t.revision, t.weight) for t in rule.targets] == [
         ("llama", "v1", 90.0),
@@ -46,7 +46,7 @@ def test_targets_have_weights() -> None:
 @pytest.mark.parametrize(
     "line", ["", "=", "a", "a=", "=m", "a=@", "a=m*", "a=m@v*", "a=\n", f"{'a' * 1025}=m"]
 )
-def test_aliases_that_mean_nothing_are_refused(line) -> None:
+def test_malformed_aliases_are_refused(line) -> None:
     with pytest.raises(ValueError, match=r"is not NAME=|a target is one model|characters"):
         alias_of(line)
 
@@ -69,12 +69,12 @@ def test_aliases_that_mean_nothing_are_refused(line) -> None:
         ("a=" + ",".join(f"m{n}:1" for n in range(65)), "at most 64"),
     ],
 )
-def test_weights_that_say_nothing_are_refused(line, why) -> None:
+def test_malformed_weights_are_refused(line, why) -> None:
     with pytest.raises(ValueError, match=why):
         weighted_of(line)
 
 
-def test_a_file_may_have_them_as_mappings() -> None:
+def test_a_file_may_have_rules_as_mappings() -> None:
     assert lines_of({"gpt-4o": "llama", "b": "m@v"}) == ["gpt-4o=llama", "b=m@v"]
     assert lines_of({"chat": {"llama@v1": 90, "llama@v2": 10.5}}) == [
         "chat=llama@v1:90,llama@v2:10.5"
@@ -85,7 +85,7 @@ def test_a_file_may_have_them_as_mappings() -> None:
             lines_of(wrong)
 
 
-def test_weights_under_aliases_are_refused() -> None:
+def test_weights_in_aliases_are_refused() -> None:
     for line in ("chat=llama@v1:90,llama@v2:10", "chat=a,b"):
         with pytest.raises(ValueError, match=r"an alias is one model; .*use names\.targets"):
             alias_of(line)
@@ -94,7 +94,7 @@ def test_weights_under_aliases_are_refused() -> None:
     assert lines_of({"chat": "llama"}, weights=False) == ["chat=llama"]
 
 
-def test_a_name_is_given_once() -> None:
+def test_a_name_given_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' is given twice"):
         rules("a=m", "a=n")
     with pytest.raises(ValueError, match="'a' is given twice"):
@@ -105,12 +105,12 @@ def test_a_name_is_given_once() -> None:
     "aliases",
     [("a=b", "b=a"), ("a=b", "b=c", "c=d", "d=b"), ("x=a", "a=b", "b=a")],
 )
-def test_circles_are_refused(aliases) -> None:
+def test_cycles_of_names_are_refused(aliases) -> None:
     with pytest.raises(ValueError, match=r"names lead in a circle: '.' -> "):
         rules(*aliases)
 
 
-def test_a_circle_by_weights_is_refused_and_a_split_by_revision_is_none() -> None:
+def test_a_cycle_through_weights_is_refused_and_a_split_by_revision_is_not() -> None:
     with pytest.raises(ValueError, match="circle: 'a' -> 'b' -> 'a'"):
         rules("a=b", targets=("b=a:1,c:9",))
     found = rules("a=llama", targets=("llama=llama@v1:9,llama:1",))
@@ -123,14 +123,14 @@ def test_a_circle_by_weights_is_refused_and_a_split_by_revision_is_none() -> Non
     assert [found.follows(llama, target) for target in llama.targets] == [None, None]
 
 
-def test_a_target_of_one_revision_is_a_model() -> None:
+def test_a_target_with_a_revision_is_not_resolved_further() -> None:
     found = rules("a=llama@v1", "llama=other")
     rule = found.exact_rule("a")
     assert rule is not None
     assert found.follows(rule, rule.targets[0]) is None
 
 
-def test_a_way_over_many_names_is_refused() -> None:
+def test_a_chain_of_more_than_8_names_is_refused() -> None:
     rules(*(f"n{i}=n{i + 1}" for i in range(8)))
     with pytest.raises(ValueError, match="by more than 8 names"):
         rules(*(f"n{i}=n{i + 1}" for i in range(9)))
@@ -138,7 +138,7 @@ def test_a_way_over_many_names_is_refused() -> None:
         rules(*(f"n{i}=n{i + 1}" for i in reversed(range(9_999))))
 
 
-def test_the_most_exact_pattern_counts_then_the_first() -> None:
+def test_the_most_specific_pattern_wins_then_the_first() -> None:
     found = rules("*=any", "claude-*=llama", "claude-*haiku*=small", "claude-*opus*b=x", "gpt*=g")
 
     def model(name: str) -> str:
@@ -156,7 +156,7 @@ def test_the_most_exact_pattern_counts_then_the_first() -> None:
     assert [r and r.targets[0].model for r in found_rules] == ["one", "one", "two"]
 
 
-def test_many_aliases_and_patterns_are_bounded() -> None:
+def test_the_numbers_of_patterns_and_of_remembered_matches_are_bounded() -> None:
     found = rules(*(f"name-{n}=model-{n % 7}" for n in range(10_000)))
     assert len(found.exact) == 10_000
     assert found.pattern_rule("x") is None
@@ -169,6 +169,6 @@ def test_many_aliases_and_patterns_are_bounded() -> None:
 
 
 @given(st.text("ab*", min_size=1, max_size=9).filter(lambda p: "*" in p), st.text("ab", max_size=9))
-def test_patterns_match_as_of_file_names(pattern, name) -> None:
+def test_patterns_match_like_file_name_patterns(pattern, name) -> None:
     one = Pattern(NameRule(pattern, alias_of("x=m").targets))
     assert one.matches(name) == fnmatchcase(name, pattern)

@@ -60,7 +60,7 @@ def refusal(answers: list[bytes]) -> tuple[int, str]:
     return response.status.code, code
 
 
-def test_a_duplex_body_goes_back_in_its_pieces_when_it_is_placed() -> None:
+def test_a_duplex_body_is_returned_in_its_pieces_after_the_choice() -> None:
     exchange = begun()
     assert exchange.feed(message("request_body", body=b"ab")) == []
     assert exchange.feed(message("request_body", body=b"cd")) == []
@@ -79,13 +79,13 @@ def test_a_duplex_body_goes_back_in_its_pieces_when_it_is_placed() -> None:
     assert exchange.feed(message("request_body", body=b"cd", end_of_stream=True)) == []
 
 
-def test_an_empty_duplex_body_has_an_end() -> None:
+def test_an_empty_duplex_body_is_returned_with_its_end() -> None:
     exchange = begun()
     exchange.feed(message("request_body", end_of_stream=True))
     assert [piece_of(one) for one in read(exchange.place(AT))[1:]] == [(b"", True)]
 
 
-def test_a_changed_body_is_cut_and_its_trailers_end_it() -> None:
+def test_a_changed_body_is_sent_in_pieces_and_ends_with_its_trailers() -> None:
     exchange = begun()
     exchange.feed(message("request_body", body=b"x"))
     exchange.feed(message("request_trailers"))
@@ -95,7 +95,7 @@ def test_a_changed_body_is_cut_and_its_trailers_end_it() -> None:
     assert trailers.WhichOneof("response") == "request_trailers"
 
 
-def test_a_buffered_body_is_placed_by_its_own_answer() -> None:
+def test_the_answer_to_a_buffered_body_contains_the_destination() -> None:
     exchange = begun((Mode.BUFFERED, Mode.NONE))
     assert exchange.feed(message("request_body", body=b"{}", end_of_stream=True)) == []
     sets: tuple[Header, ...] = ((b"x-one", b"1"),)
@@ -116,7 +116,7 @@ def test_a_buffered_body_is_placed_by_its_own_answer() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.BUFFERED, Mode.BUFFERED_PARTIAL])
-def test_headers_before_a_whole_body_are_answered_at_once(mode: Mode) -> None:
+def test_headers_before_a_buffered_body_are_answered_immediately(mode: Mode) -> None:
     exchange = PickerExchange(LIMIT)
     said = exchange.feed(message("request_headers", modes=(mode, 0)))
     assert arms(said) == ["request_headers"]
@@ -128,7 +128,7 @@ def test_headers_before_a_whole_body_are_answered_at_once(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.NONE, Mode.STREAMED])
-def test_without_the_body_a_request_is_placed_by_its_headers(mode: Mode) -> None:
+def test_a_request_without_its_body_is_placed_by_its_headers(mode: Mode) -> None:
     exchange = begun((mode, 0))
     assert exchange.asks
     assert exchange.blind
@@ -140,7 +140,7 @@ def test_without_the_body_a_request_is_placed_by_its_headers(mode: Mode) -> None
         assert arms(exchange.place(AT)) == ["request_headers"]
 
 
-def test_an_answer_goes_on_as_it_came_and_shows_what_it_is() -> None:
+def test_a_response_passes_unchanged_and_its_facts_are_read() -> None:
     exchange = begun(end=True)
     exchange.place(Destination("10.0.0.2:1,10.0.0.3:1"))
     exchange.response_sets = ((b"x-warmroute-worker", b"3"),)
@@ -172,7 +172,7 @@ def test_an_answer_goes_on_as_it_came_and_shows_what_it_is() -> None:
     [("4", b"data", True), ("5", b"data", False), ("0", b"", True), ("x", b"", False),
      ("9" * 30, b"data", False)],
 )  # fmt: skip
-def test_an_exchange_that_ends_early_had_its_answer_if_all_of_its_length_came(
+def test_an_early_end_is_complete_if_the_whole_content_length_came(
     length: str, came: bytes, over: bool
 ) -> None:
     exchange = begun(end=True)
@@ -184,7 +184,7 @@ def test_an_exchange_that_ends_early_had_its_answer_if_all_of_its_length_came(
     assert exchange.over == over
 
 
-def test_of_another_workers_answer_it_is_not_said_who_was_chosen() -> None:
+def test_the_response_of_another_worker_omits_the_chosen_worker() -> None:
     exchange = begun(end=True)
     exchange.place(AT)
     exchange.response_sets = ((b"x-warmroute-worker", b"3"), (b"x-request-id", b"7"))
@@ -204,7 +204,9 @@ def test_of_another_workers_answer_it_is_not_said_who_was_chosen() -> None:
         ({"response.code_details": "via_upstream"}, True),
     ],
 )
-def test_whose_answer_it_is(attributes: dict[str, str], by_worker: bool) -> None:
+def test_the_response_is_attributed_to_the_worker_or_to_the_proxy(
+    attributes: dict[str, str], by_worker: bool
+) -> None:
     exchange = begun(end=True)
     exchange.place(AT)
     exchange.feed(message("response_headers", status="503", attributes=attributes))
@@ -212,7 +214,7 @@ def test_whose_answer_it_is(attributes: dict[str, str], by_worker: bool) -> None
     assert exchange.reply.by_worker is by_worker
 
 
-def test_a_gateway_that_names_who_served_is_believed() -> None:
+def test_the_served_endpoint_in_gateway_metadata_is_used() -> None:
     exchange = begun(end=True)
     exchange.place(AT)
     served = ("envoy.lb", messages.SERVED, "10.0.0.9:80")
@@ -230,13 +232,13 @@ def test_a_gateway_that_names_who_served_is_believed() -> None:
         ("", []),
     ],
 )
-def test_a_hint_of_endpoints(texts: Any, hint: list[str]) -> None:
+def test_the_subset_hint_of_endpoints_is_read(texts: Any, hint: list[str]) -> None:
     given = ("envoy.lb.subset_hint", messages.SUBSET, texts)
     assert begun(end=True, metadata=[given]).subset == hint
     assert begun(end=True).subset is None
 
 
-def test_what_only_watches_gets_no_answer() -> None:
+def test_an_exchange_in_observability_mode_gets_no_answer() -> None:
     exchange = begun(observability_mode=True)
     assert exchange.idle
     for arm in ARMS:
@@ -244,7 +246,7 @@ def test_what_only_watches_gets_no_answer() -> None:
     assert exchange.refuse(500, (), b"", "any") == []
 
 
-def test_modes_that_nobody_knows_are_refused_with_the_reason() -> None:
+def test_unknown_body_modes_are_refused_with_the_reason() -> None:
     for modes in ((5, 0), (0, 9), (-1, 0)):
         exchange = PickerExchange(LIMIT)
         said = exchange.feed(message("request_headers", modes=modes))
@@ -259,7 +261,7 @@ def test_a_body_over_the_limit_is_refused() -> None:
         assert refusal(said) == (413, "body_too_large")
 
 
-def test_bytes_that_are_no_message_are_refused() -> None:
+def test_malformed_messages_are_refused() -> None:
     assert refusal(PickerExchange(LIMIT).feed(b"\xff\xff\xff")) == (500, "bad_message")
     exchange = begun(end=True)
     exchange.place(AT)
@@ -267,14 +269,14 @@ def test_bytes_that_are_no_message_are_refused() -> None:
     assert refusal(said) == (500, "bad_message")
 
 
-def test_a_part_of_a_later_version_is_passed_over() -> None:
+def test_an_unknown_field_is_ignored() -> None:
     exchange = PickerExchange(LIMIT)
     assert exchange.feed(b"\xa2\x06\x03abc") == []  # field 100
     exchange.feed(message("request_headers", end_of_stream=True))
     assert exchange.asks
 
 
-def test_the_data_planes_own_answer_before_the_body_came_is_let_through() -> None:
+def test_a_response_of_the_proxy_itself_before_the_body_passes() -> None:
     exchange = begun((Mode.BUFFERED, Mode.NONE))
     said = exchange.feed(message("response_headers", status="413", end_of_stream=True))
     assert arms(said) == ["response_headers"]
@@ -418,7 +420,7 @@ class Envoy:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(plans())
-def test_a_data_plane_that_keeps_the_rules_gets_every_answer_it_waits_for(plan: Plan) -> None:
+def test_a_conforming_proxy_gets_every_answer_that_it_waits_for(plan: Plan) -> None:
     envoy = Envoy(plan)
     envoy.run()
     whole = b"".join(plan.request)
@@ -434,7 +436,7 @@ STEPS = st.lists(
 
 @settings(max_examples=examples(400), deadline=None)
 @given(st.none() | st.tuples(st.integers(-1, 6), st.integers(-1, 6)), STEPS, st.booleans())
-def test_messages_in_any_order_are_answered_or_end_in_one_refusal(
+def test_messages_in_any_order_are_answered_or_refused_once(
     modes: Any, steps: list[tuple[str, bool]], sound: bool
 ) -> None:
     exchange = PickerExchange(LIMIT)
@@ -471,7 +473,9 @@ def test_messages_in_any_order_are_answered_or_end_in_one_refusal(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=4), plans(), st.integers(0, 400), st.binary())
-def test_no_bytes_break_it(noise: list[bytes], plan: Plan, at: int, inserted: bytes) -> None:
+def test_any_bytes_are_answered_without_an_exception(
+    noise: list[bytes], plan: Plan, at: int, inserted: bytes
+) -> None:
     exchange = PickerExchange(LIMIT)
     sound = message("request_headers", modes=plan.modes, pairs=[(":path", "/a"), ("b", "c")])
     spoilt = sound[:at] + inserted + sound[at:]

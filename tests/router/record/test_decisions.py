@@ -28,7 +28,7 @@ def decision(workers: int) -> tuple[Decision, weakref.ref[object]]:
 
 
 @pytest.mark.parametrize("workers", POOLS)
-def test_what_is_read_later_is_what_would_have_been_read_at_once(workers: int) -> None:
+def test_a_decision_read_later_has_the_same_candidates(workers: int) -> None:
     kept, _ = decision(workers)
     LatestAttempts().add(Attempt(arrival(), Dispatch(1, (Stage(10, "both"),), kept), 0.0))
     assert kept.candidates == decision(workers)[0].candidates
@@ -37,7 +37,7 @@ def test_what_is_read_later_is_what_would_have_been_read_at_once(workers: int) -
 
 
 @pytest.mark.parametrize("workers", POOLS)
-def test_all_costs_are_kept_of_small_pools_only(workers: int) -> None:
+def test_all_costs_are_kept_only_for_small_pools(workers: int) -> None:
     kept, costs = decision(workers)
     LatestAttempts().add(Attempt(arrival(), Dispatch(1, (Stage(10, "both"),), kept), 0.0))
     gc.collect()

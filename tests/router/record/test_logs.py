@@ -26,7 +26,7 @@ def record(
     return one
 
 
-def test_a_line_of_json() -> None:
+def test_a_json_line_has_its_fields() -> None:
     line = json.loads(JsonLines().format(record("worker %d failed", 3, named=NAMED)))
     assert line == {
         "time": "2023-11-14T22:13:20.250Z",
@@ -42,7 +42,7 @@ def test_a_line_of_json() -> None:
     }
 
 
-def test_text_has_the_ids_behind_it() -> None:
+def test_a_text_line_ends_with_the_ids() -> None:
     text = TextLines("%(levelname)s %(message)s")
     assert (
         text.format(record("x %d", 1, named=NAMED))
@@ -51,7 +51,7 @@ def test_text_has_the_ids_behind_it() -> None:
     assert text.format(record("x")) == "WARNING x"
 
 
-def test_a_traceback_stays_in_its_line_and_is_bounded() -> None:
+def test_a_traceback_stays_on_one_line_and_is_bounded() -> None:
     def deep(left: int) -> None:
         if left:
             deep(left - 1)
@@ -68,7 +68,7 @@ def test_a_traceback_stays_in_its_line_and_is_bounded() -> None:
 
 @settings(max_examples=examples(100))
 @given(st.text(st.characters(), max_size=200), st.integers(0, 400))
-def test_whatever_is_said_is_one_line_that_is_read_again(text: str, times: int) -> None:
+def test_any_message_is_one_line_that_parses_back(text: str, times: int) -> None:
     message = text * times
     said = JsonLines().format(record("%s", message))
     assert "\n" not in said

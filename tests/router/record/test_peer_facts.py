@@ -38,7 +38,7 @@ def facts_of(world: World) -> list[Fact]:
     ]
 
 
-def test_a_recording_holds_all_of_them() -> None:
+def test_peer_facts_read_from_a_recording_have_the_same_effect() -> None:
     told, played = World(policy="warmset"), World(policy="warmset")
     for fact in facts_of(told):
         take(told.core, fact)
@@ -53,7 +53,7 @@ def test_a_recording_holds_all_of_them() -> None:
     assert told.core.columns.context_tokens[1] == 9
 
 
-def test_its_blocks_are_expected_and_its_worker_s_going_ends_it() -> None:
+def test_a_peer_requests_blocks_are_expected_until_its_worker_is_gone() -> None:
     world = World(policy="warmset")
     for fact in facts_of(world)[:2]:
         take(world.core, fact)

@@ -33,7 +33,9 @@ class Blocked:
 
 
 @pytest.mark.parametrize(("items_max", "bytes_max", "room"), [(10, 1 << 20, 10), (99, 35, 4)])
-def test_a_slow_disk_costs_items_and_never_time(items_max: int, bytes_max: int, room: int) -> None:
+def test_a_slow_disk_loses_items_and_never_blocks_the_caller(
+    items_max: int, bytes_max: int, room: int
+) -> None:
     sink = Blocked()
     queue: Background[int] = Background("slow", sink, items_max, bytes_max)
     assert queue.put(0, 0)
@@ -45,7 +47,7 @@ def test_a_slow_disk_costs_items_and_never_time(items_max: int, bytes_max: int, 
     assert sink.written == [*range(room + 1), -1]
 
 
-def test_a_defect_of_the_sink_is_loud_and_harms_nobody_else(caplog) -> None:
+def test_an_exception_in_the_sink_is_logged_and_ends_only_the_queue(caplog) -> None:
     class Broken(Blocked):
         def write(self, items: Any) -> None:
             self.busy.set()

@@ -28,7 +28,7 @@ from tests.router.record.record_log_support import (
 )
 
 
-def test_a_line_says_what_became_of_a_request(tmp_path: Path) -> None:
+def test_a_line_contains_the_facts_of_a_served_request(tmp_path: Path) -> None:
     line = line_of(tmp_path / "log", lambda log: served(log, tenant="acme", priority=3))
     assert (line.at, line.e2e_ms, line.ttft_ms) == (1_000_009.0, 1000.0, 250.0)
     assert (line.prompt_tokens, line.output_tokens, line.cached_tokens) == (13, 5, 8)
@@ -49,7 +49,7 @@ def test_a_line_says_what_became_of_a_request(tmp_path: Path) -> None:
     assert "acme" not in raw
 
 
-def test_any_json_reader_gets_the_same_chain(tmp_path: Path) -> None:
+def test_the_chain_is_readable_with_any_json_parser(tmp_path: Path) -> None:
     import base64
     import json
 
@@ -59,7 +59,7 @@ def test_any_json_reader_gets_the_same_chain(tmp_path: Path) -> None:
     assert read == salted(tmp_path / "log", CHAIN)
 
 
-def test_a_whole_answer_has_no_first_token_and_a_stream_without_usage_counts_events(
+def test_without_a_stream_there_is_no_ttft_and_without_usage_events_count(
     tmp_path,
 ) -> None:
     def tell(log: RequestLog) -> None:
@@ -70,7 +70,7 @@ def test_a_whole_answer_has_no_first_token_and_a_stream_without_usage_counts_eve
     assert line.worker_prompt_tokens is None
 
 
-def test_a_refusal_has_no_first_token(tmp_path: Path) -> None:
+def test_a_refused_request_has_no_ttft(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
         put(log, good(status=400, usage=None, events=0))
 
@@ -78,7 +78,7 @@ def test_a_refusal_has_no_first_token(tmp_path: Path) -> None:
     assert (line.status, line.ttft_ms, line.error) == (400, None, None)
 
 
-def test_a_request_turned_away(tmp_path: Path) -> None:
+def test_a_request_refused_by_the_router_has_a_reason_and_no_worker(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
         put(log, refused=(503, "router_full"))
 
@@ -88,7 +88,7 @@ def test_a_request_turned_away(tmp_path: Path) -> None:
     assert (line.model, line.block_size) == ("m", SIZE)
 
 
-def test_a_model_that_nobody_serves_is_the_clients_own_text(tmp_path: Path) -> None:
+def test_an_unserved_model_is_left_out_because_the_client_wrote_it(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
         put(log, of=Arrival(9.0, 1, "my secret", 3, {}), refused=(404, "model_not_found"))
 
@@ -96,7 +96,7 @@ def test_a_model_that_nobody_serves_is_the_clients_own_text(tmp_path: Path) -> N
     assert (line.model, line.block_size, line.chain, line.status) == (None, None, b"", 404)
 
 
-def test_tries_are_counted_and_the_last_one_is_told(tmp_path: Path) -> None:
+def test_attempts_are_counted_and_the_last_one_is_recorded(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
         failed = good(status=None, error=WorkerError("connect", "x"), usage=None)
         put(log, failed, good())
@@ -109,7 +109,9 @@ def test_tries_are_counted_and_the_last_one_is_told(tmp_path: Path) -> None:
     ("broke", "status", "told"),
     [("client_left", 499, "client"), ("internal_error", 500, "internal_error")],
 )
-def test_a_handler_that_ends_early(tmp_path: Path, broke: Any, status: int, told: str) -> None:
+def test_a_handler_that_ends_early_gets_a_status_and_an_error(
+    tmp_path: Path, broke: Any, status: int, told: str
+) -> None:
     def tell(log: RequestLog) -> None:
         put(log, None, broke=broke)
 
@@ -117,7 +119,7 @@ def test_a_handler_that_ends_early(tmp_path: Path, broke: Any, status: int, told
     assert (line.status, line.error, line.attempts) == (status, told, 1)
 
 
-def test_errors_after_the_first_byte(tmp_path: Path) -> None:
+def test_an_error_after_the_first_byte_keeps_status_200(tmp_path: Path) -> None:
     def tell(log: RequestLog) -> None:
         put(log, good(error=ClientError(499, "left"), usage=None))
 
@@ -125,7 +127,7 @@ def test_errors_after_the_first_byte(tmp_path: Path) -> None:
     assert (line.status, line.error, line.output_tokens) == (200, "client", 7)
 
 
-def test_workers_that_are_alike_are_one_part_of_a_heading() -> None:
+def test_equal_workers_are_one_part_of_the_header() -> None:
     alike = WorkerFacts("a", ("m",), 16, kv_capacity_tokens=1600.0)
     other = WorkerFacts("b", ("m",), 64, max_requests=8.0, role="decode")
     parts = fleet_parts([alike, other, alike])

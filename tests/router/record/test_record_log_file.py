@@ -20,7 +20,7 @@ from router.record.request_log import RequestLog, request_log_file
 from tests.router.record.record_log_support import HEADER, lines_reach, opened, read, served
 
 
-def test_sessions_compare_under_one_salt_and_under_no_other(tmp_path: Path) -> None:
+def test_sessions_are_comparable_only_under_the_same_salt(tmp_path: Path) -> None:
     seen = []
     for name in ("one", "two"):
         log = opened(tmp_path / name)
@@ -34,12 +34,12 @@ def test_sessions_compare_under_one_salt_and_under_no_other(tmp_path: Path) -> N
     assert set(one) & set(two) == {None}
 
 
-def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_log(tmp_path: Path) -> None:
     opened(tmp_path / "log").close()
     assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
 
 
-def test_a_restart_goes_on_behind_another_header(tmp_path: Path) -> None:
+def test_a_restart_appends_after_a_new_header(tmp_path: Path) -> None:
     for _ in range(2):
         log = opened(tmp_path / "log")
         served(log)
@@ -58,7 +58,7 @@ def test_a_restart_goes_on_behind_another_header(tmp_path: Path) -> None:
     assert lines[1].chain != lines[2].chain
 
 
-def test_another_policy_gets_a_header_between_the_lines_of_both(tmp_path: Path) -> None:
+def test_a_policy_change_writes_a_header_between_the_lines(tmp_path: Path) -> None:
     """A policy change writes a header between the lines before and after it, even if all lines wait
     in the queue until after the change.
     """
@@ -81,7 +81,7 @@ def test_another_policy_gets_a_header_between_the_lines_of_both(tmp_path: Path) 
     assert log.written == 4
 
 
-def test_other_workers_get_a_header_and_the_same_ones_none(tmp_path: Path) -> None:
+def test_only_a_change_of_workers_writes_a_header(tmp_path: Path) -> None:
     workers = iter((2, 2, 3))
     log = RequestLog(
         *request_log_file(tmp_path / "log", 1 << 20),
@@ -97,7 +97,7 @@ def test_other_workers_get_a_header_and_the_same_ones_none(tmp_path: Path) -> No
     assert ([header.workers for header in headers], len(lines)) == ([2, 3], 3)
 
 
-def test_beyond_its_limit_it_is_turned_over(tmp_path: Path) -> None:
+def test_a_log_beyond_its_limit_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "log"
     for _ in range(30):  # one batch each
         log = opened(path, limit_bytes=4_096)
@@ -111,7 +111,7 @@ def test_beyond_its_limit_it_is_turned_over(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "log.1", "log.salt"]
 
 
-def test_a_file_that_was_moved_away_is_begun_anew_when_told(tmp_path: Path) -> None:
+def test_reopen_creates_a_new_file_after_the_old_one_was_moved(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = opened(path)
     served(log)
@@ -129,14 +129,14 @@ def test_a_file_that_was_moved_away_is_begun_anew_when_told(tmp_path: Path) -> N
     assert [len(part) for part in read(path)] == [1, 1]
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"request_log: cannot write {tmp_path}: Is a directory"):
         opened(tmp_path)
     with pytest.raises(OSError, match=r"cannot write .*/none/log: No such file or directory"):
         opened(tmp_path / "none" / "log")
 
 
-def test_on_a_full_disk_lines_are_lost_counted_and_told_once(caplog) -> None:
+def test_lines_lost_on_a_full_disk_are_counted_and_logged_once(caplog) -> None:
     log = opened(Path("/dev/full"))
     for wanted in (1, 2, 3):
         served(log)
@@ -165,7 +165,7 @@ assert (log.written, log.lost) == (2, 2)
 """
 
 
-def test_when_there_is_room_again_it_goes_on_without_a_torn_line(tmp_path: Path) -> None:
+def test_the_log_continues_without_a_torn_line_when_the_disk_has_room(tmp_path: Path) -> None:
     """When a full disk has room again, the log continues without an incomplete line: a hundred
     bytes of a line had still fitted, and the log must remove them.
     """
@@ -182,14 +182,14 @@ def test_when_there_is_room_again_it_goes_on_without_a_torn_line(tmp_path: Path)
     assert [len(part) for part in read(tmp_path / "log")] == [1, 2]
 
 
-def test_a_pipe_without_a_reader_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_is_refused_immediately(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match=f"cannot write {pipe}: a pipe that nobody reads"):
         opened(pipe)
 
 
-def test_a_pipe_whose_reader_is_slow_loses_nothing(tmp_path: Path) -> None:
+def test_a_pipe_with_a_slow_reader_loses_no_lines(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -206,7 +206,7 @@ def test_a_pipe_whose_reader_is_slow_loses_nothing(tmp_path: Path) -> None:
     assert (log.written, log.lost) == (64, 0)
 
 
-def test_what_keeps_a_file_from_being_turned_over_is_named(tmp_path: Path, caplog) -> None:
+def test_the_warning_contains_the_path_that_prevents_rotation(tmp_path: Path, caplog) -> None:
     (tmp_path / "log.1").mkdir()
     log = opened(tmp_path / "log", limit_bytes=200)
     served(log)

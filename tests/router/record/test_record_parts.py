@@ -50,7 +50,7 @@ def line(number: int, size: int = 100) -> bytes:
     return b"%d" % number + b"x" * (size - len(b"%d\n" % number)) + b"\n"
 
 
-def test_a_part_ends_when_it_is_full_and_when_the_hour_does(tmp_path: Path) -> None:
+def test_a_part_ends_when_it_is_full_or_its_hour_ends(tmp_path: Path) -> None:
     clock = Clock()
     to = parts(tmp_path / "dir", clock)
     for number in range(12):
@@ -69,7 +69,7 @@ def test_a_part_ends_when_it_is_full_and_when_the_hour_does(tmp_path: Path) -> N
     assert stat.S_IMODE((tmp_path / "dir").stat().st_mode) == 0o700
 
 
-def test_a_restart_begins_another_part_under_the_same_salt(tmp_path: Path) -> None:
+def test_a_restart_begins_a_new_part_with_the_same_salt(tmp_path: Path) -> None:
     clock = Clock()
     first = parts(tmp_path, clock)
     put(first, line(1))
@@ -84,7 +84,7 @@ def test_a_restart_begins_another_part_under_the_same_salt(tmp_path: Path) -> No
     assert first.salt.mark == second.salt.mark
 
 
-def test_two_routers_have_parts_of_their_own(tmp_path: Path) -> None:
+def test_two_routers_write_separate_parts(tmp_path: Path) -> None:
     clock = Clock()
     both = [parts(tmp_path, clock) for _ in range(2)]
     for number, one in enumerate(both):
@@ -95,12 +95,12 @@ def test_two_routers_have_parts_of_their_own(tmp_path: Path) -> None:
     assert [content(path) for path in parts_in(tmp_path)] == [line(0) * 2, line(1) * 2]
 
 
-def test_nothing_written_leaves_nothing_but_the_salt(tmp_path: Path) -> None:
+def test_without_lines_only_the_salt_is_written(tmp_path: Path) -> None:
     parts(tmp_path, Clock()).close()
     assert [path.name for path in tmp_path.iterdir()] == ["salt"]
 
 
-def test_the_oldest_go_and_the_log_says_so(
+def test_the_oldest_parts_are_removed_and_the_removal_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -122,7 +122,7 @@ def test_the_oldest_go_and_the_log_says_so(
     count=st.integers(2, 5),
     total=st.integers(2_000, 4_000),
 )
-def test_whatever_comes_the_bounds_hold_and_the_newest_is_kept(
+def test_bounds_hold_for_any_lines_and_the_newest_lines_are_kept(
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[tuple[int, float]],
     count: int,
@@ -144,7 +144,7 @@ def test_whatever_comes_the_bounds_hold_and_the_newest_is_kept(
     assert bool(kept) == bool(steps)
 
 
-def test_a_disk_without_room_to_pack_leaves_the_part_plain(
+def test_a_part_stays_uncompressed_if_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     to = parts(tmp_path, Clock())
@@ -161,7 +161,7 @@ def test_a_disk_without_room_to_pack_leaves_the_part_plain(
     assert not list(tmp_path.glob("*.packing"))
 
 
-def test_a_part_that_was_taken_away_is_told(
+def test_a_part_that_disappeared_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     to = parts(tmp_path, Clock())
@@ -173,7 +173,7 @@ def test_a_part_that_was_taken_away_is_told(
     assert "was taken away" in caplog.text
 
 
-def test_a_name_that_somebody_made_up_stops_nobody(tmp_path: Path) -> None:
+def test_a_foreign_file_with_a_partlike_name_is_harmless(tmp_path: Path) -> None:
     (tmp_path / "requests-99999999T999999.999999Z.jsonl").write_bytes(b"x\n")
     to = parts(tmp_path, Clock())
     put(to, line(1))
@@ -181,7 +181,7 @@ def test_a_name_that_somebody_made_up_stops_nobody(tmp_path: Path) -> None:
     assert len(parts_in(tmp_path)) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"record: cannot write .*/none/dir: No such file"):
         parts(tmp_path / "none" / "dir", Clock())
     (tmp_path / "file").write_bytes(b"")

@@ -38,7 +38,7 @@ def test_any_facts_play_back_to_the_same_actions(steps: list[Any], policy: str) 
     assert player.ended == "the router ended"
 
 
-def test_a_recording_that_was_tampered_with_shows_where(tmp_path: Path) -> None:
+def test_a_changed_fact_in_a_recording_is_found(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "facts")
     for worker_id in range(3):
         desk.join(worker_id)
@@ -55,7 +55,7 @@ def test_a_recording_that_was_tampered_with_shows_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_blocks_whose_parent_comes_later_get_their_chains(tmp_path: Path, order: Any) -> None:
+def test_blocks_recorded_before_their_parent_get_their_chains(tmp_path: Path, order: Any) -> None:
     desk = Desk(tmp_path / "facts")
     desk.join(0)
     desk.join(1)
@@ -89,7 +89,9 @@ def test_no_token_id_and_no_session_is_in_the_file(tmp_path: Path) -> None:
     assert desk.recorder._sink._names.unresolved == 2
 
 
-def test_a_model_that_nobody_serves_is_not_in_the_file_and_is_refused_alike(tmp_path: Path) -> None:
+def test_an_unserved_model_is_not_recorded_and_is_refused_the_same_in_replay(
+    tmp_path: Path,
+) -> None:
     desk = Desk(tmp_path / "facts")
     for request_id in range(2):
         fact = replace(arrival(1.0, request_id, [1]), model='it\'s a "secret"')
@@ -102,7 +104,7 @@ def test_a_model_that_nobody_serves_is_not_in_the_file_and_is_refused_alike(tmp_
     assert codes == ["no_worker_available", "model_not_found"]
 
 
-def test_errors_of_the_core_are_recorded_and_played(tmp_path: Path) -> None:
+def test_errors_of_the_core_are_recorded_and_replayed(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "facts")
     desk.join(0)
     desk.arrive(0, [1])
@@ -117,7 +119,7 @@ def test_errors_of_the_core_are_recorded_and_played(tmp_path: Path) -> None:
     assert errors == ["AssertionError", "TableFullError"]
 
 
-def test_at_its_limit_it_ends_and_says_so(tmp_path: Path, caplog) -> None:
+def test_a_recording_at_its_limit_ends_and_contains_the_reason(tmp_path: Path, caplog) -> None:
     desk = Desk(tmp_path / "facts", limit_bytes=6_000)
     desk.join(0)
     for request_id in range(500):
@@ -129,7 +131,7 @@ def test_at_its_limit_it_ends_and_says_so(tmp_path: Path, caplog) -> None:
     assert desk.recorder.is_closed
 
 
-def test_a_full_disk_ends_it_and_the_router_goes_on(caplog) -> None:
+def test_a_full_disk_ends_the_recording_and_the_core_continues(caplog) -> None:
     desk = Desk(Path("/dev/full"))
     desk.join(0)
     desk.arrive(0, [1])
@@ -164,7 +166,7 @@ BEGINNING = {"settings": {}, "seed": 0, "policy": "hybrid", "format": FORMAT, "v
         (framed(BEGINNING) + framed(["what?"]), "record 1 is of no known kind"),
     ],
 )
-def test_what_is_no_recording_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     path = tmp_path / "facts"
     path.write_bytes(data)
     with pytest.raises(RecordingError, match=says):
@@ -173,7 +175,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, data: bytes, says: str)
 
 @settings(max_examples=examples(150), deadline=None)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.integers(0, 10_000))
-def test_a_damaged_recording_says_so_or_plays(at: int, byte: int, cut: int) -> None:
+def test_a_damaged_recording_is_an_error_or_plays(at: int, byte: int, cut: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "facts"
         desk = Desk(path)
@@ -188,7 +190,7 @@ def test_a_damaged_recording_says_so_or_plays(at: int, byte: int, cut: int) -> N
             list(Player(path).differences())
 
 
-def test_a_recording_that_was_cut_off_plays_to_there(tmp_path: Path) -> None:
+def test_a_truncated_recording_plays_up_to_the_cut(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "facts")
     desk.join(0)
     desk.arrive(0, [1])

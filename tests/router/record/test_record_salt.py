@@ -53,7 +53,7 @@ def siphash_of_eight(data: bytes, key: bytes) -> int:
     return v0 ^ v1 ^ v2 ^ v3
 
 
-def test_the_published_vector() -> None:
+def test_siphash_equals_the_published_test_vector() -> None:
     """The hash of a published test vector is right: `vectors_sip64[8]` of the reference
     implementation, key 00..0f, input 00..07.
     """
@@ -66,13 +66,13 @@ def test_the_published_vector() -> None:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.lists(WORD, max_size=8), st.binary(min_size=16, max_size=16), st.integers(1, 900))
-def test_it_is_siphash_word_by_word(words: list[int], key: bytes, times: int) -> None:
+def test_siphash_is_computed_word_by_word(words: list[int], key: bytes, times: int) -> None:
     halves = tuple(np.frombuffer(key, "<u8").tolist())
     told = siphash_words(np.array(words * times, dtype=np.uint64), halves).tolist()
     assert told == [siphash_of_eight(word.to_bytes(8, "little"), key) for word in words] * times
 
 
-def test_a_salt_is_kept_for_its_owner_alone_and_found_again(tmp_path: Path) -> None:
+def test_a_salt_file_is_readable_only_by_its_owner_and_is_reused(tmp_path: Path) -> None:
     made = salt_beside(tmp_path / "log")
     file = tmp_path / "log.salt"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -87,7 +87,7 @@ def test_a_salt_is_kept_for_its_owner_alone_and_found_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("held", [b"", b"short", b"x" * (SALT_BYTES + 1)])
-def test_a_file_that_is_no_salt_is_refused(tmp_path: Path, held: bytes) -> None:
+def test_a_salt_file_of_wrong_length_is_refused(tmp_path: Path, held: bytes) -> None:
     file = tmp_path / "salt"
     file.write_bytes(held)
     file.chmod(0o600)
@@ -96,7 +96,7 @@ def test_a_file_that_is_no_salt_is_refused(tmp_path: Path, held: bytes) -> None:
     assert file.read_bytes() == held
 
 
-def test_a_salt_that_others_may_read_is_refused(tmp_path: Path) -> None:
+def test_a_salt_file_readable_by_other_users_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "salt"
     salt_in(file)
     file.chmod(0o640)
@@ -104,7 +104,7 @@ def test_a_salt_that_others_may_read_is_refused(tmp_path: Path) -> None:
         salt_in(file)
 
 
-def test_what_is_no_file_gets_a_salt_of_the_moment() -> None:
+def test_a_log_that_is_not_a_regular_file_gets_a_temporary_salt() -> None:
     assert salt_beside(Path("/dev/null")).mark != salt_beside(Path("/dev/null")).mark
     with pytest.raises(ValueError, match="holds 3 bytes"):
         Salt(b"abc")

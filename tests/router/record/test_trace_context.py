@@ -38,7 +38,7 @@ def context(parent: str | None, *states: str) -> Any:
         (f"cc-{TRACE}-{SPAN}-01", True),
     ],
 )
-def test_what_is_read(parent: str, sampled: bool) -> None:
+def test_valid_traceparents_are_read(parent: str, sampled: bool) -> None:
     found = context(parent)
     assert (found.trace_id, found.span_id) == (int(TRACE, 16), int(SPAN, 16))
     assert (found.sampled, found.state) == (sampled, "")
@@ -58,11 +58,11 @@ def test_what_is_read(parent: str, sampled: bool) -> None:
         "\xff" * 55,
     ],
 )
-def test_what_is_not(parent: str | None) -> None:
+def test_invalid_traceparents_are_ignored(parent: str | None) -> None:
     assert context(parent) is None
 
 
-def test_two_parents_are_none() -> None:
+def test_two_traceparents_are_ignored() -> None:
     assert read_context([(b"traceparent", GOOD.encode())] * 2) is None
 
 
@@ -86,13 +86,13 @@ def test_two_parents_are_none() -> None:
         (("a=" + "x" * 257,), ""),
     ],
 )
-def test_what_vendors_say_is_kept_whole_or_not_at_all(states: tuple[str, ...], read: str) -> None:
+def test_tracestate_is_kept_completely_or_not_at_all(states: tuple[str, ...], read: str) -> None:
     assert context(GOOD, *states).state == read
 
 
 @settings(max_examples=examples(200))
 @given(st.integers(1, (1 << 128) - 1), st.integers(1, (1 << 64) - 1), st.booleans())
-def test_what_is_written_is_read_again(trace: int, span: int, sampled: bool) -> None:
+def test_written_headers_are_read_back(trace: int, span: int, sampled: bool) -> None:
     found = read_context(headers_of(trace, span, sampled, "a=1,b=2"))
     assert found is not None
     assert (found.trace_id, found.span_id, found.sampled, found.state) == (
@@ -103,7 +103,7 @@ def test_what_is_written_is_read_again(trace: int, span: int, sampled: bool) -> 
 
 @settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.sampled_from([b"traceparent", b"tracestate"]), st.binary())))
-def test_no_header_breaks_it(headers: list[tuple[bytes, bytes]]) -> None:
+def test_any_headers_are_read_without_an_exception(headers: list[tuple[bytes, bytes]]) -> None:
     found = read_context(headers)
     assert found is None or len(found.state) <= 512
 
@@ -122,7 +122,9 @@ def tracer(share: float, seed: int = 1) -> Any:
 
 @settings(max_examples=examples(20), deadline=None)
 @given(st.floats(0, 1), st.integers())
-def test_the_share_is_met_and_follows_from_the_number_alone(share: float, seed: int) -> None:
+def test_the_sampled_share_is_met_and_follows_only_from_the_trace_id(
+    share: float, seed: int
+) -> None:
     begin, traced = tracer(share, seed).begin, 0
     for _ in range(1_000):
         one = begin(Request())
@@ -136,7 +138,7 @@ def test_the_share_is_met_and_follows_from_the_number_alone(share: float, seed: 
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_the_callers_decision_is_followed(share: float) -> None:
+def test_the_sampling_decision_of_the_caller_is_followed(share: float) -> None:
     begin = tracer(share).begin
     followed = begin(Request(traceparent=GOOD, tracestate="a=1"))
     assert followed.sampled
@@ -150,7 +152,7 @@ def test_the_callers_decision_is_followed(share: float) -> None:
     assert mended.to_worker() == ((b"traceparent", unsampled.encode()),)
 
 
-def test_what_is_no_parent_is_replaced() -> None:
+def test_an_invalid_traceparent_is_replaced() -> None:
     for headers in ({"traceparent": "00-no-no-01"}, {"tracestate": "a=1"}):
         one = tracer(0.0).begin(Request(**headers))
         assert not one.sampled
@@ -165,19 +167,19 @@ def test_what_is_no_parent_is_replaced() -> None:
         ("http://c:4318/own", "http://c:4318/own"),
     ],
 )
-def test_where_spans_go(endpoint: str, posted: str) -> None:
+def test_spans_are_posted_to_the_collectors_traces_url(endpoint: str, posted: str) -> None:
     check_endpoint(endpoint)
     assert traces_url(endpoint) == posted
 
 
 @pytest.mark.parametrize("endpoint", ["", "c:4318", "grpc://c:4317", "http://", "http:///v1"])
-def test_what_is_no_collector_is_refused(endpoint: str) -> None:
+def test_an_invalid_collector_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="is no http"):
         check_endpoint(endpoint)
 
 
 @pytest.mark.parametrize("found", [None, ModuleNotFoundError("opentelemetry")])
-def test_without_the_extra_one_line_says_what_to_install(
+def test_the_error_for_a_missing_extra_contains_the_install_command(
     monkeypatch: pytest.MonkeyPatch, found: Any
 ) -> None:
     def find(name: str) -> Any:

@@ -95,7 +95,7 @@ TWO = ((1, 0.010, 3_584), (2, 0.069, 0))
         ),
     ],
 )
-def test_it_says_what_the_worker_holds_and_what_the_next_would_cost(
+def test_the_sentence_has_the_held_blocks_and_the_cost_of_the_next_worker(
     decision: Decision, size: int | None, hits: HitVerdict | None, sentence: str
 ) -> None:
     assert why_sentence(int(sentence.split()[1]), decision, size, hits) == sentence
@@ -106,7 +106,7 @@ def attempt(worker_id: int, decision: Decision, leg: Any = "both") -> Attempt:
     return Attempt(arrival(), Dispatch(1, stages, decision), 10.0, block_size=16)
 
 
-def test_of_two_legs_it_says_who_prefills_and_who_decodes() -> None:
+def test_the_sentence_for_two_legs_has_the_prefill_and_the_decode_worker() -> None:
     one, first = attempt(7, decided((7, 0.1, 0)), "decode"), attempt(1, decided(*TWO), "prefill")
     first.hits = EXACT
     line = explanation_line(one, False, first).decode("ascii")
@@ -119,7 +119,7 @@ def test_of_two_legs_it_says_who_prefills_and_who_decodes() -> None:
     assert told["hits"] == {"mode": "exact", "cause": None, "reason": None, "lift": None}
 
 
-def test_the_header_says_how_exact_the_hits_are_where_it_is_known() -> None:
+def test_the_header_has_the_exactness_of_hits_if_known() -> None:
     one = attempt(1, decided(*TWO))
     assert "hits" not in decision_in(explanation_line(one, False).decode("ascii"))
     one.hits = BOUND
@@ -143,7 +143,7 @@ def test_the_header_says_how_exact_the_hits_are_where_it_is_known() -> None:
     size=st.none() | st.integers(1, 4_096),
     hits=st.sampled_from([None, EXACT, BOUND, GUESS]),
 )
-def test_it_is_a_short_header_value_whatever_was_decided(
+def test_the_sentence_is_a_short_header_value_for_any_decision(
     best: list[tuple[int, float, int]],
     reason: str,
     unit: str | None,

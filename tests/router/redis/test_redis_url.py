@@ -41,13 +41,13 @@ SECRET = "hush-hush"
         ("rediss+cluster://a:1,b:2", "rediss+cluster://a:1,b:2", "cluster", {}),
     ],
 )
-def test_what_it_says(text, shown, kind, options):
+def test_redis_urls_are_parsed_and_shown_without_secrets(text, shown, kind, options):
     url = parse_redis_url(text)
     assert (str(url), url.kind, dict(url.options)) == (shown, kind, options)
     assert parse_redis_url(shown) == parse_redis_url(str(parse_redis_url(shown)))
 
 
-def test_sentinels_have_their_own_password_and_the_same_tls():
+def test_sentinels_have_a_separate_password_and_the_same_tls():
     text = "rediss+sentinel://:p@a/m?sentinel_password=q&ssl_ca_certs=/ca"
     url = parse_redis_url(text)
     assert url.options == {"password": "p", "ssl_ca_certs": "/ca"}
@@ -88,7 +88,7 @@ def test_sentinels_have_their_own_password_and_the_same_tls():
         ("redis://" + "h" * MOST_CHARS, "longer than"),
     ],
 )
-def test_what_is_refused(text, why):
+def test_invalid_redis_urls_are_refused(text, why):
     with pytest.raises(ValueError) as caught:
         parse_redis_url(text)
     assert why in str(caught.value)
@@ -101,7 +101,7 @@ def test_what_is_refused(text, why):
     st.text(max_size=6),
     st.sampled_from(["@h", "@h:6379/0", "@h/m", "@h:x", "?sentinel_password=x", "@"]),
 )
-def test_no_text_and_no_repr_has_the_password(scheme, user, before, after, tail):
+def test_neither_str_nor_repr_nor_errors_contain_the_password(scheme, user, before, after, tail):
     password = before + SECRET + after
     try:
         url = parse_redis_url(f"{scheme}://{user}:{password}{tail}")
@@ -130,6 +130,6 @@ def test_the_printed_configuration_has_no_password(capsys):
     assert "flag --state: state: has a / in user or password" in said.err
 
 
-def test_texts_with_and_without_a_url():
+def test_passwords_in_urls_within_a_text_are_redacted():
     assert redacted("at redis://u:p@h:1/2?x=1 and back") == "at redis://***@h:1/2?x=1 and back"
     assert redacted("redis://h:1, mail@x") == "redis://h:1, mail@x"

@@ -134,7 +134,7 @@ TestLentMachine.settings = settings(
 )
 
 
-def test_a_newcomer_knows_what_one_that_was_there_knows() -> None:
+def test_a_new_replica_gets_the_cache_state_of_an_old_one() -> None:
     all_ = LentReplicas(1)
     (old,) = all_.subscribers.values()
     for blocks in ([1, 2, 3], [1, 4], [5]):
@@ -149,7 +149,7 @@ def test_a_newcomer_knows_what_one_that_was_there_knows() -> None:
     assert new.indexed() == old.indexed() == sorted(all_.engine.holds.values())
 
 
-def test_who_missed_a_batch_gets_it_of_one_that_did_not() -> None:
+def test_a_replica_that_missed_a_batch_gets_a_copy_from_a_peer() -> None:
     all_ = LentReplicas(3)
     all_.engine.store([1, 2, 3])
     all_.settle()
@@ -171,7 +171,7 @@ def test_who_missed_a_batch_gets_it_of_one_that_did_not() -> None:
     assert one.indexed() == sorted(all_.engine.holds.values())
 
 
-def test_where_nobody_knows_each_goes_on_with_what_it_has() -> None:
+def test_without_any_complete_copy_each_replica_keeps_its_own_state() -> None:
     all_ = LentReplicas(2)
     for block in range(5):
         all_.engine.store([block])
@@ -184,7 +184,7 @@ def test_where_nobody_knows_each_goes_on_with_what_it_has() -> None:
         assert len(one.indexed()) == 1
 
 
-def test_what_a_peer_knew_of_an_engine_before_its_restart_is_not_believed() -> None:
+def test_a_copy_from_before_the_engines_restart_is_not_used() -> None:
     all_ = LentReplicas(2)
     all_.engine.store([1, 2, 3])
     all_.settle()

@@ -49,7 +49,7 @@ def test_peers_are_asked_in_turn_until_none_is_left() -> None:
     assert asker.got == [None]
 
 
-def test_only_whole_copies_of_the_one_that_is_asked_count() -> None:
+def test_only_complete_copies_from_the_requested_peer_are_used() -> None:
     asker = Asker("a@1", "b@1")
     (peer,) = asker.asked(0.0)
     other = "b@1" if peer == "a@1" else "a@1"
@@ -99,7 +99,7 @@ def lender_of(workers: dict[str, Any], filled: list[Any]) -> SnapshotLender:
     )
 
 
-def test_a_copy_is_told_once_to_all_who_asked_before_it_began() -> None:
+def test_a_copy_is_sent_once_to_all_peers_that_requested_it_before() -> None:
     filled: list[Any] = []
     lender = lender_of({"w": Known()}, filled)
     lender.asked("w")
@@ -114,7 +114,7 @@ def test_a_copy_is_told_once_to_all_who_asked_before_it_began() -> None:
     assert lender.snapshots == 2
 
 
-def test_nothing_is_lent_that_is_not_known_or_cannot_be_proven() -> None:
+def test_unknown_or_unproven_state_is_not_lent() -> None:
     filled: list[Any] = []
     workers = {"less": Known(known=False), "unproven": Known(digest=0)}
     lender = lender_of(workers | {"idle": Known(digest=0, next_seq=0)}, filled)
@@ -125,7 +125,7 @@ def test_nothing_is_lent_that_is_not_known_or_cannot_be_proven() -> None:
     assert len(filled) == 1, "who never published holds nothing"
 
 
-def test_what_was_asked_before_the_link_went_is_not_told_after_it() -> None:
+def test_requests_from_before_a_lost_link_are_not_answered_after_it() -> None:
     filled: list[Any] = []
     lender = lender_of({"w": Known(), "v": Known()}, filled)
     lender.asked("w")

@@ -18,7 +18,7 @@ def fleet(count: int) -> tuple[KvReplicas, Sharer, list[Sharer]]:
     return replicas, reader, [one for one in sharers if one is not reader]
 
 
-def test_a_change_of_the_reader_takes_no_copy_where_nothing_was_missed() -> None:
+def test_a_change_of_reader_needs_no_copy_if_no_events_were_missed() -> None:
     replicas, reader, others = fleet(3)
     replicas.engine.store([0, 1, 2])
     replicas.settle()
@@ -33,7 +33,7 @@ def test_a_change_of_the_reader_takes_no_copy_where_nothing_was_missed() -> None
         assert one.chains() == sorted(replicas.engine.holds.values())
 
 
-def test_who_missed_something_and_reads_next_believes_nothing_of_before() -> None:
+def test_a_new_reader_that_missed_events_discards_its_old_state() -> None:
     """A replica that missed events and reads next discards its earlier state: the event numbers may
     seem to continue by chance although events in between were missed.
     """
@@ -54,7 +54,7 @@ def test_who_missed_something_and_reads_next_believes_nothing_of_before() -> Non
     assert not other.kv.known
 
 
-def test_a_reader_of_a_lower_token_is_not_believed() -> None:
+def test_batches_of_a_reader_with_a_lower_token_are_ignored() -> None:
     replicas, reader, (other,) = fleet(2)
     replicas.engine.store([0, 1])
     reader.read(replicas.engine)
@@ -74,7 +74,7 @@ def test_a_reader_of_a_lower_token_is_not_believed() -> None:
     assert reader.chains() == other.chains() == sorted(replicas.engine.holds.values())
 
 
-def test_cut_off_from_redis_it_reads_on_until_its_first_hole() -> None:
+def test_a_reader_cut_off_from_redis_reads_until_its_first_gap() -> None:
     replicas, reader, (other,) = fleet(2)
     replicas.part(reader.replica)
     replicas.advance(4.0)
@@ -91,7 +91,7 @@ def test_cut_off_from_redis_it_reads_on_until_its_first_hole() -> None:
     assert sum(one.claim.reads for one in (reader, other)) == 1
 
 
-def test_one_that_ends_reads_no_more_also_without_its_link() -> None:
+def test_a_replica_that_ends_stops_reading_even_without_its_link() -> None:
     replicas, reader, (other,) = fleet(2)
     reader.replica.sharing.kv.leave()
     replicas.part(reader.replica)
@@ -100,7 +100,7 @@ def test_one_that_ends_reads_no_more_also_without_its_link() -> None:
     assert other.claim.reads
 
 
-def test_a_reader_stops_as_soon_as_it_hears_of_a_greater_token() -> None:
+def test_a_reader_stops_as_soon_as_it_learns_of_a_greater_token() -> None:
     _, reader, _ = fleet(2)
     token = reader.claim.election.token
     reader.claim.election.outranked(token)
@@ -109,7 +109,7 @@ def test_a_reader_stops_as_soon_as_it_hears_of_a_greater_token() -> None:
     assert not reader.claim.reads
 
 
-def test_batches_count_in_order_and_from_the_greatest_token_only() -> None:
+def test_batches_are_applied_in_order_and_only_from_the_greatest_token() -> None:
     replicas, _, (other,) = fleet(2)
     replicas.engine.store([0, 1])
     ((seq, payload),) = replicas.engine.unread
@@ -125,7 +125,7 @@ def test_batches_count_in_order_and_from_the_greatest_token_only() -> None:
     assert len(other.chains()) == 2
 
 
-def test_a_batch_of_many_pieces_arrives_whole() -> None:
+def test_a_batch_of_many_pieces_arrives_complete() -> None:
     replicas, reader, (other,) = fleet(2)
     blocks = list(range(8_000))
     replicas.engine.store(blocks)

@@ -50,7 +50,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3))
-def test_never_two_holders_and_tokens_only_grow(steps, offsets):
+def test_a_lease_never_has_two_holders_and_tokens_only_grow(steps, offsets):
     server = Server()
     holders = [Holder(f"r{n}@{n:016x}", offset) for n, offset in enumerate(offsets)]
     greatest = 0
@@ -92,7 +92,7 @@ def test_never_two_holders_and_tokens_only_grow(steps, offsets):
         assert all(a is not None or b is not None for a, b in pairwise(holder.told))
 
 
-def test_a_holder_is_told_at_the_time_even_where_redis_says_nothing_more():
+def test_a_lease_expires_on_time_even_if_redis_no_longer_answers():
     server, holder = Server(), Holder("a@0")
     holder.ask(server)
     assert holder.told == [1]
@@ -104,7 +104,7 @@ def test_a_holder_is_told_at_the_time_even_where_redis_says_nothing_more():
     assert holder.told == [1, None, 1]
 
 
-def test_one_that_redis_refuses_is_nobodys(caplog):
+def test_a_lease_that_redis_refuses_has_no_holder(caplog):
     holder = Holder("a@0")
     asked, commands = holder.leases.commands()
     holder.leases.read_replies(asked, [ResponseError("WRONGTYPE ...")] * len(commands), 0.0)
@@ -113,7 +113,7 @@ def test_one_that_redis_refuses_is_nobodys(caplog):
     assert "no replica can get the lease of it: redis has something else" in caplog.text
 
 
-def test_goodbye_gives_back_what_is_held():
+def test_goodbye_releases_held_leases():
     server, holder, next_one = Server(), Holder("a@0"), Holder("b@0")
     holder.ask(server)
     for command in holder.leases.goodbye():
@@ -123,7 +123,7 @@ def test_goodbye_gives_back_what_is_held():
     assert next_one.told == [2]
 
 
-def test_what_cannot_be_wanted():
+def test_invalid_or_too_many_leases_are_refused():
     holder = Holder("a@0")
     for what in ("it", "", "x" * 5_000):
         with pytest.raises(ValueError, match="wanted already, empty, or too long"):

@@ -64,7 +64,7 @@ def same(old: World, new: World) -> bool:
     return all(np.array_equal(*pair) for pair in zip(ours, theirs, strict=True))
 
 
-async def test_requests_are_charged_from_before_they_are_told_until_they_end() -> None:
+async def test_open_requests_are_charged_at_the_successor_until_they_end() -> None:
     old, new = World(), World()
     first, second = (dispatched(old, [n, n + 1]) for n in (1, 5))
     take(old.core, FirstToken(0.1, first))
@@ -90,7 +90,7 @@ async def test_requests_are_charged_from_before_they_are_told_until_they_end() -
     finished(old, third)
 
 
-async def test_whoever_shares_state_with_it_does_not_count_it_twice() -> None:
+async def test_a_successor_with_shared_state_does_not_count_requests_twice() -> None:
     old, new = World(), World()
     dispatched(old, [1, 2])
     async with told(old) as (teller, line):
@@ -102,7 +102,7 @@ async def test_whoever_shares_state_with_it_does_not_count_it_twice() -> None:
         await former.aclose()
 
 
-async def test_the_third_hears_the_first_where_the_second_left_off() -> None:
+async def test_the_third_router_continues_the_firsts_requests_after_the_second() -> None:
     old, second, third = World(), World(), World()
     dispatched(old, [1, 2])
     async with told(old) as (teller, line):
@@ -126,7 +126,7 @@ async def test_the_third_hears_the_first_where_the_second_left_off() -> None:
         await last.aclose()
 
 
-async def test_what_a_worker_has_reported_already_is_not_counted_twice() -> None:
+async def test_requests_in_a_workers_load_report_are_not_counted_twice() -> None:
     old, new = World(workers=1), World(workers=1)
     for n in range(3):
         dispatched(old, [n, n + 1])
@@ -145,7 +145,7 @@ async def test_what_a_worker_has_reported_already_is_not_counted_twice() -> None
         await former.aclose()
 
 
-async def test_a_message_that_cannot_be_read_ends_it_and_releases_all(caplog) -> None:
+async def test_an_unreadable_message_ends_the_link_and_releases_all_requests(caplog) -> None:
     caplog.set_level("INFO")
     for bad, why in (
         (HEAD.pack(3) + b"abc", "Expected"),
@@ -171,7 +171,7 @@ async def test_a_message_that_cannot_be_read_ends_it_and_releases_all(caplog) ->
         assert why in caplog.text
 
 
-async def test_one_that_missed_something_asks_and_is_told_anew() -> None:
+async def test_a_successor_that_missed_a_message_requests_the_full_state() -> None:
     old, new = World(), World()
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

@@ -44,7 +44,7 @@ def other(number: int) -> str:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(0.0, 1.0)), max_size=60))
-def test_a_peer_is_there_while_it_beats_and_gone_after_its_lease(steps):
+def test_a_peer_is_present_while_it_sends_heartbeats(steps):
     """A peer counts as present while it renews its entry, and as gone after its lease. The test
     adds up the time of the readings of the registry since the entry last changed.
     """
@@ -67,7 +67,7 @@ def test_a_peer_is_there_while_it_beats_and_gone_after_its_lease(steps):
         assert membership.present("1") == here
 
 
-def test_what_the_dead_left_behind_is_nobody_and_is_cleared_away():
+def test_entries_of_dead_replicas_are_no_peers_and_are_removed():
     membership = Membership(ME, LEASE_S)
     registry = {other(1): Entry(7, TERMS)}
     for _ in range(7):  # the first one finds it
@@ -80,7 +80,7 @@ def test_what_the_dead_left_behind_is_nobody_and_is_cleared_away():
     assert (membership.present("1"), membership.returned) == ({other(1)}, 1)
 
 
-def test_who_said_goodbye_does_not_come_back_by_an_older_look():
+def test_a_peer_that_left_does_not_return_by_an_older_registry_read():
     membership = Membership(ME, LEASE_S)
     registry = {other(1): Entry(7, TERMS)}
     membership.look(registry, 0.5)
@@ -90,7 +90,7 @@ def test_who_said_goodbye_does_not_come_back_by_an_older_look():
     assert membership.lapsed == []
 
 
-def test_messages_are_beats_too():
+def test_messages_count_as_heartbeats():
     membership = Membership(ME, LEASE_S)
     for _ in range(20):
         membership.look({other(1): Entry(7, TERMS)}, 1.0)
@@ -98,14 +98,14 @@ def test_messages_are_beats_too():
     assert membership.present("1") == {other(1)}
 
 
-def test_who_speaks_another_version_is_known_and_not_present():
+def test_a_peer_of_another_version_is_known_but_not_present():
     membership = Membership(ME, LEASE_S)
     membership.look({other(1): Entry(7, {VERSION: "2"}), other(2): Entry(7, {})}, 0.5)
     assert len(membership.peers) == 2
     assert not membership.present("1")
 
 
-def test_there_is_a_bound(caplog):
+def test_the_number_of_peers_is_bounded(caplog):
     membership = Membership(ME, LEASE_S)
     membership.look({other(n): Entry(1, TERMS) for n in range(MOST_PEERS + 3)}, 0.5)
     assert (len(membership.peers), membership.crowded_out) == (MOST_PEERS, 3)
@@ -113,7 +113,7 @@ def test_there_is_a_bound(caplog):
 
 
 @given(st.lists(st.binary(max_size=80), max_size=20))
-def test_any_registry_can_be_read(texts):
+def test_any_registry_contents_are_read_without_an_exception(texts):
     entries, malformed = read_entries(texts)
     assert len(entries) + malformed <= len(texts) // 2
 
@@ -122,7 +122,7 @@ def test_any_registry_can_be_read(texts):
     st.integers(0, (1 << 62) - 1),
     st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=5),
 )
-def test_entries_come_back_as_they_were(beat, terms):
+def test_entries_survive_a_round_trip_through_text(beat, terms):
     entry = Entry(beat, terms)
     assert read_entry(entry_text(entry)) == entry
 
@@ -130,11 +130,11 @@ def test_entries_come_back_as_they_were(beat, terms):
 @pytest.mark.parametrize(
     "text", [b"", b"[1,2]", b'{"beat":-1,"terms":{}}', b"{" * 20_000, b"\xff", b'{"beat":1e9}']
 )
-def test_what_is_no_entry(text):
+def test_malformed_entries_are_ignored(text):
     assert read_entry(text) is None
 
 
-def test_identities():
+def test_identities_are_unique_and_malformed_ones_are_ignored():
     identity = new_identity("a.b-c")
     assert name_of(identity) == "a.b-c"
     assert read_identity(identity.encode()) == identity
@@ -149,7 +149,7 @@ def shared(config: Config, speaks: int) -> dict[str, str]:
     return terms_of(replica_terms(config), speaks)
 
 
-def test_what_must_agree(tmp_path: Path):
+def test_differences_in_shared_settings_are_found(tmp_path: Path):
     keys = tmp_path / "keys"
     keys.write_text("- alice salt=s1\n- bob\n")
     model = tmp_path / "model"
@@ -182,7 +182,7 @@ def test_what_must_agree(tmp_path: Path):
     assert "replicas.fleet" in str(refusal("b@1", "x"))
 
 
-def test_a_disagreement_is_said_once(caplog):
+def test_a_disagreement_is_logged_once(caplog):
     caplog.set_level("INFO")
     disagreements = Disagreements()
     for _ in range(3):
@@ -210,7 +210,7 @@ def test_a_disagreement_is_said_once(caplog):
         (ValueError("redis://u:hush@h " + "x" * 999), "fails: ValueError: redis://***@h xxx"),
     ],
 )
-def test_reasons_are_words_without_secrets(error, words):
+def test_failure_reasons_contain_no_secrets(error, words):
     reason = reason_of(error)
     assert words in reason
     assert "hush" not in reason

@@ -48,7 +48,7 @@ def lines_of(version: str, setup: str) -> AttributionLines:
         ("2.1.332", "print, CLAUDE_CODE_ATTRIBUTION_HEADER=0", 0, 0),
     ],
 )
-def test_releases_before_2_1_181_change_it_with_each_request(
+def test_releases_before_2_1_181_change_the_line_with_each_request(
     version: str, setup: str, same: int, changed: int
 ) -> None:
     lines = lines_of(version, setup)
@@ -61,7 +61,7 @@ def body(*system: str, **fields: Any) -> bytes:
     return json.dumps(said).encode()
 
 
-def test_only_the_first_text_of_a_system_prompt_is_such_a_line() -> None:
+def test_only_the_first_text_of_a_system_prompt_is_an_attribution_line() -> None:
     read = SHAPES["messages"]
     line = "x-anthropic-billing-header: cch=1;"
     found = read(body(line, "You are."), ScanLimits()).attribution
@@ -71,7 +71,7 @@ def test_only_the_first_text_of_a_system_prompt_is_such_a_line() -> None:
     assert read(body("You are.", line), ScanLimits()).attribution is None
 
 
-def test_sessions_and_tenants_are_apart_and_the_oldest_are_forgotten(
+def test_lines_are_kept_per_session_and_tenant_and_the_oldest_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attribution, "_SESSIONS_MAX", 2)

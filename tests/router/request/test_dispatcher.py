@@ -69,7 +69,7 @@ class Desk(World):
         assert not self.dispatcher._tickets
 
 
-async def test_a_finished_request_leaves_nothing() -> None:
+async def test_a_finished_request_leaves_no_charge() -> None:
     desk = Desk()
     with desk.ticket() as ticket:
         desk.arrive(ticket)
@@ -81,7 +81,7 @@ async def test_a_finished_request_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("moment", ["arrived", "dispatched", "streaming"])
-async def test_a_handler_that_dies_at_any_moment_leaves_nothing(moment: str) -> None:
+async def test_a_handler_that_dies_at_any_moment_leaves_no_charge(moment: str) -> None:
     desk = Desk()
 
     async def handler() -> None:
@@ -98,7 +98,7 @@ async def test_a_handler_that_dies_at_any_moment_leaves_nothing(moment: str) -> 
     desk.assert_idle()
 
 
-async def test_a_client_that_leaves_while_held_leaves_nothing() -> None:
+async def test_a_client_that_leaves_while_held_leaves_no_charge() -> None:
     desk = Desk()
     desk.policy.answer = hold
 
@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_while_held_leaves_nothing() -> None:
     desk.assert_idle()
 
 
-async def test_a_client_that_leaves_just_as_it_is_dispatched_leaves_nothing() -> None:
+async def test_a_client_that_leaves_during_dispatch_leaves_no_charge() -> None:
     """A client that leaves just as its request is dispatched leaves no charge: the core has charged
     the dispatch and put it into the ticket, but the handler never fetches it.
     """
@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_just_as_it_is_dispatched_leaves_nothing() ->
     desk.assert_idle()
 
 
-async def test_held_requests_are_dispatched_or_told_that_their_time_is_over() -> None:
+async def test_a_held_request_gets_503_after_the_hold_time() -> None:
     desk = Desk()
     desk.policy.answer = hold
     with desk.ticket() as ticket:
@@ -151,7 +151,7 @@ async def test_held_requests_are_dispatched_or_told_that_their_time_is_over() ->
     desk.assert_idle()
 
 
-async def test_a_retry_brings_another_action_and_the_last_one_a_refusal() -> None:
+async def test_each_retry_goes_to_another_worker_and_the_last_one_is_refused() -> None:
     desk = Desk()
     with desk.ticket() as ticket:
         desk.arrive(ticket)
@@ -164,7 +164,7 @@ async def test_a_retry_brings_another_action_and_the_last_one_a_refusal() -> Non
     desk.assert_idle()
 
 
-async def test_what_ran_on_a_removed_worker_is_released_once_and_may_go_elsewhere() -> None:
+async def test_a_request_of_a_removed_worker_is_released_once_and_may_be_retried() -> None:
     desk = Desk()
     with desk.ticket() as ticket:
         desk.arrive(ticket)
@@ -181,7 +181,7 @@ async def test_what_ran_on_a_removed_worker_is_released_once_and_may_go_elsewher
     desk.assert_idle()
 
 
-async def test_what_the_fallback_cannot_decide_answers_500_and_leaves_nothing() -> None:
+async def test_a_failing_fallback_policy_gives_500_and_leaves_no_charge() -> None:
     desk = Desk()
     desk.policy.answer = lambda rows: np.full(rows, np.nan)
     desk.core.guard.fallback = LoadedPolicy("a defect", {}, 0.0, desk.policy)
@@ -200,6 +200,6 @@ async def test_a_resync_goes_to_its_worker() -> None:
     assert desk.asked == [("resync", 1, 0)]
 
 
-def test_what_is_no_fact_from_outside_is_refused() -> None:
+def test_an_object_that_is_no_fact_is_refused() -> None:
     with pytest.raises(TypeError, match="not a fact"):
         Desk().dispatcher.tell("nonsense")  # type: ignore[arg-type]

@@ -37,13 +37,13 @@ def ids(*tokens: int) -> Tokens:
     ],
 )
 @pytest.mark.parametrize("kind", ["warmroute", "vllm", "sglang", "trtllm"])
-def test_the_prompt_alone_is_replaced(
+def test_only_the_prompt_is_replaced(
     kind: str, body: bytes, prompts: list[Tokens], sent: bytes
 ) -> None:
     assert with_token_ids(body, COMPLETIONS, kind, prompts) == sent
 
 
-def test_workers_that_take_none_get_the_text() -> None:
+def test_workers_that_accept_no_token_ids_get_the_text() -> None:
     body = b'{"prompt":"x"}'
     for kind in ("openai", "triton"):
         assert with_token_ids(body, COMPLETIONS, kind, [ids(1)]) is body
@@ -52,7 +52,7 @@ def test_workers_that_take_none_get_the_text() -> None:
         assert with_token_ids(chat, CHAT, kind, [ids(1)]) is chat
 
 
-def test_tensorrt_llm_takes_the_ids_of_a_chat_beside_its_messages() -> None:
+def test_tensorrt_llm_gets_token_ids_in_addition_to_the_messages() -> None:
     body = b' { "messages": [] }'
     assert with_token_ids(body, CHAT, "trtllm", [ids(1, 2)]) == (
         b' {"prompt_token_ids":[1,2], "messages": [] }'
@@ -66,7 +66,7 @@ fields = st.dictionaries(st.text("pab", max_size=3), st.text() | st.integers(), 
 
 @patient
 @given(fields, st.text(min_size=1), fields, st.lists(st.integers(0, 2**31 - 1), min_size=1))
-def test_a_parser_finds_the_same_fields_and_the_ids(
+def test_the_changed_body_parses_to_the_same_fields_and_the_token_ids(
     before: dict[str, Any], prompt: str, after: dict[str, Any], tokens: list[int]
 ) -> None:
     after = {key: value for key, value in after.items() if key not in before}

@@ -40,7 +40,7 @@ async def order_of(jobs_of: list[int], begins: list[int]) -> list[tuple[int, int
 
 @patient
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 20)), max_size=12))
-def test_a_request_waits_for_none_that_came_later(made: list[tuple[int, int]]) -> None:
+def test_a_request_never_waits_for_a_later_one(made: list[tuple[int, int]]) -> None:
     """A request never waits for a later one: the order is that of a queue which is sorted by
     arrival before each step.
     """
@@ -56,7 +56,7 @@ def test_a_request_waits_for_none_that_came_later(made: list[tuple[int, int]]) -
     assert asyncio.run(order_of(jobs_of, begins)) == expected
 
 
-async def test_what_work_returns_and_raises_comes_back() -> None:
+async def test_results_and_exceptions_of_jobs_are_returned() -> None:
     with ThreadPoolExecutor(2) as executor:
         line = InTurn(executor)
         assert await line.run(0, lambda: threading.current_thread().name) != "MainThread"
@@ -69,7 +69,7 @@ class Body:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_work_leaves_nothing_behind(fails: bool) -> None:
+async def test_finished_jobs_leave_no_memory(fails: bool) -> None:
     """Finished work leaves no memory behind without the garbage collector, which seldom runs in a
     router.
     """
@@ -91,7 +91,7 @@ async def test_work_leaves_nothing_behind(fails: bool) -> None:
         gc.enable()
 
 
-async def test_work_of_a_client_that_left_is_dropped_at_once_and_never_done() -> None:
+async def test_the_job_of_a_client_that_left_is_dropped_immediately() -> None:
     steps, done = Steps(), list[str]()
     line = InTurn(steps)
     body = Body()

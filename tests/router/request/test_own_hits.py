@@ -27,13 +27,13 @@ from tests.router.crowded import crowd
         (b'{"text": "a", "sampling_params": {"n": 4}}', False),
     ],
 )
-def test_one_answer_is_told_from_several(body: bytes, own: bool) -> None:
+def test_requests_for_one_answer_are_distinguished_from_several(body: bytes, own: bool) -> None:
     assert is_own_hit(body, "both") is is_own_hit(body, "prefill") is own
     assert not is_own_hit(body, "decode")
 
 
 @pytest.mark.parametrize(("choices", "told"), [(1, 16), (2, None)])
-async def test_a_siblings_hit_is_neither_counted_nor_logged_nor_learned_from(
+async def test_the_hit_of_a_second_answer_is_not_counted_or_logged_or_learned(
     choices: int, told: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hit of a request's second answer is neither counted nor logged nor learned from: vLLM

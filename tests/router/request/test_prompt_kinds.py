@@ -23,7 +23,7 @@ KINDS = {"m": "vllm", "other": "sglang"}
 
 
 @pytest.mark.parametrize("scanned", [completion("a b c"), chat("a b c")])
-async def test_each_kind_has_its_encoder(scanned: Scanned) -> None:
+async def test_each_engine_kind_has_its_encoder(scanned: Scanned) -> None:
     encoders = Encoders(USUAL, {"vllm": OWN}, USUAL.memo)
     check = TokenCheck(lambda: 0.0, lambda: 1.0)
     with ThreadPoolExecutor(1) as executor:
@@ -37,7 +37,7 @@ async def test_each_kind_has_its_encoder(scanned: Scanned) -> None:
 
 
 @pytest.mark.parametrize("cuts", [True, False])
-async def test_chats_are_cut_where_the_engine_cuts_them(
+async def test_chats_are_truncated_if_the_engine_truncates_them(
     cuts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OWN, "cuts_chats", cuts, raising=False)
@@ -60,7 +60,7 @@ async def test_a_kind_without_an_encoder_is_read_as_text() -> None:
         assert (await reader.read(chat("a"), "other", [16])).approximate
 
 
-def test_a_model_of_several_kinds_has_none() -> None:
+def test_a_model_served_by_several_engine_kinds_has_no_kind() -> None:
     def member(kind: str | None, *models: str) -> Any:
         facts = SimpleNamespace(models=models, has_events=True)
         recognized = kind and SimpleNamespace(kind=kind, facts=facts, model_path=None)

@@ -25,7 +25,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-async def test_text_is_encoded_as_the_body_asks(executor) -> None:
+async def test_text_is_encoded_with_the_options_of_the_body(executor) -> None:
     class Bounded(WordTokenizer):
         def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
             return [7] * add_special_tokens + super().encode(text)
@@ -54,7 +54,7 @@ async def test_text_is_encoded_as_the_body_asks(executor) -> None:
     assert given.encoded == ()
 
 
-async def test_unused_tools_are_dropped_where_the_workers_drop_them(executor) -> None:
+async def test_unused_tools_are_dropped_if_the_workers_drop_them(executor) -> None:
     fields: dict[str, Any] = {"tools": [{"type": "function"}], "tool_choice": "none"}
     words = WordTokenizer(1000)
     plain = await read(chat("hello"), executor, words)
@@ -66,13 +66,13 @@ async def test_unused_tools_are_dropped_where_the_workers_drop_them(executor) ->
     assert used.tokens == kept.tokens
 
 
-async def test_a_chat_that_brings_its_template_is_read_as_text(executor) -> None:
+async def test_a_chat_with_its_own_template_is_read_as_text(executor) -> None:
     reader = reader_of(WordTokenizer(1000), executor)
     assert (await reader.read(chat("hello", chat_template="{{ x }}"), "m", (4,))).approximate
     assert reader.template_refusals == 1
 
 
-async def test_models_that_are_not_trusted_are_read_as_text(executor) -> None:
+async def test_prompts_of_untrusted_models_are_read_as_text(executor) -> None:
     check = TokenCheck(lambda: 0.0, lambda: 1.0)
     reader = reader_of(WordTokenizer(1000), executor, check=check)
     check.probed("m", 0, "differs")
@@ -86,7 +86,7 @@ def image(data: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
-async def test_images_take_part_by_digest_where_they_stand(executor) -> None:
+async def test_images_are_hashed_by_digest_at_their_position(executor) -> None:
     system = {"role": "system", "content": "Look closely. " * 30}
 
     async def chain(*parts: Any, tokenizer: Any = None) -> list[int]:
@@ -108,7 +108,7 @@ async def test_images_take_part_by_digest_where_they_stand(executor) -> None:
     assert first[:shared] == (await chain(text, one, one))[:shared]
 
 
-def test_digests_replace_what_is_long_and_nothing_else() -> None:
+def test_digests_replace_only_long_media() -> None:
     long = "x" * 1_000
     audio = {"type": "input_audio", "input_audio": {"data": long, "format": "wav"}, "n": [1, long]}
     messages = [

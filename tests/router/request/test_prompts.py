@@ -39,7 +39,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-async def test_token_ids_are_hashed_as_they_are_once_for_each_block_size(executor) -> None:
+async def test_token_ids_are_hashed_once_for_each_block_size(executor) -> None:
     ids = list(range(10))
     prompt = await read(completion(ids), executor, sizes=(4, 8, 4))
     assert (prompt.tokens, prompt.approximate) == (10, False)
@@ -66,7 +66,7 @@ IDS = st.integers(0, 9) | st.integers(0, 2**63 - 1) | st.sampled_from([2**31 - 1
         ("/v1/embeddings", "input"),
     ],
 )
-async def test_ids_beyond_int32_are_hashed_as_those_of_events(path, name, ids, repeats) -> None:
+async def test_token_ids_beyond_int32_are_hashed_as_in_kv_events(path, name, ids, repeats) -> None:
     ids = ids * repeats  # of 4,000: a body that is read without Python's lock
     body = json.dumps({name: ids}).encode()
     event = Stored(tuple(range(len(ids) // 4)), None, tuple(ids[: len(ids) // 4 * 4]), 4)
@@ -79,13 +79,13 @@ async def test_ids_beyond_int32_are_hashed_as_those_of_events(path, name, ids, r
     assert same(prompt.chains[3], twins.wide_chain_hashes(np.array(ids, np.int64), 3))
 
 
-async def test_long_prompts_are_hashed_alike_in_a_thread(executor) -> None:
+async def test_long_prompts_get_the_same_hashes_in_a_thread(executor) -> None:
     ids = list(range(40_000))
     prompt = await read(completion(ids), executor)
     assert same(prompt.chains[4], chain_hashes(np.array(ids, dtype=np.int32), 4, 0))
 
 
-async def test_of_several_prompts_the_first_places_and_all_count(executor) -> None:
+async def test_the_first_of_several_prompts_gives_the_chain_and_all_count_tokens(executor) -> None:
     prompt = await read(completion([[1, 2, 3, 4], [5] * 7]), executor)
     assert (prompt.tokens, prompt.longest_tokens) == (11, 7)
     alone = await read(completion([1, 2, 3, 4]), executor)
@@ -94,7 +94,7 @@ async def test_of_several_prompts_the_first_places_and_all_count(executor) -> No
     assert (texts.tokens, texts.longest_tokens, texts.approximate) == (30, 20, True)
 
 
-async def test_salts_and_text_never_share_with_anything_else(executor) -> None:
+async def test_salts_models_and_text_give_distinct_hashes(executor) -> None:
     ids = [0x20202020] * 8  # the bytes of blanks
     seen = [
         (await read(completion(ids), executor)).chains[4],
@@ -110,7 +110,7 @@ async def test_salts_and_text_never_share_with_anything_else(executor) -> None:
 
 @patient
 @given(shared=st.text(max_size=60), one=st.text(max_size=20), other=st.text(max_size=20))
-def test_texts_share_the_blocks_of_their_common_beginning(shared, one, other) -> None:
+def test_texts_with_a_common_prefix_share_its_blocks(shared, one, other) -> None:
     async def chains() -> list[list[int]]:
         with ThreadPoolExecutor(1) as executor:
             prompts = [await read(completion(f"x{shared}{end}"), executor) for end in (one, other)]
@@ -121,7 +121,7 @@ def test_texts_share_the_blocks_of_their_common_beginning(shared, one, other) ->
     assert first[:common] == second[:common]
 
 
-async def test_the_next_turn_of_a_chat_begins_with_the_last_one(executor) -> None:
+async def test_the_next_turn_of_a_chat_begins_with_the_blocks_of_the_last_one(executor) -> None:
     first = await read(chat("how are you today, my dear old friend?"), executor)
     second = await read(chat("how are you today, my dear old friend?", "and now?"), executor)
     assert first.approximate
@@ -131,7 +131,7 @@ async def test_the_next_turn_of_a_chat_begins_with_the_last_one(executor) -> Non
     assert not same(tools.chains[4][:1], (await read(chat("hi" * 20), executor)).chains[4][:1])
 
 
-async def test_odd_text_is_no_error(executor) -> None:
+async def test_unusual_text_is_no_error(executor) -> None:
     for text in ("", "\ud800", "ü", "\x00" * 9):
         scanned = Scanned(prompts=(text,)) if text else Scanned(messages=({"role": "user"},))
         assert (await read(scanned, executor)).tokens >= 1
@@ -151,7 +151,7 @@ async def test_with_a_tokenizer_text_and_chats_are_exact(executor) -> None:
     assert (several.tokens, several.longest_tokens) == (3, 2)
 
 
-async def test_a_template_that_refuses_is_counted_and_the_text_stands_in(executor) -> None:
+async def test_a_template_that_refuses_is_counted_and_the_text_is_used_instead(executor) -> None:
     class Refusing(WordTokenizer):
         def encode_chat(self, chat: Chat, now_s: float) -> list[int]:
             raise PromptError("roles must alternate")
@@ -187,7 +187,7 @@ async def test_the_fields_that_shape_a_chat_reach_its_template(executor) -> None
     assert {name: getattr(noted, name) for name in fields} == fields
 
 
-async def test_a_full_line_before_the_tokenizer_is_told_to_come_back(executor) -> None:
+async def test_a_full_tokenizer_queue_refuses_the_request_with_429(executor) -> None:
     release = threading.Event()
 
     class Slow(WordTokenizer):
@@ -209,7 +209,7 @@ async def test_a_full_line_before_the_tokenizer_is_told_to_come_back(executor) -
     assert (await reader.read(completion("x"), "m", (4,))).tokens == 1
 
 
-async def test_an_adapter_shares_nothing_with_its_base_and_starts_as_its_events_do(
+async def test_an_adapter_has_its_own_hashes_equal_to_those_of_its_events(
     executor,
 ) -> None:
     ids = list(range(8))
@@ -241,7 +241,9 @@ class BeginningKnown:
         return RenderedPrompt([Rendered(ids, (Medium("cat", 2, 4),))], "", rest_tokens=900)
 
 
-async def test_a_prompt_is_not_too_long_by_an_estimate(executor: ThreadPoolExecutor) -> None:
+async def test_an_estimated_length_never_makes_a_prompt_too_long(
+    executor: ThreadPoolExecutor,
+) -> None:
     """A prompt is never refused as too long because of an estimated length: the tokens after the
     known beginning are estimated from bytes, and the beginning has images.
     """

@@ -87,7 +87,7 @@ async def test_half_of_the_long_prompts_are_read_in_half_of_the_time(
     assert ended[requests // 2 - 1] <= 0.5 * ended[-1]
 
 
-async def test_a_short_prompt_waits_for_no_long_one(monkeypatch, tmp_path: Path) -> None:
+async def test_a_short_prompt_does_not_wait_for_a_long_one(monkeypatch, tmp_path: Path) -> None:
     long, short = Steps(), Steps()
     async with router_of(monkeypatch, write_model(tmp_path), short, long) as router:
         headers = Fields(b"POST / HTTP/1.1\r\n\r\n")

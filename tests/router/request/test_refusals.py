@@ -17,7 +17,7 @@ from router.upstream.collected_reply import CollectedReply
         (b'{"error":{"message":"CUDA error"}}', "status_5xx"),
     ],
 )
-def test_a_first_leg_that_finds_a_full_queue_blames_nobody(body: bytes, kind: str) -> None:
+def test_a_503_of_the_prefill_worker_is_classified_and_retryable(body: bytes, kind: str) -> None:
     held = HeldReply(ReplyHead(503, b"No", (), Framing.LENGTH, len(body)), body)
     outcome = Outcome(0.0, 503, WorkerError("status_5xx", "503"), held=held)
     found = outcome_of_prefill(outcome, CollectedReply(1_000), "m")

@@ -36,7 +36,7 @@ class Upstream:
         pass
 
 
-async def test_any_number_at_once_is_told_though_another_worker_hangs() -> None:
+async def test_all_release_calls_are_sent_although_another_worker_hangs() -> None:
     releases, hangs, works = Releases(), Upstream(answers=False), Upstream()
     for number in range(2_000):
         for one in (hangs, works):

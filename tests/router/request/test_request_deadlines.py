@@ -40,9 +40,7 @@ def client_reply(body_length: int) -> ClientReply:
     envoy=st.none() | st.integers(0, 86_400_000),
     total_s=st.sampled_from([0.0, 5.0]),
 )
-def test_the_soonest_of_all_that_are_told_holds(
-    own: int | None, envoy: int | None, total_s: float
-) -> None:
+def test_the_earliest_deadline_applies(own: int | None, envoy: int | None, total_s: float) -> None:
     headers = {OWN: own, ENVOY_HEADER: envoy}
     told = {name: str(ms) for name, ms in headers.items() if ms is not None}
     bounds = [ms / 1e3 for ms in (own, envoy) if ms] + ([total_s] if total_s else [])
@@ -52,14 +50,14 @@ def test_the_soonest_of_all_that_are_told_holds(
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "1e3", "soon", "٣", "86400001", "9" * 5_000])
 @pytest.mark.parametrize("name", [OWN, ENVOY_HEADER])
-def test_what_is_no_time_is_refused_by_the_headers_name(name: str, text: str) -> None:
+def test_an_invalid_timeout_header_gets_400_with_its_name(name: str, text: str) -> None:
     with pytest.raises(ClientError) as caught:
         Deadlines().deadline_s({name: text}.get, 0.0)
     assert caught.value.status == 400
     assert name in caught.value.message
 
 
-def test_a_longer_prompt_gets_more_time_and_a_whole_answer_its_own() -> None:
+def test_longer_prompts_and_non_streaming_answers_get_more_time() -> None:
     told = Timeouts(first_byte_s=5.0)
     deadlines = Deadlines(ms_per_token=2.0, whole_answer_s=60.0)
     assert deadlines.timeouts(told, True, 1_000).first_byte_s == 7.0
@@ -67,7 +65,7 @@ def test_a_longer_prompt_gets_more_time_and_a_whole_answer_its_own() -> None:
     assert Deadlines(whole_answer_s=5.0).timeouts(told, False, 1_000) is told
 
 
-def test_a_worker_is_told_what_is_left_and_nothing_of_before() -> None:
+def test_a_worker_gets_only_the_remaining_time() -> None:
     text = b"POST /x HTTP/1.1\r\nX-Request-Timeout-Ms: 900\r\nA: 1\r\n%b: 7\r\n\r\n"
     head = Head(b"", 0, "POST", "/x", Fields(text % ENVOY_HEADER.encode()), False)
     http, deadlines = Request(None, head, b""), Deadlines()
@@ -79,7 +77,9 @@ def test_a_worker_is_told_what_is_left_and_nothing_of_before() -> None:
 
 
 @pytest.mark.parametrize("begun_bytes", [0, 7])
-async def test_an_attempt_ends_at_its_deadline_and_what_has_begun_is_cut(begun_bytes: int) -> None:
+async def test_an_attempt_ends_at_its_deadline_and_a_begun_reply_is_cut_off(
+    begun_bytes: int,
+) -> None:
     cancelled = asyncio.Event()
 
     async def never() -> Outcome:
@@ -101,7 +101,7 @@ async def test_an_attempt_ends_at_its_deadline_and_what_has_begun_is_cut(begun_b
     assert answer is reply if begun_bytes else answer.status == 504
 
 
-async def test_an_attempt_within_its_time_is_left_alone() -> None:
+async def test_an_attempt_within_its_deadline_is_not_changed() -> None:
     async def well() -> Outcome:
         return Outcome(started_s=0.0, status=200)
 
@@ -110,7 +110,7 @@ async def test_an_attempt_within_its_time_is_left_alone() -> None:
     assert (outcome.status, is_late(outcome)) == (200, False)
 
 
-async def test_a_client_that_leaves_is_no_deadline() -> None:
+async def test_a_client_that_leaves_does_not_count_as_a_deadline() -> None:
     async def never() -> Outcome:
         await asyncio.Event().wait()
         raise AssertionError

@@ -6,7 +6,7 @@ from router.body.scan import Sequenced
 from router.request.sequences import Sequences
 
 
-def test_a_sequence_is_known_until_it_ends_or_too_many_came() -> None:
+def test_a_sequence_is_remembered_until_it_ends_or_is_evicted() -> None:
     known, first = Sequences(most=2), Sequenced("1", start=True)
     assert known.worker_of("m", None, Sequenced("1")) is None
     known.sent("m", None, first, 5)

@@ -88,7 +88,7 @@ async def until_said(caplog: pytest.LogCaptureFixture, text: str) -> None:
     await until(lambda: text in caplog.text, f"the log to say {text!r}")
 
 
-async def test_a_follower_gets_sockets_and_knowledge_and_the_one_before_ends(
+async def test_a_successor_gets_sockets_and_state_and_the_old_router_ends(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "next.sock"
@@ -107,7 +107,7 @@ async def test_a_follower_gets_sockets_and_knowledge_and_the_one_before_ends(
     assert not path.exists()
 
 
-async def test_a_router_that_starts_takes_the_place_of_the_one_that_waits(tmp_path: Path) -> None:
+async def test_a_starting_router_replaces_the_waiting_one(tmp_path: Path) -> None:
     path = tmp_path / "next.sock"
     async with waiting(path):
         async with waiting(path) as second:
@@ -121,7 +121,7 @@ async def test_a_router_that_starts_takes_the_place_of_the_one_that_waits(tmp_pa
         ).start()
 
 
-async def test_a_follower_that_leaves_or_says_something_else_changes_nothing(
+async def test_a_successor_that_leaves_or_sends_garbage_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "next.sock"
@@ -140,7 +140,7 @@ async def test_a_follower_that_leaves_or_says_something_else_changes_nothing(
         close(before)
 
 
-async def test_a_silent_follower_and_another_users_are_not_waited_for(
+async def test_silent_successors_and_those_of_other_users_are_rejected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "next.sock"
@@ -179,7 +179,7 @@ class Stranger:
         ("fewer", "it hung up"),
     ],
 )
-async def test_one_that_does_not_hand_over_is_named_and_why(
+async def test_the_error_of_a_failed_handover_has_its_path_and_reason(
     tmp_path: Path, answer: bytes | str, why: str
 ) -> None:
     path = tmp_path / "next.sock"
@@ -207,13 +207,13 @@ async def test_one_that_does_not_hand_over_is_named_and_why(
         await speaking
 
 
-async def test_what_is_no_socket_cannot_be_asked(tmp_path: Path) -> None:
+async def test_a_missing_socket_is_ignored_and_an_invalid_path_is_an_error(tmp_path: Path) -> None:
     assert take_over(tmp_path / "nobody") is None
     with pytest.raises(OSError, match="hot_restart: cannot ask at "):
         take_over(tmp_path / ("long" * 40))
 
 
-async def test_one_that_hangs_is_not_waited_for_by_a_follower_that_serves(
+async def test_a_serving_successor_does_not_wait_for_a_hanging_predecessor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hot_restart, "_GONE_S", 0.02)
@@ -228,7 +228,7 @@ async def test_one_that_hangs_is_not_waited_for_by_a_follower_that_serves(
     assert ours.fileno() == -1
 
 
-def test_a_follower_is_started_once_at_a_time(
+def test_only_one_successor_is_started_at_a_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _follower([], Config())()

@@ -82,7 +82,7 @@ async def warmed(path: Path) -> None:
     assert router.keeper.saves == 1
 
 
-async def test_the_next_router_goes_on_where_one_ended(tmp_path: Path) -> None:
+async def test_the_next_router_continues_with_the_saved_cache(tmp_path: Path) -> None:
     await warmed(tmp_path / "kv")
     after = Router(tmp_path / "kv")
     await after.keeper.load()
@@ -104,7 +104,7 @@ async def test_the_next_router_goes_on_where_one_ended(tmp_path: Path) -> None:
         (Engine(), {"has_events": False}),
     ],
 )
-async def test_another_worker_gets_nothing(
+async def test_another_worker_does_not_get_the_saved_cache(
     tmp_path: Path, engine: Engine, facts: dict[str, Any]
 ) -> None:
     await warmed(tmp_path / "kv")
@@ -114,7 +114,7 @@ async def test_another_worker_gets_nothing(
     assert (after.kv.resident_blocks, after.kv.first_question) == (0, 0)
 
 
-async def test_a_worker_that_joins_again_gets_nothing(tmp_path: Path) -> None:
+async def test_a_worker_that_rejoins_does_not_get_the_saved_cache(tmp_path: Path) -> None:
     await warmed(tmp_path / "kv")
     after = Router(tmp_path / "kv")
     await after.keeper.load()
@@ -127,7 +127,7 @@ async def test_a_worker_that_joins_again_gets_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"warmroute-kv\0\0\0\7"])
-async def test_a_file_that_cannot_be_used_is_a_warning(tmp_path: Path, data: bytes, caplog) -> None:
+async def test_an_unusable_file_is_a_warning(tmp_path: Path, data: bytes, caplog) -> None:
     path = tmp_path / "kv"
     path.write_bytes(data)
     router = Router(path)
@@ -137,7 +137,7 @@ async def test_a_file_that_cannot_be_used_is_a_warning(tmp_path: Path, data: byt
     assert router.kv.first_question == 0
 
 
-async def test_a_router_that_ends_before_its_workers_came_keeps_their_state(tmp_path: Path) -> None:
+async def test_a_router_that_ends_before_its_workers_join_keeps_the_file(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     await warmed(path)
     before = path.read_bytes()
@@ -151,7 +151,7 @@ async def test_a_router_that_ends_before_its_workers_came_keeps_their_state(tmp_
     assert path.read_bytes() == before
 
 
-async def test_it_saves_at_every_interval(tmp_path: Path) -> None:
+async def test_caches_are_saved_at_every_interval(tmp_path: Path) -> None:
     router = Router(tmp_path / "kv")
     await router.keeper.load()
     router.keeper.start(lambda: 0.001)
@@ -161,7 +161,7 @@ async def test_it_saves_at_every_interval(tmp_path: Path) -> None:
     assert router.keeper.age_s < 60.0
 
 
-async def test_who_did_not_come_is_kept_for_a_day(tmp_path: Path) -> None:
+async def test_the_cache_of_an_absent_worker_is_kept_for_a_day(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     await warmed(path)
     before = read_saved(path)
@@ -175,7 +175,7 @@ async def test_who_did_not_come_is_kept_for_a_day(tmp_path: Path) -> None:
     assert read_saved(path) == []
 
 
-async def test_one_that_came_keeps_its_place_until_there_is_something_newer(tmp_path: Path) -> None:
+async def test_a_saved_cache_stays_in_the_file_until_there_is_a_newer_one(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     await warmed(path)
     (before,) = read_saved(path)
@@ -191,7 +191,7 @@ async def test_one_that_came_keeps_its_place_until_there_is_something_newer(tmp_
     assert now.snapshot.next_seq == before.snapshot.next_seq + 1
 
 
-async def test_one_that_is_down_stays_in_the_file_as_it_was(tmp_path: Path) -> None:
+async def test_the_cache_of_a_worker_that_is_down_stays_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     router = Router(path)
     router.join()
@@ -215,7 +215,9 @@ async def test_one_that_is_down_stays_in_the_file_as_it_was(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_one_that_is_removed_leaves_the_file(tmp_path: Path, when: str) -> None:
+async def test_the_cache_of_a_removed_worker_is_removed_from_the_file(
+    tmp_path: Path, when: str
+) -> None:
     path = tmp_path / "kv"
     router = Router(path)
     router.join()
@@ -228,7 +230,9 @@ async def test_one_that_is_removed_leaves_the_file(tmp_path: Path, when: str) ->
     assert read_saved(path) == []
 
 
-async def test_those_away_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_caches_of_absent_workers_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "kv"
     heads = [
         replace(saved_of(n).head, saved_at=1e9 - at) for n, at in enumerate((30.0, 10.0, 20.0))
@@ -242,9 +246,7 @@ async def test_those_away_have_bounds(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [one.head for one in read_saved(path)] == [heads[1], heads[2]]  # the latest
 
 
-async def test_a_place_that_cannot_be_written_is_an_error_in_the_log(
-    tmp_path: Path, caplog
-) -> None:
+async def test_an_unwritable_path_is_logged_as_an_error(tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.ERROR)
     router = Router(tmp_path / "none" / "kv")
     await router.keeper.load()

@@ -29,12 +29,12 @@ from tests.router.restart.saved_support import saved_of, write
         st.binary(),
     )
 )
-def test_a_snapshot_is_decoded_as_it_was(snapshot: CacheSnapshot) -> None:
+def test_a_snapshot_survives_encoding_and_decoding(snapshot: CacheSnapshot) -> None:
     assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
 
 
 @given(data=st.binary(max_size=60))
-def test_any_bytes_are_a_snapshot_or_refused(data: bytes) -> None:
+def test_any_bytes_are_decoded_as_a_snapshot_or_refused(data: bytes) -> None:
     try:
         snapshot = decode_snapshot(data)
     except ValueError:
@@ -44,7 +44,7 @@ def test_any_bytes_are_a_snapshot_or_refused(data: bytes) -> None:
 
 @settings(max_examples=50 * EFFORT, deadline=None)
 @given(bodies=st.lists(st.binary(min_size=1, max_size=200), max_size=5))
-def test_what_is_written_is_read(tmp_path_factory: Any, bodies: list[bytes]) -> None:
+def test_saved_workers_are_read_back(tmp_path_factory: Any, bodies: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("saved") / "kv"
     workers = [saved_of(n, body) for n, body in enumerate(bodies)]
     assert write(path, workers) == path.stat().st_size
@@ -57,7 +57,7 @@ def test_what_is_written_is_read(tmp_path_factory: Any, bodies: list[bytes]) -> 
 @given(
     at=st.integers(0, 10**6), flip=st.integers(1, 255), cut=st.integers(0, 10**6), tail=st.binary()
 )
-def test_a_damaged_file_is_never_read_as_another_one(
+def test_a_damaged_file_is_refused(
     tmp_path_factory: Any, at: int, flip: int, cut: int, tail: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("saved") / "kv"
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_never_read_as_another_one(
             read_saved(path)
 
 
-def test_lengths_that_the_file_does_not_have_are_refused_unread(tmp_path: Path) -> None:
+def test_lengths_beyond_the_file_are_refused_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     write(path, [])
     head = path.read_bytes()[:16]
@@ -84,7 +84,7 @@ def test_lengths_that_the_file_does_not_have_are_refused_unread(tmp_path: Path) 
             read_saved(path)
 
 
-def test_one_that_is_abandoned_leaves_the_one_before(tmp_path: Path) -> None:
+def test_an_abandoned_file_leaves_the_previous_one(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     write(path, [saved_of(3)])
     file = SavedFile(path)

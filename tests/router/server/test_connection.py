@@ -34,7 +34,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("how", SEEN)
-async def test_handlers_see_the_request_as_it_came(how: str) -> None:
+async def test_handlers_get_the_request_unchanged(how: str) -> None:
     seen: list[Request] = []
 
     async def handle(request: Request) -> Answer:
@@ -78,7 +78,9 @@ async def refuses(request: Request) -> Answer:
 @pytest.mark.parametrize(
     ("handle", "status", "retry"), [(fails, 429, b"1"), (breaks, 500, None), (refuses, 503, b"2")]
 )
-async def test_answers_of_our_own(handle, status: int, retry: bytes | None) -> None:
+async def test_the_routers_own_answers_have_length_type_and_date(
+    handle, status: int, retry: bytes | None
+) -> None:
     async with behind(handle) as it:
         got = await pieces(it.port, sized() + LAST)
     assert statuses(got) == [b"%d" % status] * 2
@@ -94,7 +96,7 @@ async def test_answers_of_our_own(handle, status: int, retry: bytes | None) -> N
     assert second[0].endswith(b"\r\nConnection: close")
 
 
-async def test_what_is_not_inference_is_answered_between() -> None:
+async def test_other_requests_are_answered_between_inference_requests() -> None:
     async with behind(good, paths=("/other",)) as it:
         asked = (b"GET /health", b"HEAD /v1/models", b"GET /v1/models/tiny", b"GET /v1/models/no")
         lines = [*asked, b"DELETE /ready", b"GET /v1/completions", b"GET /nothing", b"GET /ready"]
@@ -109,7 +111,7 @@ async def test_what_is_not_inference_is_answered_between() -> None:
     assert b"is not served here; served: " in answers[7]
 
 
-async def test_an_http_1_0_client_that_asks_keeps_its_connection() -> None:
+async def test_an_http_1_0_client_may_request_keep_alive() -> None:
     line = b"POST /v1/completions HTTP/1.0"
     async with behind(good) as it:
         got = await pieces(it.port, sized(b"Connection: keep-alive", line=line) + sized(line=line))
@@ -119,7 +121,7 @@ async def test_an_http_1_0_client_that_asks_keeps_its_connection() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 30, 100, 140])
-async def test_half_a_request_is_nobodys_until_it_is_whole(cut: int) -> None:
+async def test_a_request_is_handled_only_when_it_is_complete(cut: int) -> None:
     async with behind(good) as it:
         reader, writer = await opened(it.port)
         data = sized() + GET + sized()
@@ -131,7 +133,7 @@ async def test_half_a_request_is_nobodys_until_it_is_whole(cut: int) -> None:
         writer.close()
 
 
-async def test_pipelined_requests_are_held_up_and_all_answered_in_order() -> None:
+async def test_pipelined_requests_are_paused_and_answered_in_order() -> None:
     gate = asyncio.Event()
     begun: list[bytes] = []
 
@@ -179,7 +181,7 @@ async def test_idle_connections_are_closed() -> None:
         writer.close()
 
 
-async def test_an_answer_into_the_midst_of_another_ends_the_connection() -> None:
+async def test_an_answer_within_another_one_closes_the_connection() -> None:
     async def handle(request: Request) -> Answer:
         reply = ClientReply(request)
         reply.head(ReplyHead(200, b"OK", ((b"Content-Length", b"9"),), Framing.LENGTH, 9))

@@ -47,7 +47,7 @@ async def draining(use: Callable[[Behind, Gated], Awaitable[None]]) -> Gated:
     return gated
 
 
-async def test_what_is_idle_ends_soon() -> None:
+async def test_idle_connections_are_closed_immediately_at_shutdown() -> None:
     async def use(it: Behind, gated: Gated) -> None:
         reader, writer = await opened(it.port)
         await only(it)
@@ -59,7 +59,7 @@ async def test_what_is_idle_ends_soon() -> None:
     await draining(use)
 
 
-async def test_what_is_asked_on_a_kept_connection_meanwhile_is_answered() -> None:
+async def test_a_request_on_a_kept_connection_is_answered_during_shutdown() -> None:
     async def use(it: Behind, gated: Gated) -> None:
         gated.gate.set()
         reader, writer = await opened(it.port)
@@ -76,7 +76,7 @@ async def test_what_is_asked_on_a_kept_connection_meanwhile_is_answered() -> Non
     await draining(use)
 
 
-async def test_what_is_being_answered_may_end_and_is_the_last() -> None:
+async def test_a_running_request_ends_and_is_the_last_of_its_connection() -> None:
     async def use(it: Behind, gated: Gated) -> None:
         reader, writer = await opened(it.port)
         writer.write(sized() + sized())
@@ -93,7 +93,7 @@ async def test_what_is_being_answered_may_end_and_is_the_last() -> None:
     assert (await draining(use)).begun == 1
 
 
-async def test_what_is_late_is_cut_off() -> None:
+async def test_a_request_beyond_the_shutdown_time_is_cut_off() -> None:
     async def use(it: Behind, gated: Gated) -> None:
         reader, writer = await opened(it.port)
         writer.write(sized())
@@ -105,7 +105,7 @@ async def test_what_is_late_is_cut_off() -> None:
     assert (await draining(use)).cancelled == 1
 
 
-async def test_a_client_that_leaves_ends_its_request_and_leaves_nothing() -> None:
+async def test_a_client_that_leaves_cancels_its_request() -> None:
     gated = Gated()
     async with behind(gated.handle) as it:
         before = asyncio.all_tasks()
@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_ends_its_request_and_leaves_nothing() -> Non
         assert gated.begun == 1
 
 
-async def test_where_somebody_else_listens_each_answer_is_the_last() -> None:
+async def test_if_another_process_listens_each_answer_closes_its_connection() -> None:
     async with behind(good) as it:
         reader, writer = await opened(it.port)
         writer.write(sized())
@@ -132,7 +132,7 @@ async def test_where_somebody_else_listens_each_answer_is_the_last() -> None:
         writer.close()
 
 
-async def test_where_somebody_else_listens_idle_connections_end_after_two_quiet_looks() -> None:
+async def test_if_another_process_listens_idle_connections_end_after_two_checks() -> None:
     """If another process listens on the same socket, idle connections end after two checks without
     a request; a connection with a request in between is answered, and that answer closes it.
     """
@@ -155,7 +155,7 @@ async def test_where_somebody_else_listens_idle_connections_end_after_two_quiet_
         await until(lambda: it.server.connections == 0, "all connections end")
 
 
-async def test_a_request_that_came_and_was_not_read_yet_keeps_its_connection() -> None:
+async def test_an_unread_request_keeps_its_connection_open() -> None:
     async with behind(good) as it:
         reader, writer = await opened(it.port)
         writer.write(sized())
@@ -170,7 +170,7 @@ async def test_a_request_that_came_and_was_not_read_yet_keeps_its_connection() -
         assert statuses(await reader.read()) == [b"200"]
 
 
-async def test_who_has_the_socket_gives_it_back_before_it_is_closed() -> None:
+async def test_a_lent_socket_is_given_back_before_it_is_closed() -> None:
     """The code that took over a connection's socket gives it back before the socket is closed,
     because its number could belong to another client afterwards.
     """

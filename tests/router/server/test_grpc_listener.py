@@ -15,7 +15,7 @@ from router.settings.schema import Config, TimeoutSettings
 METHOD = "/test/Wait"
 
 
-async def test_a_long_time_is_cut_short_by_a_stop() -> None:
+async def test_a_stop_cuts_a_long_wait_for_calls_short() -> None:
     begun = asyncio.Event()
 
     async def wait(message: bytes, context: Any) -> bytes:

@@ -32,7 +32,7 @@ async def answered(data: bytes, trusted=()) -> tuple[bytes, list[tuple[bytes, tu
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_could_be_read_in_two_ways_is_refused(name: str) -> None:
+async def test_ambiguous_requests_are_refused(name: str) -> None:
     status, data = REFUSED[name]
     reply, got = await answered(data)
     assert not got
@@ -45,7 +45,7 @@ async def test_what_could_be_read_in_two_ways_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVED)
-async def test_what_is_unusual_and_right_is_served(name: str) -> None:
+async def test_unusual_but_valid_requests_are_served(name: str) -> None:
     reply, got = await answered(SERVED[name])
     assert b" 200 OK" in reply, reply
     ((body, headers),) = got
@@ -56,7 +56,7 @@ async def test_what_is_unusual_and_right_is_served(name: str) -> None:
 
 
 @pytest.mark.parametrize("line", PRIVATE)
-async def test_what_routers_tell_engines_is_believed_of_trusted_peers_only(line: bytes) -> None:
+async def test_internal_headers_are_accepted_from_trusted_peers_only(line: bytes) -> None:
     for trusted in (False, True):
         networks = (ip_network("127.0.0.0/8"),) if trusted else ()
         _, ((_, headers),) = await answered(sized(line, b"X-Mine: 1"), networks)

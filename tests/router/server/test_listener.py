@@ -9,7 +9,7 @@ import logging
 from router.server.listener import connections_for
 
 
-def test_there_are_files_for_every_connection_and_one_to_its_worker(caplog) -> None:
+def test_the_connection_limit_leaves_two_files_per_connection(caplog) -> None:
     caplog.set_level(logging.INFO)
     assert connections_for(100, files=1_024) == 100
     assert not caplog.records
@@ -18,5 +18,5 @@ def test_there_are_files_for_every_connection_and_one_to_its_worker(caplog) -> N
     assert "instead of server.connections" in caplog.text
 
 
-def test_few_files_are_no_reason_to_serve_nobody() -> None:
+def test_at_least_64_connections_are_allowed_with_few_files() -> None:
     assert connections_for(16_384, files=256) == 64

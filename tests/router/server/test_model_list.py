@@ -32,7 +32,7 @@ def ids(page: dict) -> list[str]:
         ({"after_id": "d"}, [], False),
     ],
 )
-def test_a_page_has_the_models_that_were_asked_for(query, shown, more) -> None:
+def test_a_page_has_the_requested_models(query, shown, more) -> None:
     page = anthropic_page(CARDS, query)
     assert ids(page) == shown
     assert page["has_more"] is more
@@ -40,7 +40,7 @@ def test_a_page_has_the_models_that_were_asked_for(query, shown, more) -> None:
     assert page["last_id"] == (shown[-1] if shown else None)
 
 
-def test_pages_one_after_the_other_have_each_model_once() -> None:
+def test_consecutive_pages_have_each_model_once() -> None:
     seen: list[str] = []
     query = {"limit": "3"}
     while True:
@@ -52,7 +52,7 @@ def test_pages_one_after_the_other_have_each_model_once() -> None:
     assert seen == ["a", "b", "claude-c", "d"]
 
 
-def test_more_models_than_a_page_usually_has() -> None:
+def test_a_page_has_20_models_by_default() -> None:
     page = anthropic_page([{"id": str(i)} for i in range(30)], {})
     assert len(page["data"]) == 20
     assert page["has_more"]
@@ -72,7 +72,7 @@ def test_more_models_than_a_page_usually_has() -> None:
         {"after_id": "a", "before_id": "b"},
     ],
 )
-def test_wrong_pages_are_refused_in_few_words(query) -> None:
+def test_invalid_page_queries_get_400_with_a_short_error(query) -> None:
     with pytest.raises(ClientError) as refused:
         anthropic_page(CARDS, query)
     assert refused.value.status == 400
@@ -84,7 +84,7 @@ async def handle(request: Request) -> Answer:
 
 
 @pytest.mark.parametrize("path", ["/v1/models?limit=1000", "/v1/models/tiny"])
-async def test_the_form_is_that_of_the_clients_api(path: str) -> None:
+async def test_the_model_list_has_the_form_of_the_clients_api(path: str) -> None:
     async with behind(handle) as it, aiohttp.ClientSession() as http:
         url = f"http://127.0.0.1:{it.port}{path}"
         async with http.get(url) as answer:
@@ -104,7 +104,7 @@ async def test_the_form_is_that_of_the_clients_api(path: str) -> None:
     }
 
 
-async def test_what_claude_code_asks_first_is_answered() -> None:
+async def test_the_first_requests_of_claude_code_are_answered() -> None:
     async with behind(handle) as it, aiohttp.ClientSession() as http:
         url = f"http://127.0.0.1:{it.port}"
         async with http.head(f"{url}/api/hello") as hello:

@@ -15,7 +15,7 @@ from router.server.sockets import cannot_listen, listening_at
 SAYS = "address already in use: stop what listens there, or choose another port"
 
 
-def test_of_sockets_of_our_own() -> None:
+def test_the_error_for_the_routers_own_socket_has_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use") as caught:
@@ -25,7 +25,7 @@ def test_of_sockets_of_our_own() -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_of_those_that_the_loop_opens(loop) -> None:
+def test_the_error_for_a_socket_of_the_event_loop_has_the_remedy(loop) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, asyncio.Runner(loop_factory=loop) as run:
         port = taken.getsockname()[1]
 

@@ -17,12 +17,12 @@ REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 PAGE = "".join((REFERENCE / f"{n}.md").read_text(encoding="utf-8") for n in ("server", "errors"))
 
 
-def test_operators_read_of_every_reason_and_header() -> None:
+def test_every_refusal_reason_and_private_header_is_documented() -> None:
     assert [reason for reason in (*REFUSALS, *GIVEN_UP) if f"`{reason}`" not in PAGE] == []
     assert [name for name in PRIVATE if f"`{name.decode()}*`" not in PAGE] == []
 
 
-def test_prometheus_sees_every_reason_before_it_happens() -> None:
+def test_every_refusal_reason_has_a_metric_from_the_start() -> None:
     server = HttpServer(LIMITS, TERMS, (), time.monotonic)
     server.count("late_head")
     refusals, *_ = server_metrics(server)
@@ -30,7 +30,7 @@ def test_prometheus_sees_every_reason_before_it_happens() -> None:
     assert told == dict.fromkeys((*REFUSALS, *GIVEN_UP), 0) | {"late_head": 1}
 
 
-def test_repeated_refusals_are_logged_ever_more_rarely(caplog) -> None:
+def test_repeated_refusals_are_logged_more_and_more_rarely(caplog) -> None:
     server = HttpServer(LIMITS, TERMS, (), time.monotonic)
     for _ in range(100):
         server.count("bad_chunk")

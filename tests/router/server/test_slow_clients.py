@@ -29,7 +29,7 @@ HALF = {
 
 @pytest.mark.parametrize("what", HALF)
 @pytest.mark.parametrize("before", [b"", sized()])
-async def test_a_request_must_be_whole_in_time(what: str, before: bytes) -> None:
+async def test_a_request_must_be_complete_in_time(what: str, before: bytes) -> None:
     part, reason, status = HALF[what]
     clock = Clock()
     async with behind(good, clock=clock, head_s=10.0, body_s=20.0) as it:
@@ -65,7 +65,7 @@ async def test_a_request_must_be_whole_in_time(what: str, before: bytes) -> None
         assert it.server.held_bytes == 0
 
 
-async def test_a_byte_now_and_then_wins_no_time() -> None:
+async def test_slow_single_bytes_do_not_extend_the_head_timeout() -> None:
     clock = Clock()
     async with behind(good, clock=clock, head_s=10.0) as it:
         reader, writer = await opened(it.port)
@@ -91,7 +91,7 @@ DRIPPING = {
 
 
 @pytest.mark.parametrize("what", DRIPPING)
-async def test_a_body_that_drips_wins_no_time(what: str) -> None:
+async def test_a_slow_body_does_not_extend_the_body_timeout(what: str) -> None:
     data, clock = DRIPPING[what], Clock()
     async with behind(good, clock=clock, head_s=10.0, body_s=20.0) as it:
         reader, writer = await opened(it.port)
@@ -140,7 +140,7 @@ async def test_a_client_that_reads_nothing_is_cut_off() -> None:
         writer.close()
 
 
-async def test_no_more_connections_than_allowed() -> None:
+async def test_connections_above_the_limit_are_refused() -> None:
     async with behind(good, connections=2) as it:
         first, second = await opened(it.port), await opened(it.port)
         await until(lambda: it.server.connections == 2, "two connections")
@@ -156,7 +156,7 @@ async def test_no_more_connections_than_allowed() -> None:
         second[1].close()
 
 
-async def test_no_more_connections_of_one_address_than_allowed() -> None:
+async def test_connections_above_the_limit_per_address_are_refused() -> None:
     async with behind(good, connections_per_address=1) as it:
         _, writer = await opened(it.port)
         await until(lambda: it.server.connections == 1, "a connection")
@@ -174,7 +174,7 @@ async def test_no_more_connections_of_one_address_than_allowed() -> None:
         assert not it.server._of_address
 
 
-async def test_bodies_that_arrive_at_once_are_bounded_in_all() -> None:
+async def test_the_total_size_of_arriving_bodies_is_bounded() -> None:
     async with behind(good, held_bytes=100_000) as it:
         big = head(b"Content-Length: 80000") + b"x" * 60_000
         reader, writer = await opened(it.port)
@@ -192,7 +192,7 @@ async def test_bodies_that_arrive_at_once_are_bounded_in_all() -> None:
 
 @pytest.mark.parametrize("framing", ["length", "chunks"])
 @pytest.mark.parametrize("times", [2, 20])
-async def test_a_body_that_is_too_large_is_refused_and_not_kept(framing: str, times: int) -> None:
+async def test_a_too_large_body_is_refused_and_not_kept(framing: str, times: int) -> None:
     limits = replace(LIMITS, body_bytes=1000)
     body = b"x" * 1000 * times
     data = head(b"Content-Length: %d" % len(body)) + body
@@ -206,7 +206,7 @@ async def test_a_body_that_is_too_large_is_refused_and_not_kept(framing: str, ti
         assert it.server.held_bytes == 0
 
 
-async def test_a_client_that_waits_for_leave_to_send_gets_it_or_the_refusal() -> None:
+async def test_expect_100_continue_gets_the_100_or_the_refusal() -> None:
     limits = replace(LIMITS, body_bytes=1000)
     async with behind(good, limits) as it:
         reader, writer = await opened(it.port)
@@ -224,7 +224,7 @@ async def test_a_client_that_waits_for_leave_to_send_gets_it_or_the_refusal() ->
         writer.close()
 
 
-async def test_leave_to_send_never_stands_within_another_answer() -> None:
+async def test_a_100_continue_is_never_sent_within_another_answer() -> None:
     release = asyncio.Event()
 
     async def late(request: Request) -> Answer:
@@ -271,7 +271,7 @@ async def wrong(port: int, count: int) -> None:
         assert b" 400 " in await pieces(port, WRONG)
 
 
-async def test_a_hostile_address_is_answered_after_others_until_its_requests_are_right() -> None:
+async def test_a_hostile_address_is_deferred_until_its_requests_are_valid() -> None:
     async with behind(good) as it:
         await wrong(it.port, 3)
         assert it.server.deferred == 2  # the first connection was not known as hostile
@@ -283,7 +283,7 @@ async def test_a_hostile_address_is_answered_after_others_until_its_requests_are
         assert it.server.held_bytes == 0
 
 
-async def test_an_address_that_is_mostly_right_does_not_wait() -> None:
+async def test_an_address_with_mostly_valid_requests_is_not_deferred() -> None:
     async with behind(good) as it:
         for _ in range(3):
             await wrong(it.port, 1)
@@ -305,13 +305,13 @@ async def test_hostile_addresses_are_forgotten() -> None:
         assert it.server.deferred == deferred
 
 
-async def test_peers_who_are_trusted_never_wait() -> None:
+async def test_trusted_peers_are_never_deferred() -> None:
     async with behind(good, trusted=(ip_network("127.0.0.0/8"),)) as it:
         await wrong(it.port, 3)
         assert it.server.deferred == 0
 
 
-async def test_who_waits_behind_others_may_leave_or_send_on() -> None:
+async def test_a_client_queued_behind_others_may_disconnect_or_keep_sending() -> None:
     async with behind(good) as it:
         await wrong(it.port, 1)
         reader, writer = await opened(it.port)

@@ -18,7 +18,7 @@ from tests.router.settings.config_values import WORKER, another_value, flags_bes
 
 
 @pytest.mark.parametrize("path", REMOVED)
-def test_a_key_that_is_gone_is_refused_and_says_what_takes_its_place(path, tmp_path):
+def test_the_error_for_a_removed_key_contains_its_replacement(path, tmp_path):
     section, _, name = path.rpartition(".")
     line = f"{section}:\n  {name}: 1\n" if section else f"{name}: 1\n"
     said = [
@@ -32,27 +32,27 @@ def test_a_key_that_is_gone_is_refused_and_says_what_takes_its_place(path, tmp_p
         assert text.endswith(f": {path}: {REMOVED[path]}")
 
 
-def test_a_shared_port_has_a_number():
+def test_a_shared_port_must_have_a_fixed_number():
     assert "name the port" in problems_of("--reuse-port", "true", "--port", "0")
 
 
-def test_models_are_loaded_for_keys_only():
+def test_loading_models_through_triton_admin_requires_api_keys():
     assert "give api_keys_file" in problems_of("--triton-admin", "load")
 
 
-def test_a_models_limits_are_checked():
+def test_invalid_model_limits_are_refused():
     told = problems_of("--model-limits", "m:max_request=3")
     assert "flag --model-limits: model_limits" in told
     assert "keys, each once: max_requests, max_queued_tokens" in told
 
 
-def test_nothing_given_is_the_defaults():
+def test_an_empty_configuration_has_the_defaults():
     result = loaded()
     assert result.config == Config()
     assert set(result.sources.values()) == {"default"}
 
 
-def test_flag_over_environment_over_file_over_default(tmp_path):
+def test_flags_override_the_environment_and_it_overrides_the_file(tmp_path):
     file = "port: 1\nadmin_port: 2\nlimits:\n  messages: 3\nseed: 4\n"
     result = loaded(
         "--port",
@@ -69,7 +69,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path):
     assert where["host"] == "default"
 
 
-def test_every_key_can_be_given_as_flag_variable_and_line(tmp_path):
+def test_every_key_can_be_set_by_flag_variable_and_file(tmp_path):
     for key in keys_of(Config).values():
         changed = another_value(key.path, tmp_path)
         texts = changed if isinstance(changed, tuple) else (text_of(changed),)
@@ -86,7 +86,7 @@ def test_every_key_can_be_given_as_flag_variable_and_line(tmp_path):
             assert config != Config()
 
 
-def test_workers_as_texts_and_as_mappings(tmp_path):
+def test_workers_in_a_file_may_be_texts_or_mappings(tmp_path):
     file = f"workers:\n  - {WORKER},weight=2\n  - url: http://h:1/\n    max_requests: 8\n"
     config = loaded(file=file, tmp_path=tmp_path).config
     assert config.workers == (f"{WORKER},weight=2", "http://h:1,max_requests=8")
@@ -97,14 +97,14 @@ def test_a_flag_replaces_the_files_workers(tmp_path):
     assert config.workers == (WORKER,)
 
 
-def test_the_file_may_be_named_by_the_environment(tmp_path):
+def test_the_environment_may_set_the_path_of_the_file(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("seed: 5")
     assert loaded(env={"WARMROUTE_CONFIG": str(path)}).config.seed == 5
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "limits:\n", "---\n"])
-def test_an_empty_file_is_the_defaults(text, tmp_path):
+def test_an_empty_file_gives_the_defaults(text, tmp_path):
     assert loaded(file=text, tmp_path=tmp_path).config == Config()
 
 
@@ -175,11 +175,11 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
         ("host: ''", "host: expected string of length >= 1"),
     ],
 )
-def test_a_bad_file_is_refused_with_place_and_help(file, says, tmp_path):
+def test_an_invalid_file_is_refused_with_the_place_and_a_hint(file, says, tmp_path):
     assert says in problems_of(file=file, tmp_path=tmp_path)
 
 
-def test_all_problems_are_told_at_once(tmp_path):
+def test_all_problems_are_reported_together(tmp_path):
     told = problems_of(
         "--seed", "-1", file="port: 99999\nfoo: 1", env={"WARMROUTE_PROT": "1"}, tmp_path=tmp_path
     )
@@ -188,7 +188,7 @@ def test_all_problems_are_told_at_once(tmp_path):
     assert "WARMROUTE_PROT: no such key; did you mean WARMROUTE_PORT?" in told
 
 
-def test_every_bad_item_is_told_at_its_own_line_and_in_the_files_order(tmp_path):
+def test_every_invalid_item_is_reported_with_its_line_in_file_order(tmp_path):
     file = (
         "zzz: 1\nseed: -1\nlimits:\n  hold_s: x\nworkers:\n"
         f"  - {WORKER},max_kv_fraction=90\n  - {WORKER}\n  - url: htp://x\n    weight: 1\n"
@@ -204,11 +204,11 @@ def test_every_bad_item_is_told_at_its_own_line_and_in_the_files_order(tmp_path)
     assert all(line.count("allowed:") <= 1 for line in told)
 
 
-def test_a_policys_complaint_says_nothing_of_text():
+def test_the_error_for_an_unknown_policy_does_not_mention_text():
     assert "allowed: text" not in problems_of("--policy", "hybird")
 
 
-def test_bad_items_of_flags_are_told_with_the_flag():
+def test_errors_for_items_of_a_flag_contain_the_flag():
     told = problems_of("--worker", "htp://x", "--worker", WORKER, "--worker", "y").splitlines()
     assert [line.split("'")[0] for line in told] == [
         "flag --worker: workers[0]: ",
@@ -216,20 +216,20 @@ def test_bad_items_of_flags_are_told_with_the_flag():
     ]
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
+def test_an_unreadable_or_too_large_file_is_refused(tmp_path):
     assert "cannot be read: No such file" in problems_of("--config", str(tmp_path / "none.yaml"))
     assert "cannot be read: Is a directory" in problems_of("--config", str(tmp_path))
     assert "larger than" in problems_of(file="#" * (1 << 20) + "\n", tmp_path=tmp_path)
 
 
-def test_aliases_cannot_blow_up(tmp_path):
+def test_nested_yaml_aliases_are_not_expanded(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x]"]
     for n in range(1, 30):
         lines.append(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]")
     assert "unknown key a29" in problems_of(file="\n".join(lines), tmp_path=tmp_path)
 
 
-def test_service_variables_of_kubernetes_are_not_ours():
+def test_service_variables_of_kubernetes_are_ignored():
     env = {
         "WARMROUTE_PORT": "tcp://10.0.0.7:8080",
         "WARMROUTE_SERVICE_HOST": "10.0.0.7",
@@ -239,7 +239,7 @@ def test_service_variables_of_kubernetes_are_not_ours():
     assert loaded(env=env).config == Config()
 
 
-def test_reload_takes_what_can_change_and_says_why_not_the_rest():
+def test_reload_applies_changeable_keys_and_gives_reasons_for_the_others():
     old = loaded().config
     new = loaded("--policy", "random", "--worker", WORKER, "--port", "1", "--limits-workers", "9")
     applied, refused = reloadable(old, new.config)
@@ -249,7 +249,7 @@ def test_reload_takes_what_can_change_and_says_why_not_the_rest():
     assert reloadable(old, old) == ([], {})
 
 
-def test_state_changes_to_another_but_not_from_none_or_to_none():
+def test_a_reload_may_change_the_state_url_but_not_add_or_remove_it():
     alone, one, other = (
         loaded(*flags).config
         for flags in ((), ("--state", "redis://a"), ("--state", "redis://:new@b:7000"))
@@ -267,7 +267,7 @@ def test_fixed_keys_exist():
     assert set(FIXED) <= set(keys_of(Config))
 
 
-def test_what_is_printed_loads_as_the_same(tmp_path):
+def test_the_printed_configuration_loads_as_the_same(tmp_path):
     first = loaded("--worker", f"{WORKER},weight=2", "--policy", "hybrid?max_requests=none")
     text = effective_yaml(first)
     assert 'policy: "hybrid?max_requests=none"  # flag --policy' in text
@@ -275,7 +275,7 @@ def test_what_is_printed_loads_as_the_same(tmp_path):
     assert loaded(file=text, tmp_path=tmp_path).config == first.config
 
 
-def test_the_check_command(tmp_path, capsys, monkeypatch):
+def test_the_check_command_validates_and_prints(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("os.environ", {})
     parser = argparse.ArgumentParser()
     add_config_command(parser)

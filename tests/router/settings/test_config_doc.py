@@ -33,7 +33,7 @@ def test_the_table_of_worker_keys_is_complete():
     )
 
 
-def test_the_example_can_be_used():
+def test_the_example_is_valid():
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     keys = keys_of(Config)
     for name, value in yaml.safe_load(example).items():
@@ -42,18 +42,18 @@ def test_the_example_can_be_used():
             check_value(keys[path], leaf)
 
 
-def test_the_changelog_says_what_became_of_each_key_that_is_gone():
+def test_the_changelog_lists_every_removed_key():
     table = CHANGELOG.read_text(encoding="utf-8").partition("### Renamed and removed")[2]
     told = set(re.findall(r"`([\w.*]+)`", table))
     assert [key for key in REMOVED if not {key, f"{key.partition('.')[0]}.*"} & told] == []
 
 
-def test_a_page_without_marks_is_refused():
+def test_a_page_without_table_marks_is_refused():
     with pytest.raises(ValueError, match="marks"):
         with_table("nothing")
 
 
-def test_the_example_of_complaints_is_what_the_check_says(tmp_path, capsys, monkeypatch):
+def test_the_example_errors_equal_the_output_of_the_check(tmp_path, capsys, monkeypatch):
     file = ["seed: 1", "", "hold_s: 30", "", "workers:", "  - http://10.0.0.11:8000"]
     file += ["  - http://10.0.0.12:8000,max_kv_fraction=90"]
     monkeypatch.chdir(tmp_path)

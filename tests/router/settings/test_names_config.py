@@ -30,14 +30,14 @@ TARGETS = ("chat=llama@v1:90,llama@v2:10",)
 
 
 @pytest.mark.parametrize("file", [MAPPED, LISTED])
-def test_a_file_has_a_list_or_a_mapping(tmp_path: Path, file: str) -> None:
+def test_a_file_may_have_name_rules_as_a_list_or_a_mapping(tmp_path: Path, file: str) -> None:
     found = loaded(file=file, tmp_path=tmp_path)
     assert (found.config.names.aliases, found.config.names.targets) == (ALIASES, TARGETS)
     again = loaded(file=effective_yaml(found), tmp_path=tmp_path)
     assert again.config == found.config
 
 
-def test_flags_and_variables_have_lines() -> None:
+def test_flags_and_variables_have_name_rules_as_lines() -> None:
     flags = [word for line in ALIASES for word in ("--names-aliases", line)]
     assert loaded(*flags).config.names.aliases == ALIASES
     env = {"WARMROUTE_NAMES_ALIASES": " ".join(ALIASES), "WARMROUTE_NAMES_TARGETS": TARGETS[0]}
@@ -60,7 +60,7 @@ def test_flags_and_variables_have_lines() -> None:
         ("names:\n  alias: [a=b]\n", "did you mean names.aliases?"),
     ],
 )
-def test_wrong_ones_are_named(tmp_path: Path, file: str, said: str) -> None:
+def test_the_error_contains_the_invalid_name_rule(tmp_path: Path, file: str, said: str) -> None:
     assert said in problems_of(file=file, tmp_path=tmp_path)
 
 

@@ -41,11 +41,11 @@ def tekken(folder: Path) -> Path:
     return folder
 
 
-def test_no_folder_has_no_encoders() -> None:
+def test_without_a_folder_there_are_no_encoders() -> None:
     assert encoders_of(terms(None)) is None
 
 
-def test_a_template_is_for_all_kinds(tmp_path: Path) -> None:
+def test_a_chat_template_is_used_for_all_engine_kinds(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     found = encoders_of(terms(write_model(tmp_path)))
     assert found is not None
@@ -54,7 +54,7 @@ def test_a_template_is_for_all_kinds(tmp_path: Path) -> None:
     assert not found.is_rendering("vllm")
 
 
-def test_harmony_is_for_those_who_render_by_it(tmp_path: Path) -> None:
+def test_harmony_is_used_only_for_engines_that_render_with_it(tmp_path: Path) -> None:
     found = encoders_of(terms(gpt_oss(tmp_path)))
     assert found is not None
     harmony, template = found.of("vllm"), found.of("sglang")
@@ -71,7 +71,7 @@ def test_harmony_is_for_those_who_render_by_it(tmp_path: Path) -> None:
     assert found.memo.encoded_chars > len("x y")
 
 
-def test_tekken_is_for_vllm_alone(tmp_path: Path) -> None:
+def test_tekken_is_used_only_for_vllm(tmp_path: Path) -> None:
     found = encoders_of(terms(tekken(tmp_path)))
     assert found is not None
     assert isinstance(found.of("vllm"), TekkenEncoder)
@@ -89,7 +89,7 @@ def test_tekken_is_for_vllm_alone(tmp_path: Path) -> None:
         ("hf", (), False),
     ],
 )
-def test_of_two_tokenizers_vllm_s_is_taken(
+def test_with_two_tokenizers_the_one_of_vllm_is_used(
     tmp_path: Path, mode: str, weights: tuple[str, ...], is_tekken: bool
 ) -> None:
     for name in weights:
@@ -100,7 +100,7 @@ def test_of_two_tokenizers_vllm_s_is_taken(
     assert isinstance(found.of("sglang"), MemoEncoder)
 
 
-def test_without_the_package_a_line_names_it(
+def test_a_missing_harmony_package_is_a_warning_and_the_template_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(encoders, "find_spec", lambda _: None)
@@ -118,7 +118,7 @@ def test_without_the_package_a_line_names_it(
     assert template.encode_chat(CHAT, 0.0).tolist()
 
 
-def test_both_tokenizers_do_without_the_package(
+def test_with_both_tokenizers_a_missing_package_is_only_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(encoders, "find_spec", lambda _: None)
@@ -128,7 +128,7 @@ def test_both_tokenizers_do_without_the_package(
     assert NO_TOKENS in caplog.text
 
 
-def test_tekken_alone_is_of_no_use_without_the_package(
+def test_tekken_alone_without_its_package_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoders, "find_spec", lambda _: None)
@@ -136,7 +136,7 @@ def test_tekken_alone_is_of_no_use_without_the_package(
         encoders_of(terms(tekken(tmp_path)))
 
 
-def test_the_date_is_of_the_engines_zone() -> None:
+def test_the_date_is_that_of_the_engines_time_zone() -> None:
     late_s = 1_772_668_799.0  # 2026-03-04, a second before midnight in UTC
     assert date_of("UTC")(late_s) == "2026-03-04"
     assert date_of("Europe/Berlin")(late_s) == "2026-03-05"

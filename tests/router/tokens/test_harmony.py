@@ -107,7 +107,7 @@ RENDERED: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", RENDERED)
-def test_messages_become_turns_as_in_vllm(name: str) -> None:
+def test_messages_are_rendered_as_by_vllm(name: str) -> None:
     messages, expected = RENDERED[name]
     assert text_of(messages) == expected
     assert text_of(messages, continue_final_message=True, add_generation_prompt=False) == expected
@@ -125,7 +125,7 @@ def test_texts_are_never_control_tokens(texts: list[str]) -> None:
     assert encoder().encode_chat(Chat(messages=messages), 0.0).tolist() == expected
 
 
-def test_tools_and_effort_are_as_the_package_renders_them() -> None:
+def test_tools_and_effort_are_rendered_as_by_the_package() -> None:
     described = [
         harmony.ToolDescription.new(
             tool["function"]["name"],
@@ -156,7 +156,7 @@ def test_the_memo_changes_no_ids(seed: int, max_bytes: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_a_text_is_cut_where_no_token_reaches_across(data: st.DataObject) -> None:
+def test_texts_are_cut_only_at_token_boundaries(data: st.DataObject) -> None:
     parts = st.sampled_from(["a", "B", "1", " ", "\n", "\r\n", "/", "'s", ".", "é", "東", "\u0301"])
     start = "ab " * (MIN_PIECE_CHARS // 3)
     text = start + "".join(data.draw(st.lists(parts, max_size=40)))
@@ -164,7 +164,7 @@ def test_a_text_is_cut_where_no_token_reaches_across(data: st.DataObject) -> Non
     assert plain == ENCODING.encode(text)
 
 
-def test_the_next_turn_costs_its_own_text() -> None:
+def test_the_next_turn_encodes_only_its_own_text() -> None:
     made, messages = encoder(), []
     memo = made._memo
     for number in range(8):
@@ -176,7 +176,7 @@ def test_the_next_turn_costs_its_own_text() -> None:
             assert memo.encoded_chars - before < 1.1 * len(asked)
 
 
-def test_a_day_and_a_salt_have_pieces_of_their_own() -> None:
+def test_chats_of_different_days_share_no_pieces() -> None:
     days = iter(["2026-03-04", "2026-03-05"])
     made = HarmonyEncoder(None, PieceMemo(LARGE), lambda _: next(days))
     first, second = (made.encode_chat(Chat(messages=[USER]), 0.0) for _ in range(2))
@@ -203,7 +203,7 @@ def test_a_day_and_a_salt_have_pieces_of_their_own() -> None:
         Chat(messages=[USER], tools=[{"function": {"name": 5}}]),
     ],
 )
-def test_what_harmony_does_not_know_is_refused(chat: Chat) -> None:
+def test_chats_unknown_to_harmony_are_refused(chat: Chat) -> None:
     with pytest.raises(PromptError):
         encoder().encode_chat(chat, 0.0)
 
@@ -213,6 +213,6 @@ def test_long_chats_are_refused() -> None:
         encoder(max_chars=500).encode_chat(Chat(messages=[USER | {"content": "x" * 501}]), 0.0)
 
 
-def test_plain_prompts_need_their_tokenizer() -> None:
+def test_plain_prompts_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(PromptError):
         encoder().encode("x")

@@ -56,7 +56,7 @@ def fleet_of(*paths: str | None) -> Any:
         ("org/m", [None], True),
     ],
 )
-async def test_images_are_rendered_where_they_have_the_workers_names(
+async def test_images_are_rendered_only_if_renderer_and_worker_name_them_the_same(
     renderer: str | None, workers: list[str | None], asked: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with engine(pages(renderer)) as url, aiohttp.ClientSession() as http:

@@ -63,14 +63,14 @@ def test_media_are_in_the_order_of_their_tokens() -> None:
         ),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any], words: str) -> None:
+def test_an_inconsistent_render_answer_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         media_of(features_of(**changed), len(IDS))
 
 
 @pytest.mark.parametrize("salt", [None, "s"])
 @pytest.mark.parametrize("adapter", [None, "a"])
-def test_chains_are_those_of_the_events(salt: str | None, adapter: str | None) -> None:
+def test_media_chains_equal_those_of_kv_events(salt: str | None, adapter: str | None) -> None:
     sizes = (SIZE, 3)
     chains = media_chains(IDS, MEDIA, sizes, model="m", adapter=adapter, salt=salt)
     assert sorted(chains) == [3, SIZE]
@@ -105,7 +105,7 @@ OUTSIDE = MessageMedia(True, True)
         ([3], OUTSIDE),
     ],
 )
-def test_media_of_a_message(content: Any, found: MessageMedia) -> None:
+def test_media_kinds_of_a_message_are_found(content: Any, found: MessageMedia) -> None:
     message = msgspec.json.encode({"role": "user", "content": content})
     assert media_in(message) == found
     escaped = message.replace(b"url", b"\\u0075rl").replace(b"image", b"im\\u0061ge")
@@ -113,12 +113,12 @@ def test_media_of_a_message(content: Any, found: MessageMedia) -> None:
 
 
 @pytest.mark.parametrize("message", [b"3", b"[", b'{"content":[', b'{"content":[{"type":tex}]}'])
-def test_a_message_that_cannot_be_read_may_have_any(message: bytes) -> None:
+def test_an_unreadable_message_counts_as_having_media(message: bytes) -> None:
     assert media_in(message) == OUTSIDE
 
 
 @pytest.mark.parametrize("depth", [10, 900])
-def test_media_may_be_nested_as_deep_as_their_client_likes(depth: int) -> None:
+def test_media_may_be_nested_at_any_depth(depth: int) -> None:
     value: Any = "x" * 100
     for _ in range(depth):
         value = [value]

@@ -65,7 +65,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_requests_that_fail_alone_do_not_stop_a_renderer() -> None:
+async def test_failed_requests_alone_do_not_stop_a_renderer() -> None:
     """Failed requests do not stop the use of a render server, because a client can provoke them;
     only the router's own probe decides.
     """
@@ -87,7 +87,7 @@ async def test_requests_that_fail_alone_do_not_stop_a_renderer() -> None:
         assert await world.look(10.0) == "able"
 
 
-async def test_a_given_renderer_is_asked_first_and_workers_while_it_fails() -> None:
+async def test_a_configured_renderer_is_used_first_and_workers_while_it_fails() -> None:
     pages: dict[str, Any] = dict(PAGES)
     async with engine(pages) as given, engine(dict(PAGES)) as own, http() as session:
         world = World(session, worker(own), given=(given,))
@@ -102,7 +102,7 @@ async def test_a_given_renderer_is_asked_first_and_workers_while_it_fails() -> N
 
 
 @pytest.mark.parametrize(("status", "flag"), [(403, "lets it"), (401, "wants an API key")])
-async def test_one_that_does_not_render_is_asked_again_later(
+async def test_a_renderer_that_refuses_is_probed_again_later(
     status: int, flag: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -118,7 +118,7 @@ async def test_one_that_does_not_render_is_asked_again_later(
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])
 @pytest.mark.parametrize(("status", "warned"), [(403, True), (200, False)])
-async def test_a_router_that_makes_no_token_ids_says_so_once(
+async def test_a_router_without_token_ids_logs_one_warning(
     has_tokenizer: bool, status: int, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     pages: dict[str, Any] = {**PAGES, f"POST {CHATS}/render": RENDERED if status == 200 else status}
@@ -134,7 +134,7 @@ async def test_a_router_that_makes_no_token_ids_says_so_once(
             assert line.endswith(", or start the engines as `vllm serve --enable-scale-out`")
 
 
-async def test_a_model_that_is_gone_does_not_stop_the_others() -> None:
+async def test_a_missing_model_does_not_stop_rendering_of_others() -> None:
     pages: dict[str, Any] = dict(PAGES)
     async with engine(pages) as url, http() as session:
         world = World(session, worker(url, "base", "m"))
@@ -147,7 +147,7 @@ async def test_a_model_that_is_gone_does_not_stop_the_others() -> None:
         assert world.renderers.state("m")[0] == "none"
 
 
-async def test_only_another_engine_makes_other_prompts() -> None:
+async def test_only_another_engine_invalidates_rendered_prompts() -> None:
     """Only another engine at a worker's place makes the memo of rendered prompts invalid; a worker
     that is not ready for a moment still counts as the same engine.
     """

@@ -56,7 +56,7 @@ def by_package(package: MistralTokenizer, chat: Chat) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([0, LARGE, 20_000]))
-def test_chats_are_as_the_package_renders_them(
+def test_chats_are_rendered_as_by_the_package(
     made: TekkenEncoder, package: MistralTokenizer, seed: int, max_bytes: int
 ) -> None:
     made._memo = PieceMemo(max_bytes)
@@ -69,7 +69,7 @@ def test_chats_are_as_the_package_renders_them(
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60), st.booleans())
-def test_plain_prompts_are_as_the_package_encodes_them(
+def test_plain_prompts_are_encoded_as_by_the_package(
     made: TekkenEncoder, package: MistralTokenizer, text: str, special: bool
 ) -> None:
     plain: Any = package.instruct_tokenizer.tokenizer
@@ -79,7 +79,7 @@ def test_plain_prompts_are_as_the_package_encodes_them(
 
 
 @pytest.mark.parametrize("version", ["v7", "v11", "v13"])
-def test_newer_versions_are_the_package_s_own(version: str, tmp_path: Path) -> None:
+def test_newer_tokenizer_versions_are_encoded_by_the_package(version: str, tmp_path: Path) -> None:
     vocabulary = json.loads(FILE.read_bytes())
     vocabulary["config"]["version"] = version
     names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
@@ -96,7 +96,7 @@ def test_newer_versions_are_the_package_s_own(version: str, tmp_path: Path) -> N
         assert made.encode_chat(chat, 0.0).tolist() == by_package(package, chat)
 
 
-def test_keys_that_vllm_drops_change_nothing(made: TekkenEncoder) -> None:
+def test_keys_that_vllm_drops_do_not_change_the_tokens(made: TekkenEncoder) -> None:
     more = [{**tool, "x": 1, "function": tool["function"] | {"y": 2}} for tool in TOOLS]
     answer = ANSWER | {"refusal": None, "annotations": [], "tool_calls": None}
     said = [USER | {"cache_control": {"type": "ephemeral"}}, answer, USER]
@@ -104,7 +104,9 @@ def test_keys_that_vllm_drops_change_nothing(made: TekkenEncoder) -> None:
     assert made.encode_chat(Chat(messages=said, tools=more), 0.0).tolist() == plain.tolist()
 
 
-def test_an_answer_is_continued(made: TekkenEncoder, package: MistralTokenizer) -> None:
+def test_a_final_assistant_message_can_be_continued(
+    made: TekkenEncoder, package: MistralTokenizer
+) -> None:
     chat = Chat(messages=[USER, ANSWER], continue_final_message=True, add_generation_prompt=False)
     ids = made.encode_chat(chat, 0.0).tolist()
     assert ids == by_package(package, chat)
@@ -112,7 +114,7 @@ def test_an_answer_is_continued(made: TekkenEncoder, package: MistralTokenizer) 
     assert ids[-1] != plain.eos_id
 
 
-def test_the_next_turn_costs_its_own_text(made: TekkenEncoder) -> None:
+def test_the_next_turn_encodes_only_its_own_text(made: TekkenEncoder) -> None:
     memo = made._memo = PieceMemo(LARGE)
     messages: list[dict[str, Any]] = []
     for number in range(8):
@@ -143,7 +145,7 @@ def test_the_next_turn_costs_its_own_text(made: TekkenEncoder) -> None:
         Chat(messages=[{"role": "user", "content": [{"text": "x"}]}]),
     ],
 )
-def test_what_vllm_refuses_is_refused(made: TekkenEncoder, chat: Chat) -> None:
+def test_chats_that_vllm_refuses_are_refused(made: TekkenEncoder, chat: Chat) -> None:
     with pytest.raises(PromptError):
         made.encode_chat(chat, 0.0)
 
@@ -159,7 +161,7 @@ def long_chat() -> Chat:
     return Chat(messages=[{"role": "user", "content": "x" * 11}], tools=TOOLS)
 
 
-def test_a_file_that_does_not_parse_is_named(tmp_path: Path) -> None:
+def test_the_error_contains_the_unparsable_file(tmp_path: Path) -> None:
     path = tmp_path / "tekken.json"
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"tekken\.json"):

@@ -41,7 +41,7 @@ class World:
         return self.check.trusts("m")
 
 
-def test_counts_that_differ_put_a_model_aside_and_one_alone_does_not() -> None:
+def test_several_differing_counts_suspend_a_model_and_one_does_not() -> None:
     world = World()
     assert world.trusted
     world.differ(2)
@@ -53,7 +53,7 @@ def test_counts_that_differ_put_a_model_aside_and_one_alone_does_not() -> None:
     assert dict(world.check.exact()) == {"m": False}
 
 
-def test_a_few_odd_prompts_among_many_condemn_nobody() -> None:
+def test_a_few_differing_prompts_among_many_do_not_suspend_a_model() -> None:
     world = World()
     for _ in range(100):
         world.differ(1)
@@ -65,7 +65,7 @@ def test_a_few_odd_prompts_among_many_condemn_nobody() -> None:
     assert not world.trusted
 
 
-def test_it_comes_back_on_probation_and_stays_away_longer_each_time() -> None:
+def test_a_suspended_model_returns_on_probation_after_longer_times() -> None:
     world = World()
     world.differ(3)
     aside_s = RECHECK_S
@@ -86,7 +86,7 @@ def test_it_comes_back_on_probation_and_stays_away_longer_each_time() -> None:
     assert world.trusted
 
 
-def test_a_worker_whose_probes_differ_puts_the_model_aside_until_they_agree_or_it_leaves() -> None:
+def test_differing_probes_suspend_a_model_until_they_agree_or_the_worker_leaves() -> None:
     world = World()
     world.check.probed("m", 1, "a chat has 9 tokens by our count, 10 by its own")
     world.check.probed("m", 2, None)
@@ -101,7 +101,7 @@ def test_a_worker_whose_probes_differ_puts_the_model_aside_until_they_agree_or_i
     assert world.trusted
 
 
-def test_probes_that_agree_clear_what_traffic_had_found() -> None:
+def test_agreeing_probes_clear_the_counts_of_traffic() -> None:
     world = World()
     world.differ(3)
     assert not world.trusted
@@ -111,7 +111,7 @@ def test_probes_that_agree_clear_what_traffic_had_found() -> None:
     assert world.trusted
 
 
-def test_it_is_told_once_with_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_suspension_is_logged_once_with_counts(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     with caplog.at_level(logging.WARNING):
         world.differ(9)
@@ -128,7 +128,7 @@ def test_it_is_told_once_with_counts(caplog: pytest.LogCaptureFixture) -> None:
     assert "worker 1: a text has 3 tokens" in caplog.records[-1].getMessage()
 
 
-def test_its_memory_is_bounded() -> None:
+def test_the_number_of_checked_models_is_bounded() -> None:
     check = TokenCheck(lambda: 0.0, lambda: 1.0)
     for number in range(MAX_MODELS + 10):
         check.counted(f"m{number}", 1, 2)
@@ -147,7 +147,7 @@ steps = st.one_of(
 
 @patient
 @given(st.lists(steps, max_size=40))
-def test_no_history_leaves_it_aside_for_ever(history: list[tuple[Any, ...]]) -> None:
+def test_no_history_suspends_a_model_forever(history: list[tuple[Any, ...]]) -> None:
     world = World()
     failing: set[int] = set()
     for step in history:
@@ -170,7 +170,7 @@ def test_no_history_leaves_it_aside_for_ever(history: list[tuple[Any, ...]]) -> 
     assert world.trusted
 
 
-def test_all_of_it_is_exposed() -> None:
+def test_token_checks_and_memo_use_are_exposed_as_metrics() -> None:
     world = World()
     world.differ(3)
     world.check.counted("n", 1, 1)
@@ -188,7 +188,7 @@ def test_all_of_it_is_exposed() -> None:
     assert "warmroute_token_memo_bytes 9.0" in text
 
 
-def test_the_state_says_what_our_ids_are_worth() -> None:
+def test_the_state_shows_how_far_token_ids_are_checked() -> None:
     world = World()
     check = world.check
     assert check.state("m") == "unchecked"

@@ -94,7 +94,7 @@ async def test_a_worker_with_the_same_tokenizer_agrees(
     assert dict(check.exact()) == {MODEL: True}
 
 
-async def test_workers_that_differ_put_the_model_aside_and_are_asked_again(
+async def test_differing_workers_suspend_the_model_and_are_probed_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = HfTokenizer(write_model(tmp_path / "ours"))
@@ -119,7 +119,7 @@ async def test_workers_that_differ_put_the_model_aside_and_are_asked_again(
             assert check.trusts(MODEL)
 
 
-async def test_a_worker_that_renders_tools_in_its_own_form_is_trusted_with_other_chats(
+async def test_a_worker_that_renders_tools_differently_is_trusted_for_other_chats(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = HfTokenizer(write_model(tmp_path))
@@ -150,7 +150,7 @@ async def test_a_worker_that_renders_tools_in_its_own_form_is_trusted_with_other
 
 
 @pytest.mark.parametrize("rendering", ["as ours", "otherwise", "not"])
-async def test_a_worker_that_renders_by_harmony_is_not_judged_by_its_template(
+async def test_a_worker_that_renders_with_harmony_is_not_probed_by_template(
     tmp_path: Path, rendering: str
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
@@ -181,7 +181,7 @@ async def test_a_worker_that_renders_by_harmony_is_not_judged_by_its_template(
         assert dict(check.exact()) == {MODEL: rendering != "otherwise"}
 
 
-async def test_a_worker_whose_kind_has_no_encoder_is_not_asked(tmp_path: Path) -> None:
+async def test_a_worker_of_a_kind_without_an_encoder_is_not_probed(tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.Response:
         raise AssertionError("asked")
 
@@ -194,7 +194,7 @@ async def test_a_worker_whose_kind_has_no_encoder_is_not_asked(tmp_path: Path) -
         assert not dict(check.exact())
 
 
-async def test_each_worker_is_asked_once_until_it_is_recognized_anew(tmp_path: Path) -> None:
+async def test_each_worker_is_probed_once_until_it_is_recognized_again(tmp_path: Path) -> None:
     tokenizer = HfTokenizer(write_model(tmp_path))
     asked: list[Any] = []
 
@@ -234,7 +234,7 @@ async def test_each_worker_is_asked_once_until_it_is_recognized_anew(tmp_path: P
         web.json_response([]),
     ],
 )
-async def test_workers_that_tell_no_ids_are_no_evidence(answer: Any, tmp_path: Path) -> None:
+async def test_workers_that_return_no_token_ids_are_not_judged(answer: Any, tmp_path: Path) -> None:
     tokenizer = HfTokenizer(write_model(tmp_path))
 
     async def handler(request: web.Request) -> web.Response:
@@ -248,7 +248,7 @@ async def test_workers_that_tell_no_ids_are_no_evidence(answer: Any, tmp_path: P
         assert dict(check.exact()) == {}
 
 
-async def test_a_worker_that_hangs_or_is_gone_ends_nothing(tmp_path: Path) -> None:
+async def test_a_hanging_or_missing_worker_does_not_stop_the_probe(tmp_path: Path) -> None:
     tokenizer = HfTokenizer(write_model(tmp_path))
 
     async def handler(request: web.Request) -> web.Response:
@@ -269,7 +269,7 @@ async def test_a_worker_that_hangs_or_is_gone_ends_nothing(tmp_path: Path) -> No
     assert dict(check.exact()) == {MODEL: True}
 
 
-async def test_chats_that_our_template_refuses_are_not_asked_for(tmp_path: Path) -> None:
+async def test_chats_refused_by_the_routers_template_are_not_probed(tmp_path: Path) -> None:
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}x"
     tokenizer = HfTokenizer(write_model(tmp_path, chat_template=template))
     asked: list[Any] = []

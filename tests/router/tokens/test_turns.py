@@ -55,7 +55,7 @@ def beginning(turn: KnownTurn, world: World) -> list[int] | None:
     return None if found is None else found.ids.tolist()
 
 
-def test_a_beginning_is_believed_after_a_turn_has_shown_that_it_stays() -> None:
+def test_a_prefix_is_reused_after_a_second_turn_confirmed_it() -> None:
     world = World()
     world.render(["a" * 90])
     assert world.look(["a" * 90]).whole is not None
@@ -68,7 +68,7 @@ def test_a_beginning_is_believed_after_a_turn_has_shown_that_it_stays() -> None:
     assert third.rest_bytes > 8
 
 
-def test_how_many_tokens_a_new_image_has_is_not_guessed() -> None:
+def test_the_prefix_is_not_reused_for_a_turn_with_a_new_image() -> None:
     world = World()
     world.render(["a" * 90])
     world.render(["a" * 90, "b"])
@@ -82,7 +82,7 @@ def test_how_many_tokens_a_new_image_has_is_not_guessed() -> None:
     assert not world.look(["a"], tools=[tool]).has_media
 
 
-def test_a_template_that_rewrites_earlier_turns_is_not_believed() -> None:
+def test_the_prefix_is_not_reused_if_the_template_rewrites_earlier_turns() -> None:
     world = World()
     world.render(["a" * 90])
     turn = world.look(["a" * 90, "b"])
@@ -90,7 +90,7 @@ def test_a_template_that_rewrites_earlier_turns_is_not_believed() -> None:
     assert beginning(world.look(["a" * 90, "b", "c"]), world) is None
 
 
-def test_nothing_is_used_beyond_its_quarter_of_an_hour() -> None:
+def test_entries_older_than_15_minutes_are_not_used() -> None:
     world = World()
     world.render(["a"])
     world.render(["a", "b"])
@@ -112,14 +112,14 @@ def test_nothing_is_used_beyond_its_quarter_of_an_hour() -> None:
         {"model": "other"},
     ],
 )
-def test_what_may_change_a_prompt_keeps_requests_apart(other: dict[str, Any]) -> None:
+def test_fields_that_may_change_a_prompt_give_separate_entries(other: dict[str, Any]) -> None:
     world = World()
     world.render(["a"])
     assert world.look(["a"], temperature=0.3, stream=True, max_tokens=9).whole is not None
     assert world.look(["a"], **other).whole is None
 
 
-def test_images_by_address_are_not_kept_and_those_within_the_request_are() -> None:
+def test_images_by_url_are_not_kept_and_inline_ones_are() -> None:
     world = World()
     for url, keeps in (("http://h/a.png", False), ("data:image/png;base64,AAAA", True)):
         part = {"type": "image_url", "image_url": {"detail": "low", "url": url}}
@@ -129,7 +129,7 @@ def test_images_by_address_are_not_kept_and_those_within_the_request_are() -> No
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"messages": 3}', b'{"messages": [}'])
-def test_what_is_no_chat_is_not_known(body: bytes) -> None:
+def test_a_body_that_is_no_chat_has_no_entry(body: bytes) -> None:
     world = World()
     keys, sizes, keeps = world.memo.keys_of(body, PATH, "")
     assert not keys
@@ -142,7 +142,7 @@ texts = st.lists(st.sampled_from(["", "a", "b", "c" * 50]), min_size=1, max_size
 
 
 @given(st.lists(st.tuples(texts, st.sampled_from(["", "t1"]), st.booleans()), max_size=40))
-def test_what_is_believed_is_how_the_prompt_begins(
+def test_a_reused_prefix_is_how_the_prompt_really_begins(
     asked: list[tuple[list[str], str, bool]],
 ) -> None:
     """A beginning that the memo gives is how the prompt really begins, for any requests in any
@@ -163,7 +163,7 @@ def test_what_is_believed_is_how_the_prompt_begins(
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_common_beginnings(one: list[int], other: list[int]) -> None:
+def test_the_common_prefix_of_two_id_lists_is_found(one: list[int], other: list[int]) -> None:
     same = same_ids(np.array(one, dtype=np.int32), np.array(other, dtype=np.int64))
     assert one[:same] == other[:same]
     assert same == min(len(one), len(other)) or one[same] != other[same]

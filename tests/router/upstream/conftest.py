@@ -14,7 +14,7 @@ from tests.router.relay_support import BOTH_PATHS, go_by
 from tests.router.upstream.over_tls import Sides, sides_of, tls_everywhere
 
 # A worker that never reads gets no request over TLS, for it answers no handshake.
-NOT_OVER_TLS = ("test_a_worker_that_stops_taking_the_request_is_late_in_that_phase",)
+NOT_OVER_TLS = ("test_a_worker_that_stops_reading_the_request_exceeds_the_send_timeout",)
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Loops:

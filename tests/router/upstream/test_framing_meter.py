@@ -53,14 +53,14 @@ def test_events_and_usage_are_read_however_the_body_is_cut(cuts: list[int]) -> N
         (b"", None),
     ],
 )
-def test_usage_of_a_whole_reply(body: bytes, usage: Usage | None) -> None:
+def test_usage_of_a_reply_without_events_is_read(body: bytes, usage: Usage | None) -> None:
     meter = Meter(event_stream=False, tail_bytes=8192)
     meter.feed(body)
     assert meter.usage() == usage
     assert meter.events == 0
 
 
-def test_the_tail_is_bounded() -> None:
+def test_the_kept_tail_is_bounded() -> None:
     meter = Meter(event_stream=True, tail_bytes=1000)
     for _ in range(10_000):
         meter.feed(b"data: 0123456789\n\n")

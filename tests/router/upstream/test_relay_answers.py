@@ -72,7 +72,9 @@ async def answered(*replies: bytes, cuts: list[int] | None = None) -> tuple[byte
 
 
 @pytest.mark.parametrize(("name", "body"), BAD_STREAMS, ids=named)
-async def test_a_stream_of_nothing_is_asked_for_elsewhere(name: str, body: bytes) -> None:
+async def test_a_stream_without_content_is_retried_at_another_worker(
+    name: str, body: bytes
+) -> None:
     pieces = [part + b"\n\n" for part in body.split(b"\n\n") if part] or [body]
     bad = stream(*(piece for piece in pieces if piece))
     for reply in (bad, CLOSED + body):
@@ -89,7 +91,7 @@ async def test_a_stream_of_nothing_is_asked_for_elsewhere(name: str, body: bytes
 
 
 @pytest.mark.parametrize(("name", "body"), BAD_WHOLE, ids=named)
-async def test_a_body_of_nothing_is_asked_for_elsewhere(name: str, body: bytes) -> None:
+async def test_a_body_without_content_is_retried_at_another_worker(name: str, body: bytes) -> None:
     good = b'{"choices":[{"text":"well"}]}'
     for reply in (
         whole(body),
@@ -103,7 +105,7 @@ async def test_a_body_of_nothing_is_asked_for_elsewhere(name: str, body: bytes) 
 
 @pytest.mark.parametrize("cuts", [[], [150, 160, 190, 230, 300]])
 @pytest.mark.parametrize(("name", "body"), GOOD_STREAMS, ids=named)
-async def test_a_short_stream_is_passed_on_as_it_came(
+async def test_a_short_stream_is_passed_on_unchanged(
     name: str, body: bytes, cuts: list[int]
 ) -> None:
     half = len(body) // 2
@@ -118,13 +120,13 @@ async def test_a_short_stream_is_passed_on_as_it_came(
 
 
 @pytest.mark.parametrize(("name", "body"), GOOD_WHOLE, ids=named)
-async def test_a_short_body_is_passed_on_as_it_came(name: str, body: bytes) -> None:
+async def test_a_short_body_is_passed_on_unchanged(name: str, body: bytes) -> None:
     got, (outcome,) = await answered(whole(body), cuts=[60, 100, 130, 150])
     assert got.endswith(b"\r\n\r\n" + body)
     assert outcome.error is None
 
 
-async def test_where_all_say_nothing_the_last_one_is_heard() -> None:
+async def test_if_no_worker_answers_the_last_reply_is_passed_on() -> None:
     page = b"<html>hello</html>"
     got, outcomes = await answered(stream(events(ERROR)), whole(page))
     assert got.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -134,7 +136,7 @@ async def test_where_all_say_nothing_the_last_one_is_heard() -> None:
     assert str(outcomes[1].error) == "the worker's reply of status 200 is not JSON"
 
 
-async def test_a_connection_goes_on_after_a_reply_that_was_no_answer() -> None:
+async def test_a_reply_without_an_answer_needs_at_most_one_more_connection() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(stream(events()) if call.serial == 0 else stream(GOOD))
 
@@ -145,7 +147,7 @@ async def test_a_connection_goes_on_after_a_reply_that_was_no_answer() -> None:
 
 
 @pytest.mark.parametrize("said", [b"", events(ROLE, done=False), b": ping\n\n", b"data: {"])
-async def test_a_stream_that_breaks_off_before_it_says_anything(said: bytes) -> None:
+async def test_a_stream_that_ends_before_any_content_is_retried(said: bytes) -> None:
     async def script(call: WorkerCall) -> None:
         if len(w.calls) == 1:
             await call.say(STREAM + (chunked(said)[:-5] if said else b""))
@@ -160,7 +162,7 @@ async def test_a_stream_that_breaks_off_before_it_says_anything(said: bytes) -> 
         assert r.outcomes[0].bytes_to_client == 0
 
 
-async def test_who_speaks_waits_for_what_is_said() -> None:
+async def test_the_first_token_is_reported_at_the_first_content() -> None:
     """The relay reports the first token at the first content, not at the role before it; the bytes
     keep their order.
     """
@@ -185,7 +187,7 @@ async def test_who_speaks_waits_for_what_is_said() -> None:
         assert r.outcomes[0].events == 3
 
 
-async def test_what_keeps_a_connection_open_is_passed_on_in_time() -> None:
+async def test_keep_alive_comments_are_passed_on_in_time() -> None:
     """Keep-alive comments are passed on in time; as the client has seen them, no other worker is
     tried. An empty end is still the worker's failure, and the client gets all bytes that the worker
     sent.
@@ -217,7 +219,7 @@ async def test_what_keeps_a_connection_open_is_passed_on_in_time() -> None:
         assert not r.first_bytes_s
 
 
-async def test_the_times_are_those_of_a_reply_that_has_begun() -> None:
+async def test_the_timeouts_of_a_begun_reply_apply_before_any_content() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(STREAM + chunked(events(ROLE, done=False))[:-5])
         await call.reader.read()
@@ -230,7 +232,7 @@ async def test_the_times_are_those_of_a_reply_that_has_begun() -> None:
         assert r.outcomes[0].retryable
 
 
-async def test_a_worker_that_is_given_up_before_it_said_anything() -> None:
+async def test_a_worker_abandoned_before_any_content_is_replaced() -> None:
     async def script(call: WorkerCall) -> None:
         if len(w.calls) == 1:
             await call.say(STREAM + chunked(events(ROLE, done=False))[:-5])
@@ -250,7 +252,7 @@ async def test_a_worker_that_is_given_up_before_it_said_anything() -> None:
     ("end", "failed"),
     [(ERROR, True), (CLIENTS, False), (text("", "abort"), True), (text("", "stop"), False)],
 )
-async def test_an_error_after_content_is_passed_on_and_is_the_workers(
+async def test_an_error_after_content_is_passed_on_and_charged_to_the_worker(
     end: dict[str, object], failed: bool
 ) -> None:
     body = [events(one, done=False) for one in (text("x"), end, {"choices": [], **usage(1)})]
@@ -265,7 +267,7 @@ async def test_an_error_after_content_is_passed_on_and_is_the_workers(
             assert outcome.error is None
 
 
-async def test_what_is_not_judged_is_passed_on() -> None:
+async def test_replies_that_are_not_judged_are_passed_on() -> None:
     for reply in (
         b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 204 No Content\r\n\r\n",
@@ -282,7 +284,7 @@ async def test_what_is_not_judged_is_passed_on() -> None:
             assert r.outcomes[0].error is None
 
 
-async def test_a_failure_that_is_too_long_to_keep_is_given_up() -> None:
+async def test_a_failed_reply_that_is_too_long_is_not_kept() -> None:
     long = events(ERROR, done=False) + b"x" * 2_000
     limits = RelayLimits(held_bytes=1_000)
 

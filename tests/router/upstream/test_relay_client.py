@@ -52,7 +52,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         assert w.connections == 1
 
 
-async def test_a_chunked_request_arrives_with_a_length() -> None:
+async def test_a_chunked_request_is_sent_to_the_worker_with_a_length() -> None:
     async with worker(echo) as w, relay(w.port) as r:
         request = (
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
@@ -63,7 +63,7 @@ async def test_a_chunked_request_arrives_with_a_length() -> None:
         assert header(w.calls[0].head, b"content-length") == b"5"
 
 
-async def test_expect_100_continue_is_answered_here() -> None:
+async def test_expect_100_continue_is_answered_by_the_router() -> None:
     async with worker(echo) as w, relay(w.port) as r:
         reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
         head = post(b"abc", b"Expect: 100-continue")[:-3]
@@ -75,7 +75,7 @@ async def test_expect_100_continue_is_answered_here() -> None:
         writer.close()
 
 
-async def test_a_compressed_body_is_forwarded_as_it_came() -> None:
+async def test_a_compressed_body_is_forwarded_unchanged() -> None:
     body = b"\x1f\x8b no gzip at all"
     async with worker(echo) as w, relay(w.port) as r:
         got = await ask(r.port, post(body, b"Content-Encoding: gzip"))
@@ -103,7 +103,7 @@ async def test_an_absolute_target_is_made_relative() -> None:
 
 
 @pytest.mark.parametrize("after", ["before the reply", "after the head", "in the stream"])
-async def test_a_client_that_leaves_frees_the_worker_at_once(after: str) -> None:
+async def test_a_client_that_leaves_frees_the_worker_immediately(after: str) -> None:
     async def script(call: WorkerCall) -> None:
         if after != "before the reply":
             await call.say(STREAM)
@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_frees_the_worker_at_once(after: str) -> None
         await until(lambda: asyncio.all_tasks() <= before, "no task is left")
 
 
-async def test_a_client_that_leaves_while_connecting_leaves_nothing() -> None:
+async def test_a_client_that_leaves_while_connecting_leaks_no_connection() -> None:
     async with worker(echo) as w, relay(w.port) as r:
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", r.port)
@@ -151,7 +151,7 @@ async def test_a_handler_that_fails_after_a_reply_adds_nothing_to_it() -> None:
     assert got == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-async def test_the_request_is_taken_as_it_came() -> None:
+async def test_the_upstream_request_equals_the_clients() -> None:
     taken = []
 
     async def handle(request: Request) -> Answer:

@@ -56,7 +56,7 @@ def of_length(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> byte
     ],
     ids=["length", "pieces", "chunks", "close"],
 )
-async def test_a_reply_is_kept_whole(said: list[bytes], hang_up: bool) -> None:
+async def test_a_complete_reply_is_collected(said: list[bytes], hang_up: bool) -> None:
     got = await collect(*said, hang_up=hang_up)
     assert (got.reply.whole, got.reply.body) == (True, BODY)
     outcome = got.outcome
@@ -66,7 +66,7 @@ async def test_a_reply_is_kept_whole(said: list[bytes], hang_up: bool) -> None:
     assert b"POST /v1/completions HTTP/1.1" in got.head
 
 
-async def test_a_refusal_is_there_to_be_delivered() -> None:
+async def test_a_refusal_is_held_for_delivery() -> None:
     got = await collect(of_length(b'{"error":{}}', b"400 Bad Request", b"X-A: b\r\n"))
     assert (got.outcome.status, got.outcome.error) == (400, None)
     held = got.reply.held
@@ -75,7 +75,7 @@ async def test_a_refusal_is_there_to_be_delivered() -> None:
     assert (b"X-A", b"b") in held.head.headers
 
 
-async def test_a_failure_is_held_as_any() -> None:
+async def test_a_failure_is_held_for_delivery() -> None:
     got = await collect(of_length(b"full", b"503 Busy", b"Retry-After: 1\r\n"))
     assert got.outcome.error is not None
     assert got.outcome.error.kind == "busy"
@@ -84,12 +84,12 @@ async def test_a_failure_is_held_as_any() -> None:
     assert not got.reply.whole
 
 
-async def test_one_beyond_the_limit_is_not_taken_for_whole() -> None:
+async def test_a_reply_beyond_the_limit_is_incomplete() -> None:
     assert (await collect(of_length(BODY), limit_bytes=len(BODY))).reply.whole
     assert not (await collect(of_length(BODY), limit_bytes=len(BODY) - 1)).reply.whole
 
 
-async def test_one_that_breaks_off_is_its_workers_fault() -> None:
+async def test_a_reply_that_breaks_off_is_a_worker_error() -> None:
     got = await collect(of_length(BODY)[:-5], hang_up=True)
     assert got.outcome.error is not None
     assert got.outcome.error.kind == "early_close"
@@ -97,7 +97,7 @@ async def test_one_that_breaks_off_is_its_workers_fault() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", of_length(BODY)[:-5]], ids=["silent", "begun"])
-async def test_a_worker_is_told_when_nobody_waits_any_more(begun: bytes) -> None:
+async def test_a_cancelled_collection_closes_the_workers_connection(begun: bytes) -> None:
     asked = asyncio.Event()
 
     async def script(call: WorkerCall) -> None:

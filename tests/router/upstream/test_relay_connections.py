@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("both_paths")
 
 
 @pytest.mark.parametrize("how", ["hang_up", "reset"])
-async def test_a_connection_that_went_stale_is_replaced_silently(how: str) -> None:
+async def test_a_stale_connection_is_replaced_silently(how: str) -> None:
     async def script(call: WorkerCall) -> None:
         if call.serial == 0:
             await call.say(OK)
@@ -48,7 +48,7 @@ async def test_a_connection_that_went_stale_is_replaced_silently(how: str) -> No
 
 
 @pytest.mark.parametrize("how", ["hang_up", "reset"])
-async def test_what_is_to_be_sent_once_is_not_sent_by_another_connection(how: str) -> None:
+async def test_a_request_to_be_sent_once_is_not_repeated_on_another_connection(how: str) -> None:
     async def script(call: WorkerCall) -> None:
         if call.serial == 0:
             await call.say(OK)
@@ -63,7 +63,7 @@ async def test_what_is_to_be_sent_once_is_not_sent_by_another_connection(how: st
         assert (w.connections, len(w.calls)) == (1, 2)
 
 
-async def test_all_connections_in_use_is_said_and_harms_nobody() -> None:
+async def test_a_request_above_the_connection_limit_fails_and_others_continue() -> None:
     go = asyncio.Event()
 
     async def slow(call: WorkerCall) -> None:
@@ -86,7 +86,7 @@ async def test_an_old_idle_connection_is_not_used() -> None:
         await until(lambda: w.connections == 2 and w.gone >= 1, "a fresh one was made")
 
 
-async def test_closing_an_upstream_ends_what_is_under_way() -> None:
+async def test_closing_an_upstream_ends_running_requests() -> None:
     async def silent(call: WorkerCall) -> None:
         await call.reader.read()
 
@@ -99,7 +99,7 @@ async def test_closing_an_upstream_ends_what_is_under_way() -> None:
         assert [kind(outcome.error) for outcome in r.outcomes] == ["early_close", "connect"]
 
 
-async def test_tls_to_the_worker() -> None:
+async def test_requests_to_a_worker_may_use_tls() -> None:
     def context(side: int) -> ssl.SSLContext:
         # Anonymous keys: the way of the bytes is tested here, not the trust in certificates.
         it = ssl.SSLContext(side)
@@ -123,7 +123,7 @@ async def test_tls_to_the_worker() -> None:
         await r.upstreams[0].aclose()
 
 
-async def test_a_worker_that_speaks_no_tls_is_a_connect_error() -> None:
+async def test_a_worker_without_tls_is_a_connect_error() -> None:
     async with worker(good) as w, relay() as r:
         context = ssl.create_default_context()
         r.upstreams.append(Upstream("127.0.0.1", w.port, time.monotonic, tls=context))
@@ -135,7 +135,7 @@ async def test_a_worker_that_speaks_no_tls_is_a_connect_error() -> None:
         assert kind(r.outcomes[0].error) == "connect"
 
 
-async def test_a_request_that_cannot_be_written_is_the_clients_fault() -> None:
+async def test_an_invalid_request_target_is_a_client_error() -> None:
     upstream = Upstream("127.0.0.1", 1, time.monotonic)
     with pytest.raises(ClientError):
         await upstream.send(UpstreamRequest("GET", "/a b"), _NoSink(), Timeouts())
@@ -157,7 +157,7 @@ def test_upstream_checks_its_arguments(arguments: dict[str, object]) -> None:
         Upstream(**(defaults | arguments))  # type: ignore[arg-type]
 
 
-async def test_keep_alive_client_after_a_hidden_failure() -> None:
+async def test_a_kept_client_connection_survives_a_hidden_failure() -> None:
     async def bad(call: WorkerCall) -> None:
         call.hang_up()
 

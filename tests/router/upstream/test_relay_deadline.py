@@ -8,7 +8,7 @@ from router.upstream.fallback import Deadline
 from tests.router.relay_support import until
 
 
-async def test_it_calls_once_its_moment_has_passed_on_the_given_clock() -> None:
+async def test_a_deadline_fires_once_when_its_time_has_passed_on_the_given_clock() -> None:
     now_s = 100.0
     looks = 0
     passed: list[float] = []
@@ -27,7 +27,7 @@ async def test_it_calls_once_its_moment_has_passed_on_the_given_clock() -> None:
     await until(lambda: passed == [100.003], "the moment has passed")
 
 
-async def test_start_replaces_and_stop_ends() -> None:
+async def test_start_replaces_a_deadline_and_stop_cancels_it() -> None:
     passed: list[str] = []
     loop = asyncio.get_running_loop()
     deadline = Deadline(loop.time)

@@ -71,7 +71,7 @@ async def relayed(pieces: list[bytes]) -> tuple[Outcome, Record]:
 
 @patient
 @given(REPLIES, BENDS, st.lists(st.integers(0, 1000), max_size=6))
-async def test_any_reply_gives_one_orderly_story(
+async def test_any_reply_gives_calls_in_a_valid_order(
     reply: bytes, bends: list[tuple[int, bytes]], cuts: list[int]
 ) -> None:
     for place, bend in bends:
@@ -116,7 +116,7 @@ async def test_a_finished_exchange_needs_no_garbage_collector() -> None:
         gc.enable()
 
 
-async def test_a_connection_that_was_lost_before_its_exchange_began() -> None:
+async def test_a_connection_lost_before_its_exchange_is_an_early_close() -> None:
     connection = WorkerConnection(lambda _: None, time.monotonic)
     connection.connection_made(_Closed())
     connection.connection_lost(None)

@@ -87,7 +87,7 @@ async def test_before_the_first_byte_another_worker_takes_over(reply: bytes, exp
         assert (len(b.calls), len(g.calls)) == (1, 1)
 
 
-async def test_a_worker_that_cannot_be_reached() -> None:
+async def test_an_unreachable_worker_is_replaced_by_another() -> None:
     with deaf_port() as deaf:
         async with worker(good) as g, relay(deaf, g.port) as r:
             assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
@@ -116,7 +116,7 @@ async def test_a_connect_that_hangs_is_given_up() -> None:
                 filler.close()
 
 
-async def test_a_worker_that_stops_taking_the_request_is_late_in_that_phase() -> None:
+async def test_a_worker_that_stops_reading_the_request_exceeds_the_send_timeout() -> None:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         listener.bind(("127.0.0.1", 0))
@@ -130,7 +130,7 @@ async def test_a_worker_that_stops_taking_the_request_is_late_in_that_phase() ->
 
 @pytest.mark.parametrize("head", [OK[:-2], STREAM + EVENT, b"HTTP/1.1 200 OK\r\n\r\nabc"])
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_a_reply_that_breaks_off_never_ends_cleanly(head: bytes, version: bytes) -> None:
+async def test_a_broken_reply_never_ends_cleanly(head: bytes, version: bytes) -> None:
     started = asyncio.Event()
 
     async def script(call: WorkerCall) -> None:
@@ -160,7 +160,7 @@ async def test_a_reply_that_breaks_off_never_ends_cleanly(head: bytes, version: 
             assert not clean  # the reply ends with the connection: only a reset reveals the failure
 
 
-async def test_garbage_in_mid_stream_ends_the_client() -> None:
+async def test_garbage_in_mid_stream_closes_the_clients_connection() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(STREAM + EVENT)
         await until(lambda: bool(r.first_bytes_s), "the client has its first byte")
@@ -174,7 +174,7 @@ async def test_garbage_in_mid_stream_ends_the_client() -> None:
         await until(lambda: w.gone == 1, "the worker's connection is closed")
 
 
-async def test_a_silent_worker_is_left_after_the_time_allowed() -> None:
+async def test_a_silent_worker_is_replaced_after_the_first_byte_timeout() -> None:
     async def script(call: WorkerCall) -> None:
         await call.reader.read()
 
@@ -206,7 +206,7 @@ async def test_a_silent_worker_is_left_after_the_time_allowed() -> None:
         (((b"Retry-After", b"Sun, 06 Nov 1994 08:49:40 GMT"),), 0.0),
     ],
 )
-def test_how_long_a_worker_asks_to_be_spared(headers: tuple, seconds: float) -> None:
+def test_retry_after_is_read_in_all_its_forms(headers: tuple, seconds: float) -> None:
     assert retry_after_s(headers) == seconds
 
 
@@ -221,7 +221,7 @@ async def test_a_stream_that_stalls_is_broken_off() -> None:
         assert not r.outcomes[0].retryable
 
 
-async def test_the_last_workers_own_words_reach_the_client() -> None:
+async def test_the_error_reply_of_the_last_worker_reaches_the_client() -> None:
     async def script(call: WorkerCall) -> None:
         reply = b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
         await call.say(reply + chunked(b"over", b"loaded"))
@@ -247,7 +247,7 @@ async def test_an_error_reply_too_long_or_too_slow_is_not_kept(body: bytes) -> N
         await until(lambda: w.gone == 1, "the worker's connection is closed")
 
 
-async def test_an_early_refusal_of_a_large_body() -> None:
+async def test_an_early_refusal_of_a_large_body_reaches_the_client() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")  # the body stays unread
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
@@ -261,7 +261,7 @@ async def test_an_early_refusal_of_a_large_body() -> None:
         assert r.upstreams[0].idle_connections == 0, "half a request was sent on it"
 
 
-async def test_a_large_body_arrives_whole() -> None:
+async def test_a_large_body_arrives_complete() -> None:
     body = bytes(range(256)) * (1 << 15)
 
     async with worker(good) as w, relay(w.port) as r:
@@ -270,7 +270,9 @@ async def test_a_large_body_arrives_whole() -> None:
 
 
 @pytest.mark.parametrize("reply", [STREAM + EVENT, b"HTTP/1.1 200 OK\r\n\r\nuntil the end"])
-async def test_our_own_faults_are_loud_and_not_the_workers(reply: bytes) -> None:
+async def test_an_exception_in_the_router_is_raised_and_not_charged_to_the_worker(
+    reply: bytes,
+) -> None:
     def broken(now_s: float) -> None:
         raise ZeroDivisionError("a bug of ours")
 

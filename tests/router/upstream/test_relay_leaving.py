@@ -36,7 +36,7 @@ def read_until(sock: socket.socket, end: bytes) -> None:
 
 @pytest.mark.parametrize("cancels", [1, 3])
 @pytest.mark.parametrize("reply", [OK, STREAM + EVENT + b"0\r\n\r\n", b"HTTP/1.1 204 No\r\n\r\n"])
-async def test_a_client_that_has_all_was_answered_however_soon_it_leaves(
+async def test_a_client_with_its_whole_answer_counts_as_answered(
     reply: bytes, cancels: int
 ) -> None:
     """A client that has its whole answer counts as answered, however soon it disconnects, although

@@ -112,7 +112,7 @@ async def test_events_flow_while_the_event_loop_is_busy() -> None:
         assert r.upstreams[0].idle_connections <= 1
 
 
-async def test_no_thread_and_no_file_is_left() -> None:
+async def test_the_relay_leaks_no_thread_and_no_file() -> None:
     async def script(call: WorkerCall) -> None:
         if call.body == b"{}":
             await call.say(OK)
@@ -140,7 +140,7 @@ async def test_no_thread_and_no_file_is_left() -> None:
     await until(lambda: len(os.listdir("/proc/self/fd")) <= files, "all files are closed")
 
 
-async def test_stopping_the_thread_ends_what_is_under_way() -> None:
+async def test_stopping_the_thread_ends_running_requests() -> None:
     async def silent(call: WorkerCall) -> None:
         await call.reader.read()
 
@@ -161,7 +161,7 @@ async def test_stopping_the_thread_ends_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-async def test_http_1_0_goes_the_python_way(version: bytes) -> None:
+async def test_http_1_0_is_served_by_python(version: bytes) -> None:
     async with worker(good) as w, relay(w.port) as r:
         (upstream,) = r.upstreams
         assert isinstance(upstream, NativeUpstream)
@@ -169,7 +169,7 @@ async def test_http_1_0_goes_the_python_way(version: bytes) -> None:
         assert upstream.thread_connections == (version == b"1.1")
 
 
-async def test_a_name_is_looked_up_and_all_its_addresses_are_tried() -> None:
+async def test_a_host_name_is_resolved_and_all_its_addresses_are_tried() -> None:
     async with worker(good) as w, relay() as r:
         thread = NativeRelay()
         # Usually ::1 and 127.0.0.1, and the worker listens at the latter only.
@@ -184,7 +184,7 @@ async def test_a_name_is_looked_up_and_all_its_addresses_are_tried() -> None:
         thread.stop()
 
 
-async def test_silent_exchanges_are_given_up_and_others_go_on() -> None:
+async def test_silent_exchanges_are_given_up_and_others_continue() -> None:
     go = asyncio.Event()
 
     async def script(call: WorkerCall) -> None:
@@ -207,7 +207,7 @@ async def test_silent_exchanges_are_given_up_and_others_go_on() -> None:
         assert (await stream).endswith(EVENT + b"0\r\n\r\n")
 
 
-async def test_what_a_client_has_not_taken_at_the_end_is_sent_after_it() -> None:
+async def test_pending_bytes_are_sent_after_the_end_of_the_reply() -> None:
     """The rest of a reply that a client has not taken is sent after the reply's end: the worker is
     free at once, and the rest waits in the event loop's transport, not in the relay's thread.
     """
@@ -228,7 +228,7 @@ async def test_what_a_client_has_not_taken_at_the_end_is_sent_after_it() -> None
         assert got.count(body) == 2
 
 
-async def test_a_worker_cannot_answer_before_it_is_asked() -> None:
+async def test_bytes_on_an_idle_connection_are_never_taken_for_a_reply() -> None:
     """Bytes that already lie on an idle connection are never taken for the next request's reply."""
     evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
 
@@ -241,7 +241,7 @@ async def test_a_worker_cannot_answer_before_it_is_asked() -> None:
             assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
 
 
-async def test_after_giving_up_nothing_more_is_written() -> None:
+async def test_no_bytes_are_written_after_a_cancelled_send() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(STREAM)
         while True:
@@ -276,7 +276,7 @@ async def test_after_giving_up_nothing_more_is_written() -> None:
         assert written == [len(got)]
 
 
-async def test_what_goes_by_fallback_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fallback_to_python_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     async with worker(good) as w, relay(w.port) as r:
         await ask(r.port, post())
         await ask(r.port, post(version=b"1.0"))

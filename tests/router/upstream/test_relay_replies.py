@@ -66,7 +66,7 @@ async def test_body_and_headers_pass_unchanged_both_ways() -> None:
     )
 
 
-async def test_a_worker_says_nothing_that_only_the_router_says() -> None:
+async def test_router_headers_in_a_workers_reply_are_dropped() -> None:
     lies = b"X-Warmroute-Worker: other\r\nx-warmroute-explain: {}\r\nX-Warmroute: 1\r\n"
     head = b"HTTP/1.1 200 OK\r\n" + lies
     got, _, _ = await once(head + b"Content-Length: 2\r\n\r\nok", post())
@@ -74,7 +74,7 @@ async def test_a_worker_says_nothing_that_only_the_router_says() -> None:
     assert got == ours + b"Connection: close\r\n\r\nok"
 
 
-async def test_a_stream_is_relayed_raw_and_accounted_for() -> None:
+async def test_a_stream_is_relayed_unchanged_and_counted() -> None:
     raw = chunked(
         b'data: {"a":1}\n\n',
         b'data: {"usage":{"prompt_tokens":5,"completion_tokens":1}}\n\n',
@@ -102,7 +102,7 @@ async def test_an_http_1_0_client_gets_no_chunks() -> None:
     assert outcome.error is None
 
 
-async def test_a_reply_framed_by_close_closes_the_client_too() -> None:
+async def test_a_reply_framed_by_close_closes_the_clients_connection() -> None:
     request = post(close=False)  # the client would keep its connection
     got, outcome, _ = await once(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", request, close=True)
     assert got.endswith(b"Connection: close\r\n\r\nuntil the end")
@@ -122,7 +122,9 @@ async def test_a_reply_framed_by_close_closes_the_client_too() -> None:
         (b"200 OK", b"Content-Length: 0\r\n", b"POST"),
     ],
 )
-async def test_replies_without_a_body(status: bytes, extra: bytes, method: bytes) -> None:
+async def test_replies_without_a_body_pass_through(
+    status: bytes, extra: bytes, method: bytes
+) -> None:
     request = post().replace(b"POST", method, 1)
     got, outcome, _ = await once(b"HTTP/1.1 " + status + b"\r\n" + extra + b"\r\n", request)
     assert got.startswith(b"HTTP/1.1 " + status + b"\r\n")
@@ -139,7 +141,7 @@ async def test_informational_replies_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 413, 422, 501])
-async def test_a_refusal_passes_through_and_blames_nobody(status: int) -> None:
+async def test_a_4xx_passes_through_and_is_not_charged_to_the_worker(status: int) -> None:
     reply = b"HTTP/1.1 %d No\r\nContent-Length: 3\r\nRetry-After: 2\r\n\r\nbad" % status
 
     async def script(call: WorkerCall) -> None:
@@ -156,7 +158,7 @@ async def test_a_refusal_passes_through_and_blames_nobody(status: int) -> None:
     assert not outcome.answers
 
 
-async def test_bytes_after_a_reply_spoil_its_connection_only() -> None:
+async def test_extra_bytes_after_a_reply_only_close_its_connection() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n")
 
@@ -166,7 +168,7 @@ async def test_bytes_after_a_reply_spoil_its_connection_only() -> None:
         assert w.connections == 3
 
 
-async def test_an_unasked_reply_closes_an_idle_connection() -> None:
+async def test_an_unsolicited_reply_closes_an_idle_connection() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
@@ -177,7 +179,7 @@ async def test_an_unasked_reply_closes_an_idle_connection() -> None:
         assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
 
 
-async def test_progress_is_told_at_most_as_often_as_set() -> None:
+async def test_progress_is_reported_at_most_as_often_as_configured() -> None:
     go = asyncio.Event()
 
     async def script(call: WorkerCall) -> None:
@@ -201,7 +203,7 @@ async def test_progress_is_told_at_most_as_often_as_set() -> None:
         assert r.outcomes[0].events == 20
 
 
-async def test_many_requests_cut_at_random_places() -> None:
+async def test_many_requests_cut_at_random_places_arrive_unchanged() -> None:
     seed = random.randrange(1 << 30)
     dice = random.Random(seed)
     bodies: dict[bytes, bytes] = {}
@@ -251,7 +253,7 @@ async def test_many_requests_cut_at_random_places() -> None:
         assert w.connections < len(w.calls), "connections are kept alive"
 
 
-async def test_base_path_and_internal_headers() -> None:
+async def test_internal_headers_of_a_client_are_dropped() -> None:
     got, _, head = await once(
         b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
         post(b"{}", b"X-WARMROUTE-INTERNAL-role: admin", b"X-Warmroute-Explain: 1"),

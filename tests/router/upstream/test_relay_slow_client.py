@@ -67,7 +67,7 @@ async def test_a_slow_client_pauses_the_worker() -> None:
         assert r.outcomes[0].bytes_to_client == total * len(chunk) + 5
 
 
-async def test_a_reply_that_ends_as_it_fills_the_buffer_leaves_its_connection_whole() -> None:
+async def test_a_reply_that_ends_at_a_full_buffer_keeps_its_connection() -> None:
     class Congested:
         """A sink whose client reads too slowly."""
 
@@ -95,7 +95,7 @@ async def test_a_reply_that_ends_as_it_fills_the_buffer_leaves_its_connection_wh
         await until(lambda: upstream.open_connections == 0, "the idle connection is being read")
 
 
-async def test_a_client_that_stops_reading_is_given_up() -> None:
+async def test_a_client_that_stops_reading_is_disconnected() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(STREAM)
         while True:
@@ -113,7 +113,7 @@ async def test_a_client_that_stops_reading_is_given_up() -> None:
         writer.close()
 
 
-async def test_a_worker_that_waits_for_a_slow_client_is_not_blamed() -> None:
+async def test_the_wait_for_a_slow_client_is_not_charged_to_the_worker() -> None:
     async def script(call: WorkerCall) -> None:
         await call.say(STREAM)
         for _ in range(400):
@@ -136,7 +136,7 @@ async def test_a_worker_that_waits_for_a_slow_client_is_not_blamed() -> None:
         assert r.outcomes[0].error is None
 
 
-async def test_a_worker_that_waits_for_both_sides_is_not_stuck() -> None:
+async def test_a_worker_that_reads_and_writes_by_turns_does_not_block() -> None:
     """A worker that reads the request and writes the reply by turns does not block: neither
     direction waits for the other.
     """

@@ -18,7 +18,7 @@ def threads() -> set[int]:
 
 
 @pytest.mark.skipif(not LINUX or kvkernels.Relay is None, reason="no relay was built")
-def test_being_woken_it_does_not_cut_in() -> None:
+def test_the_relay_thread_runs_with_batch_scheduling() -> None:
     before = threads()
     relay = kvkernels.Relay()
     try:
