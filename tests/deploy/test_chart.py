@@ -210,7 +210,7 @@ def config_of(found: list[Object], tmp_path: Path) -> Config:
 
 
 @each_variant
-def test_a_variant_is_valid_by_the_schemas_of_the_oldest_and_the_newest_version(name) -> None:
+def test_each_variant_is_valid_for_the_oldest_and_newest_kubernetes(name) -> None:
     found = rendered(name)
     for version in chart.VERSIONS:
         assert [f for one in found for f in faults(one, version)] == []
@@ -219,7 +219,7 @@ def test_a_variant_is_valid_by_the_schemas_of_the_oldest_and_the_newest_version(
     assert all(len(name) <= 63 for _, name in names)
 
 
-def test_the_schemas_refuse_what_is_misspelt() -> None:
+def test_the_schemas_refuse_misspelt_fields() -> None:
     for one in objects(merged(VARIANTS["picker, gateway, monitored"], SCALED)):
         for spec in {"spec", "rules", "data"} & one.keys():
             wrong = copy.deepcopy(one)
@@ -231,7 +231,7 @@ def test_the_schemas_refuse_what_is_misspelt() -> None:
 
 
 @each_variant
-def test_the_router_reads_its_configuration(name, tmp_path) -> None:
+def test_the_router_reads_the_charts_configuration(name, tmp_path) -> None:
     values, found = whole(name), rendered(name)
     config = config_of(found, tmp_path)
     assert (config.host, config.admin_host) == ("0.0.0.0", "0.0.0.0")
@@ -253,7 +253,7 @@ CHARTS_OWN = re.compile(
 )
 
 
-def test_every_key_reaches_the_router_as_it_was_given(tmp_path: Path) -> None:
+def test_every_configuration_key_reaches_the_router_unchanged(tmp_path: Path) -> None:
     """Every configuration key reaches the router as given, also numbers of many digits, which
     Helm's templates would write with an exponent.
     """
@@ -271,7 +271,7 @@ def test_every_key_reaches_the_router_as_it_was_given(tmp_path: Path) -> None:
 
 
 @each_variant
-def test_an_account_may_read_what_discovery_reads_and_nothing_else(name, tmp_path) -> None:
+def test_the_service_account_may_read_only_what_discovery_reads(name, tmp_path) -> None:
     found = rendered(name)
     wanted: set[tuple[str, str, str]] = set()
     config = config_of(found, tmp_path)
@@ -308,7 +308,7 @@ def _reachable(policy: Object, direction: str) -> set[int]:
 
 
 @each_variant
-def test_network_policies_guard_what_is_open_and_let_through_what_is_needed(name) -> None:
+def test_network_policies_protect_open_ports_and_allow_needed_traffic(name) -> None:
     values, found = whole(name), rendered(name)
     policies = of_kind(found, "NetworkPolicy")
     if not values["networkPolicy"]["enabled"]:
@@ -345,7 +345,7 @@ def test_network_policies_guard_what_is_open_and_let_through_what_is_needed(name
 
 
 @each_variant
-def test_pods_have_no_rights_that_they_do_not_need(name) -> None:
+def test_pods_run_with_minimal_rights(name) -> None:
     for one in of_kind(rendered(name), "Deployment"):
         spec = one["spec"]["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"]
@@ -360,7 +360,7 @@ def test_pods_have_no_rights_that_they_do_not_need(name) -> None:
 
 
 @each_variant
-def test_ports_probes_services_and_selectors_fit_together(name) -> None:
+def test_ports_probes_services_and_selectors_match(name) -> None:
     values, found = whole(name), rendered(name)
     pods = [d["spec"]["template"] for d in of_kind(found, "Deployment")]
     for template in pods:
@@ -490,7 +490,7 @@ def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
     assert encoder.encode("as it is").tolist() == exact
 
 
-def test_dashboards_and_rules_are_those_of_grafana() -> None:
+def test_the_charts_dashboards_and_rules_equal_the_files_in_grafana() -> None:
     found = objects(merged(SOURCES, ALL_MONITORING))
     boards = [
         c for c in of_kind(found, "ConfigMap") if "grafana_dashboard" in c["metadata"]["labels"]
@@ -593,12 +593,12 @@ BAD: list[tuple[Object, str]] = [
 
 
 @pytest.mark.parametrize(("values", "says"), BAD, ids=[says[:30] for _, says in BAD])
-def test_values_that_cannot_be_used_are_refused_by_name(values: Object, says: str) -> None:
+def test_invalid_values_are_refused_with_the_reason(values: Object, says: str) -> None:
     with pytest.raises(RefusedError, match=re.escape(says)):
         texts(values)
 
 
-def test_every_value_has_a_schema_and_every_key_of_the_schema_a_value() -> None:
+def test_the_schema_has_the_same_keys_as_the_values_file() -> None:
     def keys(schema: Any, values: Any, place: str = "") -> list[str]:
         if not isinstance(values, dict) or "properties" not in schema or place == ".config":
             return []
@@ -640,7 +640,7 @@ def test_the_package_renders_like_the_folder(tmp_path) -> None:
         )
 
 
-def test_a_chart_with_a_link_or_a_fault_is_not_packaged(tmp_path) -> None:
+def test_a_chart_with_a_symlink_or_an_error_is_not_packaged(tmp_path) -> None:
     copy_ = shutil.copytree(CHART, tmp_path / "warmroute")
     (copy_ / "rules" / "more.yml").symlink_to(copy_ / "values.yaml")
     with pytest.raises(release.chart.ChartError, match=r"rules/more\.yml is a link"):
@@ -651,14 +651,14 @@ def test_a_chart_with_a_link_or_a_fault_is_not_packaged(tmp_path) -> None:
         release.chart.package(tmp_path / "dist", copy_)
 
 
-def test_the_chart_is_of_this_version() -> None:
+def test_the_chart_has_the_projects_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {about["version"], about["appVersion"]} == {project["version"]}
 
 
 @pytest.mark.parametrize("name", chart.SAMPLES)
-def test_the_plain_files_are_made_of_the_chart(name) -> None:
+def test_the_plain_manifests_are_rendered_from_the_chart(name) -> None:
     file = chart.PLAIN / f"{name}.yaml"
     assert file.read_text(encoding="utf-8") == chart.sample(name), "python -m tests.deploy.chart"
 
@@ -690,14 +690,14 @@ NAMED: dict[str, tuple[Object, str]] = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_the_first_request_of_the_notes_names_the_model(name) -> None:
+def test_the_first_request_of_the_notes_has_the_model(name) -> None:
     values, model = NAMED[name]
     (request,) = first_requests(values)
     assert request.body["model"] == model
     assert request.url == "http://127.0.0.1:8080/v1/chat/completions"
 
 
-def test_the_first_request_has_what_keys_tls_and_gateways_want() -> None:
+def test_the_first_request_fits_keys_tls_and_gateways() -> None:
     notes = texts(merged(SOURCES, KEYS, PODS))["NOTES.txt"]
     (request,) = first_requests(merged(SOURCES, KEYS, PODS))
     assert request.url.startswith("https://127.0.0.1:8080/")
@@ -710,7 +710,7 @@ def test_the_first_request_has_what_keys_tls_and_gateways_want() -> None:
     assert "GATEWAY=$(kubectl -n gateways get gateway inference -o" in texts(values)["NOTES.txt"]
 
 
-def test_names_follow_the_release_and_stay_short() -> None:
+def test_object_names_begin_with_the_release_name_and_stay_short() -> None:
     for called in ("a", "warmroute", "a-very-long-name-of-a-release-that-helm-allows-so"):
         found = objects(merged(SOURCES, ALL_MONITORING), name=called)
         assert all(len(one["metadata"]["name"]) <= 63 for one in found)

@@ -22,16 +22,16 @@ SCHEMA = json.loads(FILE.read_text(encoding="utf-8"))["properties"]["config"]
 CHECK = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 
 
-def test_it_is_that_of_the_routers_keys() -> None:
+def test_the_schema_is_generated_from_the_routers_keys() -> None:
     told = "run: python -m tests.deploy.config_schema"
     assert FILE.read_text(encoding="utf-8") == written(), told
 
 
-def test_every_key_is_taken(tmp_path: Path) -> None:
+def test_the_schema_accepts_every_key(tmp_path: Path) -> None:
     CHECK.validate(nested({path: another_value(path, tmp_path) for path in keys_of(Config)}))
 
 
-def test_no_key_is_taken_by_another_name_or_in_another_type() -> None:
+def test_the_schema_refuses_unknown_keys_and_wrong_types() -> None:
     for path, key in keys_of(Config).items():
         assert not CHECK.is_valid(nested({f"{path}x": key.default})), path
         wrong: list[Any] = [{"a": 1}, [[]]]
@@ -43,7 +43,7 @@ def test_no_key_is_taken_by_another_name_or_in_another_type() -> None:
             assert not CHECK.is_valid(nested({path: value})), (path, value)
 
 
-def test_examples_of_the_documents_are_taken() -> None:
+def test_the_schema_accepts_the_examples_of_the_documents() -> None:
     known = SCHEMA["properties"].keys()
     taken = []
     pages = {*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "kubernetes.md"}  # whose are values

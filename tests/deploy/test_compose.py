@@ -26,20 +26,20 @@ def targets(name: str) -> set[str]:
     return {target for group in groups for target in group["targets"]}
 
 
-def test_the_file_is_valid() -> None:
+def test_the_compose_file_is_valid() -> None:
     jsonschema.validate(FILE, SCHEMA)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"comand": "x"}, {"ports": ["a:b"]}, {"depends_on": {"redis": {"condition": "up"}}}]
 )
-def test_the_schema_refuses_what_compose_would(wrong) -> None:
+def test_the_schema_refuses_invalid_services(wrong) -> None:
     service = FILE["services"]["router-1"] | wrong
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(FILE | {"services": {"router-1": service}}, SCHEMA)
 
 
-def test_routers_start_know_the_engines_and_share() -> None:
+def test_routers_know_all_engines_and_share_state() -> None:
     assert len(ROUTERS) == 2
     for router in ROUTERS.values():
         config = router_config(router["command"], router["environment"])
@@ -56,7 +56,7 @@ def test_routers_start_know_the_engines_and_share() -> None:
         assert grace_s > 2 * config.timeouts.shutdown_s
 
 
-def test_engines_start_where_routers_look_for_them() -> None:
+def test_engines_listen_at_the_ports_that_routers_use() -> None:
     for engine in ENGINES.values():
         assert engine["entrypoint"] == ["warmroute-engine"]
         ports = engine_ports(engine["command"])
@@ -64,26 +64,26 @@ def test_engines_start_where_routers_look_for_them() -> None:
         assert 0 not in ports.values(), "a port that nobody knows"
 
 
-def test_only_loopback_is_published_and_nothing_twice() -> None:
+def test_ports_are_published_only_on_loopback_and_once() -> None:
     published = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in published)
     assert len({port.rsplit(":", 1)[0] for port in published}) == len(published)
 
 
-def test_all_that_is_waited_for_has_a_health_check() -> None:
+def test_every_dependency_has_a_health_check() -> None:
     for service in SERVICES.values():
         for other in service.get("depends_on", {}):
             assert "healthcheck" in SERVICES[other]
 
 
-def test_health_checks_ask_ports_and_paths_that_are_served() -> None:
+def test_health_checks_use_ports_and_paths_that_are_served() -> None:
     for services, port in ((ROUTERS, 8080), (ENGINES, 8000)):
         for service in services.values():
             (asked,) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", str(service["healthcheck"]))
             assert asked == (str(port), "/health")
 
 
-def test_files_that_are_mounted_exist() -> None:
+def test_mounted_files_exist() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]

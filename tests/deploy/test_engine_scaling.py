@@ -53,7 +53,7 @@ def triggers(values: Object) -> dict[str, Object]:
     return {trigger["name"]: trigger["metadata"] for trigger in one["spec"]["triggers"]}
 
 
-def test_a_scaler_is_valid_and_beside_its_target() -> None:
+def test_a_scaler_is_valid_and_in_the_namespace_of_its_target() -> None:
     values = scaling(BY_KEDA, BY_HPA, discovery={"namespace": "engines"})
     for version in VERSIONS:
         assert [f for one in scalers(values) for f in faults(one, version)] == []
@@ -72,7 +72,7 @@ def test_a_scaler_is_valid_and_beside_its_target() -> None:
     assert faults(wrong, VERSIONS[-1])
 
 
-def test_the_routers_wait_for_these_models_and_for_those_of_the_operator(tmp_path: Path) -> None:
+def test_waiting_models_include_the_scaled_and_the_configured_ones(tmp_path: Path) -> None:
     found = objects(
         scaling(BY_KEDA, BY_HPA, config={"waiting": {"models": ["x", "sql"], "wait_s": 600}})
     )
@@ -131,7 +131,7 @@ def at(seconds: int, expr: str, *values: float) -> Object:
     return {"expr": expr, "eval_time": f"{seconds}s", "exp_samples": rows}
 
 
-def test_the_queries_go_from_zero_to_all_requests_of_all_routers_and_back(tmp_path: Path) -> None:
+def test_the_queries_count_requests_of_all_routers_up_from_zero_and_back(tmp_path: Path) -> None:
     asked = triggers(scaling(BY_KEDA))
     requests, incoming = asked["requests"]["query"], asked["incoming"]["query"]
     given = [*series(), *series(namespace="staging"), *series("another")]
@@ -141,7 +141,7 @@ def test_the_queries_go_from_zero_to_all_requests_of_all_routers_and_back(tmp_pa
     evaluate(tmp_path, given, expected + [at(s, incoming, any_) for s, _, any_ in EXPECTED])
 
 
-def test_missing_series_are_no_zero(tmp_path: Path) -> None:
+def test_missing_series_do_not_count_as_zero(tmp_path: Path) -> None:
     """Missing series do not count as zero: Prometheus returns nothing, which KEDA treats as an
     error, and it changes nothing.
     """
@@ -157,7 +157,7 @@ def replicas(asked: dict[str, Object], values: dict[str, float], most: int) -> i
     return min(max(int(max(wanted)), 1), most) if active else 0
 
 
-def test_replicas_follow_what_waits_and_runs_and_a_refused_request_wakes_one() -> None:
+def test_replicas_follow_requests_and_a_refused_request_starts_one() -> None:
     asked = triggers(scaling(BY_KEDA))
     cases = {(0, 0): 0, (0, 1): 1, (1, 0): 1, (20, 1): 1, (43, 1): 3, (43, 0): 3, (900, 1): 4}
     for (requests, incoming), wanted in cases.items():
@@ -165,7 +165,7 @@ def test_replicas_follow_what_waits_and_runs_and_a_refused_request_wakes_one() -
         assert replicas(asked, values, most=4) == wanted, values
 
 
-def test_nothing_ends_before_the_idle_time() -> None:
+def test_no_engine_is_scaled_down_before_the_idle_time() -> None:
     for idle_s, remembered_s in ((900, 900), (86_400, 3_600)):
         (one,) = scalers(scaling(BY_KEDA | {"idleSeconds": idle_s}))
         spec = one["spec"]
@@ -180,7 +180,7 @@ def test_nothing_ends_before_the_idle_time() -> None:
         assert spec["pollingInterval"] < min(windows)  # no request can come and end unnoticed
 
 
-def test_labels_that_choose_the_series_are_yours(tmp_path: Path) -> None:
+def test_the_operator_can_set_the_labels_that_select_series(tmp_path: Path) -> None:
     anywhere = triggers(scaling(BY_KEDA | {"labels": {}, "models": [MODEL]}))["requests"]["query"]
     given = [*series(), *series(namespace="staging")]
     evaluate(tmp_path, given, [at(90, anywhere, 86)])
@@ -209,18 +209,18 @@ REFUSED: list[tuple[Object, str]] = [
 
 
 @pytest.mark.parametrize(("values", "says"), REFUSED, ids=[says[:30] for _, says in REFUSED])
-def test_what_cannot_work_is_refused_by_name(values: Object, says: str) -> None:
+def test_invalid_scaling_values_are_refused_with_the_reason(values: Object, says: str) -> None:
     with pytest.raises(RefusedError, match=re.escape(says)):
         texts(values)
 
 
-def test_a_name_of_any_letters_stays_one_label_value(tmp_path: Path) -> None:
+def test_a_model_name_with_any_characters_stays_one_label_value(tmp_path: Path) -> None:
     for model in ("a{b}|c, d=~'e' %d", "模型-7b", "llama@v1"):
         asked = triggers(scaling(BY_KEDA | {"models": [model]}))
         evaluate(tmp_path, series(model), [at(90, asked["requests"]["query"], 43)])
 
 
-def test_the_notes_say_what_scales_and_what_that_needs() -> None:
+def test_the_notes_list_what_scales_and_its_requirements() -> None:
     notes = texts(scaling(BY_KEDA, BY_HPA))["NOTES.txt"]
     assert "Deployment vllm-llama: 0 to 4 by keda" in notes
     assert "StatefulSet qwen: 1 to 2 by hpa" in notes
@@ -234,7 +234,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "scale-to-zero.md").read_text(encod
 SHOWN = [yaml.safe_load(text) for text in re.findall(r"(?ms)^```yaml\n(.*?)^```", PAGE)]
 
 
-def test_the_pages_values_render_and_are_valid() -> None:
+def test_the_values_on_the_page_render_and_are_valid() -> None:
     (values,) = [one for one in SHOWN if "engineScaling" in one]
     found = objects(values)
     assert [f for one in found for f in faults(one, VERSIONS[-1])] == []
@@ -247,7 +247,7 @@ def test_the_pages_values_render_and_are_valid() -> None:
 NEEDED = ("target", "models", "by", "prometheus", "max")
 
 
-def test_the_adapters_rules_serve_what_an_hpa_asks_for(tmp_path: Path) -> None:
+def test_the_adapters_rules_serve_the_metrics_of_the_hpa(tmp_path: Path) -> None:
     (adapter,) = [one for one in SHOWN if "rules" in one]
     rules = {rule["name"]["as"]: rule for rule in adapter["rules"]["external"]}
     (hpa,) = scalers(scaling(BY_HPA))
@@ -268,7 +268,7 @@ def test_the_adapters_rules_serve_what_an_hpa_asks_for(tmp_path: Path) -> None:
     }
 
 
-def test_keys_and_series_of_the_page_exist() -> None:
+def test_keys_and_series_on_the_page_exist() -> None:
     reference = Path(__file__).parents[2] / "docs" / "reference"
     keys = (reference / "configuration.md").read_text(encoding="utf-8")
     for key in re.findall(r"`(waiting\.\w+|drain_s)`", PAGE):
@@ -283,7 +283,7 @@ def test_keys_and_series_of_the_page_exist() -> None:
 
 
 @pytest.mark.parametrize(("running", "waiting", "waits"), [(0, 0, 0), (2, 0, 1), (0, 1, 1)])
-def test_an_engine_ends_when_nothing_runs_there(
+def test_an_engine_ends_once_no_request_runs_there(
     tmp_path: Path, running: int, waiting: int, waits: int
 ) -> None:
     """An engine ends when no request runs there: the page's preStop script runs with a fake `curl`

@@ -120,7 +120,7 @@ def stages(folder: Path) -> list[Stage]:
     return list(found.values())
 
 
-def test_what_is_copied_is_what_the_package_is_built_of() -> None:
+def test_the_dockerfile_copies_the_sources_of_the_package() -> None:
     copied = {
         name
         for word, rest in instructions()
@@ -143,7 +143,7 @@ def test_what_is_copied_is_what_the_package_is_built_of() -> None:
 @pytest.mark.full  # `make image` is tried in `make test-live`
 @pytest.mark.timeout(2 * BUILD_S)
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the image has Python 3.11")
-def test_its_steps_make_a_router_that_serves(tmp_path) -> None:
+def test_the_dockerfiles_steps_make_a_router_that_serves(tmp_path) -> None:
     build, image = stages(tmp_path)
     assert build.packages == ["g++"]
     assert shutil.which("g++"), "a C++ compiler, as Debian's package has it"

@@ -77,7 +77,7 @@ def test_each_object_is_valid(file, version) -> None:
 
 
 @each_set
-def test_the_router_finds_engines_and_redis_where_they_are(name, config) -> None:
+def test_the_routers_addresses_of_engines_and_redis_exist(name, config) -> None:
     services = {found["metadata"]["name"]: found["spec"] for found in of_kind(name, "Service")}
     (source,) = config.discovery
     found = re.fullmatch(r"dns:([\w-]+):(\d+).*", str(source))
@@ -94,7 +94,7 @@ def test_the_router_finds_engines_and_redis_where_they_are(name, config) -> None
 
 
 @each_set
-def test_ports_are_those_of_the_programs(name, config) -> None:
+def test_ports_equal_those_of_the_programs(name, config) -> None:
     (router,) = containers(name, "router")
     ports = {port["name"]: port["containerPort"] for port in router["ports"]}
     assert ports == {"http": config.port, "admin": config.admin_port}
@@ -111,7 +111,7 @@ def test_ports_are_those_of_the_programs(name, config) -> None:
 
 
 @each_set
-def test_probes_and_services_name_ports_that_exist(name) -> None:
+def test_probes_and_services_use_ports_that_exist(name) -> None:
     for template in templates(name):
         for container in template["spec"]["containers"]:
             ports = {port["name"] for port in container["ports"]}
@@ -129,7 +129,7 @@ def test_probes_and_services_name_ports_that_exist(name) -> None:
 
 
 @each_set
-def test_selectors_choose_pods_that_exist(name) -> None:
+def test_selectors_match_pods_that_exist(name) -> None:
     for found in SETS[name]:
         spec = found.get("spec", {})
         chosen = spec.get("selector") or spec.get("podSelector")
@@ -143,7 +143,7 @@ def test_selectors_choose_pods_that_exist(name) -> None:
 
 
 @each_set
-def test_network_policies_let_through_what_is_needed_and_guard_the_admin_port(name, config) -> None:
+def test_network_policies_allow_needed_traffic_and_protect_the_admin_port(name, config) -> None:
     """Network policies allow what is needed and protect the admin port: the setting `admin_open`
     says that a network policy protects the port, so there must be one.
     """
@@ -170,7 +170,7 @@ def labels_of(spec) -> dict[str, str]:
 
 
 @each_set
-def test_pods_have_no_rights_that_they_do_not_need(name) -> None:
+def test_pods_run_with_minimal_rights(name) -> None:
     for template in templates(name):
         spec = template["spec"]
         assert spec["automountServiceAccountToken"] is False
@@ -194,7 +194,7 @@ def test_a_router_has_time_to_drain(name, config) -> None:
     assert int(waits_s) > 2 * probe["periodSeconds"] * probe["failureThreshold"]
 
 
-async def test_probes_and_pre_stop_do_what_they_are_for(tmp_path) -> None:
+async def test_probes_and_pre_stop_work_on_a_real_router(tmp_path) -> None:
     """Probes and preStop work on a real router: it is alive and ready, and after the preStop
     command alive and not ready.
     """

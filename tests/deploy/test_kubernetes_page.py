@@ -60,7 +60,7 @@ def installs() -> list[Object]:
     return [*found, values_of(f"helm upgrade --install warmroute {PACKAGE} {inline[1]}", {})]
 
 
-def test_make_has_the_targets_of_the_page_and_the_chart_its_name() -> None:
+def test_make_targets_and_the_chart_package_on_the_page_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     wanted = set(re.findall(r"`make (\w+)`", PAGE))
     assert {"image", "chart"} <= wanted
@@ -78,7 +78,7 @@ def test_each_installation_renders_and_is_valid() -> None:
     assert modes == {"central", "sidecar", "picker"}
 
 
-def test_values_that_are_only_shown_are_taken_too() -> None:
+def test_values_shown_without_a_command_are_valid_too() -> None:
     shown = [yaml.safe_load(text) for kind, text in BLOCKS if kind == "yaml"]
     (monitored,) = [values for values in shown if "monitoring" in values]
     kinds = {one["kind"] for one in objects(monitored)}
@@ -91,7 +91,7 @@ def test_values_that_are_only_shown_are_taken_too() -> None:
     assert rule["seriesQuery"].startswith(f"{metric}{{")
 
 
-def test_each_way_to_the_tokenizer_renders_and_is_valid() -> None:
+def test_each_way_to_give_the_tokenizer_renders_and_is_valid() -> None:
     """Each way to give the tokenizer renders and is valid: the page's blocks, the table's rows, and
     the line for mode sidecar with the engine above it.
     """
@@ -122,7 +122,7 @@ def test_each_way_to_the_tokenizer_renders_and_is_valid() -> None:
         assert any(folder == mount or folder.startswith(f"{mount}/") for mount in mounts)
 
 
-def test_what_kubectl_is_asked_for_is_there() -> None:
+def test_objects_in_kubectl_commands_exist() -> None:
     there = {
         (one["kind"].lower(), one["metadata"]["name"])
         for values in installs()
@@ -149,12 +149,12 @@ def test_what_kubectl_is_asked_for_is_there() -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("warmroute ")])
-def test_commands_of_the_router_are_taken(line) -> None:
+def test_the_router_accepts_the_commands_on_the_page(line) -> None:
     words = shlex.split(line.partition(">>")[0])
     assert router.cli.main._parser().parse_args(words[1:])
 
 
-def test_metrics_keys_and_messages_that_are_named_exist() -> None:
+def test_metrics_keys_and_messages_on_the_page_exist() -> None:
     told = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in told for name in re.findall(r"\b(warmroute_\w+)", PAGE))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))

@@ -17,12 +17,12 @@ HOLDERS = {
 }
 
 
-def test_the_page_shows_the_tables() -> None:
+def test_the_page_shows_the_current_state_tables() -> None:
     told = "run: python -m tests.deploy.state_tables"
     assert FILE.read_text(encoding="utf-8") == written(), told
 
 
-def test_each_state_of_a_table_can_be_reached_from_its_first_one() -> None:
+def test_each_state_of_a_table_can_be_reached_from_its_first_state() -> None:
     for table, where, _ in TABLES:
         reached = {next(iter(table))[0]}
         for _ in table:
@@ -30,14 +30,14 @@ def test_each_state_of_a_table_can_be_reached_from_its_first_one() -> None:
         assert reached == {state for state, _ in table} | set(table.values()), where
 
 
-def test_a_diagram_has_one_arrow_for_two_states_with_all_its_events() -> None:
+def test_a_diagram_has_one_arrow_per_pair_of_states_with_all_events() -> None:
     text = drawn({("a", "x"): "b", ("a", "y"): "b", ("b", "w"): "b", ("b", "z"): "c"})
     assert "    [*] --> a\n    a --> b: x<br/>y\n    b --> c: z\n    c --> [*]" in text
     assert text.endswith("Events that change nothing: `b` (w).")
     assert "serving --> silent: a probe gets no answer" in drawn(MEMBER_STATES)
 
 
-def test_every_change_of_a_state_passes_through_its_table() -> None:
+def test_every_state_change_goes_through_its_table() -> None:
     wrong = []
     for folder, (attribute, tables) in HOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -23,7 +23,7 @@ def service(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_systemd_finds_no_fault(unit: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (Debian package: systemd)")
     program = tmp_path / "program"
@@ -37,7 +37,7 @@ def test_systemd_finds_no_fault(unit: Path, tmp_path: Path) -> None:
     assert (checked.returncode, told) == (0, [])
 
 
-def test_a_router_that_hangs_is_ended_and_started_again() -> None:
+def test_a_hanging_router_is_ended_and_restarted() -> None:
     keys = service("warmroute.service")
     assert (keys["Type"], keys["NotifyAccess"]) == ("notify", "all")
     assert keys["Restart"] == "on-failure"  # it includes an end by the watchdog

@@ -102,31 +102,31 @@ async def ends(server: Prometheus, name: str) -> None:
     await until(gone, f"{name} to end")
 
 
-async def test_hurried_rules_differ_in_their_durations_alone() -> None:
+async def test_accelerated_rules_differ_only_in_their_durations() -> None:
     text = "expr: x:rate5m > 14.4 * rate(a[5m] offset 10m)\nfor: 30s\nfor: 6h\n"
     assert hurried(text) == "expr: x:rate5m > 14.4 * rate(a[5s] offset 10s)\nfor: 1s\nfor: 360s\n"
 
 
-async def test_a_stack_that_is_well_is_silent(stack, server) -> None:
+async def test_no_alert_fires_for_a_healthy_stack(stack, server) -> None:
     async with load(stack, 3):
         await server.until_data(["instance:warmroute_bad_answers:rate5m >= 0"])
         # An overloaded machine may miss scrapes; that alert is right, and ends.
         await until(lambda: silent(server), "all alerts to be silent")
 
 
-async def test_a_hot_spot(stack, server) -> None:
+async def test_the_hot_spot_alert_fires_and_ends(stack, server) -> None:
     async with load(stack, 16):
         await fires(server, "WarmrouteHotSpot", severity="warning", instance=server.target)
     await ends(server, "WarmrouteHotSpot")
 
 
-async def test_more_than_the_router_takes(stack, server) -> None:
+async def test_the_saturation_alert_fires_and_ends(stack, server) -> None:
     async with load(stack, PLACES + 4):
         await fires(server, "WarmrouteSaturated", severity="critical", instance=server.target)
     await ends(server, "WarmrouteSaturated")
 
 
-async def test_a_worker_that_hangs_is_told_as_down(stack, server) -> None:
+async def test_a_hanging_worker_fires_the_alert_that_it_is_down(stack, server) -> None:
     async with load(stack, 3, stream=True):
 
         async def taken() -> bool:
@@ -144,7 +144,7 @@ async def test_a_worker_that_hangs_is_told_as_down(stack, server) -> None:
         await ends(server, "WarmrouteWorkerDown")
 
 
-async def test_a_worker_that_dies_and_comes_back(stack, server) -> None:
+async def test_alerts_fire_for_a_dead_worker_and_end_after_its_restart(stack, server) -> None:
     dead = stack.workers[2]
     row = next(row for row in await stack.rows() if row["url"] == dead.url)
     dead.process.kill()
@@ -159,7 +159,9 @@ async def test_a_worker_that_dies_and_comes_back(stack, server) -> None:
 
 
 @needs_redis
-async def test_redis_goes_and_comes_back(stack, server, redis) -> None:
+async def test_the_stale_replica_alert_fires_without_redis_and_ends_with_it(
+    stack, server, redis
+) -> None:
     redis.kill()
     await fires(server, "WarmrouteReplicaStale", instance=server.target)
     redis.start()

@@ -32,14 +32,14 @@ def every_panel(dashboard: Dashboard) -> list[Panel]:
     return [panel for row in (dashboard.well, *dashboard.details) for panel in row.panels]
 
 
-def test_the_files_are_what_the_script_writes() -> None:
+def test_the_dashboard_files_equal_the_output_of_their_script() -> None:
     for dashboard in DASHBOARDS:
         told = "run: python -m grafana.make_dashboards"
         assert file_of(dashboard).read_text(encoding="utf-8") == written(dashboard), told
         assert pretty(json.loads(written(dashboard))) + "\n" == written(dashboard)
 
 
-def test_panels_are_whole_and_in_plain_words() -> None:
+def test_each_panel_has_a_description_unit_and_legend() -> None:
     for panel in PANELS.values():
         assert panel["description"].endswith("."), panel["title"]
         unit = panel["fieldConfig"]["defaults"]["unit"]
@@ -49,7 +49,7 @@ def test_panels_are_whole_and_in_plain_words() -> None:
         assert refs == sorted(set(refs)), panel["title"]
 
 
-def test_what_is_divided_or_counted_has_the_unit_of_it() -> None:
+def test_quotients_and_durations_have_the_right_unit() -> None:
     """A panel that shows a quotient of one counter has the unit of a share, and one of a histogram
     of seconds has seconds.
     """
@@ -64,7 +64,7 @@ def test_what_is_divided_or_counted_has_the_unit_of_it() -> None:
 
 
 @every_dashboard
-def test_a_dashboard_is_in_order(name) -> None:
+def test_a_dashboard_has_unique_ids_and_titles(name) -> None:
     file = FILES[name]
     assert file["schemaVersion"] >= 39
     assert file["title"] == f"warmroute {name}"
@@ -79,7 +79,7 @@ def test_a_dashboard_is_in_order(name) -> None:
 
 
 @every_dashboard
-def test_a_dashboard_opens_with_whether_all_is_well_and_folds_the_rest(name) -> None:
+def test_a_dashboard_opens_with_its_health_row_and_collapses_the_others(name) -> None:
     first, *others = FILES[name]["panels"]
     assert (first["type"], first["title"], first["collapsed"]) == ("row", "Is it well?", False)
     folded = [panel for panel in others if panel["type"] == "row"]
@@ -92,7 +92,7 @@ def test_a_dashboard_opens_with_whether_all_is_well_and_folds_the_rest(name) -> 
 
 
 @every_dashboard
-def test_no_panel_lies_on_another_or_beyond_the_edge(name) -> None:
+def test_no_panel_overlaps_another_or_exceeds_the_width(name) -> None:
     shown = FILES[name]["panels"]
     rows = [row for row in shown if row["type"] == "row" and row["panels"]]
     for panels in (shown, *(row["panels"] for row in rows)):
@@ -107,7 +107,7 @@ def test_no_panel_lies_on_another_or_beyond_the_edge(name) -> None:
 
 
 @every_dashboard
-def test_choices_are_the_readers(name) -> None:
+def test_readers_can_choose_every_variable(name) -> None:
     """Dashboard files name no particular Grafana, and readers can choose every variable
     in a query.
     """
@@ -122,7 +122,7 @@ def test_choices_are_the_readers(name) -> None:
     assert set(variables) - used <= {"worker", "top"}, "a choice that changes nothing"
 
 
-def test_a_link_carries_no_choice_of_several_to_a_choice_of_one() -> None:
+def test_a_variable_is_multi_valued_on_all_dashboards_or_on_none() -> None:
     kinds: dict[str, set[bool]] = {}
     for file in FILES.values():
         for variable in file["templating"]["list"]:
@@ -130,7 +130,7 @@ def test_a_link_carries_no_choice_of_several_to_a_choice_of_one() -> None:
     assert [name for name, several in kinds.items() if len(several) > 1] == []
 
 
-def test_only_a_few_of_a_thousand_workers_are_drawn() -> None:
+def test_queries_per_worker_are_limited_to_the_top_few() -> None:
     """Every query with a series for each worker or engine is limited to the highest or lowest few,
     so that a thousand workers can be read.
     """
@@ -140,7 +140,7 @@ def test_only_a_few_of_a_thousand_workers_are_drawn() -> None:
                 assert re.match(r"(top|bottom)k\(\$top, ", target["expr"]), (dashboard, title)
 
 
-def test_colours_change_at_the_limits_of_the_alerts() -> None:
+def test_colours_change_at_the_thresholds_of_the_alerts() -> None:
     for dashboard in DASHBOARDS:
         for panel in every_panel(dashboard):
             drawn = PANELS[dashboard.name, panel.title]["fieldConfig"]["defaults"]
@@ -171,19 +171,19 @@ def limits_of(alert: str, severity: str) -> set[float]:
     return above - {0} | ({LEAST} if "> 0" in rule else set()) | nothing
 
 
-def test_every_limit_colours_a_panel_or_is_listed_with_a_reason() -> None:
+def test_every_alert_threshold_colours_a_panel_or_is_listed_with_a_reason() -> None:
     panels = [panel for dashboard in DASHBOARDS for panel in every_panel(dashboard)]
     coloured = {limit.alert for panel in panels for limit in panel.limits}
     assert {rule["alert"] for rule in ALERTS} - coloured == set(NOT_COLOURED)
 
 
-def test_a_panel_that_says_what_0_means_is_green_or_not_by_it() -> None:
+def test_a_panel_with_a_text_for_0_has_a_threshold() -> None:
     said = [panel for dashboard in DASHBOARDS for panel in every_panel(dashboard) if panel.says]
     assert len(said) > 8
     assert all(panel.limits for panel in said)
 
 
-def test_targets_are_bounds_of_the_buckets() -> None:
+def test_latency_targets_are_bounds_of_histogram_buckets() -> None:
     """Targets of latency are bounds of histogram buckets, because a histogram cannot tell how many
     answers lie between two bounds.
     """
@@ -192,14 +192,14 @@ def test_targets_are_bounds_of_the_buckets() -> None:
     assert {float(o["value"]) for o in variables["tpot"]["options"]} <= set(_GAP_SECONDS)
 
 
-def test_names_in_one_panel_have_different_colours() -> None:
+def test_series_in_one_panel_have_different_colours() -> None:
     for panel in PANELS.values():
         rules = panel["fieldConfig"]["overrides"]
         colors = [rule["properties"][0]["value"]["fixedColor"] for rule in rules]
         assert len(set(colors)) == len(colors), panel["title"]
 
 
-def test_trouble_is_warm_and_all_else_is_not_while_there_are_other_colours() -> None:
+def test_only_bad_states_have_warm_colours_while_others_are_left() -> None:
     colors = colors_of(("ready", "down", "draining", "ejected"))
     assert [color in WARM for color in colors.values()] == [False, True, False, True]
     many = colors_of(tuple(f"name {number}" for number in range(len(COOL) + 1)))

@@ -114,7 +114,7 @@ async def of_engine(stack) -> set[str]:
         return set(samples(await reply.text()))
 
 
-async def test_every_value_of_a_label_that_has_a_colour_of_its_own_is_known(stack) -> None:
+async def test_every_value_of_a_coloured_label_is_known(stack) -> None:
     """Every label value with a colour of its own is known, so that a new state, code or kind does
     not appear in the colour of another one.
     """
@@ -124,7 +124,7 @@ async def test_every_value_of_a_label_that_has_a_colour_of_its_own_is_known(stac
     assert values <= {rule["matcher"]["options"].strip("/$") for rule in rules}
 
 
-async def test_promtool_finds_nothing_to_complain_of_in_the_metrics(stack) -> None:
+async def test_promtool_accepts_the_metrics(stack) -> None:
     text = await exposition(stack)
     # It reports creation times as separate gauges; the client library adds these.
     lines = [line for line in text.splitlines(keepends=True) if "_created" not in line]
@@ -169,7 +169,7 @@ async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -
         assert float(ready["value"][1]) >= 2
 
 
-async def test_hundreds_of_workers_leave_panels_readable(stack, tmp_path) -> None:
+async def test_panels_stay_readable_with_hundreds_of_workers(stack, tmp_path) -> None:
     """Panels stay readable with hundreds of workers: the test copies the first worker's metrics for
     300 workers, five times what a panel may show.
     """

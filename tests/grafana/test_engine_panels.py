@@ -83,7 +83,7 @@ async def with_data(server: Prometheus, engine: str) -> set[str]:
     return found
 
 
-async def test_panels_of_all_engines_have_data_before_each_kind(tmp_path) -> None:
+async def test_panels_for_engines_have_data_with_each_kind_of_engine(tmp_path) -> None:
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
         router = await stack.enter_async_context(serving(ROUTER))

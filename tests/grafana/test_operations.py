@@ -56,7 +56,7 @@ def rows(title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-async def test_the_table_of_metrics_is_what_the_router_shows(stack) -> None:
+async def test_the_table_of_metrics_equals_the_routers_metrics(stack) -> None:
     async with lively(stack):
         text = await exposition(stack)
     shown: dict[str, set[str]] = {}
@@ -84,7 +84,7 @@ async def test_every_code_state_and_kind_is_explained(values) -> None:
     assert [value for value in values if f"`{value}`" not in PAGE] == []
 
 
-async def test_the_log_lines_exist() -> None:
+async def test_quoted_log_lines_exist() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "router").rglob("*.py"))
     quoted = re.findall(r"`([^`]+)`", " ".join(row[2] for row in rows("When something fails")))
     assert len(quoted) > 8
@@ -93,14 +93,14 @@ async def test_the_log_lines_exist() -> None:
         assert all(piece in source for piece in pieces), line
 
 
-async def test_the_keys_named_exist() -> None:
+async def test_quoted_keys_exist() -> None:
     known = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:limits|timeouts|intervals|ejection)\.\w+)`", PAGE)
     assert named
     assert [key for key in named if f"| `{key}` |" not in known] == []
 
 
-async def test_the_commands_work_as_they_stand_there(tmp_path) -> None:
+async def test_the_commands_on_the_page_work_as_written(tmp_path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed (Debian package: curl)")
     (tmp_path / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
@@ -126,7 +126,7 @@ async def test_the_commands_work_as_they_stand_there(tmp_path) -> None:
         await until(as_told, "the workers that were deleted to leave")
 
 
-async def test_the_example_of_an_explanation_has_its_shape(stack) -> None:
+async def test_the_example_of_an_explanation_has_the_fields_of_a_real_one(stack) -> None:
     (example,) = [json.loads(block) for block in blocks("json")]
     headers = {"x-warmroute-explain": "1"}
     body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 1}
@@ -152,7 +152,7 @@ async def test_a_hung_worker_is_down_and_removing_it_frees_its_requests(tmp_path
             hung.send_signal(signal.SIGCONT)
 
 
-async def test_keys_are_asked_of_completions_alone(tmp_path) -> None:
+async def test_api_keys_are_required_only_for_completions(tmp_path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# who may\nsecret-one team-a  # the first\n")
     async with running(tmp_path, workers=1, router=["--api-keys-file", str(keys)]) as stack:
@@ -171,7 +171,7 @@ async def test_keys_are_asked_of_completions_alone(tmp_path) -> None:
         assert "secret-one" not in stack.router.log.read_text()
 
 
-async def test_the_admin_port_answers_while_the_last_requests_run(tmp_path) -> None:
+async def test_the_admin_port_answers_during_shutdown(tmp_path) -> None:
     async with running(tmp_path, workers=1, speed=5) as stack:
         body = {"model": MODEL, "prompt": [1], "max_tokens": 400, "stream": True}
         async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:

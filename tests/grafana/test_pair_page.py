@@ -22,21 +22,21 @@ def failures() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_log_lines_exist() -> None:
+def test_quoted_log_lines_exist() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "router").rglob("*.py"))
     quoted = re.findall(r"`([^`]+)`", " ".join(row[2] for row in failures()))
     assert len(quoted) > 4
     assert [line for line in quoted if line not in source] == []
 
 
-def test_the_keys_named_exist() -> None:
+def test_quoted_keys_exist() -> None:
     known = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:limits|replicas|timeouts)\.\w+|discovery\w*|drain_s)`", PAGE))
     assert len(named) > 5
     assert [key for key in named if f"| `{key}` |" not in known] == []
 
 
-def test_the_metrics_named_exist() -> None:
+def test_quoted_metrics_exist() -> None:
     told = PAGE + (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(warmroute_\w+)` \|", told, re.MULTILINE))
     named = set(re.findall(r"`(warmroute_\w*[a-z])(?:\{[^`]*\})?[` ]", PAGE))
@@ -44,7 +44,7 @@ def test_the_metrics_named_exist() -> None:
     assert sorted(named - listed) == []
 
 
-def test_each_promise_names_tests_that_are_there() -> None:
+def test_each_promise_lists_test_files_that_exist() -> None:
     promises = PROMISES.partition("\n## What is promised\n")[2]
     rows = [line.strip("|").split("|") for line in promises.splitlines() if line.startswith("| ")]
     assert len(rows) > 10
@@ -54,6 +54,6 @@ def test_each_promise_names_tests_that_are_there() -> None:
         assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
-def test_the_tests_of_replicas_are_named() -> None:
+def test_the_page_lists_all_tests_of_replicas() -> None:
     live = {f"tests/live/{path.name}" for path in (ROOT / "tests/live").glob("test_replica*.py")}
     assert sorted(live - set(re.findall(r"`(tests/[\w/]+\.py)`", PROMISES))) == []

@@ -53,12 +53,12 @@ def test_promtool_accepts_the_configuration_for_kubernetes(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("file", TESTS, ids=lambda file: file.stem)
-def test_alerts_fire_in_their_fault_and_are_silent_otherwise(file) -> None:
+def test_alerts_fire_for_their_fault_and_for_nothing_else(file) -> None:
     tested = run([promtool(), "test", "rules", str(file)])
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_every_alert_has_a_test_that_it_fires_and_one_that_it_does_not() -> None:
+def test_every_alert_is_tested_to_fire_and_not_to_fire() -> None:
     fires, silent = set(), set()
     for file in TESTS:
         for group in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]:
@@ -72,7 +72,7 @@ def test_every_alert_has_a_test_that_it_fires_and_one_that_it_does_not() -> None
     assert silent == {alert["alert"] for alert in ALERTS}
 
 
-def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on() -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_runbook_link() -> None:
     for alert in ALERTS:
         assert alert["labels"]["severity"] in ("critical", "warning")
         assert set(alert["annotations"]) == {"summary", "runbook"}
@@ -81,21 +81,21 @@ def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on() -> Non
         assert alert["annotations"]["runbook"] == f"docs/operations.md#{anchor}"
 
 
-def test_the_runbook_has_an_entry_for_each_alert_and_for_nothing_else() -> None:
+def test_the_runbook_has_exactly_one_entry_for_each_alert() -> None:
     assert list(dict.fromkeys(alert["alert"] for alert in ALERTS)) == sorted(
         ENTRIES, key=lambda name: [alert["alert"] for alert in ALERTS].index(name)
     )
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_an_entry_says_what_it_means_how_to_look_and_what_to_do_in_that_order(name) -> None:
+def test_a_runbook_entry_has_meaning_diagnosis_and_action_in_order(name) -> None:
     parts = re.findall(r"^\*\*(\w+)\.\*\* \S", ENTRIES[name], re.MULTILINE)
     assert parts == ["Means", "Look", "Do"]
     named = set(re.findall(r"Warmroute[A-Z]\w+", ENTRIES[name]))
     assert named <= set(ENTRIES)
 
 
-def test_panels_link_to_entries_that_exist() -> None:
+def test_panels_link_to_runbook_entries_that_exist() -> None:
     rows = [row for each in DASHBOARDS for row in (each.well, *each.details)]
     linked = {panel.alert for row in rows for panel in row.panels}
     assert linked - {""} <= set(ENTRIES)
@@ -106,7 +106,7 @@ def test_panels_link_to_entries_that_exist() -> None:
     assert len(set(links)) > 8
 
 
-def test_what_the_runbook_names_exists() -> None:
+def test_keys_and_files_quoted_in_the_runbook_exist() -> None:
     configuration = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     keys = re.findall(r"`((?:limits|timeouts|intervals)\.\w+)`", RUNBOOK)
     assert keys
@@ -115,7 +115,7 @@ def test_what_the_runbook_names_exists() -> None:
     assert [file for file in files if not (ROOT / "docs" / file).resolve().is_file()] == []
 
 
-def test_log_lines_and_paths_of_the_runbook_exist() -> None:
+def test_log_lines_and_paths_quoted_in_the_runbook_exist() -> None:
     source = "\n".join(
         path.read_text(encoding="utf-8")
         for folder in ("router", "engine")
@@ -127,7 +127,7 @@ def test_log_lines_and_paths_of_the_runbook_exist() -> None:
         assert f'"{path}"' in source or f'"{path}/' in source, path
 
 
-def test_rules_and_dashboards_blame_alike() -> None:
+def test_rules_and_dashboards_group_error_codes_by_the_same_causes() -> None:
     """Rules and dashboards divide the error codes among the same three groups of blame."""
     recorded = {rule["record"]: rule["expr"] for rule in RECORDED}
     codes = f'code!~"{OF_CLIENTS}|{OF_WORKERS}|{OF_ROUTER}"'
@@ -135,7 +135,7 @@ def test_rules_and_dashboards_blame_alike() -> None:
     assert f'code="{OF_ROUTER}"' in recorded["instance:warmroute_own_errors:rate5m"]
 
 
-def test_every_recorded_series_is_used_or_shows_what_a_query_would_take_long_for() -> None:
+def test_every_recorded_series_is_used_or_saves_a_slow_query() -> None:
     """Every recorded series is used in a query or shows what would take a query long, because it
     costs CPU time at each evaluation.
     """

@@ -37,18 +37,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_programs_and_commands_have_their_help(bare: Bare, folder: Path) -> None:
+def test_programs_and_commands_print_their_help(bare: Bare, folder: Path) -> None:
     for command in HELPS:
         assert "usage: " + command[0] in bare.run(*command, "--help", folder=folder)
 
 
-def test_a_replay_writes_a_page_without_pictures(bare: Bare, folder: Path) -> None:
+def test_a_replay_writes_an_html_page_without_matplotlib(bare: Bare, folder: Path) -> None:
     asked = ("--requests", "40", "--workers", "2", "--html", "page.html")
     bare.run("warmroute-sim", "replay", str(SAMPLE), *asked, folder=folder)
     assert (folder / "page.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_stack_starts_and_says_a_request_that_works(bare: Bare, folder: Path) -> None:
+def test_a_stack_starts_and_prints_a_working_request(bare: Bare, folder: Path) -> None:
     command = ("warmroute-sim", "stack", "--workers", "1", "--port", "0", "--admin-port", "0")
     with bare.running(
         *command, folder=folder, until=r"(curl -i http://127\S+)[\s\S]*Ctrl-C ends all"
@@ -56,7 +56,7 @@ def test_a_stack_starts_and_says_a_request_that_works(bare: Bare, folder: Path) 
         pass
 
 
-def test_what_is_not_installed_is_named_by_a_line_that_installs_it(
+def test_the_error_for_a_missing_library_has_the_line_that_installs_it(
     bare: Bare, folder: Path
 ) -> None:
     """The error for a missing library shows a line that installs it; the line has the extra's

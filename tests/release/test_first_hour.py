@@ -103,7 +103,7 @@ def stranger(installed: tuple[dict[str, str], float], tmp_path: Path) -> Iterato
         yield made
 
 
-def test_each_page_is_read_and_what_is_not_run_is_there() -> None:
+def test_every_page_is_run_and_excluded_commands_exist() -> None:
     assert sorted(name for names in READ.values() for name in names) == sorted(pages())
     for name, lines in NOT_RUN.items():
         assert set(lines) <= set(commands(text_of(name))), name
@@ -114,7 +114,7 @@ def test_each_page_is_read_and_what_is_not_run_is_there() -> None:
     ]
 
 
-def test_the_readme_has_a_request_routed_within_minutes(
+def test_the_readme_leads_to_a_routed_request_within_minutes(
     installed: tuple[dict[str, str], float], stranger: Host
 ) -> None:
     began_s = time.monotonic()
@@ -126,7 +126,7 @@ def test_the_readme_has_a_request_routed_within_minutes(
     print(f"first routed request {installed[1]:.0f} + {took_s:.0f} s after README's first line")
 
 
-def test_the_quick_start(stranger: Host) -> None:
+def test_the_commands_of_the_quick_start_work(stranger: Host) -> None:
     """The commands of the quick start work, for vLLM, SGLang, and simulated workers."""
     with Page("docs/quickstart.md", stranger) as page:
         assert page.next() == Page("README.md", stranger).next()
@@ -165,7 +165,7 @@ def removed(on: Host, url: str) -> None:
     on.run(f"curl -X DELETE 'http://127.0.0.1:8081/workers/{number}?force=true'")
 
 
-def test_coming_from_another_router(stranger: Host) -> None:
+def test_command_lines_of_other_routers_are_converted(stranger: Host) -> None:
     """The command lines of other routers can be converted; the test checks and serves the last
     file.
     """
@@ -175,7 +175,7 @@ def test_coming_from_another_router(stranger: Host) -> None:
     stranger.stop_all()
 
 
-def test_recipes(stranger: Host) -> None:
+def test_each_recipe_serves_requests(stranger: Host) -> None:
     """Each recipe's lines serve requests, with two of our engines in place of the recipe's."""
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
@@ -186,7 +186,7 @@ def test_recipes(stranger: Host) -> None:
     stranger.stop_all()
 
 
-def test_the_commands_of_an_operator(stranger: Host) -> None:
+def test_the_commands_for_operators_work(stranger: Host) -> None:
     """The commands of the operators' page work; in them N is a worker that comes and goes, and
     HOST:PORT its address.
     """
@@ -226,7 +226,7 @@ def test_the_commands_of_an_operator(stranger: Host) -> None:
             page.does(1, (r"^warmroute top$", "warmroute top --once"))
 
 
-def test_keys_and_a_file(stranger: Host) -> None:
+def test_the_commands_with_api_keys_and_a_configuration_file_work(stranger: Host) -> None:
     """The commands with API keys and a file of settings work: a client and an operator each have a
     key, and the router reads all settings from the file.
     """
@@ -256,7 +256,7 @@ def test_keys_and_a_file(stranger: Host) -> None:
     assert explained(does(stranger, asked))["worker"] == 0
 
 
-def test_two_routers_that_share(stranger: Host) -> None:
+def test_the_commands_for_two_replicas_work(stranger: Host) -> None:
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed (Debian package: redis-server)")
     replicas, wire = READ["replicas"]
@@ -286,7 +286,7 @@ def test_two_routers_that_share(stranger: Host) -> None:
     stranger.run("redis-cli shutdown nosave || true")
 
 
-def test_prefill_and_decode_apart(stranger: Host) -> None:
+def test_the_commands_for_disaggregated_prefill_work(stranger: Host) -> None:
     """Each kind of prefill and decode pair on the page works; where our engines replace others, KV
     moves by our own transfer.
     """
@@ -301,7 +301,7 @@ def test_prefill_and_decode_apart(stranger: Host) -> None:
         page.does(1, (r"$", " --requests 40"))
 
 
-def test_our_engine(stranger: Host) -> None:
+def test_the_commands_for_the_warmroute_engine_work(stranger: Host) -> None:
     """The page's commands for our engine work with a simulated worker; its other commands need
     torch.
     """
@@ -310,7 +310,7 @@ def test_our_engine(stranger: Host) -> None:
         assert json.loads(page.does(2))["usage"]["completion_tokens"] == 5
 
 
-def test_agents(stranger: Host) -> None:
+def test_the_commands_for_agents_work(stranger: Host) -> None:
     """The commands for agents work: the test runs the router with and without names that Claude
     Code shows, and the page's checks.
     """
@@ -324,7 +324,7 @@ def test_agents(stranger: Host) -> None:
         page.does(3, ("ROUTER", "127.0.0.1"))
 
 
-def test_policies_and_logs(stranger: Host) -> None:
+def test_the_commands_for_policies_and_logs_work(stranger: Host) -> None:
     policies, logs, demo = READ["logs"]
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
@@ -344,7 +344,7 @@ def test_policies_and_logs(stranger: Host) -> None:
         assert "opentelemetry" in page.refused()
 
 
-def test_the_simulator(stranger: Host) -> None:
+def test_the_commands_for_the_simulator_work(stranger: Host) -> None:
     """The simulator's commands work: they replay a short log, and some requests of the installed
     sample.
     """
@@ -379,7 +379,7 @@ def test_the_simulator(stranger: Host) -> None:
             page.does(1, *cut, (r"('gen:sglang.*?')", r"\1 --requests 24"))
 
 
-def test_traffic_of_many_kinds(stranger: Host) -> None:
+def test_the_commands_for_traces_work(stranger: Host) -> None:
     """The commands for traces replay each kind of file; the test makes spans and agents' traces
     itself.
     """
@@ -408,7 +408,7 @@ def test_traffic_of_many_kinds(stranger: Host) -> None:
             assert notes in page.does()
 
 
-def test_triton_and_a_data_plane(stranger: Host) -> None:
+def test_the_commands_for_triton_and_a_data_plane_work(stranger: Host) -> None:
     """The commands for Triton and for a data plane work; the gRPC ports are opened after the page's
     line that installs gRPC.
     """

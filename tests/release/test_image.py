@@ -100,7 +100,7 @@ def unpacked(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Unpacke
     return Unpacked(archive, tmp_path_factory.mktemp("unpacked"))
 
 
-def test_each_blob_has_the_size_and_digest_that_are_told(unpacked: Unpacked) -> None:
+def test_each_blob_has_the_size_and_digest_of_the_manifest(unpacked: Unpacked) -> None:
     blobs = [unpacked.named, unpacked.manifest["config"], *unpacked.manifest["layers"]]
     for blob in blobs:
         content = unpacked.path(blob).read_bytes()
@@ -113,7 +113,7 @@ def test_each_blob_has_the_size_and_digest_that_are_told(unpacked: Unpacked) -> 
         assert (unpacked.blobs / name).is_file()
 
 
-def test_it_says_what_it_is_and_how_it_is_watched(unpacked: Unpacked) -> None:
+def test_the_image_has_labels_a_user_and_a_health_check(unpacked: Unpacked) -> None:
     config = unpacked.config["config"]
     assert config["User"] == "65532:65532"
     labels = {name.rpartition(".")[2] for name in config["Labels"]}
@@ -122,7 +122,7 @@ def test_it_says_what_it_is_and_how_it_is_watched(unpacked: Unpacked) -> None:
     assert config["StopSignal"] == "SIGTERM"
 
 
-def test_nothing_in_it_is_anothers_or_runs_as_another(unpacked: Unpacked) -> None:
+def test_all_files_belong_to_root_and_none_is_setuid(unpacked: Unpacked) -> None:
     for blob in unpacked.manifest["layers"]:
         with tarfile.open(unpacked.path(blob)) as packed:
             for member in packed:
@@ -132,13 +132,13 @@ def test_nothing_in_it_is_anothers_or_runs_as_another(unpacked: Unpacked) -> Non
         assert not (unpacked.root / name).exists()
 
 
-def test_it_is_small_and_lacks_no_library(unpacked: Unpacked) -> None:
+def test_the_image_is_small_and_lacks_no_library(unpacked: Unpacked) -> None:
     files = [p for p in unpacked.root.rglob("*") if p.is_file() and not p.is_symlink()]
     assert sum(path.stat().st_size for path in files) <= image.MAX_BYTES
     assert image.missing_libraries(unpacked.root) == []
 
 
-def test_its_programs_have_their_help_and_cannot_write(unpacked: Unpacked) -> None:
+def test_the_images_programs_print_their_help_and_cannot_write(unpacked: Unpacked) -> None:
     for program in ("warmroute", "warmroute-engine", "warmroute-sim"):
         assert program in unpacked.run(program, "--help")
     tried = "import os; print(os.getuid()); open('/var/anything', 'w')"
@@ -149,7 +149,7 @@ def test_its_programs_have_their_help_and_cannot_write(unpacked: Unpacked) -> No
     assert "Read-only file system" in done.stderr
 
 
-def test_its_extras_are_there(unpacked: Unpacked) -> None:
+def test_the_images_extras_are_installed(unpacked: Unpacked) -> None:
     unpacked.run(
         "python3", "-c", "import grpc, kubernetes_asyncio, opentelemetry.sdk, ssl, sqlite3"
     )
@@ -171,7 +171,9 @@ def started(unpacked: Unpacked, log: Path, *command: str) -> Iterator[str]:
         assert process.wait(60) == 0, log.read_text()
 
 
-def test_it_routes_a_request_and_is_healthy_meanwhile(unpacked: Unpacked, tmp_path: Path) -> None:
+def test_a_router_in_the_image_routes_a_request_and_is_healthy(
+    unpacked: Unpacked, tmp_path: Path
+) -> None:
     config = unpacked.config["config"]
     port, admin = str(lasting_port()), str(lasting_port())
     check = [word.replace(":8080", f":{port}") for word in config["Healthcheck"]["Test"][1:]]
@@ -193,7 +195,7 @@ def test_it_routes_a_request_and_is_healthy_meanwhile(unpacked: Unpacked, tmp_pa
             unpacked.run(*check)
 
 
-def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_files_give_a_byte_identical_layer(tmp_path: Path) -> None:
     folder = tmp_path / "opt" / "warmroute"
     folder.mkdir(parents=True)
     (folder / "b").write_text("2")
@@ -205,7 +207,7 @@ def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
     assert image.layer(tmp_path, ["opt"], 1_700_000_000) == first
 
 
-def test_a_wheel_of_another_python_is_refused(
+def test_a_wheel_for_another_python_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("apt-get") is None:

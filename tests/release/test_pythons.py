@@ -39,7 +39,7 @@ def only_in(folder: Path, minors: object) -> object:
 FOUND = wheels.found
 
 
-def test_each_reason_not_to_build_with_a_python_is_said(tmp_path: Path) -> None:
+def test_each_reason_not_to_build_with_a_python_is_reported(tmp_path: Path) -> None:
     wrong = {
         "12 0 - /x": "has no Python.h",
         "10 1 - /x": "is Python 3.10; warmroute needs 3.11 or later",
@@ -57,7 +57,7 @@ def test_each_reason_not_to_build_with_a_python_is_said(tmp_path: Path) -> None:
     assert (asked.path, asked.tag) == (Path("/opt/python3.13"), "cp312-abi3")
 
 
-def test_the_running_python_makes_its_kind_and_one_that_is_found_the_other(
+def test_wheels_are_built_by_the_running_python_and_one_found_in_path(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for minor, other, tags in (
@@ -80,7 +80,7 @@ def test_the_running_python_makes_its_kind_and_one_that_is_found_the_other(
         assert "--python" in said
 
 
-def test_where_no_python_can_build_it_says_why(
+def test_if_no_python_can_build_the_error_gives_the_reason(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(python(elsewhere, "running", "11 0 - /x")))
@@ -88,12 +88,12 @@ def test_where_no_python_can_build_it_says_why(
         wheels.pythons([])
 
 
-def test_those_that_are_named_are_taken_alone(elsewhere: Path) -> None:
+def test_only_configured_pythons_are_used(elsewhere: Path) -> None:
     named = str(python(elsewhere, "mine", "12 1 - /opt/mine"))
     assert [one.tag for one in wheels.pythons([named])[0]] == ["cp312-abi3"]
 
 
-def test_a_wheel_is_for_its_processor_and_an_old_glibc_and_small(tmp_path: Path) -> None:
+def test_a_wheel_is_checked_for_processor_glibc_and_size(tmp_path: Path) -> None:
     name = "warmroute-1-cp311-cp311-manylinux2014_aarch64.manylinux_2_17_aarch64.whl"
     wheel = tmp_path / name
     wheel.write_bytes(b"")
@@ -109,7 +109,7 @@ def test_a_wheel_is_for_its_processor_and_an_old_glibc_and_small(tmp_path: Path)
         wheels.check(late, "x86_64")
 
 
-def test_an_image_takes_the_wheel_that_its_python_imports() -> None:
+def test_an_image_takes_the_wheel_that_its_python_can_import() -> None:
     own, stable = Path("warmroute-1-cp311-cp311-x.whl"), Path("warmroute-1-cp312-abi3-x.whl")
     fit = {
         version: [image.fits(wheel, version) for wheel in (own, stable)]

@@ -21,7 +21,7 @@ TURN = turns.Turn(cpu_s=0.02, loop_s=0.01, added_s=0.02)
 TURNS = {tokens: turns.Turns(TURN, TURN, 1e6) for tokens in turns.CONTEXTS}
 
 
-def test_cores_and_routers_are_those_of_the_formula() -> None:
+def test_cores_and_routers_equal_the_formula() -> None:
     rows = plan.section(plan.Measured(COSTS, POOLS, TURNS)).rows
     # (0.01 + 20 x (1 ms + 300 x 40 us)) / 0.6; (0.01 + 20 x (0.5 ms + 300 x 10 us)) / 0.6 < 1
     assert list(rows[0][-2:]) == ["0.45", "1"]
@@ -36,7 +36,7 @@ def test_figures_have_two_significant_digits(value: float, shown: str) -> None:
     assert two_digits(value) == shown
 
 
-def test_page_has_every_table() -> None:
+def test_the_page_has_every_table() -> None:
     page = (ROOT / "docs" / "sizing.md").read_text()
     tables = page.partition(BEGIN)[2].partition(END)[0]
     sections = [

@@ -39,7 +39,7 @@ def ours(*folders: str) -> set[str]:
 
 
 @pytest.mark.timeout(BUILD_S)
-def test_it_has_all_that_is_ours_and_nothing_else(wheel: Path) -> None:
+def test_a_wheel_has_all_files_of_the_packages_and_no_others(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
     held = {name for name in held if ".dist-info/" not in name}
     native = {name for name in held if name.endswith(".so")}
@@ -66,7 +66,7 @@ def native(wheel: Path) -> tuple[str, str, set[int]]:
 
 @pytest.mark.full  # `make wheel` compiles all by zig, for minutes each
 @pytest.mark.timeout(8 * BUILD_S)
-def test_those_of_a_release_are_small_and_run_on_other_machines(tmp_path: Path) -> None:
+def test_release_wheels_are_small_and_run_on_other_machines(tmp_path: Path) -> None:
     """The wheels of a release are small and run on other machines: the test checks all wheels that
     `make wheel` makes here, and installs and runs those for this processor.
     """
@@ -85,7 +85,7 @@ def test_those_of_a_release_are_small_and_run_on_other_machines(tmp_path: Path) 
 
 
 @pytest.mark.timeout(BUILD_S)
-def test_its_programs_run_where_it_is_alone(bare: Bare) -> None:
+def test_the_programs_of_a_wheel_run_without_a_checkout(bare: Bare) -> None:
     assert re.fullmatch(r"warmroute \d[\w.]*\n", bare.run("warmroute", "--version"))
     for program in ("warmroute", "warmroute-engine", "warmroute-sim"):
         assert program in bare.run(program, "--help")
@@ -95,7 +95,7 @@ def test_its_programs_run_where_it_is_alone(bare: Bare) -> None:
 
 
 @pytest.mark.timeout(BUILD_S)
-def test_it_routes_a_request_from_an_empty_folder(bare: Bare) -> None:
+def test_a_wheel_routes_a_request_from_an_empty_folder(bare: Bare) -> None:
     admin = str(lasting_port())
     engine = ["warmroute-engine", "--timed", "llama-3.1-8b-h100", "--port", "0"]
     router = ["warmroute", "serve", "--port", "0", "--admin-port", admin, "--worker"]
@@ -115,7 +115,7 @@ def test_it_routes_a_request_from_an_empty_folder(bare: Bare) -> None:
 
 
 @pytest.mark.timeout(BUILD_S)
-def test_the_source_distribution_has_what_a_wheel_is_built_of(tmp_path: Path) -> None:
+def test_the_source_distribution_has_all_sources_of_a_wheel(tmp_path: Path) -> None:
     if find_spec("build") is None:
         pytest.skip("build is not installed: `make wheel` installs it")
     sdist = wheels.build_sdist(tmp_path)

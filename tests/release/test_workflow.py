@@ -20,7 +20,7 @@ PROGRAMS = {
 ACTIONS = ("checkout", "setup-python", "upload-artifact", "download-artifact")
 
 
-def test_it_makes_what_the_makefile_can() -> None:
+def test_the_workflow_uses_existing_make_targets_and_variables() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     made = re.findall(r"^make ([\w-]+)", RUNS, re.MULTILINE)
     assert made == ["wheel", "image", "chart"]
@@ -29,26 +29,26 @@ def test_it_makes_what_the_makefile_can() -> None:
     assert variables <= set(re.findall(r"^([A-Z_]+) \?=", text, re.MULTILINE))
 
 
-def test_it_runs_programs_that_its_machines_have_and_steps_that_github_has() -> None:
+def test_the_workflow_uses_only_available_programs_and_actions() -> None:
     assert {line.split()[0] for line in LINES if not line.startswith("tag=")} <= PROGRAMS
     used = [step["uses"] for step in STEPS if "uses" in step]
     assert used
     assert all(re.fullmatch(rf"actions/({'|'.join(ACTIONS)})@v\d+", one) for one in used)
 
 
-def test_each_job_waits_for_one_that_is_there() -> None:
+def test_each_job_needs_an_existing_job() -> None:
     assert {job.get("needs") for job in JOBS.values()} == {None, "build", "try"}
     for name, job in JOBS.items():
         assert not name.startswith("publish") or job["needs"] == "try"
 
 
-def test_what_it_publishes_is_what_it_made() -> None:
+def test_published_files_are_those_that_were_built() -> None:
     (kept,) = (step["with"]["path"].split() for step in STEPS if "upload-artifact" in str(step))
     for name in re.findall(r"(?:dist|build)/\S*\.(?:whl|tgz|tar(?:\.gz)?)", RUNS):
         assert any(name.startswith(one.split("*")[0]) for one in kept), name
 
 
-def test_where_it_publishes_to_is_said_by_variables_alone() -> None:
+def test_publishing_targets_come_only_from_variables() -> None:
     assert set(re.findall(r"\w+://[^/\s\"]*", TEXT)) <= {"docker://$REGISTRY", "oci://$REGISTRY"}
     assert re.findall(r"[\w-]+\.(?:com|org|io|dev|net)\b", TEXT) == []
     for name, job in JOBS.items():

@@ -32,12 +32,12 @@ MESSAGES = {
 }
 
 
-def test_each_extra_of_a_user_has_a_message() -> None:
+def test_each_extra_for_users_has_an_error_message() -> None:
     assert {name for name in EXTRAS if not name.startswith("dev")} == MESSAGES.keys()
 
 
 @pytest.mark.parametrize("extra", MESSAGES)
-def test_the_line_has_the_versions_of_the_extra(extra: str) -> None:
+def test_the_install_line_has_the_versions_of_the_extra(extra: str) -> None:
     own = [f"'{one}'" for one in EXTRAS[extra] if not one.startswith("warmroute[")]
     line = f"pip install {' '.join(own)} (or '.[{extra}]' in the checkout)"
     assert MESSAGES[extra].endswith(line)

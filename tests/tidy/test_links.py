@@ -34,11 +34,11 @@ def broken(page: Path, text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_links_lead_somewhere(path: str) -> None:
+def test_every_link_leads_to_an_existing_target(path: str) -> None:
     assert list(broken(ROOT / path, text_of(path))) == []
 
 
-def test_pages_named_in_the_sources_are_there() -> None:
+def test_pages_quoted_in_the_sources_exist() -> None:
     named = re.compile(r"(?<![\w/-])docs/[\w/-]+\.md")
     sources = [path for path in tree() if path.endswith((".py", ".h", ".cpp", ".cu", ".yml"))]
     found = {page for path in (*sources, "Makefile") for page in named.findall(text_of(path))}
@@ -47,5 +47,5 @@ def test_pages_named_in_the_sources_are_there() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["[a](nowhere.md)", "[a](README.md#no-such)", "[a](#no-such)"])
-def test_a_link_that_leads_nowhere_is_found(wrong: str) -> None:
+def test_a_broken_link_is_found(wrong: str) -> None:
     assert len(list(broken(ROOT / "README.md", wrong))) == 1

@@ -24,14 +24,14 @@ def source(problems: Iterable[str]) -> list[str]:
     return list(problems)
 
 
-def test_long_lines() -> None:
+def test_lines_over_the_limit_are_found() -> None:
     assert not source(rules.long_lines("x" * 100 + "\n"))
     assert source(rules.long_lines("\n" + "x" * 101)) == [
         "line 2 has 101 columns, the limit is 100"
     ]
 
 
-def test_long_functions() -> None:
+def test_functions_over_the_limit_are_found() -> None:
     body = "    x = 1\n"
     assert not source(rules.long_functions(ast.parse("def f():\n" + body * 59)))
     assert source(rules.long_functions(ast.parse("async def f():\n" + body * 60)))
@@ -48,7 +48,7 @@ def test_long_functions() -> None:
         "a = b = []",
     ],
 )
-def test_module_state(text: str) -> None:
+def test_mutable_module_state_is_found(text: str) -> None:
     assert source(rules.module_state(ast.parse(text)))
 
 
@@ -56,7 +56,7 @@ def test_module_state(text: str) -> None:
     "text",
     ["POLICIES = {}", "_FORMATS = {1: 2}", "__all__ = ['a']", "name = 'a'", "def f():\n    x = []"],
 )
-def test_constants_are_no_module_state(text: str) -> None:
+def test_constants_do_not_count_as_module_state(text: str) -> None:
     assert not source(rules.module_state(ast.parse(text)))
 
 
@@ -69,7 +69,7 @@ def test_constants_are_no_module_state(text: str) -> None:
         "def f():\n    import tests.router.test_a",
     ],
 )
-def test_imports_of_tests(text: str) -> None:
+def test_imports_of_test_modules_are_found(text: str) -> None:
     assert len(source(rules.imported_tests(ast.parse(text)))) == 1
     assert not source(rules.imported_tests(ast.parse("from tests.router.support import tested")))
 
@@ -78,18 +78,18 @@ def test_imports_of_tests(text: str) -> None:
     "text",
     ["import time", "def f():\n    from random import choice", "x = np.random.default_rng()"],
 )
-def test_impurities(text: str) -> None:
+def test_clocks_and_randomness_in_pure_packages_are_found(text: str) -> None:
     tree = ast.parse(text)
     assert source(rules.impurities("policies/a.py", tree))
     assert source(rules.impurities("engine/scheduler/scheduler.py", tree))
     assert not source(rules.impurities("router/http/a.py", tree))
 
 
-def test_an_import_of_a_like_name_is_pure() -> None:
+def test_imports_with_similar_names_are_accepted() -> None:
     assert not source(rules.impurities("policies/a.py", ast.parse("import timeit, randomness")))
 
 
-def test_floor_breaches() -> None:
+def test_imports_against_the_layers_are_found() -> None:
     assert source(rules.floor_breaches("policies/a.py", ast.parse("import scipy")))
     assert source(rules.floor_breaches("policies/a.py", ast.parse("from router.core import x")))
     assert source(rules.floor_breaches("kernels/kvkernels/a.py", ast.parse("import engine.wire")))
@@ -98,7 +98,7 @@ def test_floor_breaches() -> None:
     assert not source(rules.floor_breaches("router/a.py", ast.parse("import aiohttp")))
 
 
-def test_faces(tmp_path: Path) -> None:
+def test_package_docstrings_with_missing_parts_are_found(tmp_path: Path) -> None:
     assert source(rules.bad_face(None, tmp_path, tmp_path))
     assert source(rules.bad_face(FACE.replace("Gives:", "Has:"), tmp_path, tmp_path)) == [
         "the docstring lacks Gives:"
@@ -111,14 +111,14 @@ def test_faces(tmp_path: Path) -> None:
     assert source(rules.bad_face(FACE.replace("`", ""), tmp_path, tmp_path))
 
 
-def test_what_a_face_never_imports() -> None:
+def test_imports_that_a_package_docstring_excludes_are_found() -> None:
     assert rules.never_imported(FACE) == ["policies", "router", "engine.server", "torch"]
     assert source(rules.imports_of(ast.parse("from engine import server"), "engine.server"))
     assert source(rules.imports_of(ast.parse("import engine.server.app"), "engine.server"))
     assert not source(rules.imports_of(ast.parse("import engine.serverless"), "engine.server"))
 
 
-def test_import_cycles() -> None:
+def test_import_cycles_are_found() -> None:
     ring = {
         "router/a.py": ast.parse("from router import b"),
         "router/b.py": ast.parse("try:\n    from router.c import x\nexcept ImportError:\n    pass"),
@@ -133,6 +133,6 @@ def test_import_cycles() -> None:
         assert not rules.import_cycle(ring | {"router/c.py": ast.parse(harmless)})
 
 
-def test_work_left_for_later() -> None:
+def test_todo_comments_are_found() -> None:
     assert source(rules.unfinished("x = 1  # TO" + "DO: later"))
     assert not source(rules.unfinished("todos = 1"))

@@ -47,7 +47,7 @@ def flaky(*names: str) -> str:
         pytest.param(flaky(*"abcdefghijklm"), 1, [], id="too many"),
     ],
 )
-def test_it_fails_by_what_fails_twice(
+def test_only_tests_that_fail_twice_make_the_run_fail(
     tmp_path: Path, text: str, code: int, listed: list[str]
 ) -> None:
     (tmp_path / "test_it.py").write_text(text)
@@ -57,12 +57,12 @@ def test_it_fails_by_what_fails_twice(
     assert found == [f"test_it.py::test_flaky[{name}]: {NOT_YET}" for name in listed]
 
 
-def test_what_cannot_be_read_is_no_success(tmp_path: Path) -> None:
+def test_a_file_with_an_import_error_makes_the_run_fail(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import nothing_of_this_name\n")
     assert run(ONE_AT_A_TIME, tmp_path) not in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-def test_a_test_that_kills_its_process_is_tried_alone(tmp_path: Path) -> None:
+def test_a_test_that_kills_its_process_is_retried_alone(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         flaky("a").replace('raise OSError("not yet")', "import os; os._exit(9)")
     )
@@ -83,7 +83,7 @@ def it(request):
 
 
 @pytest.mark.parametrize("by", [ONE_AT_A_TIME, TWO_AT_A_TIME], ids=["one", "two"])
-def test_a_fixture_of_many_tests_fails_once(tmp_path: Path, by: list[str]) -> None:
+def test_a_failing_shared_fixture_is_listed_once(tmp_path: Path, by: list[str]) -> None:
     tests = "".join(f"def test_{number}(it): pass\n" for number in range(13))
     (tmp_path / "test_it.py").write_text(NO_FIXTURE_AT_FIRST.format(scope="session") + tests)
     assert run(by, tmp_path) == 0
@@ -91,14 +91,14 @@ def test_a_fixture_of_many_tests_fails_once(tmp_path: Path, by: list[str]) -> No
     assert (tmp_path / FLAKY_LIST).read_text() == line
 
 
-def test_each_test_that_has_a_fixture_of_its_own_fails_for_itself(tmp_path: Path) -> None:
+def test_failing_fixtures_of_function_scope_are_listed_per_test(tmp_path: Path) -> None:
     tests = "".join(f"def test_{number}(it): pass\n" for number in range(4))
     (tmp_path / "test_it.py").write_text(NO_FIXTURE_AT_FIRST.format(scope="function") + tests)
     assert run(ONE_AT_A_TIME, tmp_path) == 1
     assert len((tmp_path / FLAKY_LIST).read_text().splitlines()) == 4
 
 
-def test_of_tests_that_fail_together_the_broken_one_is_named(
+def test_of_tests_that_fail_together_only_the_broken_one_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tests = "def test_well(it): pass\ndef test_broken(it): assert False\n"
@@ -108,7 +108,7 @@ def test_of_tests_that_fail_together_the_broken_one_is_named(
     assert said == ["BROKEN, failed twice: test_it.py::test_broken"]
 
 
-def test_the_end_of_a_test_counts(tmp_path: Path) -> None:
+def test_a_failing_fixture_teardown_makes_the_run_fail(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\n@pytest.fixture\ndef it():\n    yield\n    assert False\n"
         "def test_end(it): pass\n"
@@ -116,11 +116,11 @@ def test_the_end_of_a_test_counts(tmp_path: Path) -> None:
     assert run(ONE_AT_A_TIME, tmp_path) == 1
 
 
-def test_no_test_at_all_is_no_success(tmp_path: Path) -> None:
+def test_a_run_without_tests_is_no_success(tmp_path: Path) -> None:
     assert run(ONE_AT_A_TIME, tmp_path) == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_the_name_of_a_test_is_without_its_group() -> None:
+def test_xdist_groups_are_removed_from_test_names() -> None:
     assert without_group("tests/a.py::test@group of a/b.py") == "tests/a.py::test"
     assert without_group("tests/a.py::test[x@y]@group") == "tests/a.py::test[x@y]"
     assert without_group("tests/a.py::test[x@y]") == "tests/a.py::test[x@y]"

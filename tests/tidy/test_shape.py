@@ -22,7 +22,7 @@ GROUPS_MAX = 2
 PANELS = "grafana/panels_"  # lists of panels, which name nothing but a page's place
 
 
-def test_no_module_is_of_several_groups_that_name_nothing_of_each_other() -> None:
+def test_no_module_has_several_unrelated_groups_of_definitions() -> None:
     found = {
         path: groups
         for path in python()
@@ -32,7 +32,7 @@ def test_no_module_is_of_several_groups_that_name_nothing_of_each_other() -> Non
     assert not found, found
 
 
-def test_groups_are_told_apart() -> None:
+def test_unrelated_groups_of_definitions_are_found() -> None:
     rows = "\n".join(f"    {number}" for number in range(25))
     texts = [f"def {name}():\n{rows}\n" for name in "abc"]
     assert rules.unrelated_groups(ast.parse("".join(texts))) == [["a"], ["b"], ["c"]]

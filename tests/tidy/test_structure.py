@@ -18,11 +18,11 @@ CLASSES = [name for name in QUOTED if re.fullmatch(r"[A-Z]\w+(\.\w+)?", name) an
 
 
 @pytest.mark.parametrize("name", LINES_MAX)
-def test_it_is_short(name: str) -> None:
+def test_a_page_for_newcomers_is_short(name: str) -> None:
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= LINES_MAX[name]
 
 
-def test_each_command_of_the_readme_is_there() -> None:
+def test_each_command_of_the_readme_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^([\w-]+):", makefile, re.MULTILINE)
     made = re.findall(r"^make ([\w-]+)", README, re.MULTILINE)
@@ -34,12 +34,12 @@ def test_each_command_of_the_readme_is_there() -> None:
     assert [path for path in files if not path.is_file()] == []
 
 
-def test_each_path_that_it_names_is_there() -> None:
+def test_each_path_on_the_structure_page_exists() -> None:
     assert len(PATHS) > 50
     assert [path for path in PATHS if not (ROOT / path).exists()] == []
 
 
-def test_each_class_and_method_that_it_names_is_there() -> None:
+def test_each_class_and_method_on_the_structure_page_exists() -> None:
     files = [path for name in ("router", "policies") for path in (ROOT / name).rglob("*.py")]
     texts = [path.read_text(encoding="utf-8") for path in files]
     assert len(CLASSES) > 10

@@ -41,23 +41,23 @@ def test_no_module_has_mutable_state() -> None:
     assert_none((path, p) for path in python() for p in rules.module_state(parsed(path)))
 
 
-def test_no_module_imports_one_of_tests() -> None:
+def test_no_module_imports_a_test_module() -> None:
     assert_none((path, p) for path in python() for p in rules.imported_tests(parsed(path)))
 
 
-def test_deciding_parts_have_no_clock_and_no_chance() -> None:
+def test_pure_packages_use_no_clock_and_no_randomness() -> None:
     assert_none((path, p) for path in python() for p in rules.impurities(path, parsed(path)))
 
 
-def test_the_ground_floor_imports_nothing_above_it() -> None:
+def test_the_lowest_layer_imports_nothing_above_it() -> None:
     assert_none((path, p) for path in python() for p in rules.floor_breaches(path, parsed(path)))
 
 
-def test_no_work_is_left_for_later() -> None:
+def test_no_todo_comment_is_left() -> None:
     assert_none((path, p) for path in code() for p in rules.unfinished(text_of(path)))
 
 
-def test_every_package_has_a_face() -> None:
+def test_every_package_has_a_complete_docstring() -> None:
     assert_none(
         (folder, p)
         for folder, docstring in faces()
@@ -65,7 +65,7 @@ def test_every_package_has_a_face() -> None:
     )
 
 
-def test_no_package_imports_what_its_face_says_it_never_does() -> None:
+def test_no_package_imports_modules_that_its_docstring_excludes() -> None:
     assert_none(
         (path, p)
         for folder, docstring in faces()
@@ -76,7 +76,7 @@ def test_no_package_imports_what_its_face_says_it_never_does() -> None:
     )
 
 
-def test_the_top_level_is_the_house_and_nothing_else() -> None:
+def test_the_top_level_has_exactly_the_listed_folders_and_files() -> None:
     there = {path.partition("/")[0] for path in tree()}
     assert there == TOP_LEVEL, f"too many: {there - TOP_LEVEL}, missing: {TOP_LEVEL - there}"
 

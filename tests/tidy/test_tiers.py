@@ -18,7 +18,7 @@ PATTERNS = {*tiers.NATIVE, *tiers.LIVE, *tiers.NOT_LIVE, *tiers.ENGINES}
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
-def test_a_pattern_matches_a_file(pattern: str) -> None:
+def test_each_pattern_matches_a_file(pattern: str) -> None:
     assert any(fnmatch(path, pattern) for path in FILES), f"{pattern}: renamed?"
 
 
@@ -35,17 +35,17 @@ def test_a_pattern_matches_a_file(pattern: str) -> None:
         ("somewhere/test_new.py", None),
     ],
 )
-def test_a_path_tells_the_tier(path: str, tier: str | None) -> None:
+def test_each_path_has_its_tier(path: str, tier: str | None) -> None:
     assert tiers.tier_of(path) == tier
 
 
-def test_ci_installs_what_its_tests_may_not_lack() -> None:
+def test_ci_installs_the_programs_that_its_tests_require() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     asked_for = set(re.findall(r"command -v (\S+)", script)) - {"apt-get"}
     assert asked_for | {"prometheus"} == set(tiers.INSTALLED_BY_CI)  # which comes with promtool
 
 
-def test_a_skip_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_read_from_skip_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert tiers.lacks_of_ci("clang++ is not installed: no fuzzer can be built") == ["clang++"]
     both = tiers.lacks_of_ci("ip (Debian package: iproute2) or redis-server is not on this machine")
@@ -53,7 +53,9 @@ def test_a_skip_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiers.lacks_of_ci("nvcc is not installed, nor is a chip") == []
 
 
-def test_nobody_lacks_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_programs_do_not_count_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "ip").write_text("#!/bin/sh\n")
     (tmp_path / "ip").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

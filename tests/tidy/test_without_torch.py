@@ -63,19 +63,19 @@ def import_all(blocked: str, packages: str) -> subprocess.CompletedProcess[str]:
         (MODELS, "simulator"),
     ],
 )
-def test_every_module_imports(blocked: str, packages: str) -> None:
+def test_every_module_imports_without_the_blocked_libraries(blocked: str, packages: str) -> None:
     done = import_all(blocked, packages)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
 
 
-def test_what_describes_models_does_without_torch() -> None:
+def test_model_descriptions_import_without_torch() -> None:
     modules = "config,kernel_choice,tiny"
     done = import_all(MODELS, ",".join(f"engine.model.{name}" for name in modules.split(",")))
     assert done.returncode == 0, done.stderr
 
 
-def test_the_block_works() -> None:
+def test_importing_a_blocked_library_fails() -> None:
     """Blocking a module works: if a module that is certainly imported is blocked, the run fails."""
     done = import_all("numpy", "policies")
     assert done.returncode != 0

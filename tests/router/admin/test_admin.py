@@ -11,7 +11,7 @@ from tests.router.admin_port import BODY_BYTES, URL, admin
 from tests.router.core.core_world import BLOCK, chain_of
 
 
-async def test_a_worker_comes_is_drained_and_goes() -> None:
+async def test_a_worker_is_added_drained_and_removed() -> None:
     async with admin() as one:
         worker_id = await one.join({"url": URL, "max_requests": 3})
         assert worker_id == 0
@@ -50,14 +50,14 @@ async def test_a_worker_comes_is_drained_and_goes() -> None:
         ("GET", "/nothing", None, 404, "not served"),
     ],
 )
-async def test_bad_input_is_told_from_good(method, path, body, status, says) -> None:
+async def test_bad_input_gets_an_error_with_a_reason(method, path, body, status, says) -> None:
     async with admin() as one:
         got, answer = await one.ask(method, path, body)
         assert got == status, answer
         assert says in answer["error"]["message"]
 
 
-async def test_what_a_worker_was_given_is_shown() -> None:
+async def test_the_workers_page_shows_the_configured_limits() -> None:
     async with admin() as one:
         await one.join({"url": URL, "max_requests": 3, "max_kv_fraction": 0.5})
         keys = ("max_requests", "max_queued_tokens", "max_kv_fraction", "weight")
@@ -65,7 +65,7 @@ async def test_what_a_worker_was_given_is_shown() -> None:
         assert [row[key] for key in keys] == [3, None, 0.5, 1]
 
 
-async def test_a_bare_address_is_answered_with_the_form_to_send() -> None:
+async def test_an_unquoted_url_is_refused_with_the_json_to_send() -> None:
     async with admin() as one:
         as_json = {"Content-Type": "application/json"}
         for data, form in (
@@ -79,7 +79,7 @@ async def test_a_bare_address_is_answered_with_the_form_to_send() -> None:
         assert (await one.ask("POST", "/workers", data=f'"{URL}"', headers=as_json))[0] == 201
 
 
-async def test_what_is_no_json_or_not_said_to_be_is_refused() -> None:
+async def test_invalid_json_or_a_missing_json_content_type_is_refused() -> None:
     async with admin() as one:
         as_json = {"Content-Type": "application/json"}
         for data in (b"", b"{", b"\xff", b"[" * 4000):
@@ -88,7 +88,7 @@ async def test_what_is_no_json_or_not_said_to_be_is_refused() -> None:
         assert (await one.ask("POST", "/workers", data=b'"http://h"'))[0] == 415
 
 
-async def test_the_same_worker_twice_and_one_too_many_are_refused() -> None:
+async def test_a_duplicate_worker_and_one_above_the_limit_are_refused() -> None:
     async with admin() as one:
         await one.join()
         status, answer = await one.ask("POST", "/workers", URL)
@@ -106,7 +106,7 @@ async def test_force_must_be_true_or_false() -> None:
         assert (status, answer["error"]["param"]) == (400, "force")
 
 
-async def test_pages_of_other_origins_cannot_change_anything() -> None:
+async def test_requests_from_other_origins_cannot_change_workers() -> None:
     async with admin() as one:
         await one.join()
         page = {"Origin": "http://evil.example"}
@@ -115,7 +115,7 @@ async def test_pages_of_other_origins_cannot_change_anything() -> None:
         assert (await one.ask("GET", "/workers/0"))[1]["state"] == "ready"
 
 
-async def test_explaining_charges_nothing_and_remembers_nothing() -> None:
+async def test_explain_changes_no_ledger_and_records_no_decision() -> None:
     async with admin() as one:
         await one.join()
         body = {"model": "m", "prompt": list(range(20))}
@@ -130,7 +130,7 @@ async def test_explaining_charges_nothing_and_remembers_nothing() -> None:
         assert health == {"status": "ok", "ready_workers": 1, "workers": 1}
 
 
-async def test_ticks_are_rarer_while_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ticks_are_rarer_while_no_request_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

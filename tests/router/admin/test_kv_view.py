@@ -26,7 +26,7 @@ async def joined(one: Admin) -> int:
     return int(row["id"])
 
 
-async def test_all_blocks_of_a_worker_are_told_with_how_well_they_are_known() -> None:
+async def test_the_view_has_all_blocks_of_a_worker_and_the_state_of_its_events() -> None:
     async with admin() as one:
         worker_id = await joined(one)
         assert not decode_kv_view(await view_of(one, worker_id)).known
@@ -57,7 +57,9 @@ async def test_all_blocks_of_a_worker_are_told_with_how_well_they_are_known() ->
         ("?worker=0", 409, "not recognized"),
     ],
 )
-async def test_a_worker_that_is_not_there_is_refused(query: str, status: int, says: str) -> None:
+async def test_an_unknown_or_unrecognized_worker_is_refused(
+    query: str, status: int, says: str
+) -> None:
     async with admin() as one:
         await one.ask("POST", "/workers", URL)  # where nobody listens
         got, answer = await one.ask("GET", f"/kv{query}")
@@ -65,7 +67,7 @@ async def test_a_worker_that_is_not_there_is_refused(query: str, status: int, sa
         assert says in answer["error"]["message"]
 
 
-async def test_bytes_that_are_no_view_are_refused() -> None:
+async def test_bytes_that_are_not_a_kv_view_are_refused() -> None:
     async with admin() as one:
         body = await view_of(one, await joined(one))
     fields = msgspec.msgpack.decode(body)

@@ -17,7 +17,7 @@ NUMBER = st.one_of(st.floats(width=32), st.sampled_from([0.0, math.nan, math.inf
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(NUMBER, max_size=40), st.integers(0, 900), st.integers(0, 2_000))
-def test_it_keeps_the_latest_and_gives_what_came_after_a_number(
+def test_the_history_keeps_the_latest_rows_and_returns_those_after_a_number(
     seen: list[float], before: int, asked: int
 ) -> None:
     history, all_rows = History(), []
@@ -48,11 +48,13 @@ def test_it_keeps_the_latest_and_gives_what_came_after_a_number(
         ([9, 0, 1], 0.95, 2.0),
     ],
 )
-def test_a_quantile_is_read_off_buckets(counts: list[int], share: float, expected: float) -> None:
+def test_a_quantile_is_interpolated_from_buckets(
+    counts: list[int], share: float, expected: float
+) -> None:
     assert quantile((1.0, 2.0), counts, share) == pytest.approx(expected, nan_ok=True)
 
 
-async def test_a_second_of_traffic_is_told_as_it_was() -> None:
+async def test_a_sample_counts_the_requests_and_errors_of_its_second() -> None:
     async with crowd(4, policy="least_requests") as one:
         sampler = one.router.admin.ui.sampler
         one.router.admin.ui.sample()
@@ -87,7 +89,7 @@ async def test_a_second_of_traffic_is_told_as_it_was() -> None:
         assert quiet["ttft_mean_s"] is quiet["ttft_p95_s"] is quiet["hit_share"] is None
 
 
-async def test_hits_are_a_workers_own_and_fade() -> None:
+async def test_the_hit_rate_is_per_worker_and_decays() -> None:
     async with crowd(2, policy="round_robin") as one:
         ui, core = one.router.admin.ui, one.router.dispatcher.core
         for _ in range(20):

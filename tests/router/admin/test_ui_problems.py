@@ -31,7 +31,7 @@ def later(one: Crowd, seconds: float) -> None:
         problems._since[key] -= seconds
 
 
-async def test_a_fleet_that_is_well_has_nothing_wrong() -> None:
+async def test_a_healthy_fleet_has_no_problems() -> None:
     async with crowd(4) as one:
         for _ in range(20):
             await one.send()
@@ -40,7 +40,7 @@ async def test_a_fleet_that_is_well_has_nothing_wrong() -> None:
         assert await wrong(one) == {}
 
 
-async def test_a_worker_that_is_down_is_said_with_its_reason_and_since_when() -> None:
+async def test_a_worker_that_is_down_is_shown_with_its_reason_and_duration() -> None:
     async with crowd(3) as one:
         one.state(2, "down")
         await wrong(one)
@@ -59,7 +59,7 @@ async def test_a_worker_that_is_down_is_said_with_its_reason_and_since_when() ->
         assert await wrong(one) == {}
 
 
-async def test_of_a_thousand_that_are_down_a_few_are_told_and_the_others_counted() -> None:
+async def test_of_a_thousand_workers_down_a_few_are_listed_and_all_counted() -> None:
     async with crowd(1000) as one:
         for worker in range(900):
             one.state(worker, "down")
@@ -70,7 +70,7 @@ async def test_of_a_thousand_that_are_down_a_few_are_told_and_the_others_counted
         assert len(frame["troubles"]) == 100
 
 
-async def test_no_worker_at_all_is_wrong_once_it_lasts() -> None:
+async def test_a_lack_of_ready_workers_is_a_problem_only_once_it_lasts() -> None:
     async with crowd(2) as one:
         one.state(0, "down")
         one.state(1, "down")
@@ -80,7 +80,7 @@ async def test_no_worker_at_all_is_wrong_once_it_lasts() -> None:
         assert unready["rows"][0]["why"] == "no worker takes requests"
 
 
-async def test_a_model_most_of_whose_workers_are_silent_is_a_panic() -> None:
+async def test_a_model_with_most_workers_silent_is_in_panic() -> None:
     async with crowd(3) as one:
         for worker in (0, 1):
             now_s = one.router.dispatcher.clock()
@@ -101,7 +101,7 @@ async def test_a_model_most_of_whose_workers_are_silent_is_a_panic() -> None:
         ("draining", None),
     ],
 )
-async def test_refusals_of_the_last_minute_are_counted_by_what_they_mean(
+async def test_refusals_of_the_last_minute_are_counted_by_cause(
     code: str, kind: str | None
 ) -> None:
     async with crowd(2) as one:
@@ -119,14 +119,14 @@ async def test_refusals_of_the_last_minute_are_counted_by_what_they_mean(
         assert one.router.admin.ui.problems.shown(0.0)["wrong"] == []
 
 
-async def test_errors_of_the_router_and_its_policy_are_said() -> None:
+async def test_errors_of_the_router_and_its_policy_are_shown() -> None:
     async with crowd(2) as one:
         await one.second()
         one.router.metrics.requests.faulty(500)
         assert "defect" in await wrong(one)
 
 
-async def test_a_worker_with_most_of_the_load_is_hot_once_it_lasts() -> None:
+async def test_a_worker_with_most_of_the_load_is_hot_only_once_it_lasts() -> None:
     async with crowd(4, policy="kv_prefix") as one:
         for _ in range(40):
             await one.send("one-session")
@@ -140,7 +140,7 @@ async def test_a_worker_with_most_of_the_load_is_hot_once_it_lasts() -> None:
         assert "hot" not in await wrong(one)
 
 
-async def test_kv_events_that_are_missing_or_stopped_are_said() -> None:
+async def test_missing_or_stopped_kv_events_are_shown() -> None:
     async with crowd(4) as one:
         worker = one.router.dispatcher.core.workers.get(3)
         assert worker is not None
@@ -157,7 +157,7 @@ async def test_kv_events_that_are_missing_or_stopped_are_said() -> None:
         assert lost["rows"][0]["why"].startswith("the connection to them is lost")
 
 
-async def test_a_source_in_trouble_and_a_link_that_is_down_are_said() -> None:
+async def test_a_failing_source_and_a_replica_link_that_is_down_are_shown() -> None:
     async with crowd(1) as one:
         problems = one.router.admin.ui.problems
         problems.sources = lambda: [{"source": "dns", "trouble": "no answer"}, {"source": "file"}]
@@ -167,7 +167,7 @@ async def test_a_source_in_trouble_and_a_link_that_is_down_are_said() -> None:
         assert told["replicas"]["rows"][0]["why"] == "link down for 9 s"
 
 
-async def test_a_worker_that_is_not_recognized_is_said_once_there_is_a_reason() -> None:
+async def test_an_unrecognized_worker_is_shown_only_once_it_has_a_reason() -> None:
     async with crowd(1) as one:
         worker_id = one.router.fleet.add(parse_worker_spec("http://127.9.0.1:9")).worker_id
         assert await wrong(one) == {}
@@ -178,13 +178,13 @@ async def test_a_worker_that_is_not_recognized_is_said_once_there_is_a_reason() 
         assert (row["worker"], row["why"]) == (worker_id, "it serves no model")
 
 
-def test_the_runbook_has_each_heading() -> None:
+def test_the_runbook_has_a_heading_for_each_problem() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     headings = set(re.findall(r"^## (.+)$", page, re.MULTILINE))
     assert {kind.runbook for kind in KINDS.values()} <= headings
 
 
-async def test_links_for_a_person_stand_at_the_root_without_a_key(
+async def test_the_root_page_shows_links_without_a_key(
     tmp_path: Path,
 ) -> None:
     keys = tmp_path / "keys"

@@ -19,7 +19,7 @@ from router.engines.worker_spec import parse_worker_spec
 from tests.router.crowded import Crowd, crowd
 
 
-async def test_a_page_is_told_everything_once_and_then_what_is_new() -> None:
+async def test_a_page_gets_everything_once_and_then_only_changes() -> None:
     async with crowd(3) as one:
         await one.second()
         first = await one.told()
@@ -40,7 +40,7 @@ async def test_a_page_is_told_everything_once_and_then_what_is_new() -> None:
         assert len(joined["history"]) == 1
 
 
-async def test_a_page_of_a_router_before_this_one_is_told_everything() -> None:
+async def test_a_page_from_before_a_restart_gets_everything_again() -> None:
     async with crowd(2) as one:
         await one.second()
         told = await one.told("?boot=another&since=800&names=9")
@@ -51,13 +51,13 @@ async def test_a_page_of_a_router_before_this_one_is_told_everything() -> None:
 
 
 @pytest.mark.parametrize("query", ["since=-1", "since=x", "names=1.5", "since=" + "9" * 16])
-async def test_what_is_no_number_is_refused_by_name(query: str) -> None:
+async def test_the_error_for_an_invalid_number_contains_the_parameter(query: str) -> None:
     async with crowd(1) as one, one.http.get(f"{one.url}/ui/state?{query}") as reply:
         assert reply.status == 400
         assert query.partition("=")[0] in (await reply.json())["error"]["message"]
 
 
-async def test_the_columns_say_what_the_workers_own_pages_say() -> None:
+async def test_the_columns_agree_with_the_workers_endpoint() -> None:
     async with crowd(30, policy="hybrid") as one:
         for _ in range(60):
             await one.send()
@@ -94,7 +94,7 @@ async def test_the_columns_say_what_the_workers_own_pages_say() -> None:
             assert columns["index"][n] == ("1" if row["kv_known"] else "0" if n % 7 == 3 else "-")
 
 
-async def test_decisions_are_numbered_and_name_their_tenant() -> None:
+async def test_decisions_are_counted_and_show_their_tenant() -> None:
     async with crowd(2) as one:
         for n in range(50):
             await one.send(tenant=f"team-{n}")
@@ -110,7 +110,7 @@ async def test_decisions_are_numbered_and_name_their_tenant() -> None:
         assert told["outcomes"][:-5] == [[None, None, None]] * 45
 
 
-async def test_a_trunks_holders_are_the_rows_that_hold_it() -> None:
+async def test_holders_of_a_trunk_are_the_workers_that_have_its_blocks() -> None:
     async with crowd(11, policy="warmset") as one:
         for n in range(60):
             await one.send(f"session-{n}")
@@ -128,7 +128,7 @@ async def test_a_trunks_holders_are_the_rows_that_hold_it() -> None:
             assert row["copies"] == len(held) > 0
 
 
-async def test_several_pages_share_the_work_and_none_does_it_for_nobody(
+async def test_several_pages_share_one_frame_and_without_pages_none_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = []
@@ -147,7 +147,7 @@ async def test_several_pages_share_the_work_and_none_does_it_for_nobody(
         assert len(made) == 2
 
 
-async def test_a_router_without_workers_has_a_page_too() -> None:
+async def test_a_router_without_workers_still_has_a_page() -> None:
     async with crowd(0, policy="warmset") as one:
         await one.second()
         told = await one.told()
@@ -156,7 +156,7 @@ async def test_a_router_without_workers_has_a_page_too() -> None:
         assert told["frame"]["readiness"]["ready"] is False
 
 
-async def test_a_sample_that_fails_is_loud_and_the_next_one_is_taken(
+async def test_a_failed_sample_is_logged_and_sampling_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(state, "SAMPLE_S", 0.01)
@@ -181,7 +181,7 @@ async def test_a_sample_that_fails_is_loud_and_the_next_one_is_taken(
         assert "no sample for the page" in caplog.text
 
 
-async def test_replicas_are_told_where_there_are_any() -> None:
+async def test_replicas_are_shown_if_there_are_any() -> None:
     async with crowd(1) as one:
         one.router.admin.ui.problems.replicas = lambda: [
             {"name": "b", "age_s": 0.5, "stale": False}
@@ -190,7 +190,7 @@ async def test_replicas_are_told_where_there_are_any() -> None:
         assert (await one.told())["frame"]["replicas"][0]["name"] == "b"
 
 
-async def test_the_page_needs_no_key_and_its_figures_do(tmp_path: Path) -> None:
+async def test_the_page_needs_no_key_but_its_data_does(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret-one operator\n")
     async with crowd(1, admin_keys_file=str(keys)) as one:
@@ -200,7 +200,7 @@ async def test_the_page_needs_no_key_and_its_figures_do(tmp_path: Path) -> None:
                 assert reply.status == status
 
 
-async def test_the_page_is_whole_and_its_policy_names_what_is_in_it() -> None:
+async def test_the_page_is_self_contained_and_its_csp_has_its_hashes() -> None:
     async with crowd(1) as one:
         status, headers, text = await page_of(one)
     assert status == 200

@@ -45,7 +45,7 @@ FIELDS = st.dictionaries(st.sampled_from(NAMES), JSON)
 
 @patient
 @given(fields=FIELDS, spaces=st.sampled_from([None, 2]))
-def test_the_first_leg_asks_for_one_token_and_its_kv(fields: dict[str, Any], spaces: Any) -> None:
+def test_the_prefill_leg_requests_one_token_and_its_kv(fields: dict[str, Any], spaces: Any) -> None:
     body = json.dumps(fields, indent=spaces).encode()
     sent = json.loads(NIXL.prefill(body, TRY).body)
     params = sent.pop(PARAMS)
@@ -60,7 +60,7 @@ def test_the_first_leg_asks_for_one_token_and_its_kv(fields: dict[str, Any], spa
 
 @patient
 @given(fields=FIELDS, params=st.dictionaries(st.text(max_size=6), JSON))
-def test_the_second_leg_is_the_clients_body_and_the_parameters_as_they_came(
+def test_the_decode_leg_is_the_clients_body_with_the_kv_parameters_unchanged(
     fields: dict[str, Any], params: dict[str, Any]
 ) -> None:
     params |= KV
@@ -78,20 +78,20 @@ def test_the_second_leg_is_the_clients_body_and_the_parameters_as_they_came(
     "answer",
     [b"{}", b'{"kv_transfer_params":null}', b'{"kv_transfer_params":[1]}', b"no JSON", b""],
 )
-def test_an_answer_without_parameters_leaves_the_second_leg_as_it_is(answer: bytes) -> None:
+def test_without_kv_parameters_the_decode_leg_is_the_clients_body(answer: bytes) -> None:
     assert NIXL.read(answer, TRY).told is None
     assert NIXL.decode(b'{"prompt":"a"}', None, TRY).body == b'{"prompt":"a"}'
 
 
 @pytest.mark.parametrize("name", KV)
-def test_parameters_that_lack_a_name_are_none(name: str) -> None:
+def test_kv_parameters_without_a_required_field_are_ignored(name: str) -> None:
     for lacking in (KV | {name: None}, {key: KV[key] for key in KV if key != name}):
         answer = json.dumps({PARAMS: lacking}).encode()
         assert NIXL.read(answer, TRY).told is None
 
 
 @pytest.mark.parametrize("name", TRANSFER_FIELDS)
-def test_a_client_names_no_kv(name: str) -> None:
+def test_a_client_cannot_set_transfer_fields(name: str) -> None:
     check_no_transfer(
         json.dumps({"prompt": f'"{name}": 1', "user": {name: 1}}).encode(), TRANSFER_FIELDS
     )
@@ -103,7 +103,7 @@ def test_a_client_names_no_kv(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [b"X-Override-Bootstrap-Room", b"x-prefiller-host-port", b"X-TRTLLM-disagg-auth"]
 )
-def test_nor_does_it_by_a_header(name: bytes) -> None:
+def test_a_client_cannot_set_transfer_headers(name: bytes) -> None:
     with pytest.raises(ClientError) as refused:
         check_no_override(((b"host", b"h"), (name, b"1")))
     assert refused.value.code == "transfer_field"
@@ -116,11 +116,11 @@ def test_nor_does_it_by_a_header(name: bytes) -> None:
         '"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}]',
     ],
 )
-def test_what_engines_do_not_split_goes_to_one_worker(field: str) -> None:
+def test_requests_that_engines_cannot_split_go_to_one_worker(field: str) -> None:
     assert not splits(b'{"model":"m",%b}' % field.encode(), CHAT)
 
 
-def test_one_answer_of_a_path_that_generates_is_split() -> None:
+def test_a_request_for_one_completion_is_split_on_generating_paths_only() -> None:
     body = b'{"model":"m","prompt":"a","n":1, "best_of" : 1}'
     assert splits(body, COMPLETIONS)
     assert not splits(body, PATHS["/v1/embeddings"])
@@ -156,7 +156,7 @@ STATE = (
         ({}, None),
     ],
 )
-def test_what_names_kv_is_signed(params: dict[str, Any], signature: bytes | None) -> None:
+def test_fields_that_name_kv_are_signed(params: dict[str, Any], signature: bytes | None) -> None:
     """The request fields that name KV are signed as in the protocol's reference implementation,
     `serve/disagg_auth.py`.
     """
@@ -166,7 +166,7 @@ def test_what_names_kv_is_signed(params: dict[str, Any], signature: bytes | None
 
 
 @given(number=st.integers(0, 2**52 - 1), node=st.integers(0, 255))
-def test_numbers_of_requests_are_nobody_elses(number: int, node: int) -> None:
+def test_disaggregated_request_ids_are_unique_and_fit_63_bits(number: int, node: int) -> None:
     """The ids of disaggregated requests are greater than those that servers give, fit into 63 bits,
     and differ for each try and node.
     """
@@ -178,7 +178,7 @@ def test_numbers_of_requests_are_nobody_elses(number: int, node: int) -> None:
 
 @patient
 @given(fields=FIELDS, spaces=st.sampled_from([None, 2]), chat=st.booleans())
-def test_the_legs_of_a_context_and_a_generation_server(
+def test_trtllm_context_and_generation_legs_have_the_expected_fields(
     fields: dict[str, Any], spaces: Any, chat: bool
 ) -> None:
     of = TransferAttempt(5, "/v1/chat/completions" if chat else "/v1/completions", stream=False)
@@ -202,7 +202,9 @@ def test_the_legs_of_a_context_and_a_generation_server(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_ends_with_its_first_token_is_the_clients(path: str, stream: bool) -> None:
+def test_an_answer_that_ends_with_its_first_token_goes_to_the_client(
+    path: str, stream: bool
+) -> None:
     of = TransferAttempt(5, path, stream)
     answer = CONTEXT % (b'"stop"', b"null")
     chat = "chat" in path
@@ -244,6 +246,6 @@ NUMBER = TRT.request_id(TRY)
         CONTEXT % (b'"not_finished"', (STATE % NUMBER).replace(b'"request_type"', b'"type"')),
     ],
 )
-def test_a_context_servers_nonsense_is_its_own_fault(answer: bytes) -> None:
+def test_an_invalid_answer_of_a_context_server_is_a_worker_error(answer: bytes) -> None:
     with pytest.raises(WorkerError):
         TRT.read(answer, TRY)

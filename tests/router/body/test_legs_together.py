@@ -69,7 +69,7 @@ def written(fields: list[tuple[str, str]], colon: str, comma: str) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_bodies_are_edited_to_the_byte(seed: int) -> None:
+def test_bodies_are_edited_and_all_other_bytes_stay(seed: int) -> None:
     fields, *blanks = body_of(seed)
     inside = written(fields, *blanks)
     body, meet = b"{%b}" % inside, MEET % TRY.number
@@ -104,7 +104,7 @@ def _one_token(name: str, value: str) -> str:
 
 @patient
 @given(number=st.integers(0, 2**ROOM_BITS - 1), ranks=st.integers(1, 4096), data=st.data())
-def test_a_room_is_its_ranks_and_a_double_can_hold_it(
+def test_a_bootstrap_room_encodes_its_rank_and_fits_a_double(
     number: int, ranks: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, ranks - 1))
@@ -120,7 +120,7 @@ def both_of(of: TransferAttempt):
     return ROOMS.decode(b"{}", None, of)
 
 
-def test_a_rank_that_no_room_tells_is_named() -> None:
+def test_without_a_rank_in_the_room_both_legs_have_rank_fields() -> None:
     of = replace(TRY, bootstrap=replace(DOOR, ranks=4, rank=2, by_room=False), decode_rank=1)
     sent, told = ROOMS.prefill(b'{"a":1}', of), ROOMS.decode(b'{"a":1}', None, of)
     assert json.loads(sent.body)["routed_dp_rank"] == 2
@@ -129,7 +129,7 @@ def test_a_rank_that_no_room_tells_is_named() -> None:
     assert json.loads(told.body)["disagg_prefill_dp_rank"] == 2
 
 
-def test_of_several_engines_behind_one_worker_both_legs_name_the_same() -> None:
+def test_both_legs_choose_the_same_of_several_engines_behind_a_worker() -> None:
     bootstrap = replace(DOOR, ranks=3, engine_ids=("e0", "e1", "e2"))
     for number in range(6):
         of = replace(TRY, number=number, bootstrap=bootstrap)
@@ -152,7 +152,7 @@ INFO = {
 PAGES = {"/v1/models": MODELS, "/server_info": INFO}
 
 
-async def test_sglang_says_its_role_and_where_it_is_met() -> None:
+async def test_an_sglang_worker_reports_its_role_and_bootstrap_address() -> None:
     one = await recognized(PAGES, ",rank=1")
     facts = one.facts
     assert (facts.role, facts.serves_alone, facts.concurrent) == ("prefill", False, True)
@@ -164,20 +164,22 @@ async def test_sglang_says_its_role_and_where_it_is_met() -> None:
 
 
 @pytest.mark.parametrize(("radix", "keeps"), [(None, False), (False, False), (True, True)])
-async def test_one_that_decodes_keeps_no_prefixes_unless_told(radix: object, keeps: bool) -> None:
+async def test_a_decode_worker_keeps_no_prefixes_unless_its_radix_cache_is_on(
+    radix: object, keeps: bool
+) -> None:
     info = INFO | {"disaggregation_mode": "decode"}
     info |= {} if radix is None else {"disaggregation_decode_enable_radix_cache": radix}
     one = await recognized(PAGES | {"/server_info": info}, ",rank=0")
     assert (one.facts.role, one.facts.keeps_prefixes) == ("decode", keeps)
 
 
-async def test_sglang_of_no_mode_does_all_of_a_request() -> None:
+async def test_an_sglang_worker_without_a_mode_does_prefill_and_decode() -> None:
     info = INFO | {"disaggregation_mode": "null"}
     facts = (await recognized(PAGES | {"/server_info": info}, ",rank=0")).facts
     assert (facts.role, facts.serves_alone, facts.group) == ("both", True, None)
 
 
-async def test_a_role_against_its_mode_is_no_worker() -> None:
+async def test_a_role_that_contradicts_the_engines_mode_is_refused() -> None:
     with pytest.raises(UnrecognizedError, match=r"role=decode .* --disaggregation-mode prefill"):
         await recognized(PAGES, ",rank=0,role=decode")
 
@@ -194,7 +196,7 @@ async def test_a_role_against_its_mode_is_no_worker() -> None:
     ],
     ids=str,
 )
-async def test_mooncakes_engines_are_asked_for_their_names(pages, names) -> None:
+async def test_engine_ids_are_queried_from_mooncakes_bootstrap_server(pages, names) -> None:
     vllm = {"/v1/models": MODELS, "/version": {"version": "0.33.0"}}
     async with engine(pages) as met:
         port = met.rpartition(":")[2]

@@ -87,7 +87,7 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @example((COMPLETIONS, {"prompt": [[1, 2], [3]]}), True, None)
 @example((COMPLETIONS, {"prompt": ["a", [3]]}), True, None)
-def test_any_body_is_read_in_pieces_as_it_is_read_whole(
+def test_reading_a_body_in_pieces_gives_the_same_result(
     asked: tuple[str, dict[str, Any]], ascii_only: bool, data: st.DataObject | None
 ) -> None:
     path, fields = asked
@@ -137,7 +137,7 @@ def test_any_body_is_read_in_pieces_as_it_is_read_whole(
     ],
 )
 @pytest.mark.usefixtures("in_pieces")
-def test_what_is_too_much_is_refused_with_its_place(
+def test_a_body_above_a_limit_is_refused_with_the_field(
     path: str, fields: dict[str, Any], status: int, param: str | None, code: str | None
 ) -> None:
     limits = ScanLimits(4, 3, 3, 8, max_values=30, max_text_bytes=100)
@@ -150,7 +150,7 @@ def test_what_is_too_much_is_refused_with_its_place(
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_what_is_not_built_is_not_counted() -> None:
+def test_values_that_are_not_built_do_not_count_towards_limits() -> None:
     limits = ScanLimits(max_values=30, max_text_bytes=100)
     ids = list(range(500))
     scanned = scan(json.dumps({"prompt": ids, "unknown": [[]] * 90}).encode(), COMPLETIONS, limits)
@@ -165,7 +165,7 @@ def test_what_is_not_built_is_not_counted() -> None:
 
 @patient
 @given(JSON, st.text(max_size=20))
-def test_fields_and_items_lie_where_they_are_said_to(value: Any, name: str) -> None:
+def test_body_fields_and_json_items_give_the_right_offsets(value: Any, name: str) -> None:
     body = json.dumps({"before": [1], name: value, "after": {}}, indent=1).encode()
     if name in ("before", "after") or b"NaN" in body or b"Infinity" in body or b"\\ud" in body:
         return
@@ -190,7 +190,7 @@ def count(value: Any) -> int:
     return 1 + sum(map(count, inner))
 
 
-def test_ids() -> None:
+def test_token_ids_are_read_as_32_bit_or_64_bit_arrays() -> None:
     ids = token_ids(b" [0 , 2147483647,5 ] ")
     assert isinstance(ids, np.ndarray)
     assert (ids.dtype, ids.tolist()) == (np.int32, [0, 2**31 - 1, 5])
@@ -203,11 +203,11 @@ def test_ids() -> None:
 
 @pytest.mark.parametrize("beyond", [-1, -(2**31), 2**63, -(2**63), 2**64 - 1, 2**64, 2**64 + 5])
 @pytest.mark.parametrize("digits", ["", "0", "9" * 30])
-def test_what_is_no_id_of_64_bits(beyond: int, digits: str) -> None:
+def test_an_id_above_64_bits_is_an_error_with_its_offset(beyond: int, digits: str) -> None:
     assert token_ids(b"[1, %d%s]" % (beyond, digits.encode())) == (4, 1)
 
 
-def test_texts() -> None:
+def test_json_text_decodes_escapes_and_rejects_other_values() -> None:
     assert json_text(b'"a\\u00e9\\n\\ud83d\\ude00"') == "aé\n😀".encode()
     assert json_text(b'"a') is None
     assert json_text(b"5") is None
@@ -228,7 +228,7 @@ def test_texts() -> None:
         (b'{"\\u0061":[]}', None),
     ],
 )
-def test_what_is_wrong_with_a_body(body: bytes, fault: str | None) -> None:
+def test_body_fields_reports_the_fault_of_an_invalid_body(body: bytes, fault: str | None) -> None:
     found, at, fields = body_fields(body, ("a",))
     assert found == fault
     assert at <= len(body)

@@ -87,7 +87,7 @@ def body_of(**fields: Any) -> bytes:
 )
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("ascii_only", [True, False])
-async def test_plain_bodies_are_read_as_the_long_way_reads_them(
+async def test_plain_bodies_are_scanned_as_by_the_full_reader(
     fields: dict[str, Any], path: str, indent: int | None, ascii_only: bool
 ) -> None:
     body = json.dumps(fields, indent=indent, ensure_ascii=ascii_only).encode()
@@ -95,7 +95,7 @@ async def test_plain_bodies_are_read_as_the_long_way_reads_them(
 
 
 @pytest.mark.parametrize("kind", sorted(TEXT_PARTS))
-async def test_parts_of_text_are_plain_and_others_are_not(kind: str) -> None:
+async def test_text_parts_are_plain_and_media_parts_are_not(kind: str) -> None:
     parts = [{"type": kind, "text": "hello", "more": [1]}, "and a text"]
     assert await check(body_of(messages=[HI | {"content": parts}]), CHAT) is not None
     medium = [{"type": "image_url", "image_url": {"url": "data:..."}}]
@@ -146,12 +146,12 @@ async def test_parts_of_text_are_plain_and_others_are_not(kind: str) -> None:
         (b'{"messages":[{"role":"user","content":[{"text":"x"}]}]}', CHAT),
     ],
 )
-def test_what_is_not_plain_is_left_to_the_long_way(body: bytes, path: str) -> None:
+def test_bodies_that_are_not_plain_are_left_to_the_full_reader(body: bytes, path: str) -> None:
     assert plain_scan(body, path, LIMITS) is None
 
 
 @pytest.mark.parametrize("whole", [10**17, -(10**17), 10**18 - 1, 1 - 10**18])
-async def test_whole_numbers_of_18_digits_are_plain(whole: int) -> None:
+async def test_integers_of_up_to_18_digits_are_plain(whole: int) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x", "a": whole}]}).encode()
     assert await check(body, CHAT) is not None
     assert plain_scan(body.replace(b"%d" % whole, b"%d0" % whole), CHAT, LIMITS) is None
@@ -159,7 +159,7 @@ async def test_whole_numbers_of_18_digits_are_plain(whole: int) -> None:
 
 @patient
 @given(ASKED, BESIDES, st.booleans(), st.booleans())
-async def test_daily_bodies_are_plain(
+async def test_typical_bodies_are_plain(
     asked: dict[str, Any], besides: dict[str, Any], tools_first: bool, ascii_only: bool
 ) -> None:
     fields = besides | asked if tools_first else asked | besides
@@ -169,7 +169,7 @@ async def test_daily_bodies_are_plain(
 
 @patient
 @given(BODIES, PATHS, st.booleans(), st.data())
-async def test_any_body_is_read_alike_or_left(
+async def test_the_plain_scan_of_any_body_agrees_with_the_full_reader_or_declines(
     fields: dict[str, Any], path: str, ascii_only: bool, data: st.DataObject
 ) -> None:
     text = json.dumps(fields, ensure_ascii=ascii_only, indent=data.draw(st.sampled_from([None, 1])))
@@ -182,20 +182,22 @@ async def test_any_body_is_read_alike_or_left(
 @patient
 @given(st.binary(max_size=60), st.booleans())
 @example(b"\\u0000", False)
-async def test_any_bytes_within_a_string_are_read_alike_or_left(inner: bytes, chat: bool) -> None:
+async def test_the_plain_scan_of_any_string_agrees_with_the_full_reader_or_declines(
+    inner: bytes, chat: bool
+) -> None:
     if chat:
         await check(b'{"messages":[{"role":"user","content":"' + inner + b'"}]}', CHAT)
     await check(b'{"prompt":"' + inner + b'"}', COMPLETIONS)
 
 
-async def test_a_long_body_is_read_alike_off_the_loop() -> None:
+async def test_a_long_body_is_scanned_off_the_event_loop_with_the_same_result() -> None:
     text = "a line of text \u00e9 and more\n" * 8_000
     assert await check(body_of(prompt=text), COMPLETIONS) is not None
     assert await check(body_of(messages=[HI | {"content": text}] * 3), CHAT) is not None
     assert await check(body_of(prompt=list(range(40_000))), COMPLETIONS) is not None
 
 
-async def test_a_tokenizer_sees_the_text_itself() -> None:
+async def test_with_a_tokenizer_the_full_reader_passes_it_the_text() -> None:
     class Counting:
         def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
             return [len(text)]
@@ -210,7 +212,7 @@ async def test_a_tokenizer_sees_the_text_itself() -> None:
     assert not prompt.approximate
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_the_error_names_the_wrong_argument() -> None:
     from kvkernels import scan_request
 
     with pytest.raises(TypeError, match="body must be bytes"):

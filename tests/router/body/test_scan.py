@@ -23,7 +23,7 @@ def scanned(path: str = COMPLETIONS, **fields: Any) -> Scanned:
     return scan(json.dumps(fields).encode(), path)
 
 
-def test_everything_the_router_needs_is_read() -> None:
+def test_all_fields_that_the_router_needs_are_read() -> None:
     result = scanned(
         CHAT,
         model="m",
@@ -76,14 +76,14 @@ def test_null_counts_as_absent() -> None:
     ],
 )
 @pytest.mark.parametrize("text", ["x", "x" * 40_000])
-def test_what_the_body_says_of_its_agent(
+def test_session_and_agent_fields_are_read_from_the_body(
     fields: dict[str, Any], session: str | None, agent_fields: dict[str, Any] | None, text: str
 ) -> None:
     found = scanned(prompt=text, **fields)
     assert (found.session, found.agent_fields) == (session, agent_fields)
 
 
-def test_prompts_of_each_kind() -> None:
+def test_prompts_of_each_kind_are_read() -> None:
     assert scanned(prompt="text").prompts == ("text",)
     assert scanned(prompt=["a", "b"]).prompts == ("a", "b")
     (ids,) = scanned(prompt=[0, 1, 2**31 - 1]).prompts
@@ -106,7 +106,7 @@ def test_the_last_of_two_equal_keys_counts() -> None:
     assert scan(b'{"prompt":"x","model":"a","\\u006dodel":"b"}', COMPLETIONS).model == "b"
 
 
-def test_the_callers_bytes_are_not_needed_afterwards() -> None:
+def test_a_scanned_prompt_does_not_need_the_callers_bytes() -> None:
     prompt = "h\u00e9llo \U0001f600"
     assert scanned(prompt=prompt).prompts == (prompt,)
 
@@ -189,7 +189,9 @@ def test_the_callers_bytes_are_not_needed_afterwards() -> None:
         ),
     ],
 )
-def test_faults_are_named(body: bytes, path: str, param: str | None, code: str, words: str) -> None:
+def test_an_error_has_the_parameter_code_and_reason(
+    body: bytes, path: str, param: str | None, code: str, words: str
+) -> None:
     with pytest.raises(ClientError) as caught:
         scan(body, path)
     error = caught.value
@@ -207,7 +209,7 @@ def test_faults_are_named(body: bytes, path: str, param: str | None, code: str, 
         ({"prompt": "a", "cache_salt": "u" * 9}, "cache_salt", "string_too_long"),
     ],
 )
-def test_bounds_are_settings(fields: dict[str, Any], param: str, code: str) -> None:
+def test_limits_are_configurable(fields: dict[str, Any], param: str, code: str) -> None:
     limits = ScanLimits(max_messages=3, max_prompts=2, max_choices=5, max_key_chars=8)
     with pytest.raises(ClientError) as caught:
         scan(json.dumps(fields).encode(), COMPLETIONS, limits)
@@ -222,7 +224,7 @@ def test_bounds_are_settings(fields: dict[str, Any], param: str, code: str) -> N
         (COMPLETIONS, "promt", "prompt"),
     ],
 )
-def test_a_misspelt_field_is_named(path: str, field: str, name: str) -> None:
+def test_the_error_suggests_the_name_for_a_misspelt_field(path: str, field: str, name: str) -> None:
     with pytest.raises(ClientError) as caught:
         scanned(path, model="m", **{field: [HI]})
     assert caught.value.message.endswith(f"; the body has `{field}`: did you mean `{name}`?")
@@ -230,7 +232,7 @@ def test_a_misspelt_field_is_named(path: str, field: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["wages", "message s", "messagés", "message" * 9, "m" * 40_000])
-def test_a_field_that_is_not_nearly_the_missing_one_is_not_repeated(field: str) -> None:
+def test_a_field_unlike_the_missing_one_is_not_suggested(field: str) -> None:
     with pytest.raises(ClientError) as caught:
         scanned(CHAT, **{field: [HI]})
     assert caught.value.message == "a chat needs at least one message"
@@ -241,7 +243,7 @@ def test_ten_thousand_messages_are_refused_by_count() -> None:
         scanned(CHAT, messages=[HI] * 10_000)
 
 
-def test_messages_of_errors_do_not_repeat_the_prompt() -> None:
+def test_error_messages_do_not_contain_the_prompt() -> None:
     for body in (
         b'{"prompt": "sesame" oops',
         b'{"prompt": {"sesame": 1}}',
@@ -271,7 +273,7 @@ def test_any_bytes_are_scanned_or_refused(body: bytes, path: str) -> None:
 
 @patient
 @given(st.dictionaries(KEYS, JSON, max_size=5), st.data())
-def test_bent_json_is_scanned_or_refused(fields: dict[str, Any], data: st.DataObject) -> None:
+def test_corrupted_json_is_scanned_or_refused(fields: dict[str, Any], data: st.DataObject) -> None:
     body = bytearray(json.dumps(fields).encode())
     for _ in range(data.draw(st.integers(0, 2))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))

@@ -28,7 +28,7 @@ def read(path: str, fields: Any) -> Scanned:
     return SHAPES[PATHS[path].reads](body, LIMITS)
 
 
-def test_a_response_is_read_as_the_chat_that_engines_make_of_it() -> None:
+def test_a_responses_request_is_read_as_the_chat_that_engines_make_of_it() -> None:
     scanned = read(
         "/v1/responses",
         {
@@ -55,16 +55,18 @@ def test_a_response_is_read_as_the_chat_that_engines_make_of_it() -> None:
 @pytest.mark.parametrize(
     ("reasoning", "effort"), [({"effort": "low"}, "low"), ({}, None), (None, None), ("x", None)]
 )
-def test_a_responses_effort_is_that_of_a_chat(reasoning: Any, effort: str | None) -> None:
+def test_a_responses_request_has_its_reasoning_effort_read(
+    reasoning: Any, effort: str | None
+) -> None:
     scanned = read("/v1/responses", {"input": "hi", "reasoning": reasoning})
     assert scanned.options.reasoning_effort == effort
 
 
-def test_a_responses_text_is_a_users_message() -> None:
+def test_a_responses_request_with_a_text_is_one_user_message() -> None:
     assert read("/v1/responses", {"input": "hi"}).messages == ({"role": "user", "content": "hi"},)
 
 
-def test_a_message_is_read_with_what_stands_before_the_conversation() -> None:
+def test_a_messages_request_is_read_with_its_system_prompt_and_tools() -> None:
     tool = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
     scanned = read(
         "/v1/messages",
@@ -86,7 +88,7 @@ def test_a_message_is_read_with_what_stands_before_the_conversation() -> None:
     assert scanned.options.tools == [{"type": "function", "function": TOOL}]
 
 
-def test_who_pays_for_a_message_is_no_part_of_its_prompt() -> None:
+def test_billing_headers_are_not_part_of_the_prompt() -> None:
     line = "x-anthropic-billing-header: cc_version=2.1.170.89b; cc_entrypoint=cli; cch=%s;"
     asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
     scans = [
@@ -101,18 +103,18 @@ def test_who_pays_for_a_message_is_no_part_of_its_prompt() -> None:
     ("given", "prompts"),
     [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ([1, 2],)), ([[1], [2, 3]], ([1], [2, 3]))],
 )
-def test_embeddings_take_texts_and_ids(given: Any, prompts: tuple[Any, ...]) -> None:
+def test_embeddings_requests_take_texts_and_token_ids(given: Any, prompts: tuple[Any, ...]) -> None:
     found = read("/v1/embeddings", {"input": given}).prompts
     assert [p if isinstance(p, str) else p.tolist() for p in found] == list(prompts)
 
 
-def test_embeddings_of_what_is_no_text_go_by_their_bytes() -> None:
+def test_embeddings_inputs_that_are_not_text_are_read_as_raw_json() -> None:
     scanned = read("/v1/embeddings", {"input": [{"image": "data:"}]})
     assert scanned.by_text
     assert scanned.prompts == ('[{"image": "data:"}]',)
 
 
-def test_pairs_count_with_both_sides() -> None:
+def test_both_texts_of_a_scoring_pair_are_in_the_prompt() -> None:
     for fields in ({"query": "q", "documents": ["d1", "d2"]}, {"text_1": "q", "text_2": "d1"}):
         scanned = read("/v1/score", fields)
         assert scanned.by_text
@@ -121,7 +123,7 @@ def test_pairs_count_with_both_sides() -> None:
         assert "d1" in prompt
 
 
-def test_sglangs_own_api() -> None:
+def test_sglangs_generate_request_is_read() -> None:
     params = {"max_new_tokens": 7}
     scanned = read("/generate", {"input_ids": [[1, 2], [3]], "sampling_params": params})
     assert [np.asarray(p).tolist() for p in scanned.prompts] == [[1, 2], [3]]
@@ -132,7 +134,7 @@ def test_sglangs_own_api() -> None:
     assert read("/generate", {"text": "t", "extra_key": "k"}).cache_salt == "k"
 
 
-def test_token_ids_in() -> None:
+def test_a_generate_request_with_token_ids_is_read() -> None:
     scanned = read(
         "/inference/v1/generate", {"token_ids": [4, 5], "sampling_params": {"max_tokens": 3}}
     )
@@ -140,7 +142,7 @@ def test_token_ids_in() -> None:
     assert scanned.max_output_tokens == 3
 
 
-def test_what_computes_nothing_has_no_prompt() -> None:
+def test_a_request_that_computes_nothing_has_no_prompt() -> None:
     body = {"model": "m", "prompt": "long " * 1000, "session_id": "ann"}
     assert read("/tokenize", body) == Scanned(model="m")
 
@@ -163,13 +165,13 @@ def test_what_computes_nothing_has_no_prompt() -> None:
         ("/tokenize", {"model": "x" * 2000}, "model"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_place(path: str, body: Any, param: Any) -> None:
+def test_an_unreadable_body_is_refused_with_the_parameter(path: str, body: Any, param: Any) -> None:
     with pytest.raises(ClientError) as caught:
         read(path, body)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_what_is_passed_on_unread_is_never_refused() -> None:
+def test_bodies_forwarded_unread_are_never_refused() -> None:
     for body in (b"", b"\xff", b"[", b'{"model":3}', b'{"model":"%s"}' % (b"x" * 2000)):
         assert SHAPES[OTHER.reads](body, LIMITS) == Scanned()
     assert SHAPES[OTHER.reads](b'{"model":"m"}', LIMITS).model == "m"
@@ -191,7 +193,7 @@ NAMES = st.sampled_from(
 
 @patient
 @given(st.sampled_from(sorted(PATHS)), st.dictionaries(NAMES, VALUES))
-def test_any_body_is_read_or_refused(path: str, fields: dict[str, Any]) -> None:
+def test_any_body_is_read_or_refused_with_a_client_error(path: str, fields: dict[str, Any]) -> None:
     if PATHS[path].reads == "openai":
         return
     try:
@@ -201,7 +203,7 @@ def test_any_body_is_read_or_refused(path: str, fields: dict[str, Any]) -> None:
     assert bool(scanned.prompts or scanned.messages) == PATHS[path].computes
 
 
-def test_what_each_kind_lacks() -> None:
+def test_each_engine_kind_lists_the_paths_it_lacks() -> None:
     assert "/generate" in ADAPTERS["vllm"].lacks
     assert "/generate" not in ADAPTERS["sglang"].lacks
     assert {"/tokenize", "/detokenize"}.isdisjoint(ADAPTERS["warmroute"].lacks)
@@ -210,7 +212,7 @@ def test_what_each_kind_lacks() -> None:
     assert not {p.path for p in PATHS.values() if p.needs is None} & ADAPTERS["trtllm"].lacks
 
 
-def test_marks_of_the_cache_are_no_part_of_a_message() -> None:
+def test_cache_marks_are_not_part_of_a_message() -> None:
     """Cache marks do not count as part of a message: a client moves them to the last message, so
     they would change earlier messages from turn to turn.
     """

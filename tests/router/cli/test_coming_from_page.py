@@ -22,12 +22,12 @@ SHOWN = re.findall(
 )
 
 
-def test_each_router_that_the_command_knows_has_a_section():
+def test_each_router_that_the_command_converts_has_a_section():
     assert [name for name, _, _ in SHOWN] == [peer.name for peer in PEERS]
 
 
 @pytest.mark.parametrize(("name", "command", "file"), SHOWN, ids=[name for name, _, _ in SHOWN])
-def test_the_file_is_what_the_command_prints(name: str, command: str, file: str):
+def test_each_file_on_the_page_is_the_output_of_its_command(name: str, command: str, file: str):
     words = shlex.split(command)
     assert words[:3] == ["warmroute", "config", "--from"]
     done = convert(words[3])
@@ -36,7 +36,7 @@ def test_the_file_is_what_the_command_prints(name: str, command: str, file: str)
     assert "has no such flag" not in done.summary()
 
 
-def test_keys_and_policies_that_tables_name_are_ours():
+def test_keys_and_policies_in_the_tables_exist():
     names, specs = set(), set()
     tables = PAGE.partition("\n## llm-d\n")[2]
     for ours in re.findall(r"^\| [^|\n]+ \| ([^|\n]+) \|$", tables, re.MULTILINE):

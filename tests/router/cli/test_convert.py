@@ -45,7 +45,7 @@ def accepted(text: str, folder: Path) -> Config:
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_every_flag_of_a_peer_is_mapped_or_has_a_reason(peer: PeerRouter):
+def test_every_flag_of_another_router_is_mapped_or_has_a_reason(peer: PeerRouter):
     rows = flags_of(peer)
     assert {name: row.takes for name, row in rows.items()} == THEIRS[peer.name]
     keys = keys_of(Config)
@@ -72,7 +72,7 @@ def refusal(command: str) -> str:
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_every_flag_by_itself_gives_a_file_that_can_be_used(peer: PeerRouter, tmp_path: Path):
+def test_every_single_flag_gives_a_valid_file_or_an_error(peer: PeerRouter, tmp_path: Path):
     for name, takes in THEIRS[peer.name].items():
         for value in ("7", "http://user:pw@host"):
             given = name if takes == NONE else f"{name} {shlex.quote(value)}"
@@ -90,7 +90,7 @@ def test_every_flag_by_itself_gives_a_file_that_can_be_used(peer: PeerRouter, tm
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_many_flags_together_give_a_file_or_one_error(seed: int, tmp_path, capsys):
+def test_many_flags_together_give_a_valid_file_or_one_error(seed: int, tmp_path, capsys):
     rng = random.Random(seed)
     peer = rng.choice(PEERS)
     words = PROGRAMS[peer.name].split()
@@ -116,7 +116,7 @@ def converted(command: str, folder: Path) -> dict[str, object]:
     return keys
 
 
-def test_examples_of_the_peers_own_pages(tmp_path: Path):
+def test_examples_from_other_routers_documentation_are_converted(tmp_path: Path):
     two = ["http://worker1:8000", "http://worker2:8000"]
     assert converted(f"{PROGRAMS['sglang-router']} {URLS} --policy cache_aware", tmp_path) == {
         "host": "0.0.0.0",
@@ -146,7 +146,7 @@ def test_examples_of_the_peers_own_pages(tmp_path: Path):
     assert converted(f"vllm-router {pods}", tmp_path)["discovery"] == ["kubernetes:serving/engines"]
 
 
-def test_the_stack_is_told_from_the_router_of_the_same_name_by_its_flags(tmp_path: Path):
+def test_flags_distinguish_production_stack_from_the_other_vllm_router(tmp_path: Path):
     command = (
         'vllm-router --port 8000 \\\n --service-discovery static \\\n --static-backends "'
         'http://localhost:9001,http://localhost:9002" --static-models "a/b,c/d" '
@@ -166,13 +166,13 @@ def test_the_stack_is_told_from_the_router_of_the_same_name_by_its_flags(tmp_pat
 
 
 @pytest.mark.parametrize("cap", ["", "--max-concurrent-requests -1"])
-def test_a_queue_without_a_cap_has_no_effect_there_and_no_line_here(cap: str, tmp_path: Path):
+def test_a_queue_without_a_concurrency_cap_is_left_out(cap: str, tmp_path: Path):
     command = f"vllm-router {URLS} --queue-size 5 --queue-timeout-secs 9 {cap}"
     assert "limits" not in converted(command, tmp_path)
     assert "only with --max-concurrent-requests" in convert(command).summary()
 
 
-def test_rules_keep_their_parameters_and_limits_their_sum(tmp_path: Path):
+def test_policies_keep_their_parameters_and_limits_their_sum(tmp_path: Path):
     made = converted(
         f"smg launch {URLS} --policy prefix_hash --prefix-token-count 128 "
         "--max-concurrent-requests 255 --queue-size 50 --cache-threshold 0.4",
@@ -186,7 +186,7 @@ def test_rules_keep_their_parameters_and_limits_their_sum(tmp_path: Path):
     assert converted(f"smg {URLS} --policy power_of_two", tmp_path)["policy"] == "smg_expected_wait"
 
 
-def test_files_that_are_not_there_are_comments_and_those_that_are_count(tmp_path: Path):
+def test_missing_tls_files_become_comments_and_existing_ones_settings(tmp_path: Path):
     cert = tmp_path / "cert.pem"
     command = f"smg launch {URLS} --tls-cert-path {cert} --tls-key-path /nowhere/key.pem"
     assert "tls" not in converted(command, tmp_path)
@@ -211,7 +211,7 @@ def test_no_secret_is_printed(capsys: pytest.CaptureFixture[str]):
     assert secret not in convert(leaking).text + convert(leaking).summary()
 
 
-def test_defaults_that_clients_notice_are_lines_and_the_others_are_named(tmp_path: Path):
+def test_differing_defaults_become_settings_or_comments(tmp_path: Path):
     command = f"{PROGRAMS['sglang-router']} {URLS}"
     made = converted(
         f"{command} --max-concurrent-requests 9 --health-check-timeout-secs 4", tmp_path
@@ -227,7 +227,7 @@ def test_defaults_that_clients_notice_are_lines_and_the_others_are_named(tmp_pat
 
 
 @pytest.mark.parametrize("flag", ["", "--policy cache_aware"])
-def test_the_peers_own_rule_is_a_comment_that_takes_the_place_of_the_line_above(flag, tmp_path):
+def test_the_other_routers_policy_is_a_comment_that_can_replace_the_line_above(flag, tmp_path):
     text = convert(f"{PROGRAMS['sglang-router']} {URLS} {flag} --cache-threshold 0.5").text
     lines = text.splitlines()
     at = next(n for n, line in enumerate(lines) if line.startswith("# policy: "))
@@ -236,7 +236,7 @@ def test_the_peers_own_rule_is_a_comment_that_takes_the_place_of_the_line_above(
     assert accepted("\n".join(lines), tmp_path).policy == "cache_aware?match_threshold=0.5"
 
 
-def test_an_unknown_flag_gets_the_nearest_one():
+def test_an_unknown_flag_gets_the_nearest_flag_as_a_hint():
     told = convert(f"smg launch {URLS} --polcy random").summary()
     assert "--polcy: smg 1.13.0 (October 2026) has no such flag (did you mean --policy?)" in told
 
@@ -268,7 +268,7 @@ def test_an_unknown_flag_gets_the_nearest_one():
         ("smg " + "x" * MAX_CHARACTERS, "more than 65536 characters"),
     ],
 )
-def test_what_is_no_command_line_is_refused_in_one_sentence(command: str, said: str, capsys):
+def test_an_invalid_command_line_is_refused_in_one_sentence(command: str, said: str, capsys):
     with pytest.raises(PeerCommandError, match=re.escape(said)):
         convert(command)
     assert main(["config", "--from", command]) == 2
@@ -278,7 +278,7 @@ def test_what_is_no_command_line_is_refused_in_one_sentence(command: str, said: 
     assert told.count("\n") == 1
 
 
-def test_as_many_characters_as_are_read(monkeypatch, capsys, tmp_path: Path):
+def test_a_command_line_of_the_maximum_length_is_converted(monkeypatch, capsys, tmp_path: Path):
     urls = " ".join(f"http://10.{n // 256}.{n % 256}.1:8000" for n in range(2_800))
     command = f"smg launch --worker-urls {urls}"
     assert len(command) <= MAX_CHARACTERS

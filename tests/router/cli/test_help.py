@@ -38,7 +38,7 @@ def test_the_help_shows_the_main_flags_in_groups_and_three_examples(capsys):
     assert {word for line in examples for word in re.findall(r"--[a-z-]+", line)} <= known
 
 
-def test_all_flags_are_shown_on_demand_by_group(capsys):
+def test_help_all_shows_all_flags_by_group(capsys):
     text = shown(capsys, "serve", "--help-all")
     words = " ".join(text.split())
     for key in keys_of(Config).values():
@@ -55,7 +55,7 @@ def test_every_key_is_in_one_group_and_every_section_has_a_sentence():
     assert all(group.about.endswith((".", ").")) for group in groups())
 
 
-def test_what_is_printed_says_what_each_key_does_and_can_be_used(tmp_path, capsys, monkeypatch):
+def test_config_print_explains_each_key_and_is_a_valid_file(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("os.environ", {})
     assert main(["config", "--print", "--port", "1234"]) == 0
     text = capsys.readouterr().out
@@ -80,5 +80,5 @@ def test_what_is_printed_says_what_each_key_does_and_can_be_used(tmp_path, capsy
         *(("limits.body_bytes", "BYTES"), ("relay", "auto|python"), ("tls.cert", "FILE")),
     ],
 )
-def test_a_line_of_help_shows_what_a_value_looks_like(path, metavar):
+def test_help_shows_the_form_of_a_value(path, metavar):
     assert keys_of(Config)[path].metavar.startswith(metavar)

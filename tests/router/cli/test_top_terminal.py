@@ -92,7 +92,7 @@ def followed(url: str, play: Callable[[], None]) -> int:
     return status
 
 
-def test_it_follows_the_router_obeys_keys_and_leaves(
+def test_top_refreshes_obeys_keys_and_restores_the_terminal(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(top, "_EVERY_S", 0.02)
@@ -119,7 +119,7 @@ def test_it_follows_the_router_obeys_keys_and_leaves(
     assert terminal.shown.endswith("\x1b[?1049l")
 
 
-def test_a_frame_for_scripts_has_rates(
+def test_the_once_option_prints_one_plain_frame_with_rates(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(top, "_EVERY_S", 0.02)

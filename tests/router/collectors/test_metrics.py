@@ -84,7 +84,7 @@ def good(**fields: Any) -> Outcome:
     return Outcome(**(known | fields))
 
 
-async def test_every_figure_can_be_read_back() -> None:
+async def test_every_metric_can_be_parsed_from_the_exposition() -> None:
     async with routing() as router:
         served(router, good())
         served(router, good(error=WorkerError("connect", "x"), status=None, usage=None))
@@ -113,7 +113,7 @@ async def test_every_figure_can_be_read_back() -> None:
         assert read["warmroute_worker_state"] == {(("state", "ready"), ("worker", "0")): 1.0}
 
 
-async def test_waits_at_the_router_are_told_by_standing() -> None:
+async def test_held_seconds_are_labelled_by_standing() -> None:
     async with routing() as router:
         held = router.dispatcher.core.counters.held
         for wait_s in (3.0, 40.0, 2_000.0):
@@ -129,7 +129,7 @@ async def test_waits_at_the_router_are_told_by_standing() -> None:
     ]
 
 
-async def test_a_worker_that_leaves_takes_its_series_along() -> None:
+async def test_the_series_of_a_removed_worker_are_removed() -> None:
     async with routing() as router:
         lines = []
         for number in range(20):
@@ -154,7 +154,7 @@ async def test_kv_events_are_counted_by_kind() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-async def test_promtool_finds_nothing_to_say() -> None:
+async def test_promtool_accepts_the_metrics() -> None:
     async with routing(2) as router:
         served(router, good())
         checking = await asyncio.create_subprocess_exec(

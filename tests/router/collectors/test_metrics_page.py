@@ -9,11 +9,11 @@ from tests.router.collectors.metrics_page import SECTIONS, families, page, secti
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
-def test_the_page_is_current() -> None:
+def test_the_metrics_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
         f"run: python -m tests.router.collectors.metrics_page {PAGE}"
     )
 
 
-def test_every_section_has_metrics() -> None:
+def test_every_section_of_the_page_has_metrics() -> None:
     assert {section_of(family.name) for family in families()} == {one[0] for one in SECTIONS}

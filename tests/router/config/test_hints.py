@@ -36,12 +36,12 @@ def said(program, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> s
         (["serve", "--worker", "http://h:1,kind=vlm"], " (did you mean vllm?); allowed: "),
     ],
 )
-def test_the_router_says_which_word_was_meant(arguments, hint, capsys):
+def test_the_router_suggests_the_nearest_word(arguments, hint, capsys):
     assert hint in said(router, arguments, capsys)
 
 
 @pytest.mark.parametrize("arguments", [["zzzz"], ["serve", "--zzzz", "1"], ["serve", "zzzz"]])
-def test_nothing_is_guessed_from_far_away(arguments, capsys):
+def test_no_word_is_suggested_if_none_is_near(arguments, capsys):
     assert "did you mean" not in said(router, arguments, capsys)
 
 
@@ -54,11 +54,11 @@ def test_nothing_is_guessed_from_far_away(arguments, capsys):
         (["replay", "simulator/data/conversation_sampl.jsonl.gz"], "conversation_sample.jsonl.gz?"),
     ],
 )
-def test_the_simulator_says_which_word_was_meant(arguments, hint, capsys):
+def test_the_simulator_suggests_the_nearest_word(arguments, hint, capsys):
     assert hint in said(simulator, arguments, capsys)
 
 
-def test_a_path_that_is_missing_names_what_is_there(tmp_path, capsys):
+def test_the_error_for_a_missing_path_suggests_the_nearest_existing_one(tmp_path, capsys):
     (tmp_path / "models" / "llama").mkdir(parents=True)
     (tmp_path / "router.yaml").write_text("port: 1\n")
     for wrong, right in (

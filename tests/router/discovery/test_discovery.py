@@ -46,7 +46,7 @@ def down(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return down
 
 
-async def test_workers_of_all_that_name_them_are_in() -> None:
+async def test_the_fleet_has_the_workers_of_all_sources() -> None:
     async with world("file:x", "file:z", workers=[A]) as one:
         one.source("file:x").says(B)
         one.source("file:z").says(C, B)
@@ -58,7 +58,7 @@ async def test_workers_of_all_that_name_them_are_in() -> None:
         assert one.names() == [A, B, C]  # the other one still names it
 
 
-async def test_who_goes_drains_and_whoever_returns_meanwhile_is_the_same() -> None:
+async def test_a_removed_worker_drains_and_stays_the_same_if_it_returns_meanwhile() -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A, B)
         await one.until_names(A, B)
@@ -73,7 +73,7 @@ async def test_who_goes_drains_and_whoever_returns_meanwhile_is_the_same() -> No
         assert (before[B].draining, before[B].ready, before[B].spec.weight) == (False, True, 2.0)
 
 
-async def test_one_that_was_drained_before_it_left_still_drains_when_it_is_back() -> None:
+async def test_a_worker_drained_before_its_removal_still_drains_after_its_return() -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A, B)
         await one.until_names(A, B)
@@ -86,7 +86,7 @@ async def test_one_that_was_drained_before_it_left_still_drains_when_it_is_back(
         assert member.draining
 
 
-async def test_another_kind_at_the_same_url_is_the_same_worker_recognized_anew() -> None:
+async def test_changed_options_at_a_url_lead_to_a_new_recognition_of_the_same_worker() -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A)
         await one.until_names(A)
@@ -95,7 +95,7 @@ async def test_another_kind_at_the_same_url_is_the_same_worker_recognized_anew()
         assert [m.leaving for m in one.manager.members.values()] == [False]
 
 
-async def test_one_on_its_way_out_that_is_named_as_another_kind_is_taken_back_as_that() -> None:
+async def test_a_leaving_worker_reported_with_another_kind_stays_with_that_kind() -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A, B)
         await one.until_names(A, B)
@@ -110,7 +110,7 @@ async def test_one_on_its_way_out_that_is_named_as_another_kind_is_taken_back_as
         assert len(one.manager.members) == 2
 
 
-async def test_a_reload_names_one_again_that_leaves_by_hand_and_it_is_the_same_worker() -> None:
+async def test_a_reload_keeps_a_configured_worker_that_leaves_by_hand() -> None:
     async with world("file:x", workers=[A]) as one:
         await one.until_names(A)
         (before,) = one.staying()
@@ -121,7 +121,7 @@ async def test_a_reload_names_one_again_that_leaves_by_hand_and_it_is_the_same_w
         assert len(one.manager.members) == 1
 
 
-async def test_added_by_hand_stays_and_taken_out_by_hand_stays_out() -> None:
+async def test_workers_added_or_removed_by_hand_stay_so_despite_sources() -> None:
     async with world("file:x", workers=[A]) as one:
         one.source("file:x").says(B)
         await one.until_names(A, B)
@@ -137,7 +137,7 @@ async def test_added_by_hand_stays_and_taken_out_by_hand_stays_out() -> None:
         assert one.discovery.conflicts == 0
 
 
-async def test_a_reload_brings_back_what_was_taken_out_by_hand() -> None:
+async def test_a_reload_brings_back_workers_that_were_removed_by_hand() -> None:
     async with world("file:x", workers=[A]) as one:
         one.source("file:x").says(B)
         await one.until_names(A, B)
@@ -148,7 +148,7 @@ async def test_a_reload_brings_back_what_was_taken_out_by_hand() -> None:
         assert one.names() == [A, B]
 
 
-async def test_a_source_that_fails_keeps_those_that_answer(down, caplog) -> None:
+async def test_if_a_source_fails_its_workers_that_answer_are_kept(down, caplog) -> None:
     async with world("file:x", grace_s=0.2) as one:
         one.source("file:x").says(A, B)
         await one.until_names(A, B)
@@ -162,7 +162,7 @@ async def test_a_source_that_fails_keeps_those_that_answer(down, caplog) -> None
         assert one.shown("file:x")["trouble"] is None
 
 
-async def test_a_source_that_stops_a_worker_drains_it(caplog) -> None:
+async def test_a_worker_that_its_source_reports_as_stopping_drains(caplog) -> None:
     async with world("file:z") as one:
         one.source("file:z").says(A, B)
         await one.until_names(A, B)
@@ -174,7 +174,7 @@ async def test_a_source_that_stops_a_worker_drains_it(caplog) -> None:
         await one.until_names(A)
 
 
-async def test_what_runs_too_long_at_a_leaving_worker_is_cut_short(monkeypatch) -> None:
+async def test_requests_that_run_too_long_at_a_leaving_worker_are_cancelled(monkeypatch) -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A, B)
         await one.until_names(A, B)
@@ -191,7 +191,7 @@ async def test_what_runs_too_long_at_a_leaving_worker_is_cut_short(monkeypatch) 
         assert one.manager.cut_short == 1
 
 
-async def test_who_does_not_fit_is_named_and_comes_in_when_there_is_room(caplog) -> None:
+async def test_a_worker_above_the_limit_is_logged_and_joins_once_a_slot_is_free(caplog) -> None:
     async with world("file:x", max_workers=2) as one:
         one.source("file:x").says(A, B, C)
         await one.until_names(A, B)
@@ -202,7 +202,7 @@ async def test_who_does_not_fit_is_named_and_comes_in_when_there_is_room(caplog)
         await one.until_names(B, C)
 
 
-async def test_a_source_that_takes_anothers_place_loses_nobody_meanwhile() -> None:
+async def test_replacing_a_source_keeps_its_workers_until_the_new_source_reports() -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A, B)
         await one.until_names(A, B)
@@ -213,7 +213,7 @@ async def test_a_source_that_takes_anothers_place_loses_nobody_meanwhile() -> No
         assert one.staying()[0].named.by == "file:y"
 
 
-async def test_a_defect_in_a_source_costs_a_round(caplog) -> None:
+async def test_an_exception_in_a_source_costs_one_report(caplog) -> None:
     async with world("file:x", "file:z") as one:
         one.source("file:z").says(B)
         one.source("file:x").says(A)
@@ -224,7 +224,7 @@ async def test_a_defect_in_a_source_costs_a_round(caplog) -> None:
         assert "source file:x failed" in caplog.text
 
 
-async def test_two_that_name_a_worker_differently_are_told_of(caplog) -> None:
+async def test_two_sources_with_different_options_for_a_worker_are_logged(caplog) -> None:
     async with world("file:x", "file:z") as one:
         one.source("file:x").says(A)
         await one.until_names(A)
@@ -234,7 +234,7 @@ async def test_two_that_name_a_worker_differently_are_told_of(caplog) -> None:
         assert [m.spec.weight for m in one.staying()] == [1.0]
 
 
-async def test_waiting_for_the_first_words_ends() -> None:
+async def test_waiting_for_first_reports_ends_at_its_timeout_or_with_the_last_report() -> None:
     async with world("file:x", "file:z") as one:
         one.source("file:x").says(A)
         await one.discovery.heard(0.05)
@@ -244,7 +244,7 @@ async def test_waiting_for_the_first_words_ends() -> None:
         assert one.names() == [A, B]
 
 
-async def test_a_follower_begins_with_what_was_believed_before() -> None:
+async def test_a_new_process_starts_with_the_workers_found_before() -> None:
     async with world("file:x", "file:z") as one:
         one.source("file:x").says(A, B, stopping=[B])
         await one.until_names(A)
@@ -266,7 +266,7 @@ async def test_a_follower_begins_with_what_was_believed_before() -> None:
             await after.aclose()
 
 
-async def test_sources_are_seen_in_metrics() -> None:
+async def test_metrics_show_the_state_of_sources() -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A, B)
         await one.until_names(A, B)

@@ -27,7 +27,7 @@ def names(believed: SourceTrust, now_s: float, up: str = "") -> list[str]:
     return sorted(one.spec.url.removeprefix("http://") for one in found)
 
 
-def test_a_source_is_believed_at_once_when_some_go() -> None:
+def test_the_removal_of_some_workers_takes_effect_at_once() -> None:
     one = SourceTrust()
     one.update(Report(seen("a", "b")), 0.0)
     one.update(Report(seen("b", "c")), 1.0)
@@ -35,7 +35,7 @@ def test_a_source_is_believed_at_once_when_some_go() -> None:
     assert (one.joined, one.left) == (3, 1)
 
 
-def test_one_that_fails_loses_nobody_who_answers() -> None:
+def test_a_failing_or_empty_source_keeps_workers_that_answer() -> None:
     for report in Report(None, "gone"), Report(()):
         one = SourceTrust()
         one.update(Report(seen("a", "b")), 0.0)
@@ -51,7 +51,7 @@ def test_one_that_fails_loses_nobody_who_answers() -> None:
         assert not one.moves
 
 
-def test_its_word_counts_in_full_as_soon_as_it_names_anybody() -> None:
+def test_a_recovered_source_counts_as_soon_as_it_reports_a_worker() -> None:
     one = SourceTrust()
     one.update(Report(seen("a", "b")), 0.0)
     one.update(Report(None, "gone"), 1.0)
@@ -60,7 +60,7 @@ def test_its_word_counts_in_full_as_soon_as_it_names_anybody() -> None:
     assert (one.trouble, one.silent_s(9.0)) == ("", 0.0)
 
 
-def test_all_that_said_they_stop_may_go_at_once() -> None:
+def test_all_workers_reported_as_stopping_may_be_removed_at_once() -> None:
     one = SourceTrust()
     one.update(Report(seen("a", "b")), 0.0)
     one.update(Report(seen("a!", "b!")), 1.0)
@@ -69,14 +69,14 @@ def test_all_that_said_they_stop_may_go_at_once() -> None:
     assert not one.trouble
 
 
-def test_a_source_that_never_knew_anybody_is_not_in_trouble() -> None:
+def test_a_source_that_never_had_workers_is_not_in_trouble() -> None:
     one = SourceTrust()
     one.update(Report(()), 0.0)
     assert names(one, 0.0) == []
     assert (one.heard, one.trouble, one.moves) == (True, "", False)
 
 
-def test_who_flaps_is_kept_the_longer_the_oftener() -> None:
+def test_a_flapping_worker_is_kept_longer_after_each_flap() -> None:
     one = SourceTrust()
     now_s, kept_s = 0.0, []
     for _ in range(9):
@@ -92,7 +92,7 @@ def test_who_flaps_is_kept_the_longer_the_oftener() -> None:
     assert one.flaps == 8
 
 
-def test_who_was_steady_for_long_or_away_for_long_flaps_no_more() -> None:
+def test_a_worker_steady_or_absent_for_long_does_not_count_as_flapping() -> None:
     for absent_s, present_s in (61.0, 1.0), (1.0, 301.0):
         one = SourceTrust()
         one.update(Report(seen("a", "z")), 0.0)
@@ -102,7 +102,7 @@ def test_who_was_steady_for_long_or_away_for_long_flaps_no_more() -> None:
         assert names(one, 1.0 + absent_s + present_s) == ["z"]
 
 
-def test_who_says_goodbye_does_not_flap() -> None:
+def test_a_worker_reported_as_stopping_does_not_count_as_flapping() -> None:
     one = SourceTrust()
     for turn in range(9):
         one.update(Report(seen("a", "z")), turn)
@@ -121,7 +121,7 @@ def test_who_says_goodbye_does_not_flap() -> None:
         max_size=40,
     )
 )
-def test_whoever_is_named_now_is_there_and_nobody_is_kept_for_ever(history) -> None:
+def test_reported_workers_are_present_and_others_are_kept_only_for_a_time(history) -> None:
     one, now_s, latest = SourceTrust(), 0.0, None
     for passed_s, named in history:
         now_s += passed_s
@@ -137,7 +137,7 @@ def test_whoever_is_named_now_is_there_and_nobody_is_kept_for_ever(history) -> N
     assert one.joined - one.left == len(after)
 
 
-def test_more_than_fits_is_named() -> None:
+def test_reported_workers_above_the_limit_are_refused_with_a_reason() -> None:
     report = bounded(
         [ReportedWorker(WorkerSpec(f"http://w:{port}")) for port in range(1, 4_099)], ["bad"]
     )
@@ -147,7 +147,7 @@ def test_more_than_fits_is_named() -> None:
     assert len(bounded([], ["x"] * 1_000).refused) == 101
 
 
-def test_of_two_that_name_a_worker_the_first_counts() -> None:
+def test_of_two_sources_with_the_same_worker_the_first_one_counts() -> None:
     specs = [parse_worker_spec(t) for t in ("http://a", "http://b#".rstrip("#"), "http://c,rank=1")]
     first = [*seen("a", "d!"), ReportedWorker(parse_worker_spec("http://c"))]
     second = [*seen("d", "e"), ReportedWorker(parse_worker_spec("http://e,rank=0"))]
@@ -164,7 +164,7 @@ def test_of_two_that_name_a_worker_the_first_counts() -> None:
     ]
 
 
-def test_another_weight_in_a_second_source_is_told() -> None:
+def test_another_weight_in_a_second_source_is_reported() -> None:
     other = [ReportedWorker(parse_worker_spec("http://a,weight=2"))]
     wanted, passed_over = union([], [("one", seen("a")), ("two", other)])
     assert [w.spec.weight for w in wanted] == [1.0]

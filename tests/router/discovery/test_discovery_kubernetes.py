@@ -61,7 +61,7 @@ def of(*slices: dict[str, Any], text: str = "kubernetes:llm/vllm") -> Report:
     return workers_of(by_name, spec(text))
 
 
-def test_conditions_say_who_serves_and_who_stops() -> None:
+def test_endpoint_conditions_decide_which_workers_serve_and_which_stop() -> None:
     report = of(
         a_slice(
             "a",
@@ -78,7 +78,7 @@ def test_conditions_say_who_serves_and_who_stops() -> None:
     assert stopping(report) == ["10.0.0.3:8000", "10.0.0.6:8000"]
 
 
-def test_of_an_address_in_two_slices_the_best_standing_counts() -> None:
+def test_for_an_address_in_two_slices_the_best_condition_counts() -> None:
     for first, second in (("a", "b"), ("b", "a")):
         report = of(
             a_slice(first, 1, terminating("10.0.0.1"), endpoint("10.0.0.2")),
@@ -88,7 +88,7 @@ def test_of_an_address_in_two_slices_the_best_standing_counts() -> None:
         assert stopping(report) == []
 
 
-def test_ports_are_told_apart_by_name() -> None:
+def test_ports_are_selected_by_name() -> None:
     ports = [{"name": "http", "port": 80}, {"name": "metrics", "port": 9, "protocol": "TCP"}]
     one = a_slice("a", 1, endpoint("10.0.0.1"), ports=ports)
     assert up(of(one, text="kubernetes:llm/vllm:http")) == ["10.0.0.1:80"]
@@ -101,7 +101,7 @@ def test_ports_are_told_apart_by_name() -> None:
     assert up(of(udp)) == []
 
 
-def test_addresses_of_both_families_and_of_none() -> None:
+def test_ipv4_and_ipv6_addresses_are_taken_and_others_refused() -> None:
     six = a_slice("six", 1, endpoint("fd00::1"), kind="IPv6")
     report = of(six, a_slice("four", 1, endpoint("10.0.0.1")), a_slice("empty", 1))
     assert up(report) == ["10.0.0.1:8000", "[fd00::1]:8000"]
@@ -112,14 +112,14 @@ def test_addresses_of_both_families_and_of_none() -> None:
     assert "10.0.0.1 evil" in report.refused[0]
 
 
-def test_https_workers_have_the_services_name() -> None:
+def test_https_workers_have_the_services_name_as_server_name() -> None:
     report = of(a_slice("a", 1, endpoint("10.0.0.1")), text="kubernetes:llm/vllm,scheme=https")
     assert report.workers is not None
     assert report.workers[0].spec.server_name == "vllm.llm.svc"
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_garbage_is_refused(data: bytes) -> None:
+def test_an_invalid_list_or_event_is_refused(data: bytes) -> None:
     with pytest.raises(WatchError):
         slices_in(data)
     with pytest.raises(WatchError):
@@ -130,7 +130,7 @@ def test_garbage_is_refused(data: bytes) -> None:
     "data",
     [b"[" * 100_000, b'{"metadata":{},"items":[{"endpoints":3}]}', b'{"items":[]}', b"null"],
 )
-def test_more_garbage_is_refused(data: bytes) -> None:
+def test_an_invalid_list_is_refused(data: bytes) -> None:
     with pytest.raises(WatchError):
         slices_in(data)
 
@@ -148,7 +148,7 @@ _ADDRESSES = [f"10.0.0.{n}" for n in range(4)]
         max_size=30,
     )
 )
-def test_events_leave_what_a_fresh_list_would_say(history) -> None:
+def test_events_lead_to_the_same_slices_as_a_fresh_list(history) -> None:
     slices = slices_in(b'{"metadata":{"resourceVersion":"1"}}')
     truth: dict[str, dict[str, Any]] = {}
     for version, (kind, name, addresses) in enumerate(history, 2):
@@ -164,7 +164,7 @@ def test_events_leave_what_a_fresh_list_would_say(history) -> None:
     assert set(up(workers_of(slices.by_name, spec()))) == set(up(of(*truth.values())))
 
 
-def test_an_expired_version_is_told_from_other_errors() -> None:
+def test_an_expired_version_is_distinguished_from_other_errors() -> None:
     slices = slices_in(b'{"metadata":{}}')
     with pytest.raises(TooOldError):
         slices.apply(too_old())
@@ -192,7 +192,7 @@ async def following(server: ApiServer) -> AsyncIterator[AsyncIterator[Report]]:
         await reports.aclose()  # type: ignore[attr-defined]
 
 
-async def test_a_service_is_followed_through_its_life() -> None:
+async def test_workers_of_a_service_are_added_stopped_and_removed() -> None:
     async with api_server() as server, following(server) as told:
         server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1"), endpoint("10.0.0.2")))
         assert up(await anext(told)) == ["10.0.0.1:8000", "10.0.0.2:8000"]
@@ -225,7 +225,7 @@ async def test_a_version_too_old_means_a_new_list() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["garbage", "error"])
-async def test_trouble_in_a_watch_is_told_and_a_list_follows(trouble: str) -> None:
+async def test_an_error_in_a_watch_is_reported_and_a_new_list_follows(trouble: str) -> None:
     async with api_server() as server, following(server) as told:
         server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
         await anext(told)
@@ -242,7 +242,7 @@ async def test_trouble_in_a_watch_is_told_and_a_list_follows(trouble: str) -> No
         assert up(await anext(told)) == ["10.0.0.9:8000"]
 
 
-async def test_a_watch_that_breaks_is_taken_up_where_it_was() -> None:
+async def test_a_broken_watch_resumes_at_its_last_version() -> None:
     async with api_server() as server, following(server) as told:
         server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
         await anext(told)
@@ -256,7 +256,7 @@ async def test_a_watch_that_breaks_is_taken_up_where_it_was() -> None:
         assert len(server.asked) == 3
 
 
-async def test_an_account_that_may_not_and_a_server_that_is_ill_are_told() -> None:
+async def test_missing_rights_and_a_failing_api_server_are_reported() -> None:
     async with api_server() as server, following(server) as told:
         server.status = 403
         assert "may not list and watch endpointslices" in (await anext(told)).trouble
@@ -271,7 +271,7 @@ async def test_an_account_that_may_not_and_a_server_that_is_ill_are_told() -> No
         assert up(report) == ["10.0.0.1:8000"]
 
 
-async def test_a_list_that_is_slow_or_endless_is_given_up(monkeypatch) -> None:
+async def test_a_slow_or_too_long_list_is_given_up(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "_ANSWER_S", 0.05)
     monkeypatch.setattr(kubernetes_watch, "_MAX_LIST_BYTES", 1_000)
     async with api_server() as server, following(server) as told:
@@ -284,7 +284,7 @@ async def test_a_list_that_is_slow_or_endless_is_given_up(monkeypatch) -> None:
     reader.close()
 
 
-async def test_an_event_without_an_end_is_refused(monkeypatch) -> None:
+async def test_an_event_above_the_size_limit_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "_MAX_LINE_BYTES", 500)
     async with api_server() as server, following(server) as told:
         server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
@@ -293,7 +293,7 @@ async def test_an_event_without_an_end_is_refused(monkeypatch) -> None:
         assert "an event of more than 500 bytes" in (await anext(told)).trouble
 
 
-async def test_without_the_library_one_line_says_what_to_install(monkeypatch) -> None:
+async def test_without_the_library_the_error_has_the_line_that_installs_it(monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith("kubernetes_asyncio")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
@@ -303,7 +303,7 @@ async def test_without_the_library_one_line_says_what_to_install(monkeypatch) ->
     await reports.aclose()  # type: ignore[attr-defined]
 
 
-async def test_without_a_cluster_it_says_so(monkeypatch, tmp_path) -> None:
+async def test_without_a_cluster_the_source_reports_an_error(monkeypatch, tmp_path) -> None:
     from kubernetes_asyncio.config import kube_config
 
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

@@ -48,7 +48,7 @@ async def known(one: Following, **priorities: int) -> None:
     assert one.believed() == ["10.0.0.1:8000"]
 
 
-def test_higher_goes_first_there_and_lower_here_and_without_a_priority_it_is_0() -> None:
+def test_priorities_of_objectives_are_negated_and_default_to_0() -> None:
     assert found(
         objective("a", "chat", 10), objective("b", "chat", -3), objective("c", "chat")
     ) == (
@@ -57,7 +57,7 @@ def test_higher_goes_first_there_and_lower_here_and_without_a_priority_it_is_0()
     )
 
 
-def test_only_objectives_of_the_pool_that_stay_count() -> None:
+def test_only_objectives_of_the_pool_that_are_not_being_deleted_count() -> None:
     going = objective("going", "chat", 1)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     others = (
@@ -71,7 +71,7 @@ def test_only_objectives_of_the_pool_that_stay_count() -> None:
     assert found(*others, short) == ({"short": 0}, "")
 
 
-def test_what_is_out_of_bounds_is_left_out_and_told() -> None:
+def test_objectives_beyond_the_limits_are_left_out_and_reported() -> None:
     most = 999_999_999
     kept, told = found(
         *(objective(f"n{n:04}", "chat", n) for n in range(MAX_OBJECTIVES)),
@@ -93,7 +93,7 @@ def test_what_is_out_of_bounds_is_left_out_and_told() -> None:
     assert len(told) < 500
 
 
-async def test_objectives_are_followed_through_their_lives() -> None:
+async def test_changes_and_deletions_of_objectives_are_followed() -> None:
     async with served() as (api, one):
         await known(one)
         await api.put(KIND, objective("urgent", "chat", 10))
@@ -109,7 +109,7 @@ async def test_objectives_are_followed_through_their_lives() -> None:
         assert api.lists(KIND) == 1
 
 
-async def test_a_router_that_is_no_picker_does_not_ask() -> None:
+async def test_a_router_that_is_not_an_endpoint_picker_reads_no_objectives() -> None:
     async with following() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
@@ -118,7 +118,7 @@ async def test_a_router_that_is_no_picker_does_not_ask() -> None:
         assert KIND not in {kind for kind, _ in api.asked}
 
 
-async def test_one_that_is_left_out_is_told_beside_workers_that_stay() -> None:
+async def test_an_objective_left_out_is_reported_and_workers_stay() -> None:
     async with served() as (api, one):
         await api.put(KIND, objective("far", "chat", 10**10))
         report = await one.until(lambda r: bool(r.refused))
@@ -127,9 +127,7 @@ async def test_one_that_is_left_out_is_told_beside_workers_that_stay() -> None:
         assert one.believed() == ["10.0.0.1:8000"]
 
 
-async def test_a_kind_that_is_not_installed_is_told_once_and_asked_for_again(
-    monkeypatch, caplog
-) -> None:
+async def test_a_missing_crd_is_logged_once_and_listed_again_later(monkeypatch, caplog) -> None:
     monkeypatch.setattr(kubernetes_watch, "_AGAIN_S", (0.01, 0.02))
     caplog.set_level(logging.INFO, "router.discovery")
     async with following(objectives=True) as (api, one):
@@ -164,7 +162,7 @@ async def test_workers_serve_while_objectives_cannot_be_read(illness, says) -> N
         await known(one)
 
 
-async def test_an_objective_that_makes_no_sense_is_told_and_what_was_said_stands() -> None:
+async def test_an_invalid_objective_is_reported_and_the_last_priorities_stay() -> None:
     async with served() as (api, one):
         await api.put(KIND, objective("urgent", "chat", 10))
         await known(one, urgent=-10)
@@ -190,7 +188,7 @@ async def test_a_watch_that_ends_or_expires_loses_nothing(harm) -> None:
         assert api.lists(KIND) == (2 if harm in ("expire", "garbage") else 1)
 
 
-async def test_while_the_api_is_away_what_it_said_stands() -> None:
+async def test_objectives_stay_while_the_api_server_is_unreachable() -> None:
     async with served() as (api, one):
         await api.put(KIND, objective("urgent", "chat", 10))
         await known(one, urgent=-10)
@@ -203,14 +201,14 @@ async def test_while_the_api_is_away_what_it_said_stands() -> None:
         assert one.trust.objectives == {}
 
 
-def test_a_report_without_a_word_on_objectives_changes_none() -> None:
+def test_a_report_without_objectives_leaves_them_unchanged() -> None:
     trust = SourceTrust()
     trust.update(Report((), objectives={"urgent": -10}), 0.0)
     trust.update(Report(None, "away"), 1.0)
     assert trust.objectives == {"urgent": -10}
 
 
-async def test_the_first_source_that_knows_an_objective_counts() -> None:
+async def test_the_first_source_that_has_an_objective_sets_its_priority() -> None:
     async with world("file:x", "file:z") as one:
         one.source("file:z").news.put_nowait(Report((), objectives={"urgent": 1, "batch": 5}))
         await until(lambda: one.discovery.priority_of("urgent") == 1, "the second source's word")
@@ -219,7 +217,7 @@ async def test_the_first_source_that_knows_an_objective_counts() -> None:
         assert [one.discovery.priority_of(name) for name in ("batch", "else")] == [5, None]
 
 
-def test_the_configuration_counts_before_what_was_found() -> None:
+def test_configured_priorities_override_discovered_ones() -> None:
     terms = PickerTerms(
         5.0, 1, {"urgent": 0}, {"urgent": -10, "batch": 5}.get, counts=Counter[str]()
     )

@@ -58,7 +58,7 @@ def only(report: Report) -> WorkerSpec:
     return one.spec
 
 
-def test_a_pod_is_a_worker_once_it_is_ready_and_until_it_is_deleted() -> None:
+def test_a_pod_is_a_worker_from_its_readiness_to_its_deletion() -> None:
     report = found(
         pod("ready", "10.0.0.1", MINE),
         pod("starting", "10.0.0.2", MINE, ready=False),
@@ -73,7 +73,7 @@ def test_a_pod_is_a_worker_once_it_is_ready_and_until_it_is_deleted() -> None:
     assert stopping(report) == ["10.0.0.4:8000", "10.0.0.5:8000"]
 
 
-def test_each_target_port_is_a_worker_unless_the_pod_says_which_are_active() -> None:
+def test_each_target_port_is_a_worker_unless_a_pod_limits_its_active_ports() -> None:
     new, old = "llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"
     report = found(
         pod("a", "10.0.0.1", MINE),
@@ -95,11 +95,11 @@ def test_each_target_port_is_a_worker_unless_the_pod_says_which_are_active() -> 
         ("encode-prefill", "prefill"),
     ],
 )
-def test_the_role_is_llm_ds_label(label: str, role: str) -> None:
+def test_the_role_comes_from_the_llm_d_label(label: str, role: str) -> None:
     assert only(found(pod("a", "10.0.0.1", MINE | {"llm-d.ai/role": label}))).role == role
 
 
-def test_a_pod_says_more_by_annotation_and_its_events_are_counted_up_by_port() -> None:
+def test_a_pod_annotation_sets_options_and_event_ports_count_up_by_port() -> None:
     note = {"warmroute.io/worker": "kind=vllm,weight=2,events=tcp://*:5557,replay=tcp://*:5657"}
     one = found(pod("a", "10.0.0.1", MINE, notes=note), of=terms(8000, 8001), text=",weight=3")
     first, second = one.workers or ()
@@ -128,7 +128,7 @@ def test_a_pod_says_more_by_annotation_and_its_events_are_counted_up_by_port() -
         ("x" * 5_000, "longer than 4096 characters"),
     ],
 )
-def test_an_annotation_that_cannot_be_used_takes_its_pod_out_and_is_told(note, says) -> None:
+def test_a_pod_with_an_invalid_annotation_is_left_out_and_reported(note, says) -> None:
     bad = pod("bad", "10.0.0.1", MINE, notes={"warmroute.io/worker": note})
     report = found(bad, pod("good", "10.0.0.2", MINE))
     assert up(report) == ["10.0.0.2:8000"]
@@ -137,7 +137,7 @@ def test_an_annotation_that_cannot_be_used_takes_its_pod_out_and_is_told(note, s
     assert says in refused
 
 
-def test_a_role_that_nobody_knows_and_an_address_that_is_none_are_told() -> None:
+def test_an_unknown_role_and_an_invalid_address_are_reported() -> None:
     report = found(
         pod("a", "10.0.0.1", MINE | {"llm-d.ai/role": "encode"}), pod("b", "evil,x=1", MINE)
     )
@@ -160,7 +160,7 @@ def test_a_role_that_nobody_knows_and_an_address_that_is_none_are_told() -> None
         (MINE, [70_000], "1..65535"),
     ],
 )
-def test_a_pool_that_the_api_should_not_have_taken_is_refused(labels, ports, says) -> None:
+def test_a_pool_that_breaks_the_api_rules_is_refused(labels, ports, says) -> None:
     with pytest.raises(WatchError, match=says):
         terms_of(msgspec.convert(pool("chat", labels, *ports), InferencePool))
 
@@ -171,7 +171,7 @@ def test_a_pool_becomes_a_selector_and_ports() -> None:
     assert read == PoolTerms("app=vllm,empty=,llm-d.ai/model=a.b-c_D", (8000, 8001))
 
 
-def test_more_pods_than_a_source_may_have_are_refused(monkeypatch) -> None:
+def test_more_pods_than_the_limit_are_refused(monkeypatch) -> None:
     few = pods_of(spec(), terms())
     few = type(few)(few.kind, few.path, few.name, 2, few.selectors)
     pods = [msgspec.convert(pod(f"p{n}", f"10.0.0.{n}", MINE), Pod) for n in range(3)]
@@ -202,7 +202,7 @@ _TREES = st.recursive(
 
 
 @given(st.binary(max_size=100) | _TREES.map(json.dumps).map(str.encode))
-def test_garbage_is_refused_or_makes_no_trouble(data: bytes) -> None:
+def test_an_invalid_answer_raises_only_watch_errors(data: bytes) -> None:
     """Garbage from the API server is refused: any answer raises nothing other than WatchError and
     TooOldError.
     """
@@ -226,7 +226,7 @@ def test_garbage_is_refused_or_makes_no_trouble(data: bytes) -> None:
             workers_in(held.by_name, terms(8000, 8001), spec())
 
 
-def test_no_more_is_kept_of_a_pod_than_is_read() -> None:
+def test_only_the_fields_in_use_are_kept_of_a_pod() -> None:
     notes = {"warmroute.io/worker": "x" * 200_000, "llm-d.ai/active-ports": "8" * 200_000}
     one = pod("a", "10.0.0.1", MINE, notes=notes | {"other": "y" * 200_000})
     (kept,) = (
@@ -238,7 +238,7 @@ def test_no_more_is_kept_of_a_pod_than_is_read() -> None:
     assert len(repr(kept)) < 10_000
 
 
-async def test_a_pool_is_followed_through_its_life() -> None:
+async def test_changes_of_a_pool_and_its_pods_are_followed() -> None:
     async with following() as (api, one):
         report = await one.until(lambda r: bool(r.trouble))
         assert report == Report((), "no InferencePool llm/chat")
@@ -263,7 +263,7 @@ async def test_a_pool_is_followed_through_its_life() -> None:
         assert api.lists("inferencepools") == 1
 
 
-async def test_a_pod_that_is_deleted_is_believed_to_be_gone_even_the_last_one() -> None:
+async def test_a_deleted_pod_is_removed_at_once_even_the_last_one() -> None:
     async with following() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
@@ -301,7 +301,7 @@ async def test_events_that_change_no_worker_are_not_reported() -> None:
         assert len(one.reports) == told + 1
 
 
-async def test_a_long_list_comes_in_pages_and_a_page_too_late_means_a_new_list(monkeypatch) -> None:
+async def test_a_long_list_comes_in_pages_and_restarts_if_a_page_has_expired(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "_PAGE", 3)
     async with following() as (api, one):
         for n in range(10):
@@ -313,7 +313,7 @@ async def test_a_long_list_comes_in_pages_and_a_page_too_late_means_a_new_list(m
         assert pages[0] is None
 
 
-async def test_a_watch_ends_and_breaks_and_is_taken_up_where_it_was() -> None:
+async def test_a_watch_that_ended_or_broke_resumes_at_its_last_version() -> None:
     async with following() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
@@ -328,7 +328,7 @@ async def test_a_watch_ends_and_breaks_and_is_taken_up_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("harm", ["expire", "garbage", "compact"])
-async def test_a_version_that_is_gone_or_an_answer_without_sense_means_a_new_list(harm) -> None:
+async def test_an_expired_version_or_an_invalid_answer_means_a_new_list(harm) -> None:
     async with following() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
@@ -358,7 +358,7 @@ async def test_a_version_that_is_gone_or_an_answer_without_sense_means_a_new_lis
         ("unknown", "404: it knows no inferencepools of inference.networking.k8s.io/v1"),
     ],
 )
-async def test_an_api_that_is_ill_is_told_and_asked_again(illness, says) -> None:
+async def test_an_api_error_is_reported_and_the_request_repeated(illness, says) -> None:
     async with following() as (api, one):
         api.illness = illness
         report = await one.until(lambda r: bool(r.trouble))
@@ -370,7 +370,7 @@ async def test_an_api_that_is_ill_is_told_and_asked_again(illness, says) -> None
         await one.is_up("10.0.0.1")
 
 
-async def test_an_api_that_hangs_is_given_up_and_what_it_said_stands(monkeypatch) -> None:
+async def test_a_hanging_api_request_times_out_and_the_workers_stay(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "_ANSWER_S", 0.05)
     async with following() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
@@ -388,7 +388,7 @@ async def test_an_api_that_hangs_is_given_up_and_what_it_said_stands(monkeypatch
         assert api.lists("pods") == 1
 
 
-async def test_pauses_between_tries_grow_and_are_drawn(monkeypatch) -> None:
+async def test_pauses_between_attempts_grow_and_are_random(monkeypatch) -> None:
     paused: list[float] = []
     real = asyncio.sleep
 
@@ -501,7 +501,7 @@ async def _settled(api: KubernetesApi, one: Following) -> None:
 
 
 @given(st.lists(_STEPS, max_size=14))
-def test_whatever_happens_the_workers_are_what_the_api_has(history) -> None:
+def test_after_any_history_the_workers_equal_those_of_the_api_server(history) -> None:
     async def play() -> None:
         async with following() as (api, one):
             for step in [("pool", MINE, 1), *history, ("settle",)]:

@@ -49,7 +49,7 @@ def replace_with(path: Path, text: str) -> None:
         ("w.txt", "# ours\nhttp://a  # the first\n\nhttp://b,weight=2\n"),
     ],
 )
-async def test_the_forms_of_a_file(tmp_path: Path, name: str, text: str) -> None:
+async def test_workers_are_read_from_each_file_format(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     report = await anext(told(FileSource(tmp_path / name)))
     assert report.workers is not None
@@ -73,7 +73,7 @@ async def test_the_forms_of_a_file(tmp_path: Path, name: str, text: str) -> None
         ("w.txt", "\n".join(f"http://w:{port}" for port in range(1, 4_200)), "allowed: 4096"),
     ],
 )
-async def test_a_file_that_cannot_be_used_says_why(
+async def test_the_report_of_an_invalid_file_has_the_reason(
     tmp_path: Path, name: str, text: str, says: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -83,14 +83,14 @@ async def test_a_file_that_cannot_be_used_says_why(
     assert "secret" not in report.trouble
 
 
-async def test_bytes_that_are_no_text_are_told_as_such(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_utf_8_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_bytes(b"http://a\n\xff\n")
     report = await anext(told(FileSource(tmp_path / "w.txt")))
     assert report.workers is None
     assert report.trouble.startswith("not text: 'utf-8' codec")
 
 
-async def test_a_file_is_followed_through_all_that_happens_to_files(tmp_path: Path) -> None:
+async def test_a_file_is_followed_when_it_is_replaced_deleted_or_broken(tmp_path: Path) -> None:
     path = tmp_path / "w.txt"
     reports = told(FileSource(path, LOOK_S))
     assert "cannot be read: No such file" in (await anext(reports)).trouble
@@ -109,7 +109,7 @@ async def test_a_file_is_followed_through_all_that_happens_to_files(tmp_path: Pa
     assert (await anext(reports)) == Report(())
 
 
-async def test_a_file_that_is_being_written_is_read_once_it_stands_still(tmp_path: Path) -> None:
+async def test_a_file_is_read_only_when_it_is_no_longer_being_written(tmp_path: Path) -> None:
     path = tmp_path / "w.txt"
     path.write_text("http://a\n")
     source = FileSource(path, look_s=0.05)
@@ -149,7 +149,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[tuple[str, int
     return asked
 
 
-async def test_each_address_of_a_name_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_address_of_a_dns_name_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     no_name = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     hosts = ["10.0.0.2", "10.0.0.1", "10.0.0.2", "fd00::1"]
     asked = answers(monkeypatch, hosts, no_name, ["10.0.0.3"])
@@ -165,7 +165,7 @@ async def test_each_address_of_a_name_is_a_worker(monkeypatch: pytest.MonkeyPatc
     assert set(asked) == {("pool", 81)}
 
 
-async def test_an_address_that_is_none_is_refused_by_name(monkeypatch) -> None:
+async def test_an_invalid_address_is_refused_and_shown_in_the_report(monkeypatch) -> None:
     answers(monkeypatch, ["10.0.0.1", "fe80::1%bad zone"])
     report = await anext(told(dns("dns:pool:81")))
     assert urls(report) == ["http://10.0.0.1:81"]
@@ -173,7 +173,7 @@ async def test_an_address_that_is_none_is_refused_by_name(monkeypatch) -> None:
     assert report.refused[0].startswith("fe80::1%bad zone: ")
 
 
-async def test_the_systems_own_resolver_is_asked() -> None:
+async def test_names_are_resolved_by_the_system_resolver() -> None:
     report = await anext(told(dns("dns:localhost:81")))
     assert "http://127.0.0.1:81" in urls(report)
     report = await anext(told(dns("dns:nobody.invalid:81")))
@@ -181,7 +181,7 @@ async def test_the_systems_own_resolver_is_asked() -> None:
     assert "nobody.invalid does not resolve" in report.trouble
 
 
-async def test_a_resolver_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_resolver_gets_only_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
     answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 

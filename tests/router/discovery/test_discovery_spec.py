@@ -23,7 +23,7 @@ from router.discovery.source import DnsSpec, SourceSpecError, parse_source
         ("inferencepool:llm/chat.v2,weight=2.0", "inferencepool:llm/chat.v2,weight=2"),
     ],
 )
-def test_a_source_is_read_and_written_back(text: str, canonical: str) -> None:
+def test_a_source_is_parsed_and_written_in_canonical_form(text: str, canonical: str) -> None:
     assert str(parse_source(text)) == canonical
     assert str(parse_source(canonical)) == canonical
 
@@ -60,7 +60,7 @@ def test_a_source_is_read_and_written_back(text: str, canonical: str) -> None:
         ("file:" + "x" * 4096, "longer than 4096"),
     ],
 )
-def test_what_is_no_source_is_refused_by_name(text: str, says: str) -> None:
+def test_an_invalid_source_is_refused_with_the_reason(text: str, says: str) -> None:
     with pytest.raises(SourceSpecError) as refused:
         parse_source(text)
     assert says in str(refused.value)
@@ -75,7 +75,9 @@ def test_what_is_no_source_is_refused_by_name(text: str, says: str) -> None:
         (",scheme=https,insecure=true", "10.0.0.1", "https://10.0.0.1:80", None),
     ],
 )
-def test_a_worker_at_an_address(options: str, host: str, url: str, name: str | None) -> None:
+def test_a_worker_template_gives_the_worker_at_an_address(
+    options: str, host: str, url: str, name: str | None
+) -> None:
     spec = parse_source(f"dns:pool:80{options},weight=3")
     assert isinstance(spec, DnsSpec)
     worker = spec.template.at(host, 80, "pool")

@@ -35,7 +35,7 @@ def spec_in(tmp_path: Path, text: str, **options: Any) -> TrtllmSpec:
     return TrtllmSpec(str(tmp_path / "disagg.yaml"), **options)
 
 
-def test_the_orchestrators_yaml_is_a_pool(tmp_path: Path) -> None:
+def test_the_orchestrators_yaml_is_read_as_a_pool(tmp_path: Path) -> None:
     more = f"node_id: 7\nmax_retries: 1\ninternal_request_auth_key: {KEY}\nkv_cache_config: {{}}\n"
     pool = read_pool(spec := spec_in(tmp_path, URLS + GEN + more))
     roles = {worker.url: (worker.role, worker.kind, worker.group) for worker in pool.workers}
@@ -74,7 +74,7 @@ def test_the_orchestrators_yaml_is_a_pool(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_the_error_says_what_is_wrong_in_the_yaml(tmp_path: Path, text: str, says: str) -> None:
     spec = spec_in(tmp_path, text)
     with pytest.raises(ValueError, match=says.replace("[", r"\[").replace("]", r"\]")):
         read_pool(spec)
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, says: str) -> None:
         "trtllm:b.yaml,listen=[::1]:8333",
     ],
 )
-def test_the_source_is_read_back_as_written(text: str) -> None:
+def test_a_trtllm_source_is_written_back_unchanged(text: str) -> None:
     assert str(parse_source(text)) == text
 
 
@@ -109,7 +109,7 @@ OPERATIONS = st.one_of(
 
 
 @given(st.lists(OPERATIONS, max_size=40))
-def test_the_store_is_a_table_of_keys_with_an_end(steps: list[tuple[Any, ...]]) -> None:
+def test_the_store_is_a_table_of_keys_that_expire(steps: list[tuple[Any, ...]]) -> None:
     """The store of announcements behaves like a table of keys that expire; the test compares with a
     dictionary whose times are checked on reading.
     """
@@ -137,7 +137,7 @@ def test_the_store_is_a_table_of_keys_with_an_end(steps: list[tuple[Any, ...]]) 
         assert store.get_prefix("/k", now_s).keys() == alive
 
 
-def test_the_store_is_bounded() -> None:
+def test_the_number_and_size_of_keys_in_the_store_are_limited() -> None:
     store = ClusterStore()
     for number in range(8_192):
         store.set(f"/{number}", "", -1, False, 0.0)
@@ -148,7 +148,7 @@ def test_the_store_is_bounded() -> None:
             store.set(key, value, -1, True, 0.0)
 
 
-def test_what_cannot_be_a_worker_is_named(tmp_path: Path) -> None:
+def test_an_invalid_announcement_is_refused_with_its_reason(tmp_path: Path) -> None:
     store, spec = ClusterStore(), TrtllmSpec("p")
     texts = [
         "{",
@@ -228,7 +228,7 @@ async def joining(tmp_path: Path, **options: Any) -> AsyncIterator[Joining]:
             await one.call("GET", "/cluster_info")
 
 
-async def test_workers_join_and_leave_by_the_store(tmp_path: Path) -> None:
+async def test_workers_join_and_leave_through_the_store(tmp_path: Path) -> None:
     async with joining(tmp_path) as one:
         first = await one.join(8001, 0)
         await one.join(8003, 1, ttl=30)
@@ -251,7 +251,7 @@ async def test_workers_join_and_leave_by_the_store(tmp_path: Path) -> None:
         await one.until(("8003", "decode"), ("8009", "prefill"))
 
 
-async def test_a_worker_that_signs_off_is_told_as_stopping(tmp_path: Path) -> None:
+async def test_a_worker_that_deletes_its_key_is_reported_as_stopping(tmp_path: Path) -> None:
     async with joining(tmp_path) as one:
         key = await one.join(8001, 0)
         await one.until(("8001", "prefill"))
@@ -260,7 +260,7 @@ async def test_a_worker_that_signs_off_is_told_as_stopping(tmp_path: Path) -> No
         assert [worker.stopping for worker in one.said.workers or ()] == [True]
 
 
-async def test_a_store_with_a_token_asks_for_it(tmp_path: Path) -> None:
+async def test_a_store_with_a_token_requires_it(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc\n")
     async with joining(tmp_path, token_file=str(tmp_path / "token")) as one:
         assert (await one.call("GET", "/cluster_info"))[0] == 403
@@ -282,14 +282,14 @@ async def test_a_store_with_a_token_asks_for_it(tmp_path: Path) -> None:
         ("GET", "/get_prefix?key_prefix=none", {}, 400),
     ],
 )
-async def test_the_store_refuses(
+async def test_the_store_refuses_invalid_requests(
     tmp_path: Path, method: str, path: str, options: dict[str, Any], status: int
 ) -> None:
     async with joining(tmp_path) as one:
         assert (await one.call(method, path, **options))[0] == status
 
 
-async def test_a_taken_port_is_told_and_tried_again(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_reported_and_tried_again(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -13,7 +13,7 @@ from tests.router.doctor.catalogue import CASES, Case, others
 OTHERS = others()
 
 
-def test_the_catalogue_has_all_causes_and_each_has_a_case() -> None:
+def test_the_catalogue_has_all_causes_and_each_has_a_test_case() -> None:
     assert sorted(cause.number for cause in CAUSES) == list(range(1, 40))
     assert sorted(case.number for case in CASES) == list(range(1, 40))
     for cause in CAUSES:
@@ -22,7 +22,7 @@ def test_the_catalogue_has_all_causes_and_each_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.number))
-def test_it_is_named_first_with_its_numbers_and_what_to_change(case: Case) -> None:
+def test_each_cause_is_the_first_finding_with_its_evidence_and_change(case: Case) -> None:
     found = judge(case.sick)
     assert [one.number for one in found][:1] == [case.number], found
     first = found[0]
@@ -38,17 +38,17 @@ def test_it_is_named_first_with_its_numbers_and_what_to_change(case: Case) -> No
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.number))
-def test_its_healthy_twin_shows_nothing(case: Case) -> None:
+def test_the_same_pool_without_the_cause_has_no_findings(case: Case) -> None:
     assert case.well.loaded
     assert judge(case.well) == ()
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_engines_that_are_no_triton_have_the_same_causes(name: str) -> None:
+def test_other_engines_than_triton_have_the_same_causes(name: str) -> None:
     number, sick, well = OTHERS[name]
     assert judge(sick)[0].number == number
     assert judge(well) == ()
 
 
-def test_nothing_is_said_of_an_idle_pool() -> None:
+def test_an_idle_pool_has_no_findings() -> None:
     assert judge(Evidence(())) == ()

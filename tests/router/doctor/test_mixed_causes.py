@@ -111,14 +111,14 @@ MIXED = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_what_admits_most_comes_first(name: str) -> None:
+def test_the_cause_whose_removal_admits_most_requests_is_first(name: str) -> None:
     found = judge(MIXED[name].evidence)
     assert tuple(one.number for one in found) == MIXED[name].numbers
     admits = [one.found.admits for one in found]
     assert admits == sorted(admits, reverse=True)
 
 
-def test_the_busier_of_two_models_is_the_first() -> None:
+def test_the_busier_of_two_models_is_first() -> None:
     first, second = judge(MIXED["two models without the batcher, the busier first"].evidence)
     assert (first.where, second.where) == (f"{URL} m", f"{URL} n")
 
@@ -191,7 +191,7 @@ HEALTHY = {
 }
 
 
-def test_a_size_that_two_copies_show_is_no_sum() -> None:
+def test_gauges_shown_by_two_instances_are_not_summed() -> None:
     pages = [2 * page for page in trt(**(_BUSY | {"active": 60, "kv_used": 480}))]
     made = pool(triton([_COPIES], ran("tensorrt_llm"), gauges=pages), max_tokens=800.0)
     found = judge(made)[0]
@@ -215,7 +215,7 @@ _SMALLER = trt(**(_BUSY | {"active": 8, "scheduled": 1, "kv_max": 40, "kv_used":
         (_SMALLER, [13]),
     ],
 )
-def test_an_engine_is_not_blamed_for_the_one_before_it(
+def test_an_engine_has_no_finding_for_gauges_of_its_predecessor(
     pages: list[str], numbers: list[int]
 ) -> None:
     made = pool(
@@ -225,7 +225,7 @@ def test_an_engine_is_not_blamed_for_the_one_before_it(
 
 
 @pytest.mark.parametrize("singles", [0, 1, 3, 200])
-def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
+def test_cached_answers_are_not_reported_as_too_little_load(singles: int) -> None:
     """Requests that the response cache answers are not reported as too little load: few requests
     execute, because the cache answers the others.
     """
@@ -234,14 +234,14 @@ def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
     assert [found.number for found in judge(one(configured, figures))] == [12]
 
 
-def test_a_load_that_is_little_without_the_cache_too_is_told() -> None:
+def test_too_little_load_is_reported_beside_a_rarely_used_cache() -> None:
     figures = ran(sizes={1: (75, 20.0)}, queue_ms=1.0, cache_hits=25)
     found = judge(one(config(response_cache={"enable": True}), figures))
     assert sorted(each.number for each in found) == [7, 12]
 
 
 @pytest.mark.parametrize(("count", "numbers"), [(2, [12]), (60, [12, 6])])
-def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
+def test_only_executed_requests_count_when_judging_concurrency(
     count: int, numbers: list[int]
 ) -> None:
     """Only requests that execute count when the doctor judges whether requests meet: answers from
@@ -253,7 +253,7 @@ def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
     assert {found.number for found in judge(one(configured, figures))} == set(numbers)
 
 
-def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
+def test_answers_from_the_cache_do_not_hide_waiting_requests() -> None:
     """Answers from the cache do not hide that requests wait: they count as requests without a wait,
     so if nine of ten are cached, a wait of three batches looks like a third of a batch.
     """
@@ -263,7 +263,7 @@ def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
 
 
 @pytest.mark.parametrize(("joined", "numbers"), [(8, [5]), (100, [])])
-def test_a_few_batches_do_not_tell_how_long_batches_take(joined: int, numbers: list[int]) -> None:
+def test_a_few_slow_batches_do_not_set_the_batch_time(joined: int, numbers: list[int]) -> None:
     """A few slow batches do not tell how long batches take: the few batches with several requests
     ran while the machine paused.
     """

@@ -32,7 +32,7 @@ def server(*models: tuple[dict[str, Any], dict[str, Any]], gauges: Any = "") -> 
 
 @pytest.mark.parametrize("figures", [FULL, MIXED], ids=["full", "mixed"])
 @pytest.mark.parametrize("batcher", [{}, {"dynamic_batching": None}], ids=["batcher", "none"])
-def test_a_wrapper_that_asks_one_by_one_is_named(
+def test_a_wrapper_that_calls_a_model_request_by_request_is_found(
     figures: dict[str, Any], batcher: dict[str, Any]
 ) -> None:
     """The doctor names a model that calls another one request by request, and neither its
@@ -45,7 +45,7 @@ def test_a_wrapper_that_asks_one_by_one_is_named(
     assert (change.name, change.now, change.to) == ("wrapper: instance_group.count", "1", "8")
 
 
-def test_a_wrapper_without_batches_is_named_likewise() -> None:
+def test_a_wrapper_without_batching_is_found_too() -> None:
     one_by_one = ran("wrapper", {1: (900, 11.0)}, 330.0), ran("inner", {1: (900, 7.0)}, 0.4)
     bare = config("wrapper", dynamic_batching=None)
     assert numbers(judge(server((bare, one_by_one[0]), (INNER, one_by_one[1])))) == [
@@ -55,7 +55,7 @@ def test_a_wrapper_without_batches_is_named_likewise() -> None:
     assert numbers(judge(server(*both))) == [(26, "wrapper")]
 
 
-def test_a_wrapper_of_two_models_in_turn_does_not_compute() -> None:
+def test_a_wrapper_that_calls_two_models_in_turn_is_not_compute_bound() -> None:
     one, two = (config(name, dynamic_batching=None) for name in ("one", "two"))
     figures = ran("one", {1: (1_360, 3.0)}), ran("two", {1: (1_360, 3.0)})
     found = judge(server((WRAPPER, MIXED), (one, figures[0]), (two, figures[1])))
@@ -75,7 +75,7 @@ WHOLE = ran("wrapper", {8: (370, 26.6)}, 147.0, requests=370)  # clients send ba
     ],
     ids=["busy", "in vain", "bare"],
 )
-def test_a_wrapper_that_waits_does_not_compute(
+def test_a_wrapper_that_waits_for_a_model_is_not_compute_bound(
     figures: dict[str, Any], asked: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     found = numbers(judge(server((WRAPPER, figures), asked)))
@@ -83,7 +83,7 @@ def test_a_wrapper_that_waits_does_not_compute(
     assert (26, "wrapper") not in found, "the other has no room"
 
 
-def test_nor_does_one_that_waits_for_an_engine() -> None:
+def test_a_wrapper_that_waits_for_an_engine_is_not_compute_bound() -> None:
     """The doctor recognizes a model that waits for an engine by the engine's gauges, or by the
     count of requests if there are none.
     """
@@ -96,19 +96,19 @@ def test_nor_does_one_that_waits_for_an_engine() -> None:
 
 
 @pytest.mark.parametrize("backend", ["python", "onnxruntime"])
-def test_compute_is_the_limit_where_nothing_is_asked(backend: str) -> None:
+def test_a_model_that_calls_no_other_model_is_compute_bound(backend: str) -> None:
     model = config("wrapper", backend=backend)
     assert numbers(judge(server((model, MIXED)))) == [(36, "wrapper")]
     beside = (INNER, ran("inner", {1: (80, 21.0)}, 8.0))  # has requests now and then
     assert (36, "wrapper") in numbers(judge(server((model, MIXED), beside)))
 
 
-def test_only_python_asks() -> None:
+def test_only_python_backends_count_as_calling_other_models() -> None:
     other = config("wrapper", backend="onnxruntime"), MIXED
     assert (36, "wrapper") in numbers(judge(server(other, (INNER, ONE_BY_ONE))))
 
 
-def test_a_model_with_clients_of_its_own_keeps_its_causes() -> None:
+def test_a_model_with_its_own_clients_keeps_its_causes() -> None:
     """A model with clients of its own keeps its causes: the requests of two independent models are
     not counted for each other.
     """
@@ -127,7 +127,7 @@ DELAY = {"max_queue_delay_microseconds": 100_000}
     ("sizes", "largest", "advised"),
     [([], 16, None), ([16], 16, None), ([8], 16, "[8]"), ([4, 16], 16, "[4, 16]")],
 )
-def test_preferred_sizes_that_triton_fills_in_are_not_advised_against(
+def test_preferred_batch_sizes_added_by_triton_are_not_advised_against(
     sizes: list[int], largest: int, advised: str | None
 ) -> None:
     """The doctor does not advise against the preferred batch size that Triton itself adds if none
@@ -142,7 +142,7 @@ def test_preferred_sizes_that_triton_fills_in_are_not_advised_against(
     assert names.get("dynamic_batching.preferred_batch_size") == advised
 
 
-def test_workers_do_not_differ_in_what_triton_fills_in() -> None:
+def test_values_added_by_triton_are_not_differences_between_workers() -> None:
     configs = [
         config(max_batch_size=most, dynamic_batching={"preferred_batch_size": [most]})
         for most in (8, 4)

@@ -133,7 +133,7 @@ def checked(evidence: Evidence) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_triton(data: st.DataObject) -> None:
+def test_random_triton_readings_give_printable_findings(data: st.DataObject) -> None:
     def one(url: str) -> Any:
         made = config("m", **data.draw(CONFIGS))
         gauges = data.draw(st.one_of(st.just(""), st.builds(of_engine, GAUGES)))
@@ -145,7 +145,7 @@ def test_any_triton(data: st.DataObject) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_any_other_engine(data: st.DataObject) -> None:
+def test_random_readings_of_other_engines_give_printable_findings(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["vllm", "warmroute", "sglang"]))
     wanted = (
         ["sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:num_retracted_reqs"]
@@ -169,7 +169,7 @@ def test_any_other_engine(data: st.DataObject) -> None:
     checked(pool(plain(kind, pages, **told), **data.draw(FACTS)))
 
 
-def test_lengths_before_the_watch_are_not_counted() -> None:
+def test_token_counts_from_before_the_observation_are_not_counted() -> None:
     gauges = trt(active=8, scheduled=8, max=64, **lengths(1000, 60))
     (engine,) = pool(triton([config("tensorrt_llm")], gauges=gauges)).servers[0].engines
     assert (engine.input_tokens, engine.output_tokens) == (1000, 60)

@@ -94,5 +94,5 @@ async def meet(pages: Pages) -> None:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(hostile())
-def test_one_page_gone_wrong_is_a_reason_or_no_matter(pages: Pages) -> None:
+def test_an_engine_with_one_bad_page_is_recognized_or_refused_with_a_reason(pages: Pages) -> None:
     asyncio.run(meet(pages))

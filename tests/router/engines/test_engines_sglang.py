@@ -17,7 +17,7 @@ from tests.router.sglang_pages import EVENTS, INFO, LOADS, METRICS, SGLANG
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-async def test_it_is_known_by_its_server_info_under_both_names(path: str) -> None:
+async def test_sglang_is_recognized_by_its_server_info_at_both_paths(path: str) -> None:
     one = await recognized({"/v1/models": MODELS, path: INFO})
     assert (one.kind, one.source, one.loads, one.ranks) == ("sglang", None, None, (0,))
     assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 400_000)
@@ -26,7 +26,7 @@ async def test_it_is_known_by_its_server_info_under_both_names(path: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-async def test_the_revision_of_its_model_is_not_that_of_its_version(path: str) -> None:
+async def test_the_models_revision_is_not_part_of_the_engines_version(path: str) -> None:
     """SGLang's revision is the version of the model and not of SGLang: the router reads the same
     one when it recognizes the server and when it asks before a disaggregated request.
     """
@@ -37,13 +37,13 @@ async def test_the_revision_of_its_model_is_not_that_of_its_version(path: str) -
     assert version_in(b'{"version": "1", "revision": "v2"}', "/version").revision == "v2"
 
 
-async def test_another_engines_server_info_is_not_its_own() -> None:
+async def test_server_info_of_another_engine_is_not_taken_for_sglang() -> None:
     for other in ({"vllm_config": "..."}, {"disaggregated_params": None}, [1], "text"):
         one = await recognized({"/v1/models": MODELS, "/server_info": other})
         assert one.kind == "openai"
 
 
-async def test_every_rank_has_its_ports_and_the_block_size_is_that_of_events() -> None:
+async def test_each_rank_has_its_own_event_ports_and_the_block_size_of_events() -> None:
     pages = {**SGLANG, "/server_info": {**INFO, "dp_size": 2, "kv_events": EVENTS}}
     both = await recognized(pages)
     assert (both.ranks, both.facts.block_size, both.source) == ((0, 1), 64, None)
@@ -53,7 +53,7 @@ async def test_every_rank_has_its_ports_and_the_block_size_is_that_of_events() -
     assert (one.address, one.facts.kv_capacity_tokens) == (1, 400_000)
 
 
-async def test_blocks_of_one_token_work_and_are_advised_against() -> None:
+async def test_blocks_of_one_token_work_but_are_advised_against() -> None:
     pages = {**SGLANG, "/server_info": {**INFO, "page_size": 1}}
     one = await recognized(pages)
     assert one.facts.block_size == 64  # of our guesses, for it tells no events
@@ -61,7 +61,7 @@ async def test_blocks_of_one_token_work_and_are_advised_against() -> None:
     assert "--page-size" not in (await recognized(pages, ",block_size=1")).advice
 
 
-async def test_v1_loads() -> None:
+async def test_loads_are_read_from_v1_loads() -> None:
     assert (await recognized(SGLANG)).loads.loads_in is v1_loads_in
     loads = await loads_of(SGLANG)
     assert {r: (x.running, x.waiting) for r, x in loads.items()} == {0: (3, 2), 1: (4, 2)}
@@ -69,7 +69,7 @@ async def test_v1_loads() -> None:
 
 
 @pytest.mark.parametrize("page", [[{"dp_rank": 0}, {"dp_rank": 1}], {}], ids=["list", "object"])
-async def test_get_load_counts_those_who_wait_among_its_requests(page: object) -> None:
+async def test_get_load_counts_waiting_requests_among_all_requests(page: object) -> None:
     """`/get_load` counts waiting requests among all requests; its answer is a list up to 0.5.20,
     and one object in 0.4.8.
     """
@@ -83,13 +83,13 @@ async def test_get_load_counts_those_who_wait_among_its_requests(page: object) -
     assert math.isnan(loads[0].kv_used_tokens)  # prompts that wait are counted in it
 
 
-async def test_get_load_tells_the_tokens_in_use_while_nobody_waits() -> None:
+async def test_get_load_gives_the_used_tokens_while_no_request_waits() -> None:
     page = [{"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 0, "num_tokens": 9_000}]
     loads = await loads_of({"/v1/models": MODELS, "/server_info": INFO, "/get_load": page})
     assert (loads[0].running, loads[0].kv_used_tokens) == (5, 9_000)
 
 
-async def test_prometheus_where_there_is_nothing_newer_or_the_operator_says_so() -> None:
+async def test_load_comes_from_prometheus_without_newer_pages_or_if_configured() -> None:
     pages = {"/v1/models": MODELS, "/server_info": INFO, "/metrics": METRICS}
     assert (await recognized(pages)).loads.loads_in is loads_in
     loads = await loads_of(pages)
@@ -100,7 +100,7 @@ async def test_prometheus_where_there_is_nothing_newer_or_the_operator_says_so()
         assert one.loads == LoadReader(f"{url}/elsewhere", loads_in)
 
 
-async def test_what_the_operator_calls_sglang_is_sglang_whatever_it_answers() -> None:
+async def test_a_configured_kind_sglang_is_used_whatever_the_engine_answers() -> None:
     one = await recognized({"/v1/models": MODELS}, ",kind=sglang,block_size=64,kv_tokens=1000")
     assert (one.kind, one.loads, one.facts.block_size) == ("sglang", None, 64)
     assert one.facts.kv_capacity_tokens == 1000
@@ -145,7 +145,7 @@ async def test_impossible_loads_are_refused(key: str, value: object) -> None:
 @pytest.mark.parametrize(
     "page", [b'{"loads": [', b'{"loads": [{"num_running_reqs": NaN}]}', b"[" * 100_000, b"\xff"]
 )
-async def test_loads_that_are_no_json_are_no_way_to_read_its_load(page: bytes) -> None:
+async def test_a_load_page_that_is_not_json_is_not_used(page: bytes) -> None:
     one = await recognized({**SGLANG, "/v1/loads": page})
     assert (one.kind, one.loads) == ("sglang", None)
 
@@ -160,7 +160,7 @@ async def test_loads_that_are_no_json_are_no_way_to_read_its_load(page: bytes) -
         ({}, "llama", False),
     ],
 )
-async def test_windows_and_states_of_which_its_events_do_not_tell_are_noticed(
+async def test_caches_that_events_leave_out_are_noticed(
     state: dict[str, int | None], model: str, left_out: bool
 ) -> None:
     info = {**INFO, "kv_events": EVENTS, "internal_states": [{"memory_usage": state}]}
@@ -169,12 +169,12 @@ async def test_windows_and_states_of_which_its_events_do_not_tell_are_noticed(
 
 
 @pytest.mark.parametrize("page", ["text", [1], {"model_type": 5}])
-async def test_a_model_page_that_makes_no_sense_tells_nothing(page: object) -> None:
+async def test_an_invalid_model_page_is_ignored(page: object) -> None:
     pages = {**SGLANG, "/server_info": {**INFO, "kv_events": EVENTS}, "/model_info": page}
     assert not (await recognized(pages, ",rank=0")).leaves_out_groups
 
 
-async def test_prefix_caching_may_be_off() -> None:
+async def test_disabled_prefix_caching_is_noticed() -> None:
     assert (await recognized(SGLANG)).caches_prefixes
     pages = {**SGLANG, "/server_info": {**INFO, "disable_radix_cache": True}}
     assert not (await recognized(pages)).caches_prefixes

@@ -23,7 +23,7 @@ CREATED = {
 }
 
 
-async def test_it_is_known_by_its_list_of_models() -> None:
+async def test_trtllm_is_recognized_by_its_list_of_models() -> None:
     one = await recognized(OLD)
     assert (one.kind, one.source, one.ranks) == ("trtllm", None, (0,))
     assert one.loads.loads_in is newest_in
@@ -32,7 +32,7 @@ async def test_it_is_known_by_its_list_of_models() -> None:
     assert "events=poll" in one.advice
 
 
-async def test_a_newer_one_says_its_block_size_and_capacity() -> None:
+async def test_newer_releases_report_block_size_and_capacity() -> None:
     one = await recognized(NEW)
     assert one.loads.loads_in is loads_in
     assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 64_000)
@@ -40,7 +40,7 @@ async def test_a_newer_one_says_its_block_size_and_capacity() -> None:
     assert (load.running, load.waiting, load.kv_used_tokens) == (3, 1, 16_000)
 
 
-async def test_events_are_asked_for_once_and_only_of_an_engine_that_is_sure_to_be_it() -> None:
+async def test_events_are_polled_once_and_only_from_a_recognized_trtllm() -> None:
     asked: list[str] = []
     one = await recognized({**OLD, "POST /kv_cache_events": [CREATED]}, asked=asked)
     assert isinstance(one.source, PollSource)
@@ -53,7 +53,7 @@ async def test_events_are_asked_for_once_and_only_of_an_engine_that_is_sure_to_b
 
 
 @pytest.mark.parametrize("events", ["poll", "none", "tcp://h:5557"])
-async def test_events_are_not_asked_for_where_the_operator_said_how_it_is(events: str) -> None:
+async def test_events_are_not_probed_if_configured(events: str) -> None:
     asked: list[str] = []
     one = await recognized(OLD, f",events={events}", asked=asked)
     assert "POST /kv_cache_events" not in asked
@@ -63,12 +63,12 @@ async def test_events_are_not_asked_for_where_the_operator_said_how_it_is(events
 
 
 @pytest.mark.parametrize("page", [404, 500, [], "", "<html>", {"error": "off"}])
-async def test_without_events_in_the_answer_there_are_none(page: object) -> None:
+async def test_without_events_in_the_answer_the_engine_has_no_event_source(page: object) -> None:
     one = await recognized({**OLD, "POST /kv_cache_events": page})
     assert one.source is None
 
 
-async def test_the_newest_iteration_counts_and_ranks_are_added_up() -> None:
+async def test_the_newest_iteration_counts_and_ranks_are_summed() -> None:
     pages = {**OLD, "/metrics": [iteration(9, 9), iteration(2, 1)]}
     (load,) = (await loads_of(pages)).values()
     assert (load.running, load.waiting, load.kv_used_tokens, load.kv_usage) == (2, 1, 3_200, 0.1)
@@ -81,18 +81,18 @@ async def test_the_newest_iteration_counts_and_ranks_are_added_up() -> None:
     assert (load.running, load.waiting, load.kv_used_tokens) == (6, 4, 6_400)
 
 
-async def test_no_iteration_since_the_last_question_is_no_report_of_idleness() -> None:
+async def test_no_iteration_since_the_last_poll_does_not_mean_idle() -> None:
     assert await loads_of(OLD) == {}
 
 
-async def test_an_iteration_without_cache_figures_still_tells_its_requests() -> None:
+async def test_an_iteration_without_cache_values_still_gives_request_counts() -> None:
     pages = {**OLD, "/metrics": [{"numActiveRequests": 2}]}
     (load,) = (await loads_of(pages)).values()
     assert (load.running, load.waiting) == (2, 0)
     assert math.isnan(load.kv_used_tokens)
 
 
-async def test_metrics_that_are_no_array_are_no_way_to_read_its_load() -> None:
+async def test_metrics_that_are_not_a_json_array_are_not_used() -> None:
     for page in (404, "", "process_cpu_seconds_total 1\n", {"error": "x"}):
         assert (await recognized({**OLD, "/metrics": page})).loads is None
 

@@ -32,7 +32,7 @@ async def rendered(
     return [one.ids.tolist() for one in found], asked
 
 
-async def test_vllm_is_asked_with_the_clients_bytes_and_without_pixels() -> None:
+async def test_vllm_gets_the_clients_body_and_renders_without_media_payloads() -> None:
     ids, asked = await rendered(VllmRender(), {f"{CHATS}/render": {"token_ids": [1, 2**31]}})
     assert ids == [[1, 2**31]]
     assert asked == [(f"{CHATS}/render", CHAT[:-1] + b',"mm_payload":"none"}')]
@@ -40,7 +40,7 @@ async def test_vllm_is_asked_with_the_clients_bytes_and_without_pixels() -> None
     assert (await rendered(VllmRender(), pages, COMPLETIONS, TEXT))[0] == [[1], [2]]
 
 
-async def test_media_are_told_in_the_order_of_their_places() -> None:
+async def test_media_are_returned_in_the_order_of_their_positions() -> None:
     features = {
         "mm_hashes": {"image": ["b", "a"], "audio": ["c"]},
         "mm_placeholders": {
@@ -75,12 +75,12 @@ async def test_media_are_told_in_the_order_of_their_places() -> None:
         },
     ],
 )
-async def test_answers_of_vllm_that_make_no_sense_are_refused(answer: Any) -> None:
+async def test_invalid_answers_of_vllm_are_refused(answer: Any) -> None:
     with pytest.raises(WireError):
         await rendered(VllmRender(), {f"{CHATS}/render": answer})
 
 
-async def test_sglang() -> None:
+async def test_sglang_tokenizes_chats_and_prompts() -> None:
     assert (await rendered(SglangRender(), {"/v1/tokenize": {"tokens": [3, 4]}}))[0] == [[3, 4]]
     pages = {"/v1/tokenize": {"tokens": [[1, 2], [3]]}}
     assert (await rendered(SglangRender(), pages, COMPLETIONS, TEXT))[0] == [[1, 2], [3]]
@@ -92,7 +92,7 @@ async def test_sglang() -> None:
             await rendered(SglangRender(), {"/v1/tokenize": wrong})
 
 
-async def test_llamacpp_makes_a_text_of_a_chat_and_then_its_ids() -> None:
+async def test_llamacpp_renders_a_chat_as_text_and_then_tokenizes_it() -> None:
     pages = {"/apply-template": {"prompt": "<a>"}, "/tokenize": {"tokens": [7]}}
     ids, asked = await rendered(LlamaCppRender(), pages)
     assert ids == [[7]]

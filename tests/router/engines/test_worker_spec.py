@@ -15,13 +15,13 @@ from router.engines.worker_spec import parse_worker_spec, worker_spec_of
 URL = "http://127.0.0.1:8000"
 
 
-def test_a_url_alone_leaves_everything_to_be_asked():
+def test_a_url_alone_leaves_all_options_unset():
     assert parse_worker_spec(URL) == WorkerSpec(URL)
     assert parse_worker_spec(f" {URL}/ ") == WorkerSpec(URL)
     assert parse_worker_spec("https://gpu-7/base/").url == "https://gpu-7/base"
 
 
-def test_every_key_as_text_and_as_mapping():
+def test_every_key_is_read_from_text_and_from_a_mapping():
     text = (
         f"{URL},kind=vllm,model=org/m:1,rank=3,block_size=32,kv_tokens=400000,events=tcp://h:5557,"
         "replay=tcp://h:5558,topic=kv@h,metrics=http://h:8002/metrics,role=decode,"
@@ -107,7 +107,7 @@ def test_every_key_as_text_and_as_mapping():
         (None, "got NoneType"),
     ],
 )
-def test_refusals_say_what_is_allowed(value, says):
+def test_errors_say_what_is_allowed(value, says):
     with pytest.raises(WorkerSpecError, match=says):
         worker_spec_of(value)
 
@@ -125,7 +125,7 @@ def test_a_rank_has_its_own_name_and_endpoints():
         of_rank(WorkerSpec(URL, events="tcp://h:65527"), 9)
 
 
-def test_a_password_is_never_repeated():
+def test_a_password_never_appears_in_an_error():
     with pytest.raises(WorkerSpecError) as caught:
         parse_worker_spec("http://me:secret@h:1")
     assert "secret" not in str(caught.value)
@@ -146,11 +146,11 @@ def test_a_password_is_never_repeated():
         weight=st.floats(0.01, 100.0),
     )
 )
-def test_the_text_of_a_spec_reads_back_as_the_same(spec):
+def test_the_text_of_a_spec_parses_to_the_same_spec(spec):
     assert parse_worker_spec(str(spec)) == spec
 
 
 @given(st.one_of(st.text(), st.dictionaries(st.text(), st.none() | st.text() | st.floats())))
-def test_anything_is_a_spec_or_a_clear_error(value):
+def test_any_value_is_a_spec_or_a_spec_error(value):
     with suppress(WorkerSpecError):
         assert isinstance(worker_spec_of(value), WorkerSpec)

@@ -21,7 +21,7 @@ from tests.router.settings.config_problems import loaded
         *(("http://gw/v1beta", "http://gw/v1beta"), ("http://gw/av1", "http://gw/av1")),
     ],
 )
-def test_a_url_is_read_in_each_form(written, url):
+def test_each_form_of_a_url_is_read(written, url):
     assert parse_worker_spec(f"{written},weight=2").url == url
     assert worker_spec_of({"url": written}).url == url
     spec = parse_worker_spec(written)
@@ -29,12 +29,12 @@ def test_a_url_is_read_in_each_form(written, url):
 
 
 @pytest.mark.parametrize("text", ["gpu1", "8000", "ftp://gpu1:8000", "http://:8000", "gpu1:x", ""])
-def test_another_form_is_refused_with_one_that_is_right(text):
+def test_an_invalid_url_is_refused_with_a_valid_example(text):
     with pytest.raises(WorkerSpecError, match="as in http://gpu1:8000"):
         parse_worker_spec(text)
 
 
-def test_how_a_url_was_read_is_noted(tmp_path, capsys, monkeypatch):
+def test_a_corrected_url_is_noted(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("os.environ", {})
     path = tmp_path / "router.yaml"
     path.write_text("workers:\n  - gpu1:8000,weight=2\n  - http://b:1/\n  - url: http://c:2/v1\n")

@@ -23,7 +23,7 @@ def sglang(**announced: Any) -> RankedSources:
     return server_info_sources(json.dumps(body).encode(), HOST)
 
 
-def test_vllm_names_each_rank_with_all_its_settings() -> None:
+def test_vllm_reports_the_event_sources_of_each_rank() -> None:
     shared = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 10000}
     answer = {
         "0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5600", "topic": "kv"},
@@ -52,7 +52,7 @@ def test_vllm_without_a_publisher_has_no_events(answer: object) -> None:
     assert vllm(answer) == RankedSources({})
 
 
-def test_a_rank_that_cannot_be_reached_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_with_an_unreachable_endpoint_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     found = vllm({"0": {"endpoint": "inproc://kv"}, "1": {"endpoint": "tcp://*:5558"}})
     assert found.by_rank.keys() == {1}
     assert found.ranks == 2
@@ -75,7 +75,7 @@ def test_a_rank_that_cannot_be_reached_is_left_out(caplog: pytest.LogCaptureFixt
         (json.dumps({"0": {"endpoint": "tcp://" + "h" * 2_000}}).encode(), "length"),
     ],
 )
-def test_vllms_bad_answers_are_named(body: bytes, words: str) -> None:
+def test_an_invalid_answer_of_vllm_gives_the_reason(body: bytes, words: str) -> None:
     with pytest.raises(WireError, match=words):
         kv_event_sources(body, HOST)
 
@@ -103,16 +103,16 @@ def test_sglang_counts_ports_up_from_rank_0() -> None:
         ("[fd00::9]", "tcp://[fd00::9]:5557"),
     ],
 )
-def test_sglangs_wildcard_stands_for_the_workers_host(named: str, live: str) -> None:
+def test_sglangs_wildcard_is_replaced_by_the_workers_host(named: str, live: str) -> None:
     assert sglang(endpoint_host=named).by_rank == {0: ZmqSource(live)}
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"kv_events": null}', b'{"page_size": 1}'])
-def test_sglang_that_says_nothing_has_no_events(body: bytes) -> None:
+def test_an_sglang_without_event_fields_has_no_events(body: bytes) -> None:
     assert server_info_sources(body, HOST) == RankedSources({})
 
 
-def test_sglang_with_the_null_publisher_still_says_its_ranks() -> None:
+def test_an_sglang_with_the_null_publisher_still_reports_its_ranks() -> None:
     assert sglang(publisher="null", dp_size=4) == RankedSources({}, ranks=4)
 
 
@@ -129,6 +129,8 @@ def test_sglang_with_the_null_publisher_still_says_its_ranks() -> None:
         ({"replay_endpoint_port_base": 70_000}, "replay_endpoint_port_base"),
     ],
 )
-def test_sglangs_bad_answers_are_named(announced: dict[str, Any], words: str) -> None:
+def test_an_invalid_answer_of_sglang_gives_the_reason(
+    announced: dict[str, Any], words: str
+) -> None:
     with pytest.raises(WireError, match=words):
         sglang(**announced)

@@ -49,7 +49,7 @@ def never() -> None:
     raise AssertionError("there was room")
 
 
-async def test_each_seat_gets_its_own_messages() -> None:
+async def test_each_feed_gets_its_own_messages() -> None:
     hubs, reader = SharedReaders(), Reader()
     async with (
         hubs.joined(ADDRESS, "a", 5, never, reader.read) as a,
@@ -62,7 +62,7 @@ async def test_each_seat_gets_its_own_messages() -> None:
     assert (reader.cancelled, len(hubs)) == (1, 0)
 
 
-async def test_one_that_is_slow_loses_what_is_beyond_its_limit_and_nobody_waits() -> None:
+async def test_a_slow_feed_drops_messages_above_its_limit_and_delays_no_other() -> None:
     hubs, reader, dropped = SharedReaders(), Reader(), []
     async with (
         hubs.joined(ADDRESS, "slow", 2, lambda: dropped.append(1), reader.read) as slow,
@@ -75,7 +75,9 @@ async def test_one_that_is_slow_loses_what_is_beyond_its_limit_and_nobody_waits(
         assert [await slow.receive(), await slow.receive()] == [0, 1]
 
 
-async def test_strays_are_told_at_powers_of_two(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unassigned_messages_are_logged_at_powers_of_two(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hubs, reader = SharedReaders(), Reader()
     async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
         await reader.give("b" * 500, *range(9))
@@ -85,7 +87,7 @@ async def test_strays_are_told_at_powers_of_two(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("waiting", [0, 2], ids=["empty", "full"])
-async def test_a_reader_that_breaks_ends_its_feeds_and_the_next_one_begins_anew(
+async def test_a_failed_reader_ends_its_feeds_and_the_next_feed_starts_a_new_one(
     waiting: int,
 ) -> None:
     hubs, reader = SharedReaders(), Reader()
@@ -101,7 +103,7 @@ async def test_a_reader_that_breaks_ends_its_feeds_and_the_next_one_begins_anew(
     assert len(hubs) == 0
 
 
-async def test_a_seat_is_for_one() -> None:
+async def test_two_feeds_cannot_share_a_topic() -> None:
     hubs, reader = SharedReaders(), Reader()
     async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
         with pytest.raises(ValueError, match=f"two workers take the events of 'a' at {ADDRESS}"):
@@ -111,7 +113,7 @@ async def test_a_seat_is_for_one() -> None:
             assert len(hubs) == 2
 
 
-async def test_a_reader_that_returns_is_no_end_of_waiting() -> None:
+async def test_a_reader_that_returns_makes_receive_fail() -> None:
     async def nothing(hub: SharedReader) -> None:
         return
 

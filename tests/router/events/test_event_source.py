@@ -17,7 +17,7 @@ from router.events.sources import (
 )
 
 
-def test_rank_0_is_the_source_itself() -> None:
+def test_rank_0_has_the_unchanged_source() -> None:
     source = ZmqSource("ipc:///tmp/a", "tcp://h:5558", "http://h/kv_snapshot", "t")
     assert at_rank(source, 0) == source
 
@@ -32,7 +32,7 @@ def test_rank_0_is_the_source_itself() -> None:
         ("ipc:///run/kv", "ipc:///run/kv_dp3"),
     ],
 )
-def test_ranks_count_ports_up_or_append_to_names(endpoint: str, ranked: str) -> None:
+def test_ranks_count_up_ports_or_append_to_names(endpoint: str, ranked: str) -> None:
     source = ZmqSource(endpoint, endpoint, "http://h/kv_snapshot", "topic", bind=True)
     assert at_rank(source, 3) == ZmqSource(
         ranked, ranked, "http://h/kv_snapshot", "topic", bind=True
@@ -57,14 +57,14 @@ def test_a_polled_source_filters_by_its_rank() -> None:
         (ZmqSource("pgm://h:5557"), 1, "no tcp://host:port"),
     ],
 )
-def test_there_is_no_endpoint_for_every_rank(
+def test_ranks_without_a_valid_endpoint_are_refused(
     source: ZmqSource | PollSource, rank: int, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
         at_rank(source, rank)
 
 
-def test_what_can_be_connected_to_and_what_can_be_bound() -> None:
+def test_only_endpoints_that_can_be_connected_to_or_bound_are_usable() -> None:
     for endpoint in ("tcp://h:1", "tcp://[::1]:65535", "ipc:///run/kv"):
         assert usable(endpoint)
         assert usable(endpoint, bind=True)
@@ -76,13 +76,13 @@ def test_what_can_be_connected_to_and_what_can_be_bound() -> None:
 
 
 @pytest.mark.parametrize("bound", ["*", "0.0.0.0", "[::]", "::"])
-def test_a_wildcard_is_seen_at_the_workers_host(bound: str) -> None:
+def test_a_wildcard_endpoint_is_reached_at_the_workers_host(bound: str) -> None:
     assert reachable(f"tcp://{bound}:5557", "10.0.0.5") == "tcp://10.0.0.5:5557"
     assert reachable(f"tcp://{bound}:5557", "fd00::1") == "tcp://[fd00::1]:5557"
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://10.0.0.9:5557", "ipc:///run/kv", "tcp://[::1]:5557"])
-def test_other_endpoints_stay_as_they_are(endpoint: str) -> None:
+def test_endpoints_without_a_wildcard_stay_unchanged(endpoint: str) -> None:
     assert reachable(endpoint, "10.0.0.5") == endpoint
 
 
@@ -109,7 +109,7 @@ def test_other_endpoints_stay_as_they_are(endpoint: str) -> None:
         (("*", "ipc"), "bind:tcp://*:5557", False),
     ],
 )
-def test_an_engine_may_name_its_own_host_and_those_that_are_allowed(
+def test_event_endpoints_may_use_the_engines_host_and_allowed_hosts(
     allowed: tuple[str, ...], endpoint: str, whether: bool
 ) -> None:
     own = {"10.0.0.5", "engine", "fd00::5"}
@@ -118,6 +118,6 @@ def test_an_engine_may_name_its_own_host_and_those_that_are_allowed(
 
 
 @pytest.mark.parametrize("host", ["", "a b", "tcp://h:1", "h:5557", "10.0.0.1/8", "1.2.3", "-h"])
-def test_what_is_no_host_is_refused(host: str) -> None:
+def test_an_invalid_event_host_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="is no host; allowed: NAME, ADDRESS, CIDR, ipc"):
         event_hosts((host,))

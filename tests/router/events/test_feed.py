@@ -38,7 +38,7 @@ async def test_a_late_joiner_without_snapshots_replays_from_the_beginning(answer
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_what_was_published_before_the_subscription_took_hold_is_asked_for(
+async def test_batches_published_before_the_subscription_took_effect_are_requested(
     snapshot: bool,
 ) -> None:
     """Events that were published before the subscription took effect are requested: no further
@@ -65,7 +65,7 @@ async def test_a_gap_is_filled_by_a_replay(answer: Answer) -> None:
         assert one.kv.counters.gaps >= 1
 
 
-async def test_a_late_joiner_takes_the_snapshot_where_there_is_one() -> None:
+async def test_a_late_joiner_takes_the_snapshot_if_there_is_one() -> None:
     async with line(snapshot=True, published=5) as one:
         await one.settled()
         assert one.publisher.replays == []
@@ -75,7 +75,7 @@ async def test_a_late_joiner_takes_the_snapshot_where_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("answer", [with_garbage, not_at_all])
-async def test_a_replay_that_fails_is_made_good_by_a_snapshot(answer: Answer) -> None:
+async def test_a_snapshot_replaces_a_failed_replay(answer: Answer) -> None:
     async with line(answer, snapshot=True) as one:
         await one.subscribed()
         await one.settled()
@@ -99,7 +99,7 @@ async def test_without_replay_socket_a_gap_takes_a_snapshot() -> None:
         await one.settled()
 
 
-async def test_where_nobody_answers_hits_stay_a_lower_bound() -> None:
+async def test_without_a_replay_or_snapshot_hits_stay_a_lower_bound() -> None:
     async with line(replay=False) as one:
         await one.subscribed()
         for lost in (True, False):
@@ -110,7 +110,7 @@ async def test_where_nobody_answers_hits_stay_a_lower_bound() -> None:
         assert not one.holds(last - 1)
 
 
-async def test_a_replay_without_end_is_cut_off_and_holds_nobody_up(
+async def test_an_endless_replay_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(asking_module, "_REPLAY_MAX_S", 0.3)
@@ -121,7 +121,7 @@ async def test_a_replay_without_end_is_cut_off_and_holds_nobody_up(
         await one.subscribed()
 
 
-async def test_a_worker_that_was_silent_at_first_is_asked_for_its_snapshot_again(
+async def test_a_failed_snapshot_request_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(missed_module, "_ASK_AGAIN_S", 0.05)
@@ -136,7 +136,7 @@ async def test_a_worker_that_was_silent_at_first_is_asked_for_its_snapshot_again
         assert one.feed.counters.failed_syncs >= 1
 
 
-async def test_a_gap_during_another_replay_is_not_given_up_with_it() -> None:
+async def test_a_gap_during_another_replay_is_still_filled() -> None:
     """A gap that appears during another replay is not given up at the end of that replay."""
     release = asyncio.Event()
 
@@ -172,7 +172,7 @@ async def test_a_restarted_publisher_is_followed_from_its_first_batch() -> None:
         assert one.kv.resident_blocks == 1
 
 
-async def test_malformed_frames_are_counted_and_the_stream_goes_on() -> None:
+async def test_malformed_frames_are_counted_and_the_stream_continues() -> None:
     async with line() as one:
         await one.subscribed()
         seq = one.publisher.next_seq.to_bytes(8, "big")
@@ -184,7 +184,7 @@ async def test_malformed_frames_are_counted_and_the_stream_goes_on() -> None:
         assert one.feed.counters.malformed_frames == len(odd)
 
 
-async def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
+async def test_a_flood_of_events_does_not_block_the_event_loop() -> None:
     async with line() as one:
         await one.subscribed()
         await one.settled()

@@ -59,7 +59,7 @@ def batch(bad: Any) -> bytes:
 
 
 @pytest.mark.parametrize("name", sorted(BAD))
-async def test_it_costs_itself_alone(name: str) -> None:
+async def test_a_bad_event_costs_no_other_event(name: str) -> None:
     bad, why = BAD[name]
     async with line() as one:
         await one.subscribed()
@@ -81,7 +81,7 @@ async def test_it_costs_itself_alone(name: str) -> None:
         assert len(one.publisher.replays) <= replays + 1  # the one after the subscription
 
 
-async def test_unknown_media_are_named_once_each(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_unknown_medium_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     media = ["TAPE", "TAPE", *(f"TIER{i}" for i in range(12)), "GPU"]
     async with line() as one:
         await one.subscribed()
@@ -99,7 +99,7 @@ async def test_unknown_media_are_named_once_each(caplog: pytest.LogCaptureFixtur
         assert caplog.text.count("tell of an unknown medium") == 8
 
 
-async def test_ids_of_images_are_hashed_and_the_batch_is_whole() -> None:
+async def test_wide_image_ids_are_hashed_and_the_batch_is_complete() -> None:
     async with line() as one:
         await one.subscribed()
         await one.settled()
@@ -111,7 +111,7 @@ async def test_ids_of_images_are_hashed_and_the_batch_is_whole() -> None:
         assert not one.feed.counters.skips + one.kv.skips()
 
 
-async def test_a_batch_that_cannot_be_read_is_passed_over_once_replayed() -> None:
+async def test_an_unreadable_batch_is_skipped_after_one_replay() -> None:
     """A batch that cannot be read is skipped after one replay: the known blocks stay as a lower
     bound, and the batch is not requested again and again.
     """

@@ -28,7 +28,7 @@ def stored(name: int, parent: int | None, tokens: list[int]) -> bytes:
     return pack(["BlockStored", [name], parent, tokens, 2, None, "GPU", None, None, 0])
 
 
-async def test_two_engines_at_one_endpoint_are_told_apart(
+async def test_two_engines_at_one_endpoint_are_distinguished_by_topic(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     live = free_endpoint()
@@ -55,7 +55,7 @@ async def test_two_engines_at_one_endpoint_are_told_apart(
             assert one.kv(worker_id).counters.restarts == 0
 
 
-async def test_a_gap_is_replayed_by_the_engine_it_belongs_to() -> None:
+async def test_a_gap_is_replayed_by_its_own_engine() -> None:
     live = free_endpoint()
     async with (
         rig() as one,
@@ -72,7 +72,7 @@ async def test_a_gap_is_replayed_by_the_engine_it_belongs_to() -> None:
         assert one.kv(1).known
 
 
-async def test_the_endpoint_is_bound_from_the_first_worker_to_the_last() -> None:
+async def test_the_endpoint_is_bound_while_any_worker_uses_it() -> None:
     live = free_endpoint()
     async with rig() as one:
         async with one.following(bound(live, "a"), 0):
@@ -88,7 +88,7 @@ async def test_the_endpoint_is_bound_from_the_first_worker_to_the_last() -> None
             await one.until_hit(CHAIN, 1)
 
 
-async def test_an_address_in_use_is_tried_until_it_is_free(
+async def test_binding_an_address_in_use_is_retried_until_it_is_free(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Not a socket of ZMQ: that closes some time after it is told to, and an engine that reaches it
@@ -114,7 +114,7 @@ async def test_two_workers_cannot_have_the_same_topic() -> None:
             await second.run()
 
 
-async def test_frames_of_any_shape_cost_a_counter() -> None:
+async def test_malformed_frames_are_counted() -> None:
     live = free_endpoint()
     async with (
         rig() as one,

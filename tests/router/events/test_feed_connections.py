@@ -64,7 +64,7 @@ async def following_four() -> AsyncIterator[tuple[Rig, Publisher]]:
 
 
 @pytest.mark.parametrize("batches", [2, 4, 5, 9], ids=["fewer", "as many", "one more", "more"])
-async def test_another_one_is_noticed_though_it_says_nothing(batches: int) -> None:
+async def test_another_publisher_is_noticed_although_it_publishes_nothing(batches: int) -> None:
     async with following_four() as (one, engine):
         engine.kept = {seq: payload(20 + seq) for seq in range(batches)}
         await gone_and_back(one, engine)
@@ -74,7 +74,7 @@ async def test_another_one_is_noticed_though_it_says_nothing(batches: int) -> No
         assert one.kv().counters.restarts in (1, 2)  # by another digest, by what it lacks, or both
 
 
-async def test_another_one_that_goes_on_with_the_next_number_is_noticed() -> None:
+async def test_another_publisher_with_the_next_batch_number_is_noticed() -> None:
     async with following_four() as (one, engine):
         engine.kept = {seq: payload(20 + seq) for seq in range(4)}
         await gone_and_back(one, engine)
@@ -85,7 +85,7 @@ async def test_another_one_that_goes_on_with_the_next_number_is_noticed() -> Non
         assert not any(holds(one, [n]) for n in range(4))
 
 
-async def test_another_one_that_published_nothing_holds_nothing() -> None:
+async def test_another_publisher_without_batches_has_an_empty_cache() -> None:
     async with following_four() as (one, engine):
         engine.kept = {}
         await gone_and_back(one, engine)
@@ -94,7 +94,7 @@ async def test_another_one_that_published_nothing_holds_nothing() -> None:
         assert one.kv().resident_blocks == 0
 
 
-async def test_the_same_one_tells_what_it_published_meanwhile() -> None:
+async def test_batches_published_during_a_lost_connection_are_replayed() -> None:
     async with following_four() as (one, engine):
         engine.pub.close(linger=0)
         engine.kept |= {seq: payload(seq) for seq in range(4, 7)}
@@ -103,7 +103,7 @@ async def test_the_same_one_tells_what_it_published_meanwhile() -> None:
         assert one.kv().counters.restarts == 0
 
 
-def test_a_publisher_whose_machine_is_gone_is_noticed_by_tcp() -> None:
+def test_tcp_keepalive_is_on_to_notice_a_lost_machine() -> None:
     """TCP keep-alive, which notices that a publisher's machine is gone, is on; a test cannot cut a
     connection silently.
     """
@@ -116,7 +116,7 @@ def test_a_publisher_whose_machine_is_gone_is_noticed_by_tcp() -> None:
         assert 0 < idle_s + between_s * tries <= 30
 
 
-async def test_while_the_connection_is_lost_the_cache_is_not_known(
+async def test_the_cache_is_unknown_while_the_connection_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with following_four() as (one, engine):
@@ -137,7 +137,7 @@ async def test_while_the_connection_is_lost_the_cache_is_not_known(
         assert feed.counters.heard
 
 
-async def test_what_waited_here_when_the_connection_was_lost_proves_nothing(
+async def test_a_batch_queued_before_the_connection_loss_proves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A batch that waited in the router's queue when the connection was lost proves nothing: it has
@@ -180,7 +180,7 @@ async def test_without_a_replay_the_next_number_proves_nothing() -> None:
             assert holds(one, [0]) is not missed
 
 
-async def test_without_a_replay_the_start_of_its_process_proves_it() -> None:
+async def test_without_a_replay_an_unchanged_process_start_proves_no_restart() -> None:
     for later, known in ((0.0, True), (5.0, False)):
         async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
             tell = partial(report, one)
@@ -202,7 +202,7 @@ def report(one: Rig, started_s: float) -> None:
     one.world.core.on_load_report(LoadReport(0.0, 0, 0, 0, math.nan, started_s=started_s))
 
 
-async def test_a_snapshot_alone_tells_all_after_a_loss() -> None:
+async def test_a_snapshot_alone_restores_the_cache_after_a_connection_loss() -> None:
     async with line(replay=False, snapshot=True, subscribed_s=0.05) as one:
         await one.subscribed()
         await one.settled()
@@ -219,7 +219,7 @@ async def test_a_snapshot_alone_tells_all_after_a_loss() -> None:
         await until(lambda: one.kv.known and one.kv.resident_blocks == 1, lambda: "its cache")
 
 
-async def test_at_an_endpoint_that_we_bind_a_loss_is_anybodys_until_each_was_asked() -> None:
+async def test_at_a_bound_endpoint_a_loss_makes_all_caches_unknown_until_replayed() -> None:
     live = free_endpoint()
     async with rig(subscribed_s=0.01) as one, publisher(one.context, b"a") as replaying:
         source = bound(live, "a", replaying.replay)
@@ -235,7 +235,7 @@ async def test_at_an_endpoint_that_we_bind_a_loss_is_anybodys_until_each_was_ask
             assert holds(one, range(4))
 
 
-async def test_without_a_replay_nothing_is_asked_and_nothing_forgotten() -> None:
+async def test_without_a_replay_a_reconnect_forgets_no_block() -> None:
     async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
         await engine.send(0, payload(0))
         await until(lambda: holds(one, [0]), lambda: "the block")
@@ -246,7 +246,7 @@ async def test_without_a_replay_nothing_is_asked_and_nothing_forgotten() -> None
         assert holds(one, [0, 1])
 
 
-async def test_one_that_comes_later_than_its_follower_is_asked_then(
+async def test_a_publisher_that_starts_after_its_feed_is_asked_for_a_replay(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     live, replay = free_endpoint(), free_endpoint()
@@ -264,7 +264,7 @@ async def test_one_that_comes_later_than_its_follower_is_asked_then(
             await until_known(one, 2)
 
 
-async def test_at_an_endpoint_that_we_bind_everybody_is_asked() -> None:
+async def test_at_a_bound_endpoint_a_reconnect_replays_every_worker() -> None:
     live = free_endpoint()
     async with rig(subscribed_s=0.01) as one, publisher(one.context, b"a") as replaying:
         source = bound(live, "a", replaying.replay)
@@ -281,7 +281,7 @@ async def test_at_an_endpoint_that_we_bind_everybody_is_asked() -> None:
                 assert not holds(one, [0])
 
 
-async def test_the_first_connection_is_no_return() -> None:
+async def test_the_first_connection_is_not_a_reconnect() -> None:
     async with followed(subscribed_s=0.01) as (_, engine, feed):
         await until(lambda: feed.counters.replays == 2, lambda: "both looks")
         assert engine.asked == [0, 0]

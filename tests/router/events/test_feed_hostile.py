@@ -30,7 +30,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 @pytest.mark.parametrize("seq", [1 << 63, (1 << 64) - 2, (1 << 64) - 1])
-async def test_numbers_that_nobody_counts_to_are_refused(seq: int) -> None:
+async def test_impossibly_large_batch_numbers_are_refused(seq: int) -> None:
     """Batch numbers near the end of 8 bytes, which no publisher counts to, are refused."""
     async with followed() as (one, engine, feed):
         await engine.send(0, payload(0))
@@ -42,7 +42,7 @@ async def test_numbers_that_nobody_counts_to_are_refused(seq: int) -> None:
         assert one.kv().counters.restarts == 0
 
 
-async def test_the_highest_number_is_followed_by_none_and_breaks_nothing() -> None:
+async def test_the_highest_batch_number_is_handled() -> None:
     highest = (1 << 63) - 1
     async with followed(subscribed_s=0.01) as (one, engine, feed):
         await engine.send(highest, payload(0))
@@ -53,7 +53,7 @@ async def test_the_highest_number_is_followed_by_none_and_breaks_nothing() -> No
         await until(lambda: one.kv().known and holds(one, [1]), lambda: "the new one")
 
 
-async def test_a_flood_of_clears_holds_nobody_up() -> None:
+async def test_a_flood_of_clears_does_not_block_the_event_loop() -> None:
     async with followed() as (one, engine, _):
         batches, clears = 20, 60_000
         for seq in range(batches):
@@ -68,7 +68,7 @@ async def test_a_flood_of_clears_holds_nobody_up() -> None:
         assert turns >= batches  # others had theirs between any two batches
 
 
-async def test_numbers_that_leap_on_and_on_are_a_gap_each_and_asked_for_at_leisure() -> None:
+async def test_repeated_gaps_are_requested_at_a_limited_rate() -> None:
     async with followed() as (one, engine, feed):
         began_s = time.monotonic()
         for n in range(12):
@@ -85,7 +85,7 @@ async def test_numbers_that_leap_on_and_on_are_a_gap_each_and_asked_for_at_leisu
         assert one.kv().backlog_batches == 0
 
 
-async def test_batches_that_wait_take_so_many_bytes_at_most(
+async def test_waiting_batches_are_limited_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backlog_module, "MAX_BYTES", 1 << 20)
@@ -107,7 +107,7 @@ async def never(engine: Publisher) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_flood_of_topics_reaches_nobody_and_the_log_seldom(
+async def test_a_flood_of_unknown_topics_is_dropped_and_rarely_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     live = free_endpoint()
@@ -128,7 +128,7 @@ async def test_a_flood_of_topics_reaches_nobody_and_the_log_seldom(
         assert one.kv().known
 
 
-async def test_a_worker_that_leaves_in_the_middle_of_a_replay_is_gone(
+async def test_events_of_a_worker_removed_during_a_replay_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker that leaves in the middle of a replay is gone: what its feed still delivers belongs
@@ -164,7 +164,7 @@ async def endless_replay(engine: Publisher) -> None:
             await asyncio.sleep(0)
 
 
-async def test_two_questions_at_once_are_answered_one_after_another(
+async def test_replay_requests_run_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     under_way = most = 0

@@ -33,7 +33,7 @@ async def gap_of_two(one: Line) -> None:
 
 
 @pytest.mark.parametrize("answer", [one_too_late, cut_before_the_end])
-async def test_a_snapshot_mends_what_a_replay_leaves_open(answer) -> None:
+async def test_a_snapshot_fills_the_gap_that_a_replay_leaves(answer) -> None:
     async with line(answer, snapshot=True) as one:
         await one.subscribed()
         await one.settled()
@@ -43,7 +43,7 @@ async def test_a_snapshot_mends_what_a_replay_leaves_open(answer) -> None:
         assert one.kv.exact
 
 
-async def test_a_publisher_that_is_silent_at_first_is_asked_again_before_all_is_given_up(
+async def test_an_unanswered_replay_request_is_repeated_before_it_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(missed_module, "_ASK_AGAIN_S", 0.01)

@@ -26,7 +26,7 @@ from tests.router.events.feed_wire import (
 )
 
 
-async def test_what_a_full_send_queue_drops_is_replayed() -> None:
+async def test_batches_dropped_by_a_full_send_queue_are_replayed() -> None:
     """Batches that a full send queue drops are replayed; beyond the publisher's high-water mark,
     they vanish silently.
     """
@@ -65,7 +65,7 @@ async def test_what_a_full_send_queue_drops_is_replayed() -> None:
             pub.close(linger=0)
 
 
-async def test_a_replay_that_begins_later_than_asked_leaves_the_gap_open() -> None:
+async def test_a_replay_that_begins_later_than_requested_leaves_the_gap_open() -> None:
     async with followed() as (one, engine, _):
         await engine.send(0, payload(0))
         await until_known(one, 1)
@@ -80,7 +80,7 @@ async def test_a_replay_that_begins_later_than_asked_leaves_the_gap_open() -> No
         assert not one.kv().resyncing
 
 
-async def test_a_late_joiner_whose_replay_begins_late_knows_a_part_only() -> None:
+async def test_a_late_joiner_whose_replay_begins_late_knows_only_a_part() -> None:
     async with rig() as one, publisher(one.context) as engine:
         for seq in range(5, 8):
             await engine.send(seq, payload(seq), lost=True)
@@ -93,7 +93,7 @@ async def test_a_late_joiner_whose_replay_begins_late_knows_a_part_only() -> Non
             assert not one.kv().known
 
 
-async def test_a_publisher_that_began_anew_has_an_empty_cache() -> None:
+async def test_a_restarted_publisher_has_an_empty_cache() -> None:
     async with followed() as (one, engine, _):
         for seq in range(4):
             await engine.send(seq, payload(seq))
@@ -106,7 +106,7 @@ async def test_a_publisher_that_began_anew_has_an_empty_cache() -> None:
         assert one.kv().counters.restarts == 1
 
 
-async def test_a_publisher_that_began_anew_unheard_is_noticed_by_its_numbers() -> None:
+async def test_a_restart_with_lost_first_batches_is_noticed_by_batch_numbers() -> None:
     """A restart of a publisher whose first batches were lost is noticed: the first received batch
     shows a gap after the publisher's own start.
     """
@@ -171,7 +171,7 @@ async def endless(held: Held) -> None:
         await held.answer()
 
 
-async def test_batches_of_a_replay_that_are_live_too_count_once() -> None:
+async def test_batches_both_replayed_and_live_count_once() -> None:
     async with rig() as one, publisher(one.context) as engine:
         for seq in range(3):
             await engine.send(seq, payload(seq), lost=True)
@@ -185,7 +185,7 @@ async def test_batches_of_a_replay_that_are_live_too_count_once() -> None:
             assert one.kv().known
 
 
-async def test_a_replay_with_batches_dropped_on_the_way_is_asked_for_the_rest() -> None:
+async def test_batches_dropped_from_a_replay_are_requested_again() -> None:
     """If a replay loses batches, the rest is requested: a ROUTER socket drops what its send queue
     has no room for, also the end mark.
     """
@@ -209,7 +209,7 @@ async def test_a_replay_with_batches_dropped_on_the_way_is_asked_for_the_rest() 
             await until(lambda: feed.counters.replays == 1, lambda: "the replay's end")
 
 
-async def test_a_replay_without_its_end_mark_is_over_when_no_more_comes() -> None:
+async def test_a_replay_without_an_end_mark_ends_by_timeout() -> None:
     async with rig(timeout_s=0.2) as one, publisher(one.context) as engine:
         for seq in range(3):
             await engine.send(seq, payload(seq), lost=True)
@@ -228,7 +228,7 @@ async def test_a_replay_without_its_end_mark_is_over_when_no_more_comes() -> Non
             await until_known(one, 3)
 
 
-async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
+async def test_a_slow_replay_has_a_total_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A slow replay is waited for only so long as a whole, even if each of its batches comes in
@@ -246,9 +246,7 @@ async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
             assert not any(isinstance(f, KvEvents) and f.seq > 1 for f in one.told)
 
 
-async def test_a_replay_that_brings_ever_later_batches_is_waited_for_however_long_it_takes() -> (
-    None
-):
+async def test_a_replay_that_makes_progress_is_waited_for_without_limit() -> None:
     """A replay is waited for as long as it brings later batches, here one every twenty seconds,
     which is much longer than a replay may pause.
     """
@@ -261,7 +259,7 @@ async def test_a_replay_that_brings_ever_later_batches_is_waited_for_however_lon
             assert (engine.asked, feed.counters.failed_syncs) == ([0], 0)
 
 
-async def test_a_replay_is_known_at_its_end_and_what_it_told_is_not_asked_for_again(
+async def test_the_cache_is_known_at_the_replays_end_without_a_second_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go = asyncio.Semaphore(2)

@@ -61,7 +61,7 @@ def stored_map(at: int, pages: int = 1, **fields: Any) -> dict[str, Any]:
     }
 
 
-def test_names_are_those_of_sglang() -> None:
+def test_page_names_equal_those_of_sglang() -> None:
     """Page names equal those of SGLang 0.5.9 for the tokens 1 to 32 in pages of 16."""
     assert NAMES[:2] == [8635429971592222890, 1256577331724852459]
     assert NAMES[2] < 0, "it must be negative to show anything, as a name and as a parent"
@@ -97,7 +97,7 @@ async def test_maps_of_several_pages_and_other_media_are_followed() -> None:
         await one.until_hit(CHAIN, 0)
 
 
-async def test_salts_and_adapters_have_chains_of_their_own() -> None:
+async def test_salts_and_adapters_have_their_own_chains() -> None:
     async with followed(block_size=PAGE) as (one, engine, _):
         salted = stored_map(0, 1, cache_salt="blue")
         both = stored_map(0, 1, cache_salt="blue", lora_name="tuned") | {"block_hashes": [-5]}
@@ -122,7 +122,7 @@ async def test_pages_of_one_token_are_blocks_of_one_token() -> None:
         await one.until_hit(chain_of(tokens, 1), 5)
 
 
-async def test_bigrams_are_skipped_and_the_stream_goes_on() -> None:
+async def test_bigrams_are_skipped_and_the_stream_continues() -> None:
     """Events with pairs of token ids, which EAGLE makes and no request uses, are skipped, and the
     stream continues.
     """
@@ -136,7 +136,7 @@ async def test_bigrams_are_skipped_and_the_stream_goes_on() -> None:
 
 
 @pytest.mark.parametrize("new_form", [False, True], ids=["to 0.5.20", "0.5.23"])
-async def test_a_late_joiner_replays(new_form: bool) -> None:
+async def test_a_late_joiner_replays_from_the_beginning(new_form: bool) -> None:
     event = stored_map if new_form else stored_array
     async with rig() as one, publisher(one.context, new_form=new_form) as engine:
         await engine.send(0, pack(event(0, 2)))

@@ -46,7 +46,7 @@ async def test_stored_and_removed_blocks_are_followed(names: list[Any]) -> None:
         assert engine.polls >= 2
 
 
-async def test_first_releases_name_no_window() -> None:
+async def test_events_without_a_window_size_are_followed() -> None:
     async with polled() as (one, engine, _):
         engine.emit(CREATED, stored(None, block(1, TOKENS[:4])), window=None)
         await one.until_hit(CHAIN, 1)
@@ -97,7 +97,7 @@ async def test_a_block_moves_between_the_gpu_and_the_host() -> None:
         assert one.kv().known
 
 
-async def test_images_are_part_of_their_block() -> None:
+async def test_images_are_part_of_their_blocks_hash() -> None:
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 3}
     async with polled() as (one, engine, _):
         pictured = block(2, TOKENS[4:8], mm_keys=[image])
@@ -110,7 +110,7 @@ async def test_images_are_part_of_their_block() -> None:
         assert one.hit(CHAIN) == 1
 
 
-async def test_salted_blocks_have_chains_of_their_own() -> None:
+async def test_salted_blocks_have_their_own_chains() -> None:
     async with polled() as (one, engine, _):
         first, second = (block(n, TOKENS[n * 4 : n * 4 + 4], cache_salt="blue") for n in (0, 1))
         engine.emit(CREATED, stored(None, first, second))
@@ -126,7 +126,7 @@ async def test_salted_blocks_have_chains_of_their_own() -> None:
     ],
     ids=["strings", "prompt tuning"],
 )
-async def test_tokens_that_are_no_plain_ids_are_skipped(odd: dict[str, Any]) -> None:
+async def test_blocks_whose_tokens_are_not_plain_ids_are_skipped(odd: dict[str, Any]) -> None:
     async with polled() as (one, engine, feed):
         engine.emit(CREATED, stored(None, block(1, TOKENS[:4]), odd, block(3, TOKENS[8:])))
         engine.emit(stored(1, block(4, TOKENS[4:8])))
@@ -135,7 +135,7 @@ async def test_tokens_that_are_no_plain_ids_are_skipped(odd: dict[str, Any]) -> 
         assert one.kv().parked_blocks == 0
 
 
-async def test_a_hole_in_the_numbers_is_a_gap_that_nobody_can_fill() -> None:
+async def test_a_jump_in_event_numbers_is_a_gap_that_cannot_be_filled() -> None:
     async with polled() as (one, engine, feed):
         engine.emit(CREATED, stored(None, block(1, TOKENS[:4])))
         await one.until_hit(CHAIN, 1)
@@ -147,7 +147,7 @@ async def test_a_hole_in_the_numbers_is_a_gap_that_nobody_can_fill() -> None:
         assert feed.counters.failed_syncs == 1
 
 
-async def test_a_late_joiner_knows_a_part_only() -> None:
+async def test_a_late_joiner_knows_only_a_part() -> None:
     """A router that joins late knows only a part of the cache, because events that another client
     has read are gone.
     """
@@ -158,7 +158,7 @@ async def test_a_late_joiner_knows_a_part_only() -> None:
         assert not one.kv().known
 
 
-async def test_another_reader_takes_events_away_and_the_log_says_so(
+async def test_events_lost_to_another_reader_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with polled() as (one, engine, feed):
@@ -172,7 +172,7 @@ async def test_another_reader_takes_events_away_and_the_log_says_so(
         assert "kv_cache_events forgets what it told; has it another reader?" in caplog.text
 
 
-async def test_an_engine_that_began_anew_is_followed_from_its_first_event() -> None:
+async def test_a_restarted_engine_is_followed_from_its_first_event() -> None:
     async with polled() as (one, engine, _):
         engine.emit(CREATED, stored(None, block(1, TOKENS[:4])), removed(5), window=4096)
         await one.until_hit(CHAIN, 1)
@@ -216,7 +216,7 @@ def too_long() -> web.Response:
 
 
 @pytest.mark.parametrize("spoil", [refused, garbage, too_long])
-async def test_an_answer_that_is_lost_is_a_gap(
+async def test_a_lost_answer_is_a_gap(
     spoil: Callable[[], web.Response], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(polling_module, "_ASK_AGAIN_S", 0.01)
@@ -233,7 +233,7 @@ async def test_an_answer_that_is_lost_is_a_gap(
         assert one.hit(CHAIN) == 0
 
 
-async def test_a_poll_under_way_is_told_to_the_end_and_no_other_begins() -> None:
+async def test_on_shutdown_a_running_poll_completes_and_no_other_begins() -> None:
     async with polled() as (one, engine, _):
         engine.emit(CREATED, stored(None, block(1, TOKENS[:4])))
         await one.until_hit(CHAIN, 1)
@@ -248,7 +248,7 @@ async def test_a_poll_under_way_is_told_to_the_end_and_no_other_begins() -> None
         assert engine.polls == polls
 
 
-async def test_an_event_that_cannot_be_read_costs_only_itself() -> None:
+async def test_an_unreadable_event_costs_no_other_event() -> None:
     async with polled() as (one, engine, feed):
         engine.emit(CREATED, {"type": "stored", "blocks": [{"block_hash": -1.5}]})
         engine.emit(stored(None, block(9, [7, 7, 7, 7])))
@@ -257,7 +257,7 @@ async def test_an_event_that_cannot_be_read_costs_only_itself() -> None:
         assert not one.kv().known  # what it said is missing
 
 
-async def test_an_engine_that_comes_later_is_asked_until_it_is_there(
+async def test_an_engine_that_starts_later_is_polled_until_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(polling_module, "_ASK_AGAIN_S", 0.01)

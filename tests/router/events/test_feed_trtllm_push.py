@@ -66,7 +66,7 @@ async def test_an_image_is_not_taken_for_plain_text() -> None:
         assert feed.counters.skipped_events + one.kv().counters.skipped_events == 1
 
 
-async def test_string_tokens_are_skipped_and_the_stream_goes_on() -> None:
+async def test_string_tokens_are_skipped_and_the_stream_continues() -> None:
     """Events with strings as tokens, which are placeholders of images, are skipped, and the stream
     continues.
     """
@@ -79,7 +79,7 @@ async def test_string_tokens_are_skipped_and_the_stream_goes_on() -> None:
         assert feed.counters.skipped_events + one.kv().counters.skipped_events == 1
 
 
-async def test_each_rank_has_an_ipc_name_of_its_own(tmp_path: Path) -> None:
+async def test_each_rank_has_its_own_ipc_name(tmp_path: Path) -> None:
     first = ZmqSource(f"ipc://{tmp_path}/kv", topic="kv")
     async with rig() as one:
         pubs = [one.context.socket(zmq.XPUB) for _ in range(2)]
@@ -104,7 +104,7 @@ async def test_each_rank_has_an_ipc_name_of_its_own(tmp_path: Path) -> None:
             pub.close(linger=0)
 
 
-async def test_a_batch_dropped_in_a_full_queue_is_a_gap() -> None:
+async def test_a_batch_dropped_by_a_full_queue_is_a_gap() -> None:
     """A batch that TensorRT-LLM's full queue dropped is a gap: batches are numbered before the
     queue, so it is missing in a replay, too.
     """

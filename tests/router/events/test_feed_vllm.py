@@ -158,7 +158,7 @@ async def test_the_published_vectors_store_remove_and_clear(vector: bytes) -> No
         assert one.kv().known
 
 
-async def test_adapters_and_salts_have_chains_of_their_own() -> None:
+async def test_adapters_and_salts_have_their_own_chains() -> None:
     async with followed() as (one, engine, _):
         old = ["BlockStored", [1], None, [1, 2], 2, 7, "GPU", "tuned", [["tuned"]], 0]
         new = {
@@ -179,7 +179,7 @@ async def test_adapters_and_salts_have_chains_of_their_own() -> None:
         assert one.hit(CHAIN) == 0
 
 
-async def test_forms_may_be_mixed_and_what_is_foreign_is_skipped() -> None:
+async def test_event_formats_may_be_mixed_and_unknown_events_are_skipped() -> None:
     async with followed() as (one, engine, feed):
         arrays, maps = RELEASES["0.20"], RELEASES["0.24"]
         foreign: list[Any] = [
@@ -199,7 +199,7 @@ async def test_forms_may_be_mixed_and_what_is_foreign_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("new_form", [False, True], ids=["to 0.25", "from 0.27"])
-async def test_a_late_joiner_replays_and_goes_on_live(new_form: bool) -> None:
+async def test_a_late_joiner_replays_and_continues_live(new_form: bool) -> None:
     release = RELEASES["0.33" if new_form else "0.23"]
     topic = b"kv@10.0.0.5:8000@m"
     async with rig() as one, publisher(one.context, topic, new_form) as engine:
@@ -228,7 +228,7 @@ async def test_a_gap_is_replayed_from_its_first_batch(new_form: bool) -> None:
         assert one.kv().known
 
 
-async def test_other_topics_of_an_endpoint_are_not_ours() -> None:
+async def test_other_topics_of_an_endpoint_are_ignored() -> None:
     release = RELEASES["0.33"]
     async with followed(topic=b"kv@one", replay=False) as (one, engine, _):
         engine.topic = b"load"

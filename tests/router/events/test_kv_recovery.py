@@ -82,11 +82,13 @@ def test_a_worker_with_a_snapshot_becomes_exact_with_the_next_batch(history: lis
 
 @settings(max_examples=examples(150), deadline=None)
 @given(history=steps(ANY))
-def test_a_worker_without_is_a_lower_bound_until_it_has_turned_over(history: list) -> None:
+def test_a_worker_without_snapshots_is_a_lower_bound_until_its_cache_turns_over(
+    history: list,
+) -> None:
     asyncio.run(recovered(history, snapshot=False, buffer=0))
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(history=steps(WHOLE))
-def test_a_worker_whose_replays_are_whole_becomes_exact(history: list) -> None:
+def test_a_worker_with_complete_replays_becomes_exact(history: list) -> None:
     asyncio.run(recovered(history, snapshot=False, buffer=10_000))

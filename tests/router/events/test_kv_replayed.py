@@ -43,7 +43,7 @@ def followed_slot(world: World, worker_id: int) -> int:
     return world.core.workers.get(worker_id).slot
 
 
-def test_a_replay_is_known_at_its_end_and_not_before() -> None:
+def test_the_cache_is_known_at_the_end_of_its_replay_and_not_before() -> None:
     world = World(workers=1)
     for seq, events in batches(200):
         assert tell(world, 0, seq, events) == []
@@ -55,7 +55,7 @@ def test_a_replay_is_known_at_its_end_and_not_before() -> None:
     assert not world.core.columns.hits_unknown[followed_slot(world, 0)]
 
 
-def test_a_live_batch_that_continues_a_replay_is_its_end() -> None:
+def test_a_live_batch_that_continues_a_replay_ends_it() -> None:
     world = World(workers=1)
     for seq, events in batches(60):
         tell(world, 0, seq, events)
@@ -63,7 +63,7 @@ def test_a_live_batch_that_continues_a_replay_is_its_end() -> None:
     assert followed(world).exact
 
 
-def test_a_replay_that_breaks_off_is_a_part_until_a_live_batch_shows_how_much() -> None:
+def test_a_replay_that_breaks_off_is_partial_until_a_live_batch_shows_the_gap() -> None:
     world = World(workers=1)
     told = list(batches(200))
     for seq, events in told[:2]:
@@ -77,7 +77,7 @@ def test_a_replay_that_breaks_off_is_a_part_until_a_live_batch_shows_how_much() 
     assert (followed(world).exact, followed(world).resident_blocks) == (True, 201)
 
 
-def test_a_replay_that_goes_on_beyond_a_live_batch_is_a_part_until_its_end() -> None:
+def test_a_replay_beyond_a_live_batch_is_partial_until_its_end() -> None:
     """A replay that continues beyond a live batch is only a part until its end, since live batches
     were lost in between.
     """
@@ -94,7 +94,7 @@ def test_a_replay_that_goes_on_beyond_a_live_batch_is_a_part_until_its_end() -> 
     assert followed(world).exact
 
 
-def test_a_buffer_that_has_moved_on_is_a_lower_bound_until_it_holds_a_whole_cache() -> None:
+def test_a_replay_without_batch_0_is_a_lower_bound_unless_it_fills_the_cache() -> None:
     """A replay from a buffer that begins after batch 0 gives a lower bound until the buffer holds a
     whole cache, because a part of the cache may be older.
     """
@@ -128,7 +128,7 @@ def restored(policy: str, blocks: int) -> World:
 
 @pytest.mark.parametrize("blocks", [200, 6_000])
 @pytest.mark.parametrize("ticks", [1, 7])
-def test_working_sets_after_a_replay_are_those_of_a_saved_cache(blocks: int, ticks: int) -> None:
+def test_working_sets_after_a_replay_equal_those_of_a_saved_cache(blocks: int, ticks: int) -> None:
     """Working sets after a replay equal those of a saved cache, for any number of ticks during the
     replay.
     """
@@ -145,7 +145,7 @@ def test_working_sets_after_a_replay_are_those_of_a_saved_cache(blocks: int, tic
 
 
 @pytest.mark.parametrize("capacity", [100, 10_000], ids=["turned over", "a lower bound"])
-def test_what_the_end_of_a_buffer_tells_counts_for_working_sets(capacity: int) -> None:
+def test_a_partial_replay_counts_for_working_sets(capacity: int) -> None:
     world = World(workers=0, policy="warmset")
     world.join(0, kv_capacity_tokens=float(capacity * BLOCK))
     for seq, events in list(batches(200))[5:]:
@@ -161,7 +161,7 @@ def test_what_the_end_of_a_buffer_tells_counts_for_working_sets(capacity: int) -
     assert working_set(world) == pytest.approx(100 * BLOCK, rel=0.02)
 
 
-def test_a_part_that_is_told_whole_later_counts_anew() -> None:
+def test_a_full_replay_after_a_partial_one_counts_again() -> None:
     world = World(workers=0, policy="warmset")
     world.join(0, kv_capacity_tokens=10_000.0 * BLOCK)
     told = list(batches(400))
@@ -177,7 +177,7 @@ def test_a_part_that_is_told_whole_later_counts_anew() -> None:
         assert working_set(world) == pytest.approx(400 * BLOCK, rel=0.01)
 
 
-def test_a_replay_that_filled_a_gap_makes_nobody_a_stranger() -> None:
+def test_blocks_replayed_to_fill_a_gap_are_not_unowned() -> None:
     """Blocks from a replay that filled a gap do not count as unowned: all were stored since the
     cache was followed from its first batch.
     """

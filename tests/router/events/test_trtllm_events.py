@@ -34,7 +34,7 @@ def stored(parent: Any, *blocks: Any) -> dict[str, Any]:
     return {"type": "stored", "parent_hash": parent, "blocks": list(blocks)}
 
 
-def test_blocks_in_a_row_make_one_event_for_each_size_and_level() -> None:
+def test_consecutive_blocks_make_one_event_per_size_and_cache_level() -> None:
     data = stored(
         "0xff", block(1, 5, 6), block(2, 7, 8), block(3, 9, 9, cache_level=1), block(4, 1)
     )
@@ -45,32 +45,32 @@ def test_blocks_in_a_row_make_one_event_for_each_size_and_level() -> None:
     ]
 
 
-def test_a_salt_is_that_of_the_first_block_of_its_prompt() -> None:
+def test_only_the_first_block_of_a_prompt_has_its_salt() -> None:
     (first,) = events_of(stored(None, block(1, 5, cache_salt="blue")))
     (later,) = events_of(stored(1, block(2, 5, cache_salt="blue")))
     assert (first.cache_salt, later.cache_salt) == ("blue", None)
 
 
-def test_images_stand_beside_their_block() -> None:
+def test_images_become_extra_keys_of_their_block() -> None:
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 7}
     (event,) = events_of(stored(None, block(1, 5), block(2, 6, mm_keys=[image])))
     assert event.extra_keys == [None, [["ab" * 32, 7]]]
 
 
-def test_a_removal_is_from_every_level() -> None:
+def test_a_removal_applies_to_every_cache_level() -> None:
     digits = "ab" * 24 + f"{2**63:016x}"
     events = events_of({"type": "removed", "block_hashes": [1, digits]})
     assert events == [BlockRemoved((1, 2**63), medium) for medium in ("GPU", "CPU", "DISK")]
 
 
-def test_priorities_and_creations_say_nothing_of_blocks() -> None:
+def test_priority_and_creation_events_change_no_block() -> None:
     assert events_of({"type": "created", "num_blocks_per_cache_level": [5, 5]}) == []
     assert events_of({"type": "updated", "block_hash": 1, "priority": {"new_value": 3}}) == []
     same = {"old_value": 1, "new_value": 1}
     assert events_of({"type": "updated", "block_hash": 1, "cache_level": same}) == []
 
 
-def test_the_largest_window_seen_counts() -> None:
+def test_only_events_of_the_largest_window_seen_count() -> None:
     windows, shown = Windows(), []
     for tokens in (512, None, 4096, 512, 4096, None):
         event = read({"type": "created"}, window_size=tokens)
@@ -96,7 +96,7 @@ def test_the_largest_window_seen_counts() -> None:
         {"type": "updated", "block_hash": 1, "cache_level": {"old_value": 0}},
     ],
 )
-def test_an_event_that_is_wrong_is_named_and_the_others_are_read(data: Any) -> None:
+def test_an_invalid_event_is_an_error_and_the_next_one_is_read(data: Any) -> None:
     good = {"event_id": 1, "data": {"type": "created"}}
     answer = json.dumps([{"event_id": 0, "data": data}, good]).encode()
     wrong, right = read_answer(answer)
@@ -106,12 +106,12 @@ def test_an_event_that_is_wrong_is_named_and_the_others_are_read(data: Any) -> N
 
 
 @pytest.mark.parametrize("fields", [{"event_id": -1}, {"event_id": 2**63}, {"event_id": "1"}])
-def test_numbers_are_bounded(fields: dict[str, Any]) -> None:
+def test_out_of_range_numbers_are_refused(fields: dict[str, Any]) -> None:
     assert isinstance(read({"type": "created"}, **fields), WireError)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[", b"\xff", b"[" * 50_000, b"null"])
-def test_what_is_no_array_is_refused(body: bytes) -> None:
+def test_an_answer_that_is_not_an_array_is_refused(body: bytes) -> None:
     with pytest.raises(WireError):
         list(read_answer(body))
 
@@ -137,7 +137,7 @@ datas = st.one_of(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(datas, max_size=4))
-def test_whatever_comes_is_an_error_or_a_batch(several: list[Any]) -> None:
+def test_any_answer_is_an_error_or_a_batch(several: list[Any]) -> None:
     """Any answer that can be read makes a batch of events, unless a token is invalid; any other is
     an error.
     """

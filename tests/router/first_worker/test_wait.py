@@ -21,7 +21,7 @@ from tests.router.property_support import patient
 TERMS = WaitingSettings(models=("m", "n"), wait_s=60.0, requests=8, bytes=10_000, per_s=4)
 
 
-async def test_the_first_worker_gets_few_at_first_and_the_most_urgent_ones() -> None:
+async def test_the_first_worker_gets_few_requests_at_first_by_priority() -> None:
     world = WaitWorld(replace_terms(requests=100))
     urgent = {await world.come(world.arrival(priority=n % 3)): n % 3 for n in range(60)}
     await world.pass_s(5.0)
@@ -60,7 +60,7 @@ async def test_the_log_says_once_a_minute_why_requests_wait(caplog) -> None:
     assert len(caplog.messages) == 2
 
 
-async def test_two_workers_get_twice_as_many() -> None:
+async def test_two_workers_get_twice_as_many_requests() -> None:
     world = WaitWorld(replace_terms(requests=100))
     for _ in range(60):
         await world.come(world.arrival())
@@ -70,7 +70,7 @@ async def test_two_workers_get_twice_as_many() -> None:
     assert len(world.went) == 8
 
 
-async def test_a_pause_lets_no_crowd_go_afterwards() -> None:
+async def test_after_a_pause_no_burst_of_requests_is_sent() -> None:
     world = WaitWorld(replace_terms(requests=100))
     for _ in range(80):
         await world.come(world.arrival())
@@ -81,7 +81,7 @@ async def test_a_pause_lets_no_crowd_go_afterwards() -> None:
     assert world.queue.waiting("m") >= 80 - 4 * 5
 
 
-async def test_tenants_get_their_shares() -> None:
+async def test_each_tenant_gets_its_share() -> None:
     world = WaitWorld(replace_terms(requests=100))
     many = [await world.come(world.arrival(tenant="a")) for _ in range(30)]
     few = [await world.come(world.arrival(tenant="b")) for _ in range(4)]
@@ -91,7 +91,7 @@ async def test_tenants_get_their_shares() -> None:
     assert world.went[:4] == [many[0], few[0], many[1], few[1]]
 
 
-async def test_later_ones_wait_behind_those_that_wait() -> None:
+async def test_new_requests_wait_behind_waiting_ones() -> None:
     world = WaitWorld(TERMS)
     assert world.queue.arrives(world.arrival())
     await world.come(world.arrival())
@@ -104,7 +104,7 @@ async def test_later_ones_wait_behind_those_that_wait() -> None:
     assert world.queue.arrives(world.arrival("n"))
 
 
-async def test_unknown_models_are_refused_at_once_and_known_ones_are_named() -> None:
+async def test_an_unknown_model_is_refused_at_once_with_a_list_of_known_models() -> None:
     world = WaitWorld(TERMS)
     assert world.queue.arrives(world.arrival("x"))
     number = await world.come(world.arrival("x"))
@@ -113,7 +113,7 @@ async def test_unknown_models_are_refused_at_once_and_known_ones_are_named() -> 
     assert "known: m, n" in message
 
 
-async def test_a_model_is_known_for_a_time_after_its_last_worker_left() -> None:
+async def test_a_model_stays_known_for_a_time_after_its_last_worker_left() -> None:
     world = WaitWorld(WaitingSettings(seen_s=600.0))
     assert not world.queue.arrives(world.arrival())  # nothing is promised: the core answers
     world.worker("ready")
@@ -129,7 +129,7 @@ async def test_a_model_is_known_for_a_time_after_its_last_worker_left() -> None:
     assert not world.queue.arrives(world.arrival())
 
 
-async def test_a_model_that_a_worker_unloads_is_not_waited_for() -> None:
+async def test_requests_do_not_wait_for_an_unloaded_model() -> None:
     world = WaitWorld(WaitingSettings(seen_s=600.0))
     world.worker("ready", 0, replace(FACTS, models=("m", "tone"), adapters=frozenset({"tone"})))
     world.worker("ready", 1, replace(FACTS, models=("m", "tone")))
@@ -143,7 +143,7 @@ async def test_a_model_that_a_worker_unloads_is_not_waited_for() -> None:
     assert world.known.names() == {"m"}
 
 
-async def test_an_adapter_is_waited_for_only_while_its_base_model_has_no_worker() -> None:
+async def test_requests_wait_for_an_adapter_only_while_its_base_model_has_no_worker() -> None:
     world = WaitWorld(WaitingSettings(seen_s=600.0))
     world.worker("ready", 0, replace(FACTS, models=("m", "tone"), adapters=frozenset({"tone"})))
     world.worker("ready", 1)
@@ -154,7 +154,7 @@ async def test_an_adapter_is_waited_for_only_while_its_base_model_has_no_worker(
     assert world.known.names() == {"m", "tone"}
 
 
-async def test_one_that_waits_for_too_long_is_refused_in_time() -> None:
+async def test_a_request_is_refused_when_its_waiting_time_is_over() -> None:
     world = WaitWorld(TERMS)
     plain = await world.come(world.arrival())
     short = await world.come(world.arrival(hold_s=5.0))
@@ -173,7 +173,7 @@ async def test_one_that_waits_for_too_long_is_refused_in_time() -> None:
     assert (len(world.queue), world.queue.bytes) == (0, 0)
 
 
-async def test_one_whose_client_leaves_takes_no_place_any_more() -> None:
+async def test_a_disconnected_clients_request_frees_its_place() -> None:
     world = WaitWorld(TERMS)
     number = await world.come(world.arrival())
     other = await world.come(world.arrival())
@@ -186,7 +186,7 @@ async def test_one_whose_client_leaves_takes_no_place_any_more() -> None:
     assert world.queue.ends["left"] == 1
 
 
-async def test_a_full_queue_refuses_but_more_urgent_ones_take_a_place() -> None:
+async def test_a_full_queue_refuses_requests_unless_they_are_more_urgent() -> None:
     world = WaitWorld(TERMS)
     least = [await world.come(world.arrival(priority=5)) for _ in range(8)]
     same = await world.come(world.arrival(priority=5))
@@ -197,7 +197,7 @@ async def test_a_full_queue_refuses_but_more_urgent_ones_take_a_place() -> None:
     assert len(world.queue) == 8
 
 
-async def test_bytes_are_bounded() -> None:
+async def test_the_bytes_of_waiting_requests_are_limited() -> None:
     world = WaitWorld(TERMS)
     await world.come(world.arrival(), body_bytes=6_000)
     more = await world.come(world.arrival(), body_bytes=6_000)
@@ -206,7 +206,7 @@ async def test_bytes_are_bounded() -> None:
     assert world.queue.bytes == 6_000  # what would not fit anyway drove nobody out
 
 
-async def test_when_the_router_stops_all_are_told() -> None:
+async def test_on_shutdown_all_waiting_requests_are_refused() -> None:
     world = WaitWorld(TERMS)
     waiting = [await world.come(world.arrival()) for _ in range(3)]
     assert world.queue.turn_away("it stops") == 3
@@ -220,13 +220,13 @@ async def test_requests_bound_to_one_worker_do_not_wait_for_another() -> None:
     assert not world.queue.arrives(world.arrival(only=3))
 
 
-async def test_nobody_waits_where_the_time_is_0() -> None:
+async def test_no_request_waits_if_the_waiting_time_is_0() -> None:
     world = WaitWorld(WaitingSettings(models=("m",), wait_s=0.0))
     assert not world.queue.arrives(world.arrival())
     assert not world.queue.is_promised()
 
 
-async def test_one_role_alone_is_no_first_worker() -> None:
+async def test_a_prefill_or_decode_worker_alone_does_not_end_the_wait() -> None:
     world = WaitWorld(TERMS)
     await world.come(world.arrival())
     facts = replace(FACTS, group="g", serves_alone=False)
@@ -238,7 +238,7 @@ async def test_one_role_alone_is_no_first_worker() -> None:
     assert world.went == [0]
 
 
-async def test_a_worker_of_another_model_that_would_do_ends_the_wait() -> None:
+async def test_a_worker_of_an_acceptable_other_model_ends_the_wait() -> None:
     world = WaitWorld(TERMS)
     any_of = await world.come(world.arrival("n"), others=frozenset({"m", "n"}))
     only = await world.come(world.arrival("n"))
@@ -248,7 +248,7 @@ async def test_a_worker_of_another_model_that_would_do_ends_the_wait() -> None:
     assert list(world.waiting()) == [only]
 
 
-async def test_all_workers_silent_is_as_if_none_were_there() -> None:
+async def test_requests_wait_while_all_workers_are_silent() -> None:
     world = WaitWorld(TERMS)
     world.worker("ready")
     world.core.on_silence(Silence(world.now_s, 0, 1))
@@ -261,7 +261,7 @@ async def test_all_workers_silent_is_as_if_none_were_there() -> None:
     assert len(world.went) == 1
 
 
-async def test_those_that_came_before_go_before_however_often_they_wait() -> None:
+async def test_requests_are_sent_in_order_of_arrival_even_if_they_wait_again() -> None:
     world = WaitWorld(TERMS)
     old, young = world.arrival(), world.arrival()
     await world.come(young)
@@ -286,7 +286,7 @@ async def test_adapters_share_the_slow_start_of_their_base_models_workers() -> N
     assert set(world.went) <= urgent
 
 
-async def test_a_crowd_of_one_tenant_or_model_leaves_places_to_others() -> None:
+async def test_a_full_queue_displaces_requests_of_the_largest_tenant_and_model() -> None:
     world = WaitWorld(TERMS)
     for _ in range(8):
         await world.come(world.arrival(tenant="greedy"))
@@ -299,7 +299,7 @@ async def test_a_crowd_of_one_tenant_or_model_leaves_places_to_others() -> None:
     assert tenants == {"greedy": 4, "small": 4}
 
 
-async def test_nobody_is_displaced_in_vain() -> None:
+async def test_no_request_is_displaced_for_a_request_that_does_not_fit() -> None:
     world = WaitWorld(TERMS)
     await world.come(world.arrival(priority=0), body_bytes=8_000)
     few = [await world.come(world.arrival(priority=5), body_bytes=500) for _ in range(4)]
@@ -310,7 +310,7 @@ async def test_nobody_is_displaced_in_vain() -> None:
     assert fits in world.waiting()
 
 
-async def test_one_that_is_leaving_is_not_displaced() -> None:
+async def test_a_cancelled_request_is_not_displaced() -> None:
     world = WaitWorld(TERMS)
     numbers = [await world.come(world.arrival(priority=5)) for _ in range(8)]
     world.tasks[numbers[-1]].cancel()  # in the same turn as the next one comes
@@ -325,7 +325,7 @@ async def test_one_that_is_leaving_is_not_displaced() -> None:
     workers=st.integers(1, 5),
     steps=st.lists(st.floats(0.0, 1.7), min_size=1, max_size=60),
 )
-def test_no_second_lets_more_go_than_slow_start_says(
+def test_the_rate_of_requests_never_exceeds_slow_start(
     per_s: int, workers: int, steps: list[float]
 ) -> None:
     pace, now_s, went = Pace(7.0), 7.0, Counter[int]()
@@ -339,7 +339,7 @@ def test_no_second_lets_more_go_than_slow_start_says(
 
 @patient
 @given(data=st.data())
-def test_every_request_ends_once_and_no_bound_is_passed(data: st.DataObject) -> None:
+def test_every_request_ends_once_and_no_limit_is_exceeded(data: st.DataObject) -> None:
     asyncio.run(_some_story(data))
 
 

@@ -42,14 +42,14 @@ NO_RESPONSE = b'{"error":{"message":"Response with id \'r\' not found.","code":4
         (404, b'{"detail":{"why":1}}', False),
     ],
 )
-def test_only_what_speaks_of_the_path_means_the_path(
+def test_only_answers_about_the_path_count_as_a_missing_path(
     status: int, body: bytes, absent: bool
 ) -> None:
     assert is_missing_path(status, body) is absent
 
 
 @pytest.mark.parametrize("escaped", [False, True])
-def test_a_target_with_escapes_that_is_not_found_says_nothing_of_the_path(escaped: bool) -> None:
+def test_a_404_for_a_path_with_escapes_is_not_a_missing_path(escaped: bool) -> None:
     """A 404 for a path with escapes does not count as a missing path: Triton does not decode
     escapes, so any client could make a path seem missing for all others.
     """
@@ -68,7 +68,7 @@ def asking(world: World, needs: str | None, **fields: Any) -> Any:
     return action
 
 
-def test_what_is_for_one_worker_only_goes_nowhere_else() -> None:
+def test_a_request_bound_to_a_worker_goes_to_no_other_worker() -> None:
     world = World(workers=2)
     world.join(0)
     world.join(1)
@@ -84,7 +84,7 @@ def test_what_is_for_one_worker_only_goes_nowhere_else() -> None:
     assert (refused.status, refused.code) == (503, "sequence_lost")
 
 
-def test_a_worker_that_lacks_a_path_is_not_asked_for_it_and_for_nothing_less_else() -> None:
+def test_a_worker_that_lacks_a_path_gets_only_requests_for_other_paths() -> None:
     world = World(workers=2)
     world.join(0, lacks=frozenset({"/x"}))
     for _ in range(4):
@@ -100,7 +100,7 @@ def test_a_worker_that_lacks_a_path_is_not_asked_for_it_and_for_nothing_less_els
     assert isinstance(asking(world, None), Dispatch)
 
 
-def test_looking_for_a_worker_that_has_a_path_costs_neither_attempts_nor_retries() -> None:
+def test_finding_a_worker_that_has_a_path_costs_no_attempts_or_retries() -> None:
     world = World(workers=8, max_attempts=2, retry_share=0.0, retries_per_s=0.0)
     action = asking(world, "/x")
     for _ in range(7):
@@ -119,7 +119,7 @@ def test_looking_for_a_worker_that_has_a_path_costs_neither_attempts_nor_retries
     assert len(world.core.ledger) == 0
 
 
-def test_what_is_for_some_workers_goes_to_one_of_these() -> None:
+def test_a_request_limited_to_some_workers_goes_to_one_of_them() -> None:
     world = World(workers=4)
     seen = {asking(world, None, among=(1, 3)).worker_id for _ in range(8)}
     assert seen == {1, 3}
@@ -129,7 +129,7 @@ def test_what_is_for_some_workers_goes_to_one_of_these() -> None:
         assert (refused.status, refused.code) == (503, "no_endpoint_in_subset")
 
 
-def test_what_is_at_another_worker_is_charged_there_at_no_cost() -> None:
+def test_a_request_moved_to_another_worker_costs_no_attempt_or_retry() -> None:
     world = World(workers=3, max_attempts=2, retry_share=0.0, retries_per_s=0.0)
     arrival = world.arrival([1])
     (action,) = world.core.on_arrival(arrival)

@@ -49,7 +49,7 @@ OLLAMA = b'{"error":{"message":"model \\"x\\" not found, try pulling it first"}}
         (404, b'{"error":17}', False),
     ],
 )
-def test_what_denies_a_model(status: int, body: bytes, denies: bool) -> None:
+def test_answers_that_deny_a_model_are_recognized(status: int, body: bytes, denies: bool) -> None:
     assert denies_model(status, body, "x") is denies
 
 
@@ -60,7 +60,7 @@ def denied(world: World, request_id: int) -> Dispatch | Reject:
     return action
 
 
-def test_looking_for_a_worker_that_has_a_model_costs_neither_attempts_nor_retries() -> None:
+def test_finding_a_worker_that_has_a_model_costs_no_attempts_or_retries() -> None:
     world = World(workers=8, max_attempts=2, retry_share=0.0, retries_per_s=0.0)
     (action,) = world.core.on_arrival(world.arrival([1]))
     for left in reversed(range(8)):
@@ -78,7 +78,7 @@ def test_looking_for_a_worker_that_has_a_model_costs_neither_attempts_nor_retrie
     assert denied(world, action.request_id).code == "model_not_found"
 
 
-def test_a_worker_that_denies_a_model_is_asked_for_its_others() -> None:
+def test_a_worker_that_denies_a_model_gets_requests_for_its_other_models() -> None:
     world = World(workers=0, policy="round_robin")
     for worker_id in range(2):
         world.join(worker_id, models=("m", "lora"), adapters=frozenset({"lora"}))
@@ -91,7 +91,7 @@ def test_a_worker_that_denies_a_model_is_asked_for_its_others() -> None:
         assert seen == expected
 
 
-def test_a_model_that_only_a_busy_worker_has_is_asked_for_there() -> None:
+def test_a_busy_worker_gets_requests_for_a_model_that_no_other_has() -> None:
     world = World(workers=2, retry_share=0.0, retries_per_s=0.0)
     (action,) = world.core.on_arrival(world.arrival([1], only=0))
     world.core.on_failure(Failure(0.0, action.request_id, "busy", False, "busy", busy_s=5.0))
@@ -103,7 +103,7 @@ def test_a_model_that_only_a_busy_worker_has_is_asked_for_there() -> None:
     assert again.worker_id == 0
 
 
-def test_a_list_is_believed_later_each_time_that_answers_deny_it() -> None:
+def test_each_denial_extends_the_time_a_listed_model_is_distrusted() -> None:
     lasts = []
     for times in (1, 2, 3, 16):
         denial = Denial(10.0, times)

@@ -49,7 +49,7 @@ async def followed(
             await router.aclose()
 
 
-async def test_an_engine_that_takes_its_time_to_answer_a_probe_is_given_it() -> None:
+async def test_sglang_has_more_time_to_answer_a_probe() -> None:
     """An SGLang engine may take longer than others to answer a probe, since its answer waits for
     its scheduler.
     """
@@ -65,7 +65,7 @@ async def test_an_engine_that_takes_its_time_to_answer_a_probe_is_given_it() -> 
         assert member.trouble == ""
 
 
-async def test_another_engine_that_takes_so_long_is_silent(
+async def test_another_engine_that_answers_a_probe_as_slowly_is_silent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked: list[str] = []
@@ -78,7 +78,7 @@ async def test_another_engine_that_takes_so_long_is_silent(
         await until(lambda: "is silent: GET /health: " in caplog.text, "it to be silent")
 
 
-async def test_an_engine_that_began_anew_and_then_hangs_is_silent() -> None:
+async def test_an_engine_that_hangs_after_a_restart_is_silent() -> None:
     """An engine that restarts and then hangs counts as silent from the time at which its probes
     would have been unanswered; it serves while it is recognized again.
     """
@@ -104,7 +104,7 @@ async def test_an_engine_put_to_sleep_is_down_until_it_wakes() -> None:
         await until(lambda: member.ready, "it to wake")
 
 
-async def test_a_paused_engine_gets_nothing_until_it_is_resumed() -> None:
+async def test_a_paused_engine_gets_no_request_until_it_is_resumed() -> None:
     """A paused engine gets no request until it is resumed, although its health probes are answered
     all the time and its metrics do not show the pause.
     """
@@ -118,7 +118,7 @@ async def test_a_paused_engine_gets_nothing_until_it_is_resumed() -> None:
         assert member.trouble == ""
 
 
-async def test_a_quiet_router_asks_whether_it_is_paused_as_seldom_as_for_its_load() -> None:
+async def test_an_idle_router_polls_for_pauses_as_rarely_as_for_load() -> None:
     idle = METRICS.replace("} 2.0", "} 0.0").replace("} 1.0", "} 0.0")
     pages = {**VLLM, "/health": "ok", "/metrics": idle, "/is_paused": {"is_paused": False}}
     asked: list[str] = []
@@ -130,7 +130,7 @@ async def test_a_quiet_router_asks_whether_it_is_paused_as_seldom_as_for_its_loa
         assert 1 <= asked.count("/is_paused") <= 4  # else eight for each
 
 
-async def test_an_engine_that_is_too_busy_to_say_whether_it_is_paused_is_not() -> None:
+async def test_an_engine_without_a_valid_pause_answer_counts_as_not_paused() -> None:
     pages = {**VLLM, "/health": "ok", "/is_paused": HANGS}
     asked: list[str] = []
     async with followed(pages, asked) as member:
@@ -222,7 +222,7 @@ async def publishing() -> AsyncIterator[Engine]:
     context.destroy(linger=0)
 
 
-async def test_what_slept_comes_back_empty() -> None:
+async def test_an_engine_that_slept_wakes_with_an_empty_cache() -> None:
     async with publishing() as one:
         one.pages["/metrics"] = IDLE + SLEEP % "weights_offloaded"
         await until(lambda: not one.member.ready, "it to sleep")
@@ -235,7 +235,7 @@ async def test_what_slept_comes_back_empty() -> None:
         assert one.kv().counters.restarts == 0
 
 
-async def test_another_engine_in_the_place_of_one_that_slept_has_what_it_says() -> None:
+async def test_an_engine_that_replaced_a_sleeping_one_has_its_own_cache() -> None:
     async with publishing() as one:
         one.pages["/metrics"] = IDLE + SLEEP % "weights_offloaded"
         await until(lambda: not one.member.ready, "it to sleep")
@@ -245,7 +245,7 @@ async def test_another_engine_in_the_place_of_one_that_slept_has_what_it_says() 
 
 
 @pytest.mark.parametrize("cleared", [True, False], ids=["cleared", "kept"])
-async def test_what_was_paused_may_have_been_emptied(cleared: bool) -> None:
+async def test_the_cache_of_a_paused_engine_counts_as_possibly_empty(cleared: bool) -> None:
     """The cache of an engine that was paused counts as possibly empty: POST /pause empties it by
     default, and nobody can see whether it did.
     """
@@ -261,7 +261,7 @@ async def test_what_was_paused_may_have_been_emptied(cleared: bool) -> None:
         assert one.kv().known is cleared
 
 
-async def test_an_idle_reset_is_seen_by_the_count_of_its_requests() -> None:
+async def test_a_cache_reset_of_an_idle_engine_is_seen_by_its_reset_counter() -> None:
     async with publishing() as one:
         one.pages["/metrics"] = IDLE + RESET % 3  # it was not counted before
         await until(lambda: one.kv().resident_blocks == 0, "the reset to be seen")
@@ -284,7 +284,7 @@ async def reported(one: Engine, metrics: str) -> None:
     await until(lambda: len(pages) > 3, "load reports")
 
 
-async def test_a_reset_of_a_busy_engine_is_left_to_its_next_step() -> None:
+async def test_a_cache_reset_of_a_busy_engine_is_left_to_its_next_events() -> None:
     busy = METRICS.replace('"32"', '"2"')
     async with publishing() as one:
         await reported(one, busy)
@@ -304,7 +304,7 @@ def listing(*adapters: str) -> dict[str, Any]:
     return {"data": [base, *({"id": name, "parent": base["id"]} for name in adapters)]}
 
 
-async def test_adapters_that_are_loaded_while_an_engine_serves_are_learned(monkeypatch) -> None:
+async def test_adapters_loaded_while_an_engine_serves_are_noticed(monkeypatch) -> None:
     """Adapters that are loaded while an engine serves are learned at once if an unknown one is in
     use; otherwise, and when one is unloaded, a little later.
     """
@@ -340,7 +340,7 @@ async def test_adapters_that_are_loaded_while_an_engine_serves_are_learned(monke
         assert member.ready
 
 
-async def test_an_engine_without_adapters_is_not_asked_for_them(monkeypatch) -> None:
+async def test_an_engine_without_adapters_is_not_polled_for_them(monkeypatch) -> None:
     monkeypatch.setattr("router.fleet.member._ADAPTERS_S", 0.01)
     asked: list[str] = []
     async with followed({**VLLM, "/health": "ok"}, asked):
@@ -349,7 +349,7 @@ async def test_an_engine_without_adapters_is_not_asked_for_them(monkeypatch) -> 
         assert asked.count("/v1/models") == began
 
 
-async def test_figures_of_no_use_are_named_once_until_they_are_good(
+async def test_invalid_load_values_are_logged_once_until_they_are_valid(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     named = "its load figures are of no use: KV usage is 7.5"
@@ -361,7 +361,7 @@ async def test_figures_of_no_use_are_named_once_until_they_are_good(
             await reported(one, METRICS)
 
 
-async def test_triton_says_by_400_that_it_is_not_ready() -> None:
+async def test_a_400_from_triton_means_not_ready() -> None:
     pages = {**TRITON, "/v2/health/ready": "", "/health": "fine"}
     async with followed(pages, []) as member:
         pages["/v2/health/ready"] = 400
@@ -381,7 +381,7 @@ async def test_advice_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
         assert caplog.text.count("give it --page-size 16 or more") == 1
 
 
-async def test_a_triton_that_has_run_tells_how_large_its_blocks_are() -> None:
+async def test_triton_reports_its_block_size_after_its_first_request() -> None:
     pages = {**TRITON, "/metrics": FRESH_BACKEND}
     async with followed(pages, []) as member:
         assert member.recognized is not None
@@ -397,7 +397,7 @@ def adapters(count: int) -> list[dict[str, object]]:
     return [{"id": f"tune-{n}", "parent": "m"} for n in range(count)]
 
 
-async def test_adapters_beyond_the_limit_are_not_served_and_that_is_said(
+async def test_adapters_beyond_the_limit_are_not_served_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("router.fleet.member._ADAPTERS_S", 0.05)

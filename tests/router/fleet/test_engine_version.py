@@ -38,7 +38,7 @@ class Engine:
         return await self.question.put(self.answer, known)
 
 
-async def test_those_who_come_together_share_a_question() -> None:
+async def test_simultaneous_callers_share_one_version_request() -> None:
     engine = Engine()
     asks = [asyncio.create_task(engine.told()) for _ in range(50)]
     await asyncio.sleep(0)
@@ -47,7 +47,7 @@ async def test_those_who_come_together_share_a_question() -> None:
     assert engine.asked == 1
 
 
-async def test_who_comes_while_it_is_asked_shares_the_next_question() -> None:
+async def test_callers_during_a_version_request_share_the_next_one() -> None:
     engine = Engine()
     first = asyncio.create_task(engine.told())
     for _ in range(3):
@@ -75,7 +75,7 @@ async def test_who_comes_while_it_is_asked_shares_the_next_question() -> None:
         ([TimeoutError()], 200, "unknown", 1),
     ],
 )
-async def test_a_kept_connection_may_be_over(
+async def test_a_version_request_on_a_closed_connection_is_repeated(
     faults: list[Exception], status: int, told: str, times: int
 ) -> None:
     engine = Engine(faults=list(faults), status=status)
@@ -84,7 +84,7 @@ async def test_a_kept_connection_may_be_over(
     assert engine.asked == times
 
 
-async def test_an_engine_that_does_not_answer_is_left_alone_for_a_while() -> None:
+async def test_an_engine_that_does_not_answer_gets_no_version_request_for_a_while() -> None:
     now = [10.0]
     engine = Engine(faults=[TimeoutError()], question=EngineQuestion(lambda: now[0]))
     first = asyncio.create_task(engine.told())
@@ -102,7 +102,7 @@ async def test_an_engine_that_does_not_answer_is_left_alone_for_a_while() -> Non
     assert engine.asked == 2
 
 
-async def test_an_engine_without_a_version_is_not_asked() -> None:
+async def test_an_engine_without_a_version_gets_no_version_request() -> None:
     engine = Engine()
     assert await engine.told(NO_VERSION) == "same"
     assert engine.asked == 0

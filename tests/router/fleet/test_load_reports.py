@@ -43,7 +43,7 @@ async def followed(pages: Pages) -> AsyncIterator[tuple[Member, list[WorkerFact]
     ],
     ids=["hangs", "cut", "500", "html", "nonsense"],
 )
-async def test_figures_that_do_not_come_are_told_once_with_what_to_do(
+async def test_missing_load_reports_are_logged_once_with_advice(
     page: object, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pages = {**VLLM, "/health": "ok"}
@@ -62,7 +62,7 @@ async def test_figures_that_do_not_come_are_told_once_with_what_to_do(
             assert caplog.text.count("its load figures can be read again") == times
 
 
-async def test_compressed_junk_is_of_no_use(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_gzip_load_report_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     pages = {**VLLM, "/health": "ok"}
     body = b"this is no gzip"
     async with followed(pages) as (member, _):
@@ -75,7 +75,7 @@ async def test_compressed_junk_is_of_no_use(caplog: pytest.LogCaptureFixture) ->
         assert caplog.text.count("its load figures are of no use") == 1
 
 
-def test_one_report_that_is_late_is_no_trouble() -> None:
+def test_a_single_late_load_report_is_not_an_error() -> None:
     seen = SeenFigures(0, "w")
     seen.failed(TimeoutError(), "http://w/metrics", 2.0)
     seen.came()
@@ -103,11 +103,11 @@ def test_one_report_that_is_late_is_no_trouble() -> None:
         ("process_start_time_seconds 1e", math.nan),
     ],
 )
-def test_the_start_of_a_process_is_read_of_its_metrics(text: str, start_s: float) -> None:
+def test_the_process_start_time_is_read_from_the_metrics(text: str, start_s: float) -> None:
     assert process_start_s(text) == pytest.approx(start_s, abs=0.0, nan_ok=True)
 
 
-async def test_a_later_process_is_another_life_whatever_its_counters_say() -> None:
+async def test_a_later_process_start_is_a_restart_whatever_the_counters() -> None:
     pages = {**VLLM, "/health": "ok", "/metrics": f"{METRICS}{START} 1000\n"}
     async with followed(pages) as (_, told):
         states = [fact.state for fact in told if isinstance(fact, WorkerChange)]
@@ -129,7 +129,7 @@ async def test_a_later_process_is_another_life_whatever_its_counters_say() -> No
         )
 
 
-async def test_several_processes_behind_one_address_are_no_lives(
+async def test_several_engines_behind_one_address_do_not_count_as_restarts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Several engines behind one address do not look like restarts of one engine: a proxy passes

@@ -85,7 +85,7 @@ def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member_module.Member, "_complaint", silence)
 
 
-async def test_a_defect_in_a_follower_costs_one_round_not_the_worker(
+async def test_an_exception_in_an_event_feed_does_not_end_its_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rounds = 0
@@ -126,7 +126,7 @@ def recognized_by_turns(
     return asked
 
 
-async def test_what_recognition_refuses_is_shown_and_tried_again(
+async def test_an_unrecognized_engine_is_shown_and_recognition_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     toaster = UnrecognizedError("it is a toaster")
@@ -150,7 +150,7 @@ def lines_of_the_page() -> list[str]:
     ]
 
 
-async def test_what_answers_beside_it_later_is_taken_while_it_serves(
+async def test_grpc_and_metrics_addresses_that_answer_later_are_added_in_service(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "router")
@@ -175,7 +175,7 @@ async def test_what_answers_beside_it_later_is_taken_while_it_serves(
         assert any(re.match(pattern, line) for line in caplog.messages), pattern
 
 
-async def test_probes_that_fail_twice_put_it_down_and_success_brings_it_back(
+async def test_failed_probes_take_a_worker_down_and_a_success_brings_it_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = iter([TimeoutError(), "", TimeoutError(), "GET /health answered 503"])
@@ -192,7 +192,7 @@ async def test_probes_that_fail_twice_put_it_down_and_success_brings_it_back(
         await until(lambda: one.states(0) == ["ready", "down", "ready"], "down and back")
 
 
-async def test_a_removal_goes_on_when_nobody_waits_for_it() -> None:
+async def test_a_removal_continues_after_its_client_disconnects() -> None:
     async with fleet() as one:
         member = one.manager.add(parse_worker_spec(URL))
         await one.until_state(0, "ready")
@@ -206,7 +206,7 @@ async def test_a_removal_goes_on_when_nobody_waits_for_it() -> None:
         assert one.states(0).count("gone") == 1
 
 
-async def test_the_same_address_twice_and_one_too_many_are_refused() -> None:
+async def test_a_duplicate_address_and_a_worker_above_the_limit_are_refused() -> None:
     async with fleet(max_workers=2) as one:
         first = one.manager.add(parse_worker_spec(URL))
         with pytest.raises(DuplicateWorkerError):
@@ -219,7 +219,7 @@ async def test_the_same_address_twice_and_one_too_many_are_refused() -> None:
 
 
 @pytest.mark.parametrize("drained", [False, True])
-async def test_who_is_added_again_while_it_leaves_is_the_same_worker(drained: bool) -> None:
+async def test_a_worker_added_again_while_it_leaves_is_the_same_worker(drained: bool) -> None:
     async with fleet(max_workers=1) as one:
         member = one.manager.add(parse_worker_spec(URL), by_hand=True)
         await one.until_state(0, "ready")
@@ -246,7 +246,7 @@ async def test_who_is_added_again_while_it_leaves_is_the_same_worker(drained: bo
 
 
 @pytest.mark.parametrize("option", ["block_size=64", "role=decode,group=g", "kind=sglang"])
-async def test_who_is_added_again_with_other_options_is_recognized_anew_in_place(
+async def test_a_leaving_worker_added_with_other_options_is_recognized_again_in_place(
     option: str,
 ) -> None:
     async with fleet() as one:
@@ -261,7 +261,7 @@ async def test_who_is_added_again_with_other_options_is_recognized_anew_in_place
         assert list(one.manager.members) == [0]
 
 
-async def test_a_worker_whose_tls_is_changed_while_it_leaves_keeps_what_runs_there() -> None:
+async def test_a_tls_change_of_a_leaving_worker_keeps_its_running_requests() -> None:
     async with fleet() as one:
         url = "https://127.0.0.1:9"
         member = one.manager.add(parse_worker_spec(url), by_hand=True)
@@ -293,7 +293,7 @@ async def test_repeated_removal_does_not_lengthen_the_drain(
         assert member.leave == since
 
 
-async def test_a_place_at_a_bound_endpoint_is_for_one() -> None:
+async def test_two_workers_cannot_share_a_topic_at_a_bound_endpoint() -> None:
     async with fleet(max_workers=4) as one:
         first = one.manager.add(parse_worker_spec(f"{URL},events=bind:tcp://*:5557,topic=a"))
         with pytest.raises(DuplicateWorkerError, match="worker 0 takes the events with topic 'a'"):
@@ -303,7 +303,7 @@ async def test_a_place_at_a_bound_endpoint_is_for_one() -> None:
         one.manager.add(parse_worker_spec("http://127.0.0.1:11,events=bind:tcp://*:5557,topic=a"))
 
 
-async def test_leaving_workers_go_when_idle() -> None:
+async def test_leaving_workers_are_removed_once_idle() -> None:
     async with fleet() as one:
         member = one.manager.add(parse_worker_spec(URL))
         await one.until_state(0, "ready")
@@ -318,7 +318,7 @@ async def test_leaving_workers_go_when_idle() -> None:
         assert one.states(0).count("gone") == 1
 
 
-async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -> None:
+async def test_joins_and_removals_are_logged_as_documented(caplog) -> None:
     caplog.set_level("INFO", "router")
     async with fleet() as one:
         first = one.manager.add(parse_worker_spec(URL))
@@ -355,7 +355,7 @@ async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -
     assert unseen == [p for p in patterns if any(word in p for word in elsewhere)]
 
 
-async def test_a_reload_changes_thresholds_in_place_and_all_else_by_a_new_look(
+async def test_a_reload_changes_limits_in_place_and_other_options_by_recognition(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with fleet() as one:
@@ -377,7 +377,7 @@ async def test_a_reload_changes_thresholds_in_place_and_all_else_by_a_new_look(
         assert any(re.match(pattern, line) for line in caplog.messages)
 
 
-async def test_thresholds_that_change_during_recognition_are_not_lost() -> None:
+async def test_limits_changed_during_recognition_are_not_lost() -> None:
     async with fleet() as one:
         reconcile(one.manager, [WantedWorker(parse_worker_spec(URL))])
         await asyncio.sleep(0)  # recognition has begun with the old ones
@@ -388,7 +388,7 @@ async def test_thresholds_that_change_during_recognition_are_not_lost() -> None:
         assert ready.spec.max_requests == 3
 
 
-async def test_a_reload_with_too_many_workers_says_which_were_left_out() -> None:
+async def test_a_reload_with_too_many_workers_reports_those_left_out() -> None:
     async with fleet(max_workers=2) as one:
         urls = [f"http://127.0.0.1:{port}" for port in (11, 12, 13)]
         refused = reconcile(one.manager, [WantedWorker(parse_worker_spec(url)) for url in urls])
@@ -398,7 +398,7 @@ async def test_a_reload_with_too_many_workers_says_which_were_left_out() -> None
         assert "limits.workers" in refused[0]
 
 
-async def test_an_engine_that_began_anew_is_forgotten_without_a_moment_out_of_service(
+async def test_a_restarted_engine_loses_its_known_cache_but_stays_in_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An engine whose counters show a restart is recognized again, and its cache forgotten, without
@@ -429,7 +429,7 @@ async def test_an_engine_that_began_anew_is_forgotten_without_a_moment_out_of_se
         assert one.told.index(changes[2]) == one.told.index(changes[1]) + 1
 
 
-async def test_a_quiet_fleet_is_asked_for_its_load_less_often() -> None:
+async def test_an_idle_fleet_is_polled_for_load_less_often() -> None:
     async with fleet() as one:
         context = one.manager._context
         context.busy.clear()

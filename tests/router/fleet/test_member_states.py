@@ -135,14 +135,14 @@ async def play(seed: int, steps: int) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 60))
-def test_nothing_that_happens_to_a_member_leads_out_of_its_table(seed: int, steps: int) -> None:
+def test_no_event_takes_a_member_out_of_its_state_table(seed: int, steps: int) -> None:
     rows = StateRecorder(MEMBER_STATES)
     with patch.object(member_module, "MEMBER_STATES", rows):
         asyncio.run(play(seed, steps))
     assert rows.missed == set()
 
 
-def test_every_row_of_the_table_is_reached() -> None:
+def test_every_row_of_the_state_table_is_reached() -> None:
     rows = StateRecorder(MEMBER_STATES)
     with patch.object(member_module, "MEMBER_STATES", rows):
         for seed in range(LIVES_MAX):

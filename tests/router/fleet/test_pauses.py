@@ -31,7 +31,7 @@ async def slept(pauses: Pauses, clock: Clock, wait_s: float, took_s: float) -> N
     ("pause_s", "limit_s", "spoiled"),
     [(8.0, 2.0, True), (0.5, 2.0, True), (0.3, 2.0, False), (0.2, 0.5, True), (0.04, 0.1, False)],
 )
-async def test_a_probe_that_missed_a_good_part_of_its_time_is_spoiled(
+async def test_a_probe_during_a_long_pause_of_the_router_is_invalid(
     pause_s: float, limit_s: float, spoiled: bool
 ) -> None:
     clock = Clock()
@@ -46,7 +46,7 @@ async def test_a_probe_that_missed_a_good_part_of_its_time_is_spoiled(
     assert pauses.total_s == pytest.approx(pause_s if pause_s >= 0.05 else 0.0)
 
 
-async def test_a_pause_counts_before_the_sleep_that_it_prolongs_has_ended() -> None:
+async def test_a_pause_counts_before_the_prolonged_sleep_has_ended() -> None:
     clock = Clock()
     pauses = Pauses(clock)
     began_s = clock()

@@ -52,7 +52,7 @@ async def following(url: str, probe_s: float) -> AsyncIterator[Fleet]:
 
 
 @pytest.mark.parametrize(("page", "well"), [("", True), (503, False), (500, False)])
-async def test_its_health_page_answers_for_it(page: object, well: bool) -> None:
+async def test_a_probe_reports_the_result_of_the_health_page(page: object, well: bool) -> None:
     pages = {"/v1/models": MODELS, "/health": page}
     async with engine(pages) as url, following(url, 5.0) as fleet:
         fleet.manager.probe(0, None)
@@ -60,7 +60,7 @@ async def test_its_health_page_answers_for_it(page: object, well: bool) -> None:
         fleet.manager.probe(99, None)  # an unknown worker: no fact is told, no error is raised
 
 
-async def test_one_that_does_not_answer_in_the_time_given_is_not_well() -> None:
+async def test_a_probe_without_an_answer_in_time_reports_failure() -> None:
     pages = {"/v1/models": MODELS, "/health": ""}
     async with engine(pages) as url, following(url, NEVER_S) as fleet:
         pages["/health"] = HANGS
@@ -68,7 +68,7 @@ async def test_one_that_does_not_answer_in_the_time_given_is_not_well() -> None:
         await until(lambda: fleet.probed() == [False], "the answer to be told")
 
 
-async def test_it_is_asked_once_at_a_time_and_no_more_when_it_has_gone() -> None:
+async def test_one_probe_runs_at_a_time_and_removal_cancels_it() -> None:
     pages, asked = {"/v1/models": MODELS, "/health": ""}, []
     async with engine(pages, asked) as url, following(url, NEVER_S) as fleet:
         pages["/health"] = HANGS

@@ -104,7 +104,7 @@ async def ranked(options: str = "", ranks: int = 2) -> AsyncIterator[tuple[Front
         yield one, engine
 
 
-async def test_requests_go_to_the_rank_that_holds_their_prefix_and_say_so() -> None:
+async def test_requests_go_to_the_rank_with_their_prefix_and_have_its_header() -> None:
     async with ranked() as (one, engine):
         engine.busy = 0
         await one.until_ready(f"{engine.url}#0", f"{engine.url}#1")
@@ -120,7 +120,7 @@ async def test_requests_go_to_the_rank_that_holds_their_prefix_and_say_so() -> N
             assert (answered, engine.wanted[-1]) == (member.worker_id, "1")
 
 
-async def test_a_rank_reports_its_own_load_and_their_url_is_asked_once_for_all() -> None:
+async def test_each_rank_has_its_own_load_from_one_shared_poll() -> None:
     async with ranked(ranks=3) as (one, engine):
         names = [f"{engine.url}#{rank}" for rank in range(3)]
         await one.until_ready(*names)
@@ -145,7 +145,7 @@ async def test_a_rank_reports_its_own_load_and_their_url_is_asked_once_for_all()
         engine.answers.set()
 
 
-async def test_the_ranks_follow_their_engine() -> None:
+async def test_ranks_are_added_and_removed_with_those_of_the_engine() -> None:
     async with ranked(ranks=1) as (one, engine):
         await one.until_ready(engine.url)
         engine.ranks = 3
@@ -158,14 +158,14 @@ async def test_the_ranks_follow_their_engine() -> None:
         assert engine.wanted[-1] is None
 
 
-async def test_a_trusted_peer_may_name_a_rank_where_the_router_does_not() -> None:
+async def test_a_clients_rank_header_is_kept_if_the_worker_has_a_single_rank() -> None:
     async with ranked(ranks=1) as (one, engine):
         await one.until_ready(engine.url)
         await one.complete(**{"X-Data-Parallel-Rank": "0"})
         assert engine.wanted == ["0"]
 
 
-async def test_one_rank_may_be_named_alone() -> None:
+async def test_a_single_rank_may_be_configured() -> None:
     async with ranked(",rank=1") as (one, engine):
         await one.until_ready(f"{engine.url}#1")
         await one.complete()
@@ -180,7 +180,7 @@ async def test_one_rank_may_be_named_alone() -> None:
         await until(lambda: "no rank 5; its ranks: 0, 1" in lost.trouble, "the reason")
 
 
-async def test_a_rank_that_was_removed_stays_away_and_the_url_removes_all() -> None:
+async def test_a_removed_rank_stays_removed_and_a_delete_by_url_removes_all() -> None:
     async with ranked() as (one, engine):
         await one.until_ready(f"{engine.url}#0", f"{engine.url}#1")
         with pytest.raises(DuplicateWorkerError):
@@ -203,7 +203,7 @@ async def test_a_rank_that_was_removed_stays_away_and_the_url_removes_all() -> N
         await one.until_ready(*(f"{engine.url}#{rank}" for rank in range(3)))
 
 
-async def test_a_reload_keeps_the_ranks_of_a_url_that_stays() -> None:
+async def test_a_reload_keeps_the_ranks_of_an_unchanged_url() -> None:
     async with ranked() as (one, engine):
         names = (f"{engine.url}#0", f"{engine.url}#1")
         await one.until_ready(*names)
@@ -224,7 +224,7 @@ async def test_a_reload_keeps_the_ranks_of_a_url_that_stays() -> None:
         assert one.members == []
 
 
-async def test_ranks_that_leave_by_hand_come_back_as_they_were() -> None:
+async def test_ranks_removed_by_hand_come_back_as_the_same_workers() -> None:
     async with ranked_engine(3) as engine, front() as one:
         fleet = one.router.fleet
         fleet.add(parse_worker_spec(engine.url), by_hand=True)
@@ -251,7 +251,7 @@ async def test_ranks_that_leave_by_hand_come_back_as_they_were() -> None:
                 fleet.add(parse_worker_spec(other), by_hand=True)
 
 
-async def test_a_rank_that_an_engine_has_again_is_the_worker_that_has_not_gone_yet() -> None:
+async def test_a_rank_that_returns_while_it_leaves_is_the_same_worker() -> None:
     async with ranked_engine(2) as engine, front() as one:
         fleet = one.router.fleet
         member = fleet.add(parse_worker_spec(engine.url))
@@ -267,7 +267,7 @@ async def test_a_rank_that_an_engine_has_again_is_the_worker_that_has_not_gone_y
         assert not third.draining
 
 
-async def test_ranks_for_which_there_is_no_slot_are_told_of(
+async def test_ranks_without_a_free_slot_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with ranked_engine(3) as engine, front(workers=2) as one:
@@ -278,7 +278,7 @@ async def test_ranks_for_which_there_is_no_slot_are_told_of(
             one.router.fleet.add(parse_worker_spec("http://127.0.0.1:9"))
 
 
-async def test_ports_of_the_other_ranks_are_counted_up_from_those_given() -> None:
+async def test_event_ports_of_other_ranks_count_up_from_the_configured_ones() -> None:
     async with ranked(",events=tcp://127.0.0.1:20000,replay=tcp://127.0.0.1:21000") as (
         one,
         engine,
@@ -290,7 +290,7 @@ async def test_ports_of_the_other_ranks_are_counted_up_from_those_given() -> Non
         ]
 
 
-def test_a_configuration_names_a_url_as_a_whole_or_by_ranks_that_differ() -> None:
+def test_a_url_is_configured_without_ranks_or_with_distinct_ranks() -> None:
     key, url = keys_of(Config)["workers"], "http://h:1"
     assert check_value(key, [f"{url},rank=0", f"{url},rank=1", "http://h:2"])
     for second in (url, f"{url},rank=0"):

@@ -105,7 +105,7 @@ def _step(fleet: FleetManager, oracle: Oracle, what: str, value: object) -> None
 
 @settings(max_examples=examples(100), deadline=None)
 @given(STEPS)
-def test_the_fleet_is_what_is_named_and_what_was_added_by_hand(
+def test_the_fleet_has_the_configured_workers_and_those_added_by_hand(
     steps: list[tuple[str, object]],
 ) -> None:
     with patch.object(Member, "run", idle):

@@ -54,7 +54,7 @@ ENGINE = {
         (ENGINE, ",role=prefill,revision=v3", "v3", "warmroute 0.1 abc@v3"),
     ],
 )
-async def test_a_revision_is_named_by_options_then_by_the_engine(
+async def test_a_revision_comes_from_the_options_or_else_from_the_engine(
     pages: dict[str, Any], options: str, revision: str | None, group: str | None
 ) -> None:
     facts = (await recognized(pages, options)).facts
@@ -62,18 +62,18 @@ async def test_a_revision_is_named_by_options_then_by_the_engine(
 
 
 @pytest.mark.parametrize("told", ["", 3, None, "x" * 129, "a,b", " a", "a\n", {}])
-async def test_a_revision_that_cannot_be_used_is_not_taken(told: object) -> None:
+async def test_an_invalid_revision_of_an_engine_is_ignored(told: object) -> None:
     pages = {**ENGINE, "/version": {"version": "0.1", "revision": told}}
     assert (await recognized(pages)).facts.revision in ("0.1", None)
 
 
 @pytest.mark.parametrize("text", ["", "x" * 129, "a\tb", "\x7f"])
-def test_a_revision_is_printable_and_bounded(text: str) -> None:
+def test_an_unprintable_or_too_long_revision_is_refused(text: str) -> None:
     with pytest.raises(WorkerSpecError, match="revision is"):
         parse_worker_spec(f"http://h:1,revision={text}")
 
 
-def test_a_worker_line_with_a_revision_is_read_back() -> None:
+def test_a_worker_spec_with_a_revision_parses_to_the_same_spec() -> None:
     spec = parse_worker_spec("http://h:1,group=g,revision=2026-11 (canary)")
     assert spec.revision == "2026-11 (canary)"
     assert parse_worker_spec(str(spec)) == spec
@@ -82,7 +82,7 @@ def test_a_worker_line_with_a_revision_is_read_back() -> None:
 LABEL = "disaggregatedset.x-k8s.io/revision"
 
 
-def test_a_pods_revision_is_its_label_unless_its_source_or_itself_names_one() -> None:
+def test_a_pods_revision_is_its_label_unless_configured_otherwise() -> None:
     def of(text: str = "", notes: dict[str, str] | None = None, **labels: str) -> str | None:
         one = pod("a", "10.0.0.1", MINE | {LABEL: "v1"} | labels, notes=notes)
         pods, source = {"a": msgspec.convert(one, Pod)}, spec(f"inferencepool:llm/chat{text}")
@@ -97,7 +97,7 @@ def test_a_pods_revision_is_its_label_unless_its_source_or_itself_names_one() ->
     assert of(notes={"warmroute.io/worker": "revision=v7"}) == "v7"
 
 
-def test_a_slices_revision_is_its_label_where_one_is_named() -> None:
+def test_a_slices_revision_is_the_configured_label() -> None:
     one = {
         "metadata": {"name": "s", "labels": {LABEL: "v1", "track": "canary"}},
         "endpoints": [{"addresses": ["10.0.0.1"]}],
@@ -112,7 +112,7 @@ def test_a_slices_revision_is_its_label_where_one_is_named() -> None:
         assert worker.spec.revision == revision
 
 
-def test_a_label_that_cannot_be_one_is_refused() -> None:
+def test_an_invalid_revision_label_is_refused() -> None:
     for text in ("inferencepool:llm/chat", "kubernetes:llm/chat"):
         with pytest.raises(SourceSpecError, match="revision_label"):
             parse_source(f"{text},revision_label=a b")
@@ -135,7 +135,7 @@ async def fleet_of(
     context.destroy(linger=0)
 
 
-async def test_a_request_waits_less_for_a_version_than_a_probe_may(
+async def test_a_request_waits_less_for_a_version_than_a_probe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[float] = []
@@ -154,7 +154,7 @@ async def test_a_request_waits_less_for_a_version_than_a_probe_may(
     assert set(limits) == {0.5}
 
 
-async def test_another_label_changes_a_worker_in_place() -> None:
+async def test_a_changed_label_changes_a_worker_in_place() -> None:
     """A worker whose label changes keeps serving under its number, and the router does not ask it
     anything.
     """
@@ -176,7 +176,7 @@ async def test_another_label_changes_a_worker_in_place() -> None:
         assert "/v1/models" not in asked
 
 
-def test_another_label_leaves_the_known_cache() -> None:
+def test_a_changed_label_keeps_the_known_cache() -> None:
     world = World(workers=0)
     world.join(0, group="g@v1", revision="v1")
     world.events(0, 0, stored([1, 2, 3]))

@@ -119,7 +119,7 @@ def msg_replace(one: Recognized, serves_alone: bool) -> Recognized:
 P, D = "http://h:1,role=prefill", "http://h:2,role=decode"
 
 
-async def test_a_worker_drains_then_has_its_new_role() -> None:
+async def test_a_worker_drains_before_it_takes_its_new_role() -> None:
     async with pool(P, "http://h:3,role=prefill", D) as one:
         one.requests[0] = 2
         one.turn("decode", 0)
@@ -137,7 +137,7 @@ async def test_a_worker_drains_then_has_its_new_role() -> None:
         assert (facts.role, facts.group) == ("decode", "vllm 1")
 
 
-async def test_what_still_runs_after_drain_s_goes_on_in_the_new_role() -> None:
+async def test_requests_still_running_after_drain_s_continue_in_the_new_role() -> None:
     async with pool(P, "http://h:3,role=prefill", D, drain_s=0.05) as one:
         one.requests[0] = 1
         one.turn("decode", 0)
@@ -145,7 +145,7 @@ async def test_what_still_runs_after_drain_s_goes_on_in_the_new_role() -> None:
         assert one.requests[0] == 1
 
 
-async def test_undrain_takes_a_change_back_and_drain_survives_it() -> None:
+async def test_undrain_cancels_a_role_change_and_a_drain_survives_one() -> None:
     async with pool(P, "http://h:3,role=prefill", D) as one:
         one.requests[0] = 1
         one.turn("decode", 0)
@@ -159,7 +159,7 @@ async def test_undrain_takes_a_change_back_and_drain_survives_it() -> None:
         assert (one.last(1).state, one.manager.members[1].spec.role) == ("draining", "decode")
 
 
-async def test_a_reload_keeps_the_role_that_was_taken() -> None:
+async def test_a_reload_keeps_a_changed_role() -> None:
     async with pool(P, "http://h:3,role=prefill", D) as one:
         one.turn("both", 0)
         one.sweep()
@@ -169,7 +169,7 @@ async def test_a_reload_keeps_the_role_that_was_taken() -> None:
         assert (member.spec.role, member.spec.weight, member.leaving) == ("both", 2.0, False)
 
 
-async def test_the_only_worker_takes_another_role_without_a_pause() -> None:
+async def test_the_only_worker_changes_its_role_without_draining() -> None:
     async with pool("http://h:1") as one:
         one.turn("decode", 0)
         assert one.manager.members[0].spec.role == "decode"
@@ -184,7 +184,7 @@ async def test_the_only_worker_takes_another_role_without_a_pause() -> None:
         ((P.replace(",", ",kind=sglang,"),), "both", [0], "prefill or decode only"),
     ],
 )  # fmt: skip
-async def test_a_change_that_leaves_half_a_pool_is_refused_by_name(
+async def test_a_role_change_that_leaves_a_role_missing_is_refused(
     specs: tuple[str, ...], role: Role, numbers: list[int], says: str
 ) -> None:
     async with pool(*specs) as one:
@@ -193,7 +193,7 @@ async def test_a_change_that_leaves_half_a_pool_is_refused_by_name(
         assert all(m.ready and m.turning is None for m in one.manager.members.values())
 
 
-async def test_an_engine_that_must_be_told_is_told_once_it_is_idle() -> None:
+async def test_an_engine_gets_its_new_role_only_once_it_is_idle() -> None:
     """An engine that has to be told its role is told once it is idle; SGLang refuses while it has
     requests, for instance those of another router.
     """
@@ -220,7 +220,7 @@ async def test_an_engine_that_must_be_told_is_told_once_it_is_idle() -> None:
         assert asked == [{"new_role": "decode"}] * 3
 
 
-async def test_an_engine_that_refuses_for_good_keeps_its_role() -> None:
+async def test_an_engine_that_refuses_a_new_role_keeps_its_role() -> None:
     async def switch(request: web.Request) -> web.Response:
         return web.json_response({"success": False}, status=400)
 
@@ -241,7 +241,7 @@ OPERATIONS = ("turn", "drain", "undrain", "requests", "sweep", "leave")
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_whatever_is_asked_in_whatever_order_nobody_stays_on_the_way(seed: int) -> None:
+async def test_any_sequence_of_role_requests_leaves_every_worker_in_service(seed: int) -> None:
     """After any requests for roles in any order, each worker has a role that was requested and
     takes requests, unless its operator drained it.
     """
@@ -287,7 +287,9 @@ WORKERS = st.builds(
 
 
 @given(st.lists(WORKERS, min_size=1, max_size=6))
-def test_halves_and_service_agree(workers: list[WorkerFacts]) -> None:
+def test_the_report_of_missing_roles_agrees_with_the_ability_to_serve(
+    workers: list[WorkerFacts],
+) -> None:
     """The report of missing roles and the ability to serve agree: if no worker can serve, a missing
     role is named, and if each role has its counterpart, some worker can serve.
     """
@@ -302,7 +304,7 @@ def test_halves_and_service_agree(workers: list[WorkerFacts]) -> None:
         assert half.group is None or not any(w.role not in (half.role,) for w in same)
 
 
-def test_a_missing_half_is_named() -> None:
+def test_the_report_of_a_missing_role_has_its_group() -> None:
     one, other = facts_of("prefill", "g", False), facts_of("decode", "h", False)
     assert [str(half) for half in halves_missing([one, other])] == [
         "nobody of the group 'g' decodes: 1 have the role prefill",
@@ -311,7 +313,7 @@ def test_a_missing_half_is_named() -> None:
     assert not serves([one, other])
 
 
-async def test_a_pool_with_one_half_is_not_ready_and_says_why() -> None:
+async def test_a_pool_with_one_role_missing_is_not_ready_and_gives_the_reason() -> None:
     """A pool with only one of the two roles is not ready and says why, because its engines cannot
     serve alone; a second model that is served makes the router ready.
     """
@@ -339,7 +341,7 @@ async def test_a_pool_with_one_half_is_not_ready_and_says_why() -> None:
         assert (status, "halves_missing" in shown) == (200, False)
 
 
-async def test_which_halves_are_missing_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_roles_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with admin() as one:
         tell, service = one.router.dispatcher.tell, one.router.service
@@ -352,7 +354,7 @@ async def test_which_halves_are_missing_is_logged_once(caplog: pytest.LogCapture
         assert "no longer so: model 'm': nobody of the group 'g' decodes" in caplog.text
 
 
-async def test_an_engine_that_is_started_anew_has_the_role_of_its_command_line() -> None:
+async def test_a_restarted_engine_has_the_role_of_its_command_line() -> None:
     """A restarted engine has the role of its command line, whatever role it was told before;
     engines that are not told a role keep theirs.
     """

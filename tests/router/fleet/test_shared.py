@@ -31,7 +31,7 @@ class Engine:
         return number
 
 
-async def test_who_comes_meanwhile_waits_for_the_same_answer() -> None:
+async def test_callers_during_a_request_wait_for_the_same_answer() -> None:
     engine, shared = Engine(), SharedAnswer[int]()
     engine.open.clear()
     asking = [asyncio.create_task(shared.get(engine.answer, engine.clock, 1.0)) for _ in range(5)]
@@ -40,7 +40,7 @@ async def test_who_comes_meanwhile_waits_for_the_same_answer() -> None:
     assert await asyncio.gather(*asking) == [1] * 5
 
 
-async def test_an_answer_is_good_for_a_while_and_a_failure_is_an_answer() -> None:
+async def test_answers_and_failures_are_cached_for_a_while() -> None:
     engine, shared = Engine(), SharedAnswer[int]()
     assert await shared.get(engine.answer, engine.clock, 1.0) == 1
     engine.now_s = 1.0
@@ -56,7 +56,7 @@ async def test_an_answer_is_good_for_a_while_and_a_failure_is_an_answer() -> Non
     assert await shared.get(engine.answer, engine.clock, 1.0) == 4
 
 
-async def test_when_the_one_who_asked_leaves_the_next_one_asks() -> None:
+async def test_if_the_first_caller_is_cancelled_the_next_one_sends_the_request() -> None:
     engine, shared = Engine(), SharedAnswer[int]()
     engine.open.clear()
     first, second = (
@@ -69,7 +69,7 @@ async def test_when_the_one_who_asked_leaves_the_next_one_asks() -> None:
     assert await second == 2
 
 
-async def test_a_question_is_forgotten_with_the_last_who_asks_it() -> None:
+async def test_a_shared_answer_is_dropped_with_its_last_user() -> None:
     answers = SharedAnswers()
     one = answers.to("url")
     assert answers.to("url") is one

@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "bodies.jsonl"
 
 
-def test_a_line_of_each_request_s_own_at_the_head_is_seen(path: Path) -> None:
+def test_a_line_at_the_start_that_differs_per_request_is_found(path: Path) -> None:
     lines = [f"x-anthropic-billing-header: cch={n * 7919:08x};\n" for n in range(6)]
     found = given(path, [chat(line + SYSTEM, f"q{n}") for n, line in enumerate(lines)])
     assert found.common < 64 < 1_000 < found.later
@@ -48,20 +48,20 @@ def test_a_line_of_each_request_s_own_at_the_head_is_seen(path: Path) -> None:
     assert given(path, parts).later > 1_000
 
 
-def test_prompts_that_begin_alike_have_nothing_later(path: Path) -> None:
+def test_prompts_with_a_common_prefix_have_no_later_common_part(path: Path) -> None:
     found = given(path, [chat(SYSTEM, f"question {n} {'x' * n}") for n in range(6)])
     assert found.common >= len(SYSTEM)
     assert (found.later, found.differs, found.salts) == (0, "", 0)
 
 
-def test_token_ids_are_compared_and_never_shown(path: Path) -> None:
+def test_token_ids_are_compared_but_never_shown(path: Path) -> None:
     shared = list(range(1_000, 1_400))
     found = given(path, [{"prompt": [n + 1, n + 2, *shared]} for n in range(6)])
     assert found.common < 8 < 3_000 < found.later
     assert found.differs == ""
 
 
-def test_salts_are_counted(path: Path) -> None:
+def test_cache_salts_are_counted(path: Path) -> None:
     found = given(path, [chat(SYSTEM, "q", cache_salt=f"salt-{n}") for n in range(5)])
     assert (found.salts, found.salted, found.count) == (5, 5, 5)
 
@@ -70,7 +70,7 @@ def test_salts_are_counted(path: Path) -> None:
     "text",
     ["", "{", "[]", '{"inputs": []}', '{"prompt": 3}', '{"messages": 3}', "null", "[" * 9999],
 )
-def test_a_file_without_requests_is_refused_by_its_name(path: Path, text: str) -> None:
+def test_the_error_for_a_file_without_requests_names_the_file(path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(GivenFileError, match=r"bodies\.jsonl"):
         given_prompts(path)

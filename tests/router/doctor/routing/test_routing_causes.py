@@ -26,7 +26,7 @@ from tests.tidy.checkout import ROOT
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.cause)
-def test_a_cause_is_named_first_with_its_evidence_and_one_change(case: RoutingCase) -> None:
+def test_the_cause_is_the_first_finding_with_evidence_and_one_change(case: RoutingCase) -> None:
     found = judge_routing(case.sick)
     assert [one.cause.name for one in found][:1] == [case.cause], found
     verdict = found[0].verdict
@@ -37,25 +37,25 @@ def test_a_cause_is_named_first_with_its_evidence_and_one_change(case: RoutingCa
     assert 0 <= verdict.weight <= 1
 
 
-def test_each_cause_has_a_case() -> None:
+def test_each_cause_has_a_test_case() -> None:
     assert {case.cause for case in CASES} == {cause.name for cause in ALL_ROUTING_CAUSES}
 
 
-def test_the_page_has_each_cause_in_their_order() -> None:
+def test_the_page_lists_all_causes_in_order() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.partition("## Why are cache hits zero?\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^- `([a-z-]+)`: ", section, re.MULTILINE)
     assert listed == [cause.name for cause in ALL_ROUTING_CAUSES]
 
 
-def test_a_healthy_pool_shows_nothing() -> None:
+def test_a_healthy_pool_has_no_findings() -> None:
     assert judge_routing(GOOD) == ()
     report = RoutingReport(GOOD, (), "again")
     assert report.status == 0
     assert report.text().startswith("Nothing found.\nHits: of 10,560 prompt tokens of 24 requests")
 
 
-def test_a_pool_whose_hits_are_guesses_is_told_why() -> None:
+def test_the_report_says_why_hits_are_approximate() -> None:
     hits = HitsRow("approximate", "no-tokenizer", "The router has no tokenizer.", "--tokenizer DIR")
     text = RoutingReport(replace(GOOD, workers=both(hits=hits), decisions=()), (), "again").text()
     assert text.startswith("Nothing found.\n")
@@ -67,14 +67,14 @@ def test_a_pool_whose_hits_are_guesses_is_told_why() -> None:
         assert "approximate" not in RoutingReport(replace(GOOD, workers=exact), (), "").text()
 
 
-def test_a_pool_without_requests_or_workers_shows_nothing() -> None:
+def test_a_pool_without_requests_or_workers_has_no_findings() -> None:
     for facts in (PoolFacts("r"), replace(GOOD, decisions=())):
         assert judge_routing(facts) == ()
         assert "no request" in RoutingReport(facts, (), "").text()
         json.dumps(RoutingReport(facts, (), "").shown(), allow_nan=False)
 
 
-def test_what_is_normal_is_no_cause() -> None:
+def test_normal_conditions_are_not_reported_as_causes() -> None:
     hybrid = both(block_size=768, engine={"settings": {"block_size": "16"}})
     ranks = tuple(replace(one, answered=1.0) for one in both(rank=1))
     few = decisions(3, expected_hit_tokens=0, cached_tokens=0)
@@ -90,7 +90,7 @@ def test_what_is_normal_is_no_cause() -> None:
         assert judge_routing(facts) == (), facts
 
 
-def test_the_cause_of_more_tokens_is_first() -> None:
+def test_the_cause_that_affects_more_tokens_is_first() -> None:
     off = worker(0, events=None)
     elsewhere = worker(1, told_block_size=32)
     rows = decisions(8, workers=1) + tuple(one for one in decisions(24) if one.worker)

@@ -62,13 +62,13 @@ class OnePages:
         return report.status, report.text()
 
 
-async def test_good_pages_show_nothing() -> None:
+async def test_valid_pages_give_no_findings() -> None:
     pages = OnePages()
     async with pages.server:
         assert (await pages.asked())[0] == 0
 
 
-async def test_a_broken_page_of_a_router_is_one_error() -> None:
+async def test_an_invalid_router_page_is_one_error() -> None:
     pages = OnePages()
     async with pages.server:
         for name in (path[1:] for path in OF_ROUTER):
@@ -79,7 +79,7 @@ async def test_a_broken_page_of_a_router_is_one_error() -> None:
             await pages.asked(metrics=b'warmroute_tokenizer_exact{model="m"} x\n')
 
 
-async def test_an_engine_s_pages_may_be_anything() -> None:
+async def test_random_engine_pages_raise_no_error() -> None:
     draw = random.Random(11)
     pages = OnePages()
     parts = (b'{"0":', b"null", b"}", b"[", b'"endpoint"', b":", b'"tcp://x:1"', b"1e999", b"\xff")
@@ -92,7 +92,7 @@ async def test_an_engine_s_pages_may_be_anything() -> None:
             assert text
 
 
-def test_the_folder_s_ids_are_held_beside_an_engine_s(tmp_path: Path) -> None:
+def test_token_ids_of_the_tokenizer_folder_are_compared_with_an_engines(tmp_path: Path) -> None:
     prompts = fixed_prompts(write_model(tmp_path), 0.0)
     assert [one.chat for one in prompts] == [False, False, True, True, True]
     told = ComparedTokens()
