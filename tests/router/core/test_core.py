@@ -21,7 +21,7 @@ from router.core.contract.actions import Cancel, Dispatch, Ejected, Probe, Rejec
 from tests.router.core.core_world import BLOCK, World, stored
 
 
-def test_a_request_goes_where_its_prefix_is() -> None:
+def test_a_request_is_sent_to_the_worker_with_its_prefix() -> None:
     world = World(policy="kv_prefix")
     world.events(1, 0, stored([1, 2, 3]))
     (action,) = world.core.on_arrival(world.arrival([1, 2, 3, 4]))
@@ -32,7 +32,7 @@ def test_a_request_goes_where_its_prefix_is() -> None:
     assert len(action.decision.candidates) == 3
 
 
-def test_a_sibling_sees_the_first_ones_choice_before_any_event() -> None:
+def test_a_dispatch_counts_as_expected_hit_before_any_event() -> None:
     world = World(policy="kv_prefix")
     (first,) = world.core.on_arrival(world.arrival([1, 2, 3]))
     (second,) = world.core.on_arrival(world.arrival([1, 2, 9]))
@@ -40,7 +40,7 @@ def test_a_sibling_sees_the_first_ones_choice_before_any_event() -> None:
     assert second.decision.hit_tokens == 2 * BLOCK
 
 
-def test_what_nobody_confirms_is_forgotten() -> None:
+def test_unconfirmed_expected_blocks_expire() -> None:
     world = World(policy="kv_prefix", speculative_s=10.0)
     world.core.on_arrival(world.arrival([1, 2, 3]))
     for _ in range(25):
@@ -50,7 +50,7 @@ def test_what_nobody_confirms_is_forgotten() -> None:
     assert later.decision.hit_tokens == 0
 
 
-def test_text_blocks_are_believed_for_longer() -> None:
+def test_expected_text_blocks_expire_later() -> None:
     world = World(policy="kv_prefix", speculative_s=10.0)
     world.core.on_arrival(world.arrival([1, 2, 3], approximate=True))
     world.now_s = 60.0
@@ -59,7 +59,7 @@ def test_text_blocks_are_believed_for_longer() -> None:
     assert later.decision.hit_tokens == 3 * BLOCK - 1  # one token is always computed
 
 
-def test_choosing_charges_at_once() -> None:
+def test_a_dispatch_charges_its_worker_at_once() -> None:
     world = World(workers=2, policy="least_requests")
     chosen = [world.core.on_arrival(world.arrival([i]))[0].worker_id for i in range(6)]
     assert sorted(chosen) == [0, 0, 0, 1, 1, 1]
@@ -80,14 +80,14 @@ def test_first_token_and_finish_move_and_release_the_charge() -> None:
     assert world.core.inflight_requests == 0
 
 
-def test_an_answer_that_does_not_stream_leaves_the_queue_when_the_model_says_so() -> None:
+def test_an_answer_that_does_not_stream_leaves_the_queue_at_the_estimated_time() -> None:
     world = World(workers=1)
     world.core.on_arrival(world.arrival([1, 2, 3], stream=False))
     world.core.on_tick(Tick(10.0))
     assert (world.core.columns.requests[0], world.core.columns.waiting[0]) == (1, 0)
 
 
-def test_a_failed_dispatch_is_tried_on_every_other_worker_and_then_given_up() -> None:
+def test_a_failed_dispatch_is_retried_at_each_other_worker_then_rejected() -> None:
     world = World(workers=3, max_attempts=3, ejection_failures=100)
     arrival = world.arrival([1])
     (action,) = world.core.on_arrival(arrival)
@@ -107,7 +107,7 @@ def test_a_failed_dispatch_is_tried_on_every_other_worker_and_then_given_up() ->
     assert world.core.inflight_requests == 0
 
 
-def test_workers_that_keep_failing_are_put_aside_and_come_back() -> None:
+def test_workers_that_keep_failing_are_ejected_and_reinstated() -> None:
     world = World(workers=2, policy="round_robin", ejection_failures=2, recover_s=2.0)
 
     def chosen() -> list[int]:
@@ -130,7 +130,7 @@ def test_workers_that_keep_failing_are_put_aside_and_come_back() -> None:
     assert set(chosen()) == {0, 1}
 
 
-def test_a_client_that_leaves_costs_the_worker_no_reputation() -> None:
+def test_a_client_disconnect_does_not_count_against_the_worker() -> None:
     world = World(workers=1, ejection_failures=1)
     arrival = world.arrival([1])
     world.core.on_arrival(arrival)
@@ -146,7 +146,7 @@ def test_a_client_that_leaves_costs_the_worker_no_reputation() -> None:
         ({"prompt_tokens": 500}, 400, "500 tokens"),
     ],
 )
-def test_requests_that_no_worker_can_serve_are_refused_with_the_reason(
+def test_requests_that_no_worker_can_serve_are_rejected_with_the_reason(
     change: dict, status: int, words: str
 ) -> None:
     world = World(workers=0)
@@ -157,7 +157,7 @@ def test_requests_that_no_worker_can_serve_are_refused_with_the_reason(
     assert words in action.message
 
 
-def test_with_all_workers_down_clients_are_told_when_to_come_back() -> None:
+def test_requests_are_rejected_with_retry_after_if_all_workers_are_down() -> None:
     world = World(workers=2)
     for worker_id in (0, 1):
         world.core.on_worker(WorkerChange(0.0, worker_id, "down"))
@@ -166,7 +166,7 @@ def test_with_all_workers_down_clients_are_told_when_to_come_back() -> None:
     assert (action.status, action.retry_after_s) == (503, 1.0)
 
 
-def test_a_busy_worker_is_passed_over_and_not_eject() -> None:
+def test_a_busy_worker_is_skipped_and_not_ejected() -> None:
     world = World(workers=2)
     for _ in range(10):
         (first,) = world.core.on_arrival(world.arrival([1]))
@@ -179,7 +179,7 @@ def test_a_busy_worker_is_passed_over_and_not_eject() -> None:
     assert world.core.counters.ejections == 0
 
 
-def test_the_request_limit_turns_away_with_a_reason() -> None:
+def test_a_request_over_the_limit_is_rejected_with_router_full() -> None:
     world = World(inflight_requests=1)
     world.core.on_arrival(world.arrival([1]))
     (action,) = world.core.on_arrival(world.arrival([2]))
@@ -202,7 +202,7 @@ def test_removing_a_worker_cancels_its_requests_and_frees_its_slot() -> None:
     assert again.worker_id == 9
 
 
-def test_others_load_counts_until_its_report_is_stale() -> None:
+def test_foreign_load_counts_until_its_report_is_stale() -> None:
     world = World(workers=2, policy="least_requests", signal_stale_s=5.0)
     world.core.on_load_report(LoadReport(0.0, 0, running=7, waiting=1, kv_used_tokens=10.0))
     assert world.core.on_arrival(world.arrival([1]))[0].worker_id == 1
@@ -222,7 +222,7 @@ def test_own_requests_in_a_report_are_not_counted_twice() -> None:
     assert world.core.columns.foreign_waiting[0] == 0
 
 
-def test_explaining_changes_nothing() -> None:
+def test_an_explanation_changes_no_state() -> None:
     world = World()
     before = world.core.columns.requests.copy()
     choice = world.core.explain(world.arrival([1, 2]))
@@ -258,7 +258,7 @@ def test_a_policy_can_be_changed_while_requests_run() -> None:
     assert action.decision.policy == "kv_load"
 
 
-def test_failures_at_one_moment_put_a_worker_aside_once() -> None:
+def test_simultaneous_failures_eject_a_worker_once() -> None:
     world = World(workers=2, policy="kv_prefix", ejection_failures=2, recover_s=2.0, max_attempts=1)
     world.events(0, 0, stored([1, 2, 3]))
     arrivals = [world.arrival([1, 2, 3, i]) for i in range(6)]
@@ -272,7 +272,7 @@ def test_failures_at_one_moment_put_a_worker_aside_once() -> None:
     assert world.core.counters.ejections == 1
 
 
-def test_with_everybody_aside_a_worker_that_failed_lately_is_tried() -> None:
+def test_an_ejected_worker_is_tried_if_no_other_worker_is_available() -> None:
     world = World(workers=2, ejection_failures=1)
     arrival = world.arrival([1])
     (action,) = world.core.on_arrival(arrival)

@@ -64,7 +64,7 @@ AT_LAST = f"{__name__}:at_last"
 ONE_EACH = f"{__name__}:below_two"
 
 
-def test_held_requests_are_asked_again_in_order_when_room_appears() -> None:
+def test_held_requests_are_retried_in_order_when_room_appears() -> None:
     world = World(workers=1, policy=ONE_EACH)
     first, low, high = (world.arrival([i], priority=p) for i, p in ((1, 0), (2, 5), (3, -5)))
     assert isinstance(world.core.on_arrival(first)[0], Dispatch)
@@ -78,7 +78,7 @@ def test_held_requests_are_asked_again_in_order_when_room_appears() -> None:
 
 
 @pytest.mark.parametrize("policy", [LATE_FIRST, f"{LATE_FIRST}|thresholds?max_requests=64"])
-def test_a_policy_with_an_order_of_its_own_is_asked_about_all(policy: str) -> None:
+def test_a_policy_that_orders_held_requests_gets_all_of_them(policy: str) -> None:
     world = World(workers=1, policy=policy, hold_s=1_000.0)
     for number in range(12):
         world.core.on_arrival(world.arrival([number], now_s=float(number)))
@@ -93,7 +93,7 @@ def test_a_policy_with_an_order_of_its_own_is_asked_about_all(policy: str) -> No
         world.core.on_tick(Tick(201.0))
 
 
-def test_a_held_request_cannot_have_been_answered() -> None:
+def test_an_answer_to_a_held_request_is_an_error() -> None:
     world = World(workers=1, policy=ONE_EACH)
     world.core.on_arrival(world.arrival([1]))
     held = world.arrival([2])
@@ -102,7 +102,7 @@ def test_a_held_request_cannot_have_been_answered() -> None:
         world.core.on_finish(Finish(1.0, held.request_id))
 
 
-def test_holding_is_bounded_in_number_and_time() -> None:
+def test_held_requests_are_bounded_in_number_and_time() -> None:
     world = World(policy=HOLD, hold_requests=2, hold_s=5.0)
     actions = [world.core.on_arrival(world.arrival([i]))[0] for i in range(3)]
     assert [type(a) for a in actions] == [Hold, Hold, Reject]
@@ -112,7 +112,7 @@ def test_holding_is_bounded_in_number_and_time() -> None:
     assert world.core.inflight_requests == 0
 
 
-def test_whose_time_is_over_is_asked_a_last_time() -> None:
+def test_a_held_request_is_retried_a_last_time_at_its_deadline() -> None:
     """A held request is offered to the policy one last time at its deadline, but not if its client
     no longer wants the answer.
     """
@@ -142,7 +142,7 @@ def test_whose_time_is_over_is_asked_a_last_time() -> None:
 
 
 @given(places=st.integers(5, 30), mean_s=st.floats(0.5, 10.0), seed=st.integers(0, 1_000))
-def test_a_refusal_tells_how_long_one_that_joins_would_wait(
+def test_retry_after_estimates_the_wait_of_a_request_that_joins_the_queue(
     places: int, mean_s: float, seed: int
 ) -> None:
     """A refusal says how long a request that joins the queue would wait: answers of different
@@ -181,7 +181,7 @@ def test_a_refusal_tells_how_long_one_that_joins_would_wait(
     assert 0.55 <= reject.retry_after_s / min(waited_s, 600.0) <= 1.6
 
 
-def test_a_wait_is_counted_once_when_it_ends_however_it_ends() -> None:
+def test_a_wait_is_counted_once_when_it_ends() -> None:
     world = World(workers=1, policy=ONE_EACH, hold_s=5.0)
     first, sent, left, late = (world.arrival([i]) for i in range(4))
     for arrival in (first, sent, left, late):
@@ -204,7 +204,7 @@ def test_a_wait_is_counted_once_when_it_ends_however_it_ends() -> None:
 
 
 @given(st.lists(st.floats(-1.0, 1e5, allow_nan=False), max_size=30))
-def test_buckets_of_waits_are_those_of_a_plain_count(waits: list[float]) -> None:
+def test_buckets_of_waits_equal_a_plain_count(waits: list[float]) -> None:
     times = HeldTimes()
     for wait_s in waits:
         times.add(wait_s)
@@ -215,7 +215,7 @@ def test_buckets_of_waits_are_those_of_a_plain_count(waits: list[float]) -> None
 
 
 @pytest.mark.parametrize("policy", ["hybrid", "kv_prefix", "power_of_two", "round_robin"])
-def test_no_worker_has_more_than_its_limit_whatever_the_policy(policy: str) -> None:
+def test_no_worker_exceeds_its_request_limit_under_any_policy(policy: str) -> None:
     world = World(workers=2, policy=policy, worker_requests=2)
     arrivals = [world.arrival([1, 2, 3]) for _ in range(6)]
     sent = [world.core.on_arrival(arrival)[0] for arrival in arrivals]
@@ -229,7 +229,7 @@ def test_no_worker_has_more_than_its_limit_whatever_the_policy(policy: str) -> N
     assert world.core.held_requests == 1
 
 
-def test_prompts_not_computed_count_against_a_workers_limit_until_its_first_token() -> None:
+def test_uncomputed_prompts_count_against_the_limit_until_their_first_token() -> None:
     world = World(workers=1, worker_queued_tokens=3 * BLOCK)
     large, small, late = world.arrival([1, 2, 3]), world.arrival([4]), world.arrival([5])
     assert isinstance(world.core.on_arrival(large)[0], Dispatch)

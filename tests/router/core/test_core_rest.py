@@ -11,7 +11,7 @@ from router.core.contract.actions import Dispatch
 from tests.router.core.core_world import BLOCK, World, stored
 
 
-def test_what_is_left_of_an_answer_goes_where_its_longer_prompt_is_cached() -> None:
+def test_the_rest_of_an_answer_is_sent_where_its_longer_prompt_is_cached() -> None:
     world = World(workers=3, policy="kv_prefix")
     arrival = world.arrival([1, 2], stream=True)
     (first,) = world.core.on_arrival(arrival)

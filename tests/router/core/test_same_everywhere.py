@@ -12,7 +12,7 @@ from tests.router.core.random_world import POLICIES, digest
 ROOT = Path(__file__).parents[3]
 
 
-def printed(hash_seed: str) -> list[str]:
+def digests_with(hash_seed: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.router.core.random_world"],
         cwd=ROOT,
@@ -24,18 +24,18 @@ def printed(hash_seed: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_no_action_depends_on_how_python_hashes() -> None:
-    first = printed("0")
+def test_actions_do_not_depend_on_the_python_hash_seed() -> None:
+    first = digests_with("0")
     assert [line.split()[0] for line in first] == list(POLICIES)
-    assert printed("1") == printed("4242") == first
+    assert digests_with("1") == digests_with("4242") == first
 
 
-def test_another_seed_is_another_world() -> None:
+def test_different_seeds_give_different_histories() -> None:
     for name in POLICIES:
         assert digest(name, 1)[0] != digest(name, 2)[0]
 
 
-def test_the_world_is_as_varied_as_it_says() -> None:
+def test_the_random_world_contains_each_kind_of_event() -> None:
     seen = {"dispatched": 0, "held": 0, "retried": 0, "rejected": 0}
     for number, name in enumerate(POLICIES):
         for what, count in digest(name, number)[1].items():

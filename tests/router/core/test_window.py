@@ -16,7 +16,7 @@ told = st.lists(
 
 
 @given(told)
-def test_it_counts_the_present_step_and_the_nine_before_it(steps: list) -> None:
+def test_a_window_counts_the_current_step_and_the_nine_before_it(steps: list) -> None:
     window, everything, now_s = Window(SPAN_S), [], 0.0
     for pause_s, first, second in steps:
         now_s += pause_s
@@ -28,7 +28,7 @@ def test_it_counts_the_present_step_and_the_nine_before_it(steps: list) -> None:
         assert window.sums(now_s) == expected
 
 
-def test_after_its_span_all_is_forgotten_and_clearing_forgets_at_once() -> None:
+def test_counts_expire_after_the_span_and_clear_resets_them_at_once() -> None:
     window = Window(SPAN_S)
     window.add(1.0, 2, 3)
     assert window.sums(1.0 + SPAN_S + STEP_S) == (0, 0)

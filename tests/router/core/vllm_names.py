@@ -23,7 +23,7 @@ class Engine:
             found.append(int.from_bytes(before[-8:], "big"))
         return found
 
-    def told(self, tokens: list[int], first: int, kept: list[int]) -> dict[str, Any]:
+    def store_event(self, tokens: list[int], first: int, kept: list[int]) -> dict[str, Any]:
         """Return the store event for a prompt's blocks from block `first` on, of which the indexes
         `kept` are kept.
         """

@@ -35,71 +35,71 @@ def full(limit: int = 2, **settings: object) -> World:
     return world
 
 
-def told(actions: list[Action]) -> list[tuple[str, int]]:
+def kinds_of(actions: list[Action]) -> list[tuple[str, int]]:
     """Return the kind of each action that is about a request, and the request's id."""
     about = [a for a in actions if isinstance(a, (Dispatch, Hold, Reject))]
     return [(a.code if isinstance(a, Reject) else type(a).__name__, a.request_id) for a in about]
 
 
-def test_a_more_important_request_takes_the_place_of_the_newest_least_important_one() -> None:
+def test_an_urgent_request_displaces_the_newest_least_urgent_held_request() -> None:
     world = full()
     core = world.core
     older, newer = world.arrival([2], priority=5), world.arrival([3], priority=5)
     for arrival in (older, newer):
         assert isinstance(core.on_arrival(arrival)[0], Hold)
     urgent = world.arrival([4], priority=1)
-    assert told(core.on_arrival(urgent)) == [
+    assert kinds_of(core.on_arrival(urgent)) == [
         ("displaced", newer.request_id),
         ("Hold", urgent.request_id),
     ]
     same, less = world.arrival([5], priority=5), world.arrival([6], priority=9)
-    assert told(core.on_arrival(same)) == [("hold_queue_full", same.request_id)]
-    assert told(core.on_arrival(less)) == [("hold_queue_full", less.request_id)]
+    assert kinds_of(core.on_arrival(same)) == [("hold_queue_full", same.request_id)]
+    assert kinds_of(core.on_arrival(less)) == [("hold_queue_full", less.request_id)]
     assert core.held.requests() == [urgent.request_id, older.request_id]
     assert core.counters.rejections == {"displaced": 1, "hold_queue_full": 2}
     assert core.inflight_requests == 3
 
 
 @pytest.mark.parametrize("limit", [{"inflight_requests": 3}, {"queued_tokens": 3 * BLOCK}])
-def test_the_router_at_its_limit_makes_room_for_the_more_important_only(limit) -> None:
+def test_a_router_at_its_limit_makes_room_only_for_more_urgent_requests(limit) -> None:
     world = full(9, **limit)
     core = world.core
     held = [world.arrival([2], priority=5), world.arrival([3], priority=5)]
     for arrival in held:
         assert isinstance(core.on_arrival(arrival)[0], Hold)
     same = world.arrival([4], priority=5)
-    assert told(core.on_arrival(same)) == [("router_full", same.request_id)]
+    assert kinds_of(core.on_arrival(same)) == [("router_full", same.request_id)]
     urgent = world.arrival([4], priority=0)
-    assert told(core.on_arrival(urgent)) == [
+    assert kinds_of(core.on_arrival(urgent)) == [
         ("displaced", held[1].request_id),
         ("Hold", urgent.request_id),
     ]
 
 
-def test_tokens_count_as_queued_until_they_are_computed_or_given_up() -> None:
+def test_tokens_count_as_queued_until_they_are_computed_or_cancelled() -> None:
     world = World(workers=1, policy=ONE_EACH, queued_tokens=4 * BLOCK)
     core = world.core
     first, second, third = (world.arrival([n] * 3) for n in (1, 2, 3))
-    assert told(core.on_arrival(first)) == [("Dispatch", first.request_id)]
-    assert told(core.on_arrival(second)) == [("Hold", second.request_id)]
+    assert kinds_of(core.on_arrival(first)) == [("Dispatch", first.request_id)]
+    assert kinds_of(core.on_arrival(second)) == [("Hold", second.request_id)]
     assert core.admission.drain.queued_tokens == core.held.tokens == 3 * BLOCK
-    assert told(core.on_arrival(third)) == [("router_full", third.request_id)]
+    assert kinds_of(core.on_arrival(third)) == [("router_full", third.request_id)]
     core.on_first_token(FirstToken(1.0, first.request_id))
     assert core.admission.drain.queued_tokens == 0
     fourth = world.arrival([1, 1, 1, 4], now_s=1.0)
-    assert told(core.on_arrival(fourth)) == [("Hold", fourth.request_id)]
+    assert kinds_of(core.on_arrival(fourth)) == [("Hold", fourth.request_id)]
     # What a worker has in its cache is nobody's work: one block and the last token's.
     assert core.held.tokens == 3 * BLOCK + BLOCK
 
 
-def test_who_is_turned_away_is_told_when_the_pool_will_have_done_what_waits() -> None:
+def test_retry_after_is_the_time_that_the_pool_needs_for_its_queue() -> None:
     world = full(100)
     core = world.core
     request_id, now_s = 1, 0.0
     # 400 tokens a second, for long enough to be believed.
     for number in range(60):
         following = world.arrival([100 + number] * 10, now_s=now_s)
-        assert told(core.on_arrival(following)) == [("Hold", following.request_id)]
+        assert kinds_of(core.on_arrival(following)) == [("Hold", following.request_id)]
         now_s += 0.1
         core.on_first_token(FirstToken(now_s, request_id))
         (action,) = core.on_finish(Finish(now_s, request_id, output_tokens=10))
@@ -120,7 +120,7 @@ def test_who_is_turned_away_is_told_when_the_pool_will_have_done_what_waits() ->
     assert urgent == pytest.approx(0.1, rel=0.1)
 
 
-def test_before_anything_was_computed_the_calibrated_rates_tell() -> None:
+def test_retry_after_uses_calibrated_rates_before_any_measurement() -> None:
     world = full(0)
     (refused,) = world.core.on_arrival(world.arrival([2]))
     assert isinstance(refused, Reject)
@@ -134,7 +134,7 @@ def test_before_anything_was_computed_the_calibrated_rates_tell() -> None:
 
 @patient
 @given(st.floats(200.0, 1e5), st.integers(1, 50), st.floats(0.0, 1e4))
-def test_the_rate_is_that_of_busy_times_however_long_the_pauses(
+def test_the_drain_rate_is_measured_over_busy_times_only(
     rate: float, tokens: int, pause_s: float
 ) -> None:
     drain, now_s = Drain(), 0.0
@@ -164,7 +164,7 @@ STEPS = st.lists(
 
 @patient
 @given(STEPS)
-def test_whatever_happens_all_are_answered_once_and_nothing_stays_counted(steps) -> None:
+def test_each_request_is_answered_once_and_all_counts_return_to_0(steps) -> None:
     world = World(
         workers=2, policy=ONE_EACH, hold_requests=4, inflight_requests=6, hold_s=8.0,
         queued_tokens=15 * BLOCK,
@@ -173,7 +173,7 @@ def test_whatever_happens_all_are_answered_once_and_nothing_stays_counted(steps)
     open_ids: set[int] = set()
     running: set[int] = set()
 
-    def heard(actions: list[Action]) -> None:
+    def check_answers(actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Dispatch():
@@ -194,31 +194,31 @@ def test_whatever_happens_all_are_answered_once_and_nothing_stays_counted(steps)
                 weight=chance.choice((0.5, 3.0)), stream=bool(number % 2), now_s=world.now_s,
             )  # fmt: skip
             open_ids.add(arrival.request_id)
-            heard(core.on_arrival(arrival))
+            check_answers(core.on_arrival(arrival))
         elif step == "tick":
-            heard(core.on_tick(Tick(world.now_s)))
+            check_answers(core.on_tick(Tick(world.now_s)))
         elif step == "leave" and open_ids:
             left = sorted(open_ids)[number % len(open_ids)]
             open_ids.remove(left)
             running.discard(left)
-            heard(core.on_failure(Failure(world.now_s, left, "client")))
+            check_answers(core.on_failure(Failure(world.now_s, left, "client")))
         elif picked is not None and step == "first":
-            heard(core.on_first_token(FirstToken(world.now_s, picked)))
+            check_answers(core.on_first_token(FirstToken(world.now_s, picked)))
         elif picked is not None and step == "end":
             open_ids.remove(picked)
             running.discard(picked)
-            heard(core.on_finish(Finish(world.now_s, picked, output_tokens=number % 50)))
+            check_answers(core.on_finish(Finish(world.now_s, picked, output_tokens=number % 50)))
         elif picked is not None and step == "fail":
             running.discard(picked)
-            heard(core.on_failure(Failure(world.now_s, picked, "worker", True, "connect")))
+            check_answers(core.on_failure(Failure(world.now_s, picked, "worker", True, "connect")))
         assert core.inflight_requests == len(open_ids) <= 6
         assert core.held_requests <= 4
         assert set(core.held.requests()) == open_ids - running
-    heard(core.on_tick(Tick(world.now_s + 100.0)))  # those that wait have waited too long
+    check_answers(core.on_tick(Tick(world.now_s + 100.0)))  # those that wait have waited too long
     while open_ids:
         left = min(open_ids)
         open_ids.remove(left)
-        heard(core.on_failure(Failure(world.now_s + 100.0, left, "client")))
+        check_answers(core.on_failure(Failure(world.now_s + 100.0, left, "client")))
     assert not open_ids
     assert core.inflight_requests == core.held_requests == len(core.ledger) == 0
     assert core.admission.drain.queued_tokens == core.held.tokens == 0

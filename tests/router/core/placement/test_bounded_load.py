@@ -57,7 +57,7 @@ class BoundedWorld:
         queued = columns.charged_work[rows] - columns.drained_work[rows]
         return (queued + columns.requests[rows] * steps) / rates
 
-    def whole_s(self, tokens: int) -> float:
+    def uncached_s(self, tokens: int) -> float:
         """Return the seconds that a prompt takes at the slowest worker if none of it is cached."""
         columns, rows = self.core.columns, slice(0, self.workers)
         rates = columns.prefill_tokens_per_s[rows]
@@ -75,7 +75,7 @@ class BoundedWorld:
         own = np.arange(4, dtype=np.uint64) + np.uint64(10**9 + 10 * self.next_id)
         chain = np.concatenate((trunk, own))
         tokens = len(chain) * BLOCK
-        mean_s, most_s = float(self.loads_s().mean()), self.whole_s(tokens)
+        mean_s, most_s = float(self.loads_s().mean()), self.uncached_s(tokens)
         arrival = Arrival(self.now_s, self.next_id, "m", tokens, {BLOCK: chain})
         self.next_id += 1
         (action,) = self.core.on_arrival(arrival)
@@ -83,7 +83,7 @@ class BoundedWorld:
         self.first.append(arrival.request_id)
         return float(self.loads_s()[action.worker_id]), mean_s, most_s
 
-    def go_on(self) -> None:
+    def random_event(self) -> None:
         """Let a random event other than an arrival happen."""
         self.now_s += self.random.expovariate(20.0)
         kind = self.random.randrange(4)
@@ -112,17 +112,17 @@ class BoundedWorld:
 )
 @hypothesis_settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), epsilon=st.sampled_from([0.0, 0.25, 1.0]))
-def test_no_dispatch_goes_beyond_the_bound(inner, seed, epsilon):
+def test_no_dispatch_exceeds_the_load_bound(inner, seed, epsilon):
     world = BoundedWorld(f"{inner}|bounded_load?epsilon={epsilon}", seed)
     for _ in range(150):
         after_s, mean_s, most_s = world.arrive()
         bound_s = (1.0 + epsilon) * mean_s + most_s
         assert after_s <= bound_s * (1.0 + 1e-6), (world.now_s, mean_s, most_s)
         for _ in range(world.random.randrange(3)):
-            world.go_on()
+            world.random_event()
 
 
-def test_without_it_the_same_histories_break_the_bound():
+def test_the_same_histories_without_the_wrapper_exceed_the_bound():
     broken = 0
     for seed in range(10):
         world = BoundedWorld("kv_prefix", seed)
@@ -130,5 +130,5 @@ def test_without_it_the_same_histories_break_the_bound():
             after_s, mean_s, most_s = world.arrive()
             broken += after_s > 1.25 * mean_s + most_s
             for _ in range(world.random.randrange(3)):
-                world.go_on()
+                world.random_event()
     assert broken > 100

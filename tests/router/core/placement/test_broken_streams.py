@@ -87,7 +87,7 @@ class Traffic:
         return self.world.core.on_failure(failure)
 
 
-def everywhere(share: float) -> dict[int, float]:
+def same_share_at_all_workers(share: float) -> dict[int, float]:
     return dict.fromkeys(range(4), share)
 
 
@@ -97,14 +97,14 @@ LONG_S = 32.0
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=FULL) for seed in range(1, 10))])
 @pytest.mark.parametrize("per_s", [100.0, pytest.param(10.0, marks=FULL)])
-def test_few_broken_streams_put_nobody_aside(seed: int, per_s: float) -> None:
-    traffic = Traffic(random.Random(seed), everywhere(0.02))
+def test_few_broken_streams_eject_no_worker(seed: int, per_s: float) -> None:
+    traffic = Traffic(random.Random(seed), same_share_at_all_workers(0.02))
     traffic.run(3_000, per_s, LONG_S)
     assert traffic.ejected == {}
 
 
-def test_five_of_a_hundred_short_ones_do_not_either() -> None:
-    traffic = Traffic(random.Random(1), everywhere(0.05))
+def test_five_broken_short_streams_of_a_hundred_eject_no_worker() -> None:
+    traffic = Traffic(random.Random(1), same_share_at_all_workers(0.05))
     traffic.run(1_500, 200.0, 1.0)
     assert traffic.ejected == {}
 
@@ -112,15 +112,15 @@ def test_five_of_a_hundred_short_ones_do_not_either() -> None:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=FULL) for seed in range(1, 10))])
 @pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
 @pytest.mark.parametrize("per_s", [100.0, pytest.param(4.0, marks=FULL)])
-def test_a_worker_that_breaks_many_is_put_aside_and_nobody_else(
+def test_only_the_worker_that_breaks_many_streams_is_ejected(
     seed: int, share: float, per_s: float
 ) -> None:
-    traffic = Traffic(random.Random(seed), everywhere(0.02) | {2: share})
+    traffic = Traffic(random.Random(seed), same_share_at_all_workers(0.02) | {2: share})
     traffic.run(3_000, per_s, LONG_S)
     assert set(traffic.ejected) == {2}
 
 
-def test_a_client_that_leaves_takes_nothing_back_of_what_its_answer_showed() -> None:
+def test_a_client_disconnect_does_not_undo_the_success_of_its_first_token() -> None:
     world = World(2, policy="round_robin")
 
     def sent(begins: bool) -> int:
@@ -153,7 +153,7 @@ def test_a_client_that_leaves_takes_nothing_back_of_what_its_answer_showed() -> 
     per_s=st.sampled_from([2.0, 20.0, 100.0]),
     breaks_s=st.sampled_from([0.0, 0.01, 1.0, 5.0]),
 )
-def test_a_worker_of_which_each_stream_breaks_is_put_aside_within_a_few(
+def test_a_worker_that_breaks_every_stream_is_ejected_after_a_few(
     seed: int, per_s: float, breaks_s: float
 ) -> None:
     """A worker whose streams all break off is ejected after nine of them, however many others have

@@ -84,13 +84,13 @@ class TermedWorld(World):
         return action
 
 
-def test_nobody_asks_for_terms_where_nobody_reads_them() -> None:
+def test_terms_are_not_computed_unless_they_are_read() -> None:
     world = TermedWorld()
     assert world.sent().decision.details is None
     assert world.policy.asked == 0
 
 
-def test_what_is_kept_is_what_the_decision_saw_before_it_was_charged() -> None:
+def test_details_show_the_load_before_the_request_was_charged() -> None:
     world = TermedWorld()
     world.core.chooser.explains_all = True
     first, second = world.sent().decision, world.sent().decision
@@ -108,14 +108,14 @@ def test_what_is_kept_is_what_the_decision_saw_before_it_was_charged() -> None:
         assert one.cost == sum(one.terms.values())
 
 
-def test_only_the_requests_asked_for_are_taken_apart() -> None:
+def test_only_the_requested_decisions_keep_details() -> None:
     world = TermedWorld()
     world.core.chooser.explained.add(7)
     kept = [world.sent(request_id=number).decision.details for number in (6, 7, 8)]
     assert [details is not None for details in kept] == [False, True, False]
 
 
-def test_neither_texts_nor_names_of_people_are_in_it() -> None:
+def test_details_contain_neither_session_nor_tenant_nor_chain() -> None:
     world = TermedWorld()
     world.core.chooser.explains_all = True
     details = world.sent(session="ann's secret", tenant="a company").decision.details
@@ -139,7 +139,7 @@ def test_neither_texts_nor_names_of_people_are_in_it() -> None:
         (lambda rows: {1: np.zeros(rows)}, "a term's name must be text"),
     ],
 )
-def test_terms_that_are_of_no_use_hurt_no_request(give: Any, says: str) -> None:
+def test_invalid_terms_do_not_affect_requests(give: Any, says: str) -> None:
     world = TermedWorld()
     world.core.chooser.explains_all = True
     world.policy.give = give
@@ -153,7 +153,7 @@ def test_terms_that_are_of_no_use_hurt_no_request(give: Any, says: str) -> None:
     assert not world.core.guard.suspension.active
 
 
-def test_a_hold_is_explained_with_how_long_it_waits() -> None:
+def test_the_explanation_of_a_hold_has_the_time_held_so_far() -> None:
     world = TermedWorld()
     world.policy.holds = True
     arrival = world.arrival([1], now_s=1.0)
@@ -176,7 +176,7 @@ def test_a_hold_is_explained_with_how_long_it_waits() -> None:
     costs=st.lists(st.one_of(st.floats(0, 100), st.just(np.inf)), min_size=1, max_size=40),
     data=st.data(),
 )
-def test_the_chosen_one_then_the_cheapest_then_those_with_most_hits(
+def test_details_list_the_chosen_then_the_cheapest_then_the_most_hits(
     costs: list[float], data: Any
 ) -> None:
     rows = len(costs)
@@ -199,7 +199,7 @@ def test_the_chosen_one_then_the_cheapest_then_those_with_most_hits(
     assert details.workers == rows
 
 
-def test_a_thousand_workers_make_a_header_that_clients_take() -> None:
+def test_the_decision_header_of_1000_workers_fits_client_limits() -> None:
     rows = 1_000
     names = [f"a_term_with_a_name_of_sixty_four_characters_{n:020}" for n in range(MAX_TERMS)]
     terms = {name: np.full(rows, -1.23456789e-200) for name in names}
@@ -234,7 +234,7 @@ def decided(unit: str | None, *best: tuple[int, float, int]) -> Decision:
     return decision
 
 
-def test_regret_is_what_was_needed_beyond_what_the_runner_up_would_have_cost() -> None:
+def test_regret_is_the_actual_time_minus_the_cost_of_the_runner_up() -> None:
     decision = decided("s", (4, 0.2, 64), (1, 0.25, 96))
     assert runner_up(decision) == Candidate(1, 0.25, 96)
     assert regret_s(decision, 0.75) == 0.5
@@ -250,7 +250,7 @@ def test_regret_is_what_was_needed_beyond_what_the_runner_up_would_have_cost() -
     assert regret_hit_tokens(decision, 64) is None
 
 
-def test_hybrid_is_taken_apart_into_what_it_adds_up() -> None:
+def test_the_terms_of_hybrid_add_up_to_its_costs() -> None:
     world = World(workers=3)
     world.core.chooser.explains_all = True
     for number in range(4):

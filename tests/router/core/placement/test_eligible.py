@@ -87,7 +87,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.world.core.on_probed(Probed(self.world.now_s, action.worker_id, well))
 
     @invariant()
-    def both_ways_agree(self) -> None:
+    def both_implementations_agree(self) -> None:
         for model in ("m", "n", "unknown"):
             for sizes in ((BLOCK,), (BLOCK, 2 * BLOCK)):
                 for blocks, approximate, tried, needs in (
@@ -174,7 +174,7 @@ def busy_world() -> World:
 # Side by side their columns are shown where they lie; else rows are gathered.
 @pytest.mark.parametrize("worker_ids", [[0, 1, 2, 3, 4], [1, 2, 3], [0, 2, 4], [3], []])
 @pytest.mark.parametrize("now_s", [7.0, 11.0, 11.6])  # two reports are believed, one, none
-def test_every_column_is_what_the_ledger_and_the_reports_say(
+def test_every_column_agrees_with_the_ledger_and_the_load_reports(
     worker_ids: list[int], now_s: float
 ) -> None:
     world = busy_world()
@@ -232,7 +232,7 @@ def test_a_policy_can_change_neither_the_ledger_nor_the_view() -> None:
         view.step_s = np.zeros(5)  # type: ignore[misc]
 
 
-def test_a_policy_may_ask_another_one_about_a_changed_view() -> None:
+def test_a_policy_may_evaluate_another_policy_on_a_changed_view() -> None:
     view, _ = fleet(busy_world(), [0, 1, 2], 7.0)
     changed = view.with_columns(hit_tokens=np.array([9, 9, 9]))
     assert isinstance(changed, FleetView)
@@ -254,7 +254,7 @@ def decide(read: bool) -> list[Dispatch]:
     return actions
 
 
-def test_what_a_decision_explains_is_what_was_seen_then() -> None:
+def test_an_explanation_shows_the_load_at_the_time_of_the_decision() -> None:
     """An explanation shows the load at the time of the decision, although it is computed when it is
     read and the load has changed by then.
     """
@@ -267,7 +267,7 @@ def test_what_a_decision_explains_is_what_was_seen_then() -> None:
     assert len({action.worker_id for action in late}) > 1
 
 
-def test_a_decision_can_be_taken_apart_and_put_together_again() -> None:
+def test_a_decision_can_be_rebuilt_from_its_parts() -> None:
     """A decision can be split into its parts and rebuilt from their names, as recordings do."""
     action = decide(read=False)[0]
     names = inspect.signature(Decision).parameters
@@ -281,7 +281,7 @@ def test_a_decision_can_be_taken_apart_and_put_together_again() -> None:
 @pytest.mark.parametrize(
     "limits", [{}, {"max_requests": 3.0}, {"max_queued_tokens": 9.0}, {"max_kv_fraction": 0.5}]
 )
-def test_whose_thresholds_there_are_is_told_as_the_columns_tell_it(limits: dict) -> None:
+def test_live_and_table_fleets_agree_on_which_thresholds_exist(limits: dict) -> None:
     world = World(workers=2)
     world.join(2, **limits)
     view, _ = fleet(world, [0, 1, 2], 0.0)

@@ -77,7 +77,7 @@ def jobs_of(tenants: dict[str, tuple[float, list[float]]]) -> list[Job]:
 
 @patient
 @given(TENANTS)
-def test_shares_are_those_of_deficit_round_robin_but_for_a_request_or_two(tenants) -> None:
+def test_shares_equal_deficit_round_robin_up_to_a_request_or_two(tenants) -> None:
     """The shares of tenants equal those of deficit round robin up to a request or two: while two
     tenants both wait, their work over weight differs by at most one request each.
     """
@@ -109,7 +109,7 @@ def test_shares_are_those_of_deficit_round_robin_but_for_a_request_or_two(tenant
 
 @patient
 @given(TENANTS, st.lists(st.sampled_from(("add", "add", "serve", "leave")), max_size=100))
-def test_each_tenants_own_line_keeps_its_order_whatever_comes_and_goes(tenants, steps) -> None:
+def test_requests_of_a_tenant_keep_their_order(tenants, steps) -> None:
     turns: FairQueue[Job] = FairQueue()
     waiting: list[Job] = []
     to_come = deque(jobs_of(tenants))
@@ -128,7 +128,7 @@ def test_each_tenants_own_line_keeps_its_order_whatever_comes_and_goes(tenants, 
         assert len(list(turns.in_turn(lambda job: False))) == len(waiting)
 
 
-def test_what_passes_without_waiting_counts_and_being_away_earns_nothing() -> None:
+def test_unqueued_work_counts_and_an_absent_tenant_earns_no_credit() -> None:
     turns: FairQueue[Job] = FairQueue()
     for serial in range(20):
         turns.add("a", Job("a", (False, serial), 1.0, 1.0))
@@ -145,7 +145,7 @@ def pending(serial: int, tenant: str, weight: float = 1.0, priority: int = 0) ->
 
 
 @pytest.mark.parametrize("weights", [(1.0, 3.0), (3.0, 1.0), (0.5, 2.0)])
-def test_one_floods_and_the_other_gets_its_share_of_a_full_queue(weights) -> None:
+def test_a_flooding_tenant_does_not_take_the_share_of_another_tenant(weights) -> None:
     """A tenant that floods a full queue does not take others' shares: served work follows the
     weights within a tenth, although one tenant sends ten times as much.
     """
@@ -174,7 +174,7 @@ def test_one_floods_and_the_other_gets_its_share_of_a_full_queue(weights) -> Non
     assert share == pytest.approx(weights[1] / weights[0], rel=0.1)
 
 
-def test_who_gives_way_is_the_newest_of_the_least_important() -> None:
+def test_the_newest_of_the_least_urgent_requests_is_displaced() -> None:
     queue = HoldQueue(10)
     for serial, priority in enumerate((0, 5, 5, 2)):
         queue.add(pending(serial, "a", priority=priority))
@@ -188,7 +188,7 @@ def test_who_gives_way_is_the_newest_of_the_least_important() -> None:
     assert queue.victim(pending(9, "a", priority=5).arrival) is None
 
 
-def test_work_before_a_newcomer_counts_the_more_important_and_its_share() -> None:
+def test_work_before_an_arrival_counts_urgent_work_and_its_fair_share() -> None:
     queue = HoldQueue(10)
     for serial, (tenant, priority) in enumerate((("a", -1), ("a", 0), ("a", 0), ("b", 0))):
         one = pending(serial, tenant, priority=priority)

@@ -34,7 +34,7 @@ class Line:
         return group, work
 
 
-def test_many_sub_agents_of_one_person_keep_nobody_waiting() -> None:
+def test_many_sub_agents_of_one_user_do_not_delay_other_users() -> None:
     line = Line()
     for _ in range(30):
         line.add("ann", 10_000.0)
@@ -65,7 +65,7 @@ def test_requests_without_a_group_keep_their_order(works: list[float], served: i
         st.sampled_from("abcde"), st.lists(st.floats(1.0, 1e4), min_size=1, max_size=20), min_size=2
     )
 )
-def test_groups_that_wait_together_get_the_same_work_but_for_a_request(
+def test_groups_that_wait_together_get_equal_work_up_to_a_request(
     groups: dict[str, list[float]],
 ) -> None:
     """Two groups that both wait get the same work up to one request of each, the bound of
@@ -91,7 +91,7 @@ def test_groups_that_wait_together_get_the_same_work_but_for_a_request(
 
 @patient
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(1.0, 100.0)), max_size=60))
-def test_a_request_is_passed_by_few_that_come_after_it(
+def test_few_later_requests_overtake_a_waiting_request(
     later: list[tuple[str, float]],
 ) -> None:
     """A waiting request is served before later ones have had more than their queue's
@@ -124,7 +124,7 @@ def test_work_that_did_not_wait_counts_for_its_group() -> None:
     assert [line.serve()[0] for _ in range(3)] == ["ben", "cleo", "ann"]
 
 
-def test_memory_is_bounded() -> None:
+def test_the_number_of_remembered_groups_is_bounded() -> None:
     turns = GroupTurns()
     turns.begins("stays", 5.0)
     for number in range(3 * _REMEMBERED_MAX):
@@ -142,7 +142,9 @@ def test_memory_is_bounded() -> None:
         (Identity(parent="p"), None),
     ],
 )
-def test_whom_a_request_is_counted_to(identity: Identity, group: str | None) -> None:
+def test_the_group_of_a_request_follows_from_its_identity(
+    identity: Identity, group: str | None
+) -> None:
     assert group_of(arrival(0, identity=identity)) == group
 
 
@@ -163,7 +165,7 @@ def arrival(number: int, **fields: object) -> Arrival:
         max_size=60,
     )
 )
-def test_the_hold_queue_forgets_a_line_with_its_last_request(
+def test_the_hold_queue_drops_a_group_with_its_last_request(
     steps: list[tuple[str, str | None, str | None, int]],
 ) -> None:
     queue = HoldQueue(1_000)

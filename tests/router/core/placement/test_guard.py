@@ -82,7 +82,7 @@ class GuardedWorld(World):
         return [self.ask(now_s).decision.reason for _ in range(count)]
 
 
-def test_after_five_faults_in_a_row_it_is_neither_asked_nor_told_anything() -> None:
+def test_a_suspended_policy_is_not_called_after_five_faults_in_a_row() -> None:
     world = GuardedWorld()
     world.policy.fails_to = {"costs"}
     assert world.reasons(1.0, 5) == ["fallback"] * 5
@@ -95,7 +95,7 @@ def test_after_five_faults_in_a_row_it_is_neither_asked_nor_told_anything() -> N
     assert len(world.faults) == 5
 
 
-def test_it_is_tried_again_with_a_memory_that_begins_anew() -> None:
+def test_a_suspended_policy_is_retried_with_a_new_state() -> None:
     world = GuardedWorld()
     assert world.reasons(0.5, 3) == ["policy"] * 3
     world.policy.fails_to = {"costs"}
@@ -108,7 +108,7 @@ def test_it_is_tried_again_with_a_memory_that_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("fault", ["begin", "costs", "observe"])
-def test_one_fault_of_the_trial_is_enough_and_the_back_off_doubles(fault: str) -> None:
+def test_one_fault_during_the_trial_suspends_again_for_twice_as_long(fault: str) -> None:
     world = GuardedWorld()
     world.policy.fails_to = {"costs"}
     world.reasons(0.0, 5)
@@ -119,7 +119,7 @@ def test_one_fault_of_the_trial_is_enough_and_the_back_off_doubles(fault: str) -
     assert world.faults[-1].suspended_s == 20.0
 
 
-def test_a_memory_that_fails_makes_the_decision_before_it_faulty() -> None:
+def test_a_failing_observe_counts_against_the_decision_before_it() -> None:
     world = GuardedWorld()
     world.policy.fails_to = {"observe"}
     world.reasons(0.0, 3)  # and what the first one's arrival did counts as one
@@ -129,7 +129,7 @@ def test_a_memory_that_fails_makes_the_decision_before_it_faulty() -> None:
     assert {fault.kind for fault in world.faults} == {"raised"}
 
 
-def test_one_that_is_slow_keeps_its_answer_and_is_suspended_after_five() -> None:
+def test_slow_costs_are_used_and_five_slow_calls_suspend_the_policy() -> None:
     world = GuardedWorld()
     world.policy.takes_s = 0.004
     assert world.reasons(0.0, 8) == ["policy"] * 8
@@ -140,7 +140,7 @@ def test_one_that_is_slow_keeps_its_answer_and_is_suspended_after_five() -> None
     assert "took 6.0 ms for one call; more than 5 ms is slow" in str(world.faults[0])
 
 
-def test_one_that_is_kept_from_running_is_not_slow_and_one_that_waits_is() -> None:
+def test_preempted_time_does_not_count_as_slow_but_waiting_does() -> None:
     world = GuardedWorld()
     used = [0.0, 0]
     world.core.guard.use = lambda: SimpleNamespace(ru_utime=used[0], ru_stime=0.0, ru_nvcsw=used[1])
@@ -167,7 +167,7 @@ def test_one_that_is_kept_from_running_is_not_slow_and_one_that_waits_is() -> No
     assert "took 7.0 ms" in str(world.faults[1])
 
 
-def test_asking_without_sending_suspends_nobody() -> None:
+def test_faults_in_explanations_do_not_suspend_the_policy() -> None:
     world = GuardedWorld()
     world.policy.fails_to = {"costs"}
     for _ in range(20):
@@ -177,7 +177,7 @@ def test_asking_without_sending_suspends_nobody() -> None:
     assert not world.core.guard.suspension.active
 
 
-def test_no_call_is_under_way_between_two() -> None:
+def test_the_start_of_the_current_call_is_cleared_between_calls() -> None:
     world = GuardedWorld()
     guard, during = world.core.guard, []
     ask = world.policy.costs
@@ -195,7 +195,7 @@ def test_no_call_is_under_way_between_two() -> None:
     assert guard.since_s == float("inf")
 
 
-def test_faults_of_ever_new_policies_are_counted_under_one_name_in_the_end() -> None:
+def test_faults_of_policies_beyond_a_limit_are_counted_under_one_name() -> None:
     world = GuardedWorld()
     world.policy.fails_to = {"costs"}
     for number in range(100):
@@ -205,7 +205,7 @@ def test_faults_of_ever_new_policies_are_counted_under_one_name_in_the_end() -> 
     assert world.core.guard.faults["other", "raised"] == 36
 
 
-def test_a_policy_set_anew_has_a_clean_record() -> None:
+def test_setting_a_policy_again_clears_its_faults() -> None:
     world = GuardedWorld()
     world.policy.fails_to = {"costs"}
     world.reasons(0.0, 5)

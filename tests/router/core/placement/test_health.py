@@ -34,7 +34,7 @@ def fail_at(world: World, worker_id: int, times: int, reason: str = "status_5xx"
 
 
 @pytest.mark.parametrize("answers", [Finish(0.0, 0, refused=True), None])
-def test_what_clients_do_wrong_changes_nothing(answers: Finish | None) -> None:
+def test_client_errors_do_not_change_the_health_of_a_worker(answers: Finish | None) -> None:
     world = World(2, policy="round_robin")
     fail_at(world, 0, 2)
     for _ in range(80):
@@ -47,7 +47,7 @@ def test_what_clients_do_wrong_changes_nothing(answers: Finish | None) -> None:
     assert [type(a) for a in fail_at(world, 0, 1)] == [Ejected]
 
 
-def test_failures_between_answers_put_a_worker_aside_by_their_rate() -> None:
+def test_failures_between_answers_eject_a_worker_by_their_rate() -> None:
     world = World(2, policy="round_robin", ejection_failures=100, ejection_requests=10)
     aside: list[Action] = []
     for number in range(12):
@@ -65,14 +65,14 @@ def test_failures_between_answers_put_a_worker_aside_by_their_rate() -> None:
     assert aside == [Ejected(0, 2.0, "garbage")]
 
 
-def test_the_last_of_a_pool_is_never_eject() -> None:
+def test_the_last_worker_of_a_pool_is_never_ejected() -> None:
     world = World(1)
     assert fail_at(world, 0, 20) == []
     assert world.core.counters.ejections_withheld == 18
     assert world.core.workers.get(0).takes_requests
 
 
-def test_a_stream_on_trial_counts_from_its_first_token() -> None:
+def test_a_trial_stream_reinstates_the_worker_at_its_first_token() -> None:
     world = World(2, policy="round_robin")
     fail_at(world, 0, 3)
     world.now_s = 2.0
@@ -97,14 +97,14 @@ def stalled_world() -> World:
     return world
 
 
-def test_a_worker_whose_streams_all_stand_still_is_asked_and_put_aside_if_it_is_silent() -> None:
+def test_a_stalled_worker_that_fails_its_probe_is_ejected() -> None:
     world = stalled_world()
     assert world.core.on_probed(Probed(1.0, 0, False)) == [Ejected(0, 2.0, "stalled")]
     assert world.core.workers.get(0).health.causes == {"stalled": 1}
 
 
 @pytest.mark.parametrize("well", [True, False])
-def test_one_that_answers_or_goes_on_is_left_in_peace(well: bool) -> None:
+def test_a_stalled_worker_that_recovers_or_passes_its_probe_stays_in_the_pool(well: bool) -> None:
     world = stalled_world()
     if not well:
         grown = next(iter(world.core.ledger.on_worker(0))).request_id

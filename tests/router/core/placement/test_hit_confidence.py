@@ -93,7 +93,7 @@ class Pool(World):
         return self.seen["hit_tokens"] / BLOCK
 
 
-def test_one_that_claims_all_and_finds_nothing_loses_its_hits_after_so_many_answers() -> None:
+def test_a_worker_that_never_has_its_claimed_hits_loses_them() -> None:
     world = Pool()
     world.refute(ANSWERS - 1)
     assert (world.confidence, world.hits) == (1.0, BLOCKS)
@@ -102,7 +102,7 @@ def test_one_that_claims_all_and_finds_nothing_loses_its_hits_after_so_many_answ
     assert world.ask(51) == []  # it is told once
 
 
-def test_another_worker_is_chosen_then() -> None:
+def test_another_worker_is_chosen_once_the_claimed_hits_are_refuted() -> None:
     world = Pool(workers=2, policy="kv_prefix")
     world.events(1, 0, stored(prompt(0)))
     world.refute()
@@ -110,7 +110,7 @@ def test_another_worker_is_chosen_then() -> None:
     assert dispatch.worker_id == 1
 
 
-def test_what_it_claims_in_other_tiers_counts_as_little() -> None:
+def test_refuted_answers_also_discount_the_claims_in_other_tiers() -> None:
     world = Pool()
     longer = prompt(PROMPTS - 1, BLOCKS + 2)
     names, tokens = names_of(longer), tuple(tokens_of(longer).tolist())
@@ -121,7 +121,7 @@ def test_what_it_claims_in_other_tiers_counts_as_little() -> None:
     assert world.seen_of(longer)["hit_tokens_host"] == 0
 
 
-def test_half_truths_count_for_what_they_are() -> None:
+def test_partly_true_claims_count_by_the_share_that_was_found() -> None:
     world = Pool()
     for family in range(4 * ANSWERS):
         world.ask(family, cached=4)
@@ -129,7 +129,7 @@ def test_half_truths_count_for_what_they_are() -> None:
     assert world.hits == int(0.4 * BLOCKS * BLOCK) / BLOCK
 
 
-def test_answers_that_confirm_bring_it_back() -> None:
+def test_confirming_answers_restore_the_confidence() -> None:
     world = Pool()
     world.refute()
     needed = 0
@@ -145,7 +145,7 @@ def test_answers_that_confirm_bring_it_back() -> None:
 @pytest.mark.parametrize(
     "how", ["cleared", "restarted", "down", "snapshot", "replayed", "given up"]
 )
-def test_a_cache_that_began_anew_is_believed_anew_and_judged_sooner(how: str) -> None:
+def test_a_reset_cache_regains_confidence_and_loses_it_sooner(how: str) -> None:
     world = Pool()
     world.refute()
     if how == "cleared":
@@ -173,7 +173,7 @@ def test_a_cache_that_began_anew_is_believed_anew_and_judged_sooner(how: str) ->
     assert world.ask(3) == [Doubted(0, "refuted", 0.0)]  # it was at it before
 
 
-def test_another_worker_at_its_place_is_not_judged_by_it() -> None:
+def test_a_new_worker_in_the_slot_starts_with_full_confidence() -> None:
     world = Pool()
     world.refute()
     world.core.on_worker(WorkerChange(0.0, 0, "gone"))
@@ -182,7 +182,7 @@ def test_another_worker_at_its_place_is_not_judged_by_it() -> None:
     assert (slot, world.confidence, world.core.caches.confidence.discounted) == (0, 1.0, 0)
 
 
-def test_what_it_told_in_another_life_is_not_held_against_it() -> None:
+def test_requests_from_before_a_restart_do_not_lower_the_confidence() -> None:
     """Requests that were under way when the worker went down or its cache was cleared do not lower
     the confidence in its events.
     """
@@ -210,21 +210,21 @@ def test_what_it_told_in_another_life_is_not_held_against_it() -> None:
     ],
     ids=["silent", "last", "more", "several", "text"],
 )
-def test_what_proves_nothing_is_not_held_against_it(fields: dict[str, object]) -> None:
+def test_inconclusive_answers_do_not_lower_the_confidence(fields: dict[str, object]) -> None:
     world = Pool()
     for family in range(3 * ANSWERS):
         assert world.ask(family, **fields) == []  # type: ignore[arg-type]
     assert world.confidence == 1.0
 
 
-def test_a_few_answers_of_many_are_not_held_against_it() -> None:
+def test_a_minority_of_refuted_answers_does_not_lower_the_confidence() -> None:
     world = Pool()
     for family in range(PROMPTS):
         world.ask(family, cached=0 if family % 3 == 0 else BLOCKS)
         assert world.confidence == 1.0
 
 
-def test_blocks_that_were_told_to_be_gone_while_others_came_first_are_no_lie() -> None:
+def test_blocks_evicted_before_the_request_do_not_lower_the_confidence() -> None:
     world = Pool()
     for family in range(2 * ANSWERS):
         first, second = (world.arrival([*prompt(f), 7]) for f in (family, PROMPTS - 1 - family))
@@ -237,7 +237,7 @@ def test_blocks_that_were_told_to_be_gone_while_others_came_first_are_no_lie() -
     assert world.confidence == 1.0
 
 
-def test_what_its_own_blocks_push_out_excuses_nothing() -> None:
+def test_evictions_by_the_request_itself_do_not_excuse_missing_hits() -> None:
     """A worker's own evictions are no excuse for missing hits: its cache is full, so each prompt
     that it computes evicts another, and it loses all confidence.
     """
@@ -250,7 +250,7 @@ def test_what_its_own_blocks_push_out_excuses_nothing() -> None:
     assert told == [Doubted(0, "refuted", 0.0)]
 
 
-def test_what_only_our_own_dispatches_promised_is_not_held_against_it() -> None:
+def test_hits_that_only_the_router_expected_do_not_lower_the_confidence() -> None:
     """Requests that share a prompt which is still being computed do not lower the confidence in the
     worker, since only the router expected those hits.
     """
@@ -333,7 +333,7 @@ def test_an_honest_worker_is_never_discounted(
     finds=st.integers(0, 3),
     queued=st.integers(1, 6),
 )
-def test_a_liar_loses_its_advantage_within_so_many_answers(
+def test_a_lying_worker_loses_its_advantage_within_a_fixed_number_of_answers(
     before: int, finds: int, queued: int
 ) -> None:
     """A worker that lies loses its advantage within a fixed number of answers, however long it was
@@ -355,7 +355,7 @@ def test_a_liar_loses_its_advantage_within_so_many_answers(
     assert world.hits < BLOCKS / 2
 
 
-def test_a_recording_with_a_liar_plays_back(tmp_path: Path) -> None:
+def test_a_recording_with_a_lying_worker_plays_back(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "facts")
     desk.join(0)
     desk.events(0, 0, *(stored(prompt(family)) for family in range(ANSWERS)))

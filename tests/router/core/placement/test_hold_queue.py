@@ -49,7 +49,7 @@ def serve(queue: HoldQueue, pending: Pending) -> None:
 
 @patient
 @given(WAITING)
-def test_they_are_asked_in_order_until_a_few_were_refused(
+def test_held_requests_are_retried_in_order_until_a_few_cannot_be_placed(
     requests: list[tuple[int, Standing, str, float, bool]],
 ) -> None:
     queue = HoldQueue(100)
@@ -88,21 +88,21 @@ def test_they_are_asked_in_order_until_a_few_were_refused(
 
 
 @pytest.mark.parametrize(("waited_s", "passed"), [(20.0, 1), (20.5, 0)])
-def test_a_head_that_waits_for_long_is_not_passed(waited_s: float, passed: int) -> None:
+def test_a_head_that_has_waited_long_is_not_overtaken(waited_s: float, passed: int) -> None:
     queue = HoldQueue(10)
     queue.add(waits(0, standing="cold", at_s=0.0))
     queue.add(waits(1, at_s=waited_s))
     assert len(list(queue.sweep(waited_s))) == 1 + passed
 
 
-def test_who_waits_is_counted_by_standing() -> None:
+def test_held_requests_are_counted_by_standing() -> None:
     queue = HoldQueue(10)
     for serial, standing in enumerate(("new", "cold", "new")):
         queue.add(waits(serial, standing=standing))  # type: ignore[arg-type]
     assert queue.standings() == {"new": 2, "cold": 1}
 
 
-def test_a_tenants_first_request_does_not_wait_behind_anothers_hundred() -> None:
+def test_a_first_request_does_not_wait_behind_a_hundred_of_another_tenant() -> None:
     queue = HoldQueue(1_000)
     crowd = [waits(serial, tenant="crowd") for serial in range(100)]
     alone = [waits(serial, tenant="alone") for serial in range(100, 103)]
@@ -120,7 +120,7 @@ def test_a_tenants_first_request_does_not_wait_behind_anothers_hundred() -> None
     assert taken == ["alone", "crowd", "alone", "crowd", "alone", "crowd"]
 
 
-def test_one_that_comes_when_others_have_waited_gets_no_credit_for_having_been_away() -> None:
+def test_a_tenant_gets_no_credit_for_the_time_before_its_first_request() -> None:
     queue = HoldQueue(1_000)
     for serial in range(10):
         queue.add(waits(serial, tenant="a"))
@@ -136,7 +136,7 @@ def test_one_that_comes_when_others_have_waited_gets_no_credit_for_having_been_a
     assert taken == ["b", "a", "b", "a", "b", "b"]
 
 
-def test_all_are_asked_where_the_policy_has_an_order_of_its_own() -> None:
+def test_all_held_requests_are_retried_if_the_policy_orders_them() -> None:
     queue = HoldQueue(100)
     for serial in range(30):
         queue.add(waits(serial, at_s=0.0 if serial < 3 else NOW_S))

@@ -52,7 +52,7 @@ def hits(world: World, blocks: list[int], prompt_tokens: int) -> list[int]:
     return [int(hit) for hit in found]
 
 
-def test_a_hybrid_worker_hits_where_its_window_goes_on_and_a_dense_one_everywhere() -> None:
+def test_a_hybrid_worker_hits_only_where_its_window_is_resident() -> None:
     world = World(workers=3)
     tell(world, 0, 0, window(PROMPT), full(PROMPT))
     tell(world, 1, 0, full(PROMPT))
@@ -63,7 +63,7 @@ def test_a_hybrid_worker_hits_where_its_window_goes_on_and_a_dense_one_everywher
     assert hits(world, PROMPT, 6 * BLOCK) == [0, 6 * BLOCK - 1, 0]
 
 
-def test_a_decision_counts_what_is_reused() -> None:
+def test_a_decision_counts_only_reusable_tokens() -> None:
     world = World(workers=2, policy="kv_prefix")
     tell(world, 0, 0, window(PROMPT), full(PROMPT))
     tell(world, 1, 0, full(PROMPT[:3]))
@@ -71,7 +71,7 @@ def test_a_decision_counts_what_is_reused() -> None:
     assert sent.worker_id == 1
 
 
-def test_what_was_sent_there_is_no_hit_before_its_events_come() -> None:
+def test_a_dispatched_prompt_is_no_hybrid_hit_before_its_events() -> None:
     world = World(workers=1)
     tell(world, 0, 0, window(PROMPT), full(PROMPT))
     other = [11, 12, 13, 14]
@@ -81,7 +81,7 @@ def test_what_was_sent_there_is_no_hit_before_its_events_come() -> None:
     assert hits(world, other, 4 * BLOCK + 1) == [4 * BLOCK]
 
 
-def test_the_first_events_end_what_was_expected_of_a_dense_model() -> None:
+def test_the_first_hybrid_events_end_the_expected_hits_of_a_dense_model() -> None:
     """The first events of a hybrid model end the expectations that were made as for a dense model,
     since nobody knew before that the model is hybrid.
     """
@@ -92,7 +92,7 @@ def test_the_first_events_end_what_was_expected_of_a_dense_model() -> None:
     assert hits(world, PROMPT, 6 * BLOCK + 1) == [0]
 
 
-def test_a_worker_that_goes_or_changes_its_model_limits_nobody() -> None:
+def test_window_limits_end_when_the_worker_leaves_or_changes_its_model() -> None:
     world = World(workers=1)
     tell(world, 0, 0, window(PROMPT, last=1), full(PROMPT))
     assert hits(world, PROMPT, 6 * BLOCK + 1) == [0]
@@ -107,7 +107,7 @@ def test_a_worker_that_goes_or_changes_its_model_limits_nobody() -> None:
     assert hits(world, PROMPT, 6 * BLOCK + 1) == [6 * BLOCK]
 
 
-def test_another_block_size_begins_anew_with_its_groups() -> None:
+def test_a_new_block_size_resets_the_cache_groups() -> None:
     """When an event shows another block size, the worker's cache groups are forgotten and the event
     is applied again with that size.
     """

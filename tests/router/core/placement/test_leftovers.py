@@ -65,14 +65,14 @@ def assert_empty(world: World) -> None:
     assert not len(world.core.leftovers)
 
 
-def test_what_ends_with_its_client_is_charged_no_longer() -> None:
+def test_a_request_that_ends_with_its_client_is_released_at_once() -> None:
     world = world_of()
     leave(world, sent(world, max_output_tokens=100), 0.1, runs_on=False)
     assert_empty(world)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_in_its_prefill_it_is_charged_for_that_and_its_answer(stream: bool) -> None:
+def test_a_leftover_in_prefill_is_charged_for_prefill_and_decode(stream: bool) -> None:
     world = world_of()
     number = sent(world, max_output_tokens=100, stream=stream)
     leave(world, number, 0.2)
@@ -82,7 +82,7 @@ def test_in_its_prefill_it_is_charged_for_that_and_its_answer(stream: bool) -> N
     assert_empty(world)
 
 
-def test_in_its_answer_it_is_charged_for_the_rest() -> None:
+def test_a_leftover_in_decode_is_charged_for_its_remaining_tokens() -> None:
     world = world_of()
     number = sent(world, max_output_tokens=100)
     world.core.on_first_token(FirstToken(1.0, number))
@@ -95,7 +95,7 @@ def test_in_its_answer_it_is_charged_for_the_rest() -> None:
     assert_empty(world)
 
 
-def test_without_a_bound_its_answer_is_as_long_as_answers_are() -> None:
+def test_a_leftover_without_max_tokens_is_charged_for_a_mean_answer() -> None:
     world = world_of()
     number = sent(world)
     world.core.on_first_token(FirstToken(1.0, number))
@@ -105,14 +105,14 @@ def test_without_a_bound_its_answer_is_as_long_as_answers_are() -> None:
     assert charged(world, end_s + 0.01) == 0
 
 
-def test_no_answer_is_waited_for_without_end() -> None:
+def test_a_leftover_is_charged_for_at_most_600_s() -> None:
     world = world_of()
     leave(world, sent(world, max_output_tokens=2**30), 0.0)
     assert charged(world, 599.0) == 1
     assert charged(world, 601.0) == 0
 
 
-def test_its_workers_report_says_that_it_is_over() -> None:
+def test_a_load_report_of_the_worker_ends_a_leftover() -> None:
     """If the worker's load report still contains a request after its estimated end, the request
     counts as load of other clients.
     """
@@ -131,7 +131,7 @@ def test_its_workers_report_says_that_it_is_over() -> None:
     assert_empty(world)
 
 
-def test_who_stays_is_not_taken_for_one_that_left() -> None:
+def test_a_load_report_does_not_end_a_request_whose_client_stays() -> None:
     world = world_of()
     number = sent(world, max_output_tokens=1_000)
     report(world, 0, 0.5)
@@ -140,7 +140,7 @@ def test_who_stays_is_not_taken_for_one_that_left() -> None:
     assert_empty(world)
 
 
-def test_held_requests_are_asked_when_it_is_over() -> None:
+def test_held_requests_are_retried_when_a_leftover_ends() -> None:
     world = world_of(worker_requests=1)
     leave(world, sent(world, max_output_tokens=10), 0.1)
     waiting = world.arrival(BLOCKS)
@@ -152,7 +152,7 @@ def test_held_requests_are_asked_when_it_is_over() -> None:
 
 
 @pytest.mark.parametrize("state", ["gone", "down"])
-def test_a_worker_that_goes_takes_it_along(state: str) -> None:
+def test_a_leftover_ends_when_its_worker_leaves(state: str) -> None:
     world = world_of()
     leave(world, sent(world, max_output_tokens=1_000), 0.1)
     actions = world.core.on_worker(WorkerChange(0.2, 0, state))  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def test_a_worker_that_goes_takes_it_along(state: str) -> None:
     assert_empty(world)
 
 
-def test_its_silence_is_no_stall_of_its_worker() -> None:
+def test_a_silent_leftover_does_not_make_its_worker_stalled() -> None:
     world = world_of()
     number = sent(world, max_output_tokens=10_000)
     world.core.on_first_token(FirstToken(0.1, number))
@@ -168,7 +168,7 @@ def test_its_silence_is_no_stall_of_its_worker() -> None:
     assert world.core.on_tick(Tick(5.0)) == []
 
 
-def test_others_are_sent_elsewhere_meanwhile() -> None:
+def test_new_requests_avoid_a_worker_with_a_leftover() -> None:
     world = world_of(workers=2)
     number = sent(world, max_output_tokens=10_000)
     (at,) = (c.worker_id for w in (0, 1) for c in world.core.ledger.on_worker(w))
@@ -185,7 +185,9 @@ STEPS = ("ask", "first", "progress", "finish", "leave", "runs on", "report", "ti
 @given(
     steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.booleans()), max_size=60)
 )
-def test_whatever_happens_each_charge_is_released_once(steps: list[tuple[str, int, bool]]) -> None:
+def test_each_charge_is_released_once_in_random_histories(
+    steps: list[tuple[str, int, bool]],
+) -> None:
     world, open_requests = world_of(workers=2), list[int]()
     core, next_worker = world.core, 2
     for what, which, stream in steps:

@@ -39,7 +39,7 @@ def limited(*lines: str, workers: int = 3, **settings_: object) -> World:
     return world
 
 
-def test_beyond_its_limit_a_model_waits_and_others_do_not() -> None:
+def test_requests_over_the_limit_of_a_model_wait_and_other_models_do_not() -> None:
     world = limited("m:max_requests=2")
     core = world.core
     world.join(5, models=("other",))
@@ -58,7 +58,7 @@ def test_beyond_its_limit_a_model_waits_and_others_do_not() -> None:
     assert action.request_id == third.request_id
 
 
-def test_prompts_that_are_not_computed_count_until_the_first_token() -> None:
+def test_uncomputed_prompts_count_until_their_first_token() -> None:
     world = limited(f"m:max_queued_tokens={3 * BLOCK}")
     core = world.core
     large, late = world.arrival([1, 2, 3]), world.arrival([4])
@@ -68,7 +68,7 @@ def test_prompts_that_are_not_computed_count_until_the_first_token() -> None:
     assert isinstance(core.on_tick(Tick(0.1))[0], Dispatch)
 
 
-def test_a_request_says_which_limit_keeps_it_and_is_refused_with_it() -> None:
+def test_the_explanation_and_the_rejection_contain_the_model_limit() -> None:
     world = limited("m:max_requests=1", hold_s=5.0)
     core = world.core
     core.on_arrival(world.arrival([1]))
@@ -86,7 +86,7 @@ def test_a_request_says_which_limit_keeps_it_and_is_refused_with_it() -> None:
     assert reject.retry_after_s is not None
 
 
-def test_a_request_is_held_no_longer_than_it_wants() -> None:
+def test_a_request_is_held_no_longer_than_its_own_hold_s() -> None:
     world = limited("m:max_requests=1", hold_s=5.0)
     core = world.core
     core.on_arrival(world.arrival([1]))
@@ -103,7 +103,7 @@ def test_a_request_is_held_no_longer_than_it_wants() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_request_of_two_legs_counts_once_from_one_worker_to_the_next(at_once: bool) -> None:
+def test_a_request_with_two_legs_counts_once(at_once: bool) -> None:
     world = pool("prefill", "decode", concurrent=at_once, serves_alone=False)
     core = world.core
     core.model_limits.limits = model_limits(["m:max_requests=1"])
@@ -122,7 +122,7 @@ def test_a_request_of_two_legs_counts_once_from_one_worker_to_the_next(at_once: 
     assert_empty(world)
 
 
-def test_a_worker_that_is_removed_gives_its_requests_back() -> None:
+def test_removing_a_worker_releases_its_requests_from_the_limit() -> None:
     world = limited("m:max_requests=1", workers=2)
     core = world.core
     one = world.arrival([1])
@@ -172,7 +172,7 @@ class LimitedWorld(RandomWorld):
     st.integers(0, 10_000),
 )
 @settings(max_examples=examples(300), deadline=None)
-def test_limits_hold_over_random_lives_and_each_request_ends_once(
+def test_limits_hold_in_random_histories_and_each_request_ends_once(
     limits: dict[str, dict[str, int]], policy: str, seed: int
 ) -> None:
     world = LimitedWorld(policy, seed, limits)
@@ -193,7 +193,7 @@ def test_limits_hold_over_random_lives_and_each_request_ends_once(
     steps=st.lists(st.tuples(st.sampled_from(ENDS), st.integers(0, 7)), max_size=60),
 )
 @settings(max_examples=examples(500), deadline=None)
-def test_the_limit_holds_in_split_pools_whatever_happens(
+def test_the_limit_holds_in_disaggregated_pools_in_random_histories(
     roles: list[str], at_once: bool, most: int, steps: list[tuple[str, int]]
 ) -> None:
     world = pool(*roles, concurrent=at_once)
@@ -212,41 +212,41 @@ def test_the_limit_holds_in_split_pools_whatever_happens(
             if isinstance(action, Cancel):
                 noted(core.on_failure(Failure(world.now_s, action.request_id, "busy", retry=True)))
 
-    def heard(actions: list[Action]) -> None:
+    def check_limit(actions: list[Action]) -> None:
         noted(actions)
         assert core.model_limits.requests("m") == len(at) <= most
 
     for what, which in steps:
         world.now_s += 0.05
         open_requests.append(world.next_id)
-        heard(ask(world, list(range(which * 40, which * 40 + 60)))[1])
+        check_limit(ask(world, list(range(which * 40, which * 40 + 60)))[1])
         number = open_requests[which % len(open_requests)] if open_requests else -1
         waits = number in core.held.requests()
         if what == "prefilled" and not waits:
-            heard(prefilled(world, number))
+            check_limit(prefilled(world, number))
         elif what == "first":
-            heard(core.on_first_token(FirstToken(world.now_s, number)))
+            check_limit(core.on_first_token(FirstToken(world.now_s, number)))
         elif what == "finish" and number in at:
             at.discard(number)
             open_requests.remove(number)
-            heard(core.on_finish(Finish(world.now_s, number, None, None, 3)))
+            check_limit(core.on_finish(Finish(world.now_s, number, None, None, 3)))
         elif what == "fail" and number in at:
             at.discard(number)
             fact = Failure(world.now_s, number, "worker", retry=True, reason="early_close")
-            heard(core.on_failure(fact))
+            check_limit(core.on_failure(fact))
         elif what == "leave" and open_requests:
             at.discard(number)
             open_requests.remove(number)
-            heard(core.on_failure(Failure(world.now_s, number, "client")))
+            check_limit(core.on_failure(Failure(world.now_s, number, "client")))
         elif what == "gone" and core.workers.get(which) is not None:
-            heard(core.on_worker(WorkerChange(world.now_s, which, "gone")))
+            check_limit(core.on_worker(WorkerChange(world.now_s, which, "gone")))
         elif what == "join" and next_worker < 8 and len(core.workers) < 8:
             world.join(next_worker, role=roles[which % len(roles)], **SLOW)
             next_worker += 1
     for number in list(open_requests):
         at.discard(number)
         open_requests.remove(number)
-        heard(core.on_failure(Failure(world.now_s, number, "client")))
+        check_limit(core.on_failure(Failure(world.now_s, number, "client")))
     assert_empty(world)
 
 
@@ -263,12 +263,12 @@ def test_the_limit_holds_in_split_pools_whatever_happens(
         ("m:max_requests=1.5", "must be 1.."),
     ],
 )
-def test_lines_that_are_no_limits_are_refused(line: str, words: str) -> None:
+def test_invalid_limit_lines_are_rejected(line: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         model_limits([line])
 
 
-def test_lines_are_read_whatever_models_are_called() -> None:
+def test_limit_lines_accept_any_model_name() -> None:
     found = model_limits(["a:b/c:max_requests=3", "d:max_queued_tokens=9, max_requests=2"])
     assert found == {"a:b/c": ModelLimit(3), "d": ModelLimit(2, 9)}
     with pytest.raises(ValueError, match="twice"):

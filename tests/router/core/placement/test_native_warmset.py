@@ -26,7 +26,7 @@ from tests.router.core.random_world import RandomWorld
 PARAMETERS = "warmset?gate=0.5&stay=3&running=0.3"
 
 
-class Both(NativeWarmset):
+class ComparedWarmset(NativeWarmset):
     """Returns the native costs, after comparing them with those of the Python policy. Lifetime:
     test.
     """
@@ -86,22 +86,22 @@ def disturb(core: RouterCore, rng: random.Random, log_speed: float = 9.0) -> Non
         sets.cycle.answered(rng.randrange(1, 500))
 
 
-def watched(core: RouterCore, rng: random.Random) -> Both:
+def compare_in_each_decision(core: RouterCore, rng: random.Random) -> ComparedWarmset:
     """Make the core compare both implementations in each decision from now on; return the
     comparison.
     """
     policy = core.guard.policy.policy
     assert type(policy) is Warmset
-    both = Both(policy, core, rng)
+    both = ComparedWarmset(policy, core, rng)
     core.guard._native = both
     return both
 
 
 @pytest.mark.parametrize("seed", range(12 * EFFORT))
 @pytest.mark.parametrize("policy", ["warmset", PARAMETERS])
-def test_a_random_world_is_decided_alike(policy: str, seed: int) -> None:
+def test_native_and_python_costs_are_equal_in_a_random_world(policy: str, seed: int) -> None:
     world = RandomWorld(policy, seed)
-    both = watched(world.core, world.rng)
+    both = compare_in_each_decision(world.core, world.rng)
     for _ in range(250):
         disturb(world.core, world.rng, 9.0 if seed % 2 else 5.0)
         world.step()
@@ -110,10 +110,10 @@ def test_a_random_world_is_decided_alike(policy: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 7, 8, 9, 127, 128, 129, 300])
-def test_sums_over_many_workers_are_rounded_alike(workers: int) -> None:
+def test_native_and_python_sums_over_many_workers_round_equally(workers: int) -> None:
     rng = random.Random(workers)
     core = RouterCore(load("warmset"), CoreSettings(max_workers=workers))
-    both = watched(core, rng)
+    both = compare_in_each_decision(core, rng)
     for worker_id in range(workers):
         facts = WorkerFacts(f"w{worker_id}", ("m",), 16, kv_capacity_tokens=20_000.0)
         core.on_worker(WorkerChange(0.0, worker_id, "ready", facts))
@@ -128,7 +128,7 @@ def test_sums_over_many_workers_are_rounded_alike(workers: int) -> None:
     assert both.seen["open"] > 20
 
 
-def test_the_router_decides_by_it_alone_where_it_can() -> None:
+def test_the_router_uses_native_costs_for_plain_warmset_only() -> None:
     for policy, is_native in (
         ("warmset", True),
         (PARAMETERS, True),
@@ -138,14 +138,14 @@ def test_the_router_decides_by_it_alone_where_it_can() -> None:
         assert (native_costs(load(policy)) is not None) == is_native, policy
 
 
-def test_sessions_that_are_followed_anew_are_the_ones_that_count() -> None:
+def test_native_costs_use_the_new_sessions_after_a_policy_change() -> None:
     world = RandomWorld("warmset", 5)
-    both = watched(world.core, world.rng)
+    both = compare_in_each_decision(world.core, world.rng)
     for _ in range(80):
         world.step()
     world.core.set_policy(load("hybrid"))
     world.core.set_policy(load("warmset"))
-    again = watched(world.core, world.rng)
+    again = compare_in_each_decision(world.core, world.rng)
     again._costs, again._of = both._costs, both._of  # made over the sessions before
     for _ in range(80):
         world.step()
@@ -164,7 +164,7 @@ def test_sessions_that_are_followed_anew_are_the_ones_that_count() -> None:
         ({"standing": 3}, "standing is 0, 1 or 2"),
     ],
 )
-def test_wrong_arguments_are_named(wrong: dict[str, object], message: str) -> None:
+def test_the_error_names_the_wrong_argument(wrong: dict[str, object], message: str) -> None:
     core = RouterCore(load("warmset"), CoreSettings(max_workers=3))
     sessions = core.session_tracking.sessions
     assert sessions is not None
@@ -191,7 +191,7 @@ def test_wrong_arguments_are_named(wrong: dict[str, object], message: str) -> No
         costs.costs(**right | wrong)  # type: ignore[arg-type]
 
 
-def test_columns_of_unlike_lengths_are_refused() -> None:
+def test_columns_of_different_lengths_are_rejected() -> None:
     core = RouterCore(load("warmset"), CoreSettings(max_workers=3))
     columns = dict(core.columns.named())
     with pytest.raises(KeyError):

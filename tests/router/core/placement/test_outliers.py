@@ -25,7 +25,7 @@ RULES = {
 }
 
 
-class Modelled:
+class ModelWorker:
     """One worker in the plain model of the rules. Lifetime: test."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Modelled:
         self.until_s = -1.0
         self.trial: int | None = None
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self.health, self.ejections, self.trial = "healthy", 0, None
         self.row, self.recent = [], []
 
@@ -56,7 +56,7 @@ class Breakers(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.world = World(4, policy="round_robin", **RULES)
-        self.model = {worker_id: Modelled() for worker_id in range(4)}
+        self.model = {worker_id: ModelWorker() for worker_id in range(4)}
         self.at: dict[int, tuple[int, float]] = {}  # request -> (worker, when it was sent)
         self.asked: set[int] = set()
         self.withheld = 0
@@ -135,7 +135,7 @@ class Breakers(RuleBasedStateMachine):
     def reinstated(self, worker_id: int) -> Reinstated:
         model = self.model[worker_id]
         ejections = model.ejections
-        model.begin_anew()
+        model.reset()
         model.ejections, model.until_s = ejections, self.world.now_s + WINDOW_S
         return Reinstated(worker_id)
 
@@ -160,7 +160,7 @@ class Breakers(RuleBasedStateMachine):
         model, now_s = self.model[worker_id], self.world.now_s
         for_s = RECOVER_S * min(2**model.ejections, 16)
         ejections = model.ejections + 1
-        model.begin_anew()
+        model.reset()
         model.health, model.ejections = "ejected", ejections
         model.since_s, model.until_s = now_s, now_s + for_s
         return Ejected(worker_id, for_s, cause)
@@ -207,11 +207,11 @@ class Breakers(RuleBasedStateMachine):
         self.world.core.on_worker(WorkerChange(self.world.now_s, worker_id, state))
         model = self.model[worker_id]
         if model.state == "down" and state == "ready":
-            model.begin_anew()
+            model.reset()
         model.state = state
 
     @invariant()
-    def the_core_thinks_the_same(self) -> None:
+    def the_core_agrees_with_the_model(self) -> None:
         for worker_id, model in self.model.items():
             worker = self.world.core.workers.get(worker_id)
             assert worker.health.state == model.health

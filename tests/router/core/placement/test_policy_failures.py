@@ -86,7 +86,7 @@ class FailingWorld(World):
         *("too_long", "column", "float32", "list", "none"),
     ],
 )
-def test_a_request_is_decided_by_the_fallback_where_the_policy_fails(answer, kind) -> None:
+def test_the_fallback_policy_decides_if_the_policy_fails(answer, kind) -> None:
     world = FailingWorld()
     world.policy.answer = answer
     (action,) = world.core.on_arrival(world.arrival([1]))
@@ -102,7 +102,7 @@ def test_a_request_is_decided_by_the_fallback_where_the_policy_fails(answer, kin
     assert (action.decision.policy, action.decision.reason) == ("scripted", "policy")
 
 
-def test_a_policy_cannot_change_what_the_ledger_charges_by() -> None:
+def test_a_policy_cannot_change_the_hit_tokens_that_the_ledger_charges() -> None:
     world = FailingWorld()
 
     def overwrites(request: Any, fleet: Any, state: Any) -> Any:
@@ -118,7 +118,7 @@ def test_a_policy_cannot_change_what_the_ledger_charges_by() -> None:
     assert "read-only" in str(fault)
 
 
-def test_a_policy_that_fails_for_a_held_request_does_not_touch_the_one_that_finished() -> None:
+def test_a_policy_failure_for_a_held_request_does_not_affect_a_finished_one() -> None:
     world = FailingWorld()
     running = world.arrival([1])
     world.core.on_arrival(running)
@@ -142,7 +142,7 @@ def test_a_policy_that_fails_for_a_held_request_does_not_touch_the_one_that_fini
     world.assert_idle()
 
 
-def test_a_policy_that_cannot_remember_loses_no_release() -> None:
+def test_charges_are_released_if_observe_fails() -> None:
     world = FailingWorld()
     arrival = world.arrival([1])
     world.core.on_arrival(arrival)
@@ -153,7 +153,7 @@ def test_a_policy_that_cannot_remember_loses_no_release() -> None:
     assert world.core.guard.faults == {("scripted", "raised"): 2}
 
 
-def test_without_somebody_to_report_to_the_failure_is_loud() -> None:
+def test_a_policy_failure_is_raised_if_no_fault_handler_is_set() -> None:
     world = World(workers=1)
     core = RouterCore(LoadedPolicy("scripted", {}, 0.0, Scripted()), world.core.settings)
     world.core = core
@@ -163,7 +163,7 @@ def test_without_somebody_to_report_to_the_failure_is_loud() -> None:
         core.on_arrival(world.arrival([1]))
 
 
-def test_a_policy_whose_memory_cannot_begin_is_not_taken() -> None:
+def test_a_policy_whose_initial_state_fails_is_not_set() -> None:
     class Forgetful(Scripted):
         def initial_state(self) -> None:
             fails()
@@ -174,7 +174,7 @@ def test_a_policy_whose_memory_cannot_begin_is_not_taken() -> None:
     assert world.core.policy.name == "scripted"
 
 
-def test_one_models_held_requests_do_not_keep_anothers_waiting() -> None:
+def test_held_requests_of_one_model_do_not_block_those_of_another_model() -> None:
     world = FailingWorld()
     world.join(2, models=("other",))
     blocked = {"m"}

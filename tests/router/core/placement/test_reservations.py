@@ -96,7 +96,7 @@ def crowded(capacities: list[float], policy: str = "room") -> tuple[Crowd, int]:
     return world, world.come(LARGE)
 
 
-def test_what_is_passed_for_long_gets_a_worker_of_its_own() -> None:
+def test_a_long_overtaken_request_gets_a_reserved_worker() -> None:
     world, large = crowded([ROOMY, NARROW, NARROW])
     world.crowd(PASSED_S - 1.0)
     assert large not in world.sent_s
@@ -107,7 +107,7 @@ def test_what_is_passed_for_long_gets_a_worker_of_its_own() -> None:
     assert world.core.chooser.reservations.begun == 1
 
 
-def test_while_it_is_kept_others_see_the_rest_of_the_pool_only() -> None:
+def test_other_requests_do_not_see_a_reserved_worker() -> None:
     world, large = crowded([ROOMY, NARROW])
     kept = world.core.chooser.reservations
     while not kept.models:
@@ -132,7 +132,7 @@ def test_while_it_is_kept_others_see_the_rest_of_the_pool_only() -> None:
         assert action.worker_id == 0
 
 
-def test_an_empty_worker_that_is_not_taken_is_kept_no_longer() -> None:
+def test_the_reservation_of_an_unused_idle_worker_ends() -> None:
     world, large = crowded([ROOMY, ROOMY], "nowhere")
     world.crowd(PASSED_S + 20.0)
     kept = world.core.chooser.reservations
@@ -145,7 +145,7 @@ def test_an_empty_worker_that_is_not_taken_is_kept_no_longer() -> None:
 
 
 @pytest.mark.parametrize("how", ["client", "worker"])
-def test_nothing_is_kept_for_who_left_or_at_who_is_gone(how: str) -> None:
+def test_a_reservation_ends_if_its_client_or_its_worker_leaves(how: str) -> None:
     world, large = crowded([ROOMY, NARROW])
     kept = world.core.chooser.reservations
     while not kept.models:
@@ -163,7 +163,7 @@ def test_nothing_is_kept_for_who_left_or_at_who_is_gone(how: str) -> None:
         assert not kept.models
 
 
-def test_one_that_was_hardly_passed_keeps_nobody() -> None:
+def test_a_request_that_was_hardly_overtaken_reserves_no_worker() -> None:
     world, large = crowded([ROOMY])
     for request_id in list(world.running):
         world.running[request_id] = (1e6, 0)
@@ -183,7 +183,7 @@ def test_one_that_was_hardly_passed_keeps_nobody() -> None:
     count=st.integers(1, 5),
     seed=st.integers(0, 999),
 )
-def test_everybody_is_sent_in_bounded_time(
+def test_every_request_is_dispatched_in_bounded_time(
     capacities: list[float], large_at_s: list[int], count: int, seed: int
 ) -> None:
     """Every request is dispatched in bounded time, whatever arrives meanwhile: a worker that is

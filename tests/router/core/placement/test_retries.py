@@ -28,12 +28,12 @@ def begun(world: World, **fields: object) -> int:
 
 
 @pytest.mark.parametrize("reason", ["connect", "early_close"])
-def test_after_a_lost_connection_the_first_retry_goes_at_once(reason: str) -> None:
+def test_the_first_retry_after_a_lost_connection_has_no_back_off(reason: str) -> None:
     world = World()
     assert fail(world, begun(world), reason).after_s == 0.0
 
 
-def test_other_retries_wait_for_longer_and_longer_by_their_own_draw() -> None:
+def test_other_retries_back_off_exponentially_with_full_jitter() -> None:
     told = {"retry_base_s": 0.1, "retry_max_s": 0.3, "max_attempts": 9}
     world = World(6, **told, **PLENTY, **NOBODY_ASIDE)
     waits: list[list[float]] = []
@@ -49,7 +49,7 @@ def test_other_retries_wait_for_longer_and_longer_by_their_own_draw() -> None:
         assert len(set(wait_s)) == len(wait_s)  # ... and nobody waits as another one does
 
 
-def test_workers_that_were_never_reached_do_not_use_up_the_attempts() -> None:
+def test_failed_connections_do_not_count_as_attempts() -> None:
     world = World(8, max_attempts=2)
     request_id = begun(world)
     tried = [fail(world, request_id, "connect") for _ in range(7)]
@@ -59,7 +59,7 @@ def test_workers_that_were_never_reached_do_not_use_up_the_attempts() -> None:
     assert len({action.worker_id for action in tried}) == 7
 
 
-def test_one_that_is_aside_is_a_better_bet_than_a_sure_refusal() -> None:
+def test_an_ejected_worker_is_tried_if_the_request_would_be_rejected() -> None:
     world = World(2, policy="round_robin", ejection_failures=1)
     assert fail(world, begun(world), "early_close").worker_id == 1  # 0 is put aside
     request_id = begun(world)
@@ -68,7 +68,7 @@ def test_one_that_is_aside_is_a_better_bet_than_a_sure_refusal() -> None:
     assert fail(world, request_id, "status_5xx").code == "worker_error"
 
 
-def test_attempts_that_reached_somebody_are_bounded() -> None:
+def test_attempts_that_reached_a_worker_are_bounded() -> None:
     world = World(8, max_attempts=2)
     request_id = begun(world)
     assert isinstance(fail(world, request_id, "status_5xx"), Dispatch)
@@ -76,7 +76,7 @@ def test_attempts_that_reached_somebody_are_bounded() -> None:
     assert fail(world, request_id, "garbage").code == "worker_error"
 
 
-def test_beyond_the_budget_nobody_is_tried_again() -> None:
+def test_no_retry_exceeds_the_retry_budget() -> None:
     world = World(retry_share=0.5, retries_per_s=0.0, **NOBODY_ASIDE)
     world.core.on_arrival(world.arrival([1]))
     first, second = begun(world), begun(world)
@@ -91,7 +91,7 @@ def test_beyond_the_budget_nobody_is_tried_again() -> None:
     assert isinstance(fail(world, begun(world), "status_5xx"), Dispatch)
 
 
-def test_what_leaves_a_worker_that_is_not_there_costs_no_budget() -> None:
+def test_retries_after_a_worker_is_lost_do_not_use_the_budget() -> None:
     none = {"retry_share": 0.0, "retries_per_s": 0.0, **NOBODY_ASIDE}
     world = World(2, policy="round_robin", **none)
     assert isinstance(fail(world, begun(world), "connect"), Dispatch)
@@ -107,7 +107,7 @@ def test_what_leaves_a_worker_that_is_not_there_costs_no_budget() -> None:
     assert fail(world, requests[1], "early_close").code == "retry_budget_exhausted"
 
 
-def test_no_retry_is_begun_that_would_come_too_late() -> None:
+def test_no_retry_starts_after_the_deadline_of_the_request() -> None:
     world = World(retry_base_s=10.0, retry_max_s=10.0)
     request_id = begun(world, deadline_s=0.001)
     late = fail(world, request_id, "status_5xx")
@@ -116,7 +116,7 @@ def test_no_retry_is_begun_that_would_come_too_late() -> None:
 
 
 @given(st.lists(st.sampled_from(["fail", "finish", "leave", "wait"]), max_size=60))
-def test_retries_never_exceed_their_share_and_leave_nothing_behind(steps: list[str]) -> None:
+def test_retries_never_exceed_their_share_and_leave_no_charges(steps: list[str]) -> None:
     world = World(4, retry_share=0.25, retries_per_s=0.0, **NOBODY_ASIDE)
     arrivals, retried, under_way = [], [], []
     for step in [*steps, *["leave"] * 60]:

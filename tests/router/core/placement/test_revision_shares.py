@@ -73,7 +73,7 @@ def homes(world: World, sessions: int = SESSIONS) -> dict[int, str | None]:
     return {n: revision_of(world, f"s{n}") for n in range(sessions)}
 
 
-def test_the_scarcest_role_bounds_a_revision() -> None:
+def test_the_scarcest_role_limits_the_share_of_a_revision() -> None:
     """The role with the fewest workers limits a revision: 2 prefill and 9 decode workers against 1
     and 1 have the capacities 1 and 1/9, so nine of ten sessions stay.
     """
@@ -84,11 +84,11 @@ def test_the_scarcest_role_bounds_a_revision() -> None:
     assert abs(counts["v1"] / 20_000 - 0.1) < 0.01
 
 
-def test_one_revision_has_no_shares() -> None:
+def test_a_single_revision_has_no_shares() -> None:
     assert shares_of(rollout(Count(2, 2)).core.workers) == ()
 
 
-def test_sessions_stay_and_only_what_must_moves() -> None:
+def test_only_the_necessary_sessions_move_when_shares_change() -> None:
     world = rollout(Count(2, 2), Count(1, 1))
     before = homes(world)
     assert before == homes(world)
@@ -103,14 +103,14 @@ def test_sessions_stay_and_only_what_must_moves() -> None:
     assert abs(Counter(after.values())["v1"] / SESSIONS - 1 / 2) < 0.03
 
 
-def test_a_revision_that_lacks_a_role_gets_nothing() -> None:
+def test_a_revision_that_lacks_a_role_gets_no_requests() -> None:
     world = rollout(Count(2, 2), Count(0, 2))
     assert set(homes(world, 200).values()) == {"v0"}
     join(world, 7, "prefill", 1)
     assert set(homes(world, 200).values()) == {"v0", "v1"}
 
 
-def test_a_revision_that_leaves_gives_its_share_away() -> None:
+def test_other_revisions_take_the_share_of_a_draining_revision() -> None:
     world = rollout(Count(1, 1), Count(1, 1))
     before = homes(world, 500)
     world.core.on_worker(WorkerChange(world.now_s, 1, "draining"))
@@ -119,14 +119,14 @@ def test_a_revision_that_leaves_gives_its_share_away() -> None:
     assert homes(world, 500) == before
 
 
-def test_requests_without_a_session_go_by_their_prompt() -> None:
+def test_requests_without_a_session_are_distributed_by_their_prompt() -> None:
     world = rollout(Count(1, 1), Count(1, 1))
     assert len({revision_of(world, None) for _ in range(50)}) == 1
     tenants = {revision_of(world, "s", tenant=f"t{n}") for n in range(50)}
     assert tenants == {"v0", "v1"}
 
 
-def test_prompts_with_one_beginning_are_shared_out() -> None:
+def test_prompts_with_a_common_prefix_are_distributed_over_revisions() -> None:
     """Prompts with the same beginning (a system prompt of 50 blocks), followed by a block of their
     own or a few tokens more, are distributed over the revisions.
     """
@@ -144,7 +144,7 @@ def test_prompts_with_one_beginning_are_shared_out() -> None:
     assert tails == {"v0", "v1"}
 
 
-def test_a_long_conversation_without_a_session_stays() -> None:
+def test_a_long_conversation_without_a_session_keeps_its_revision() -> None:
     world = rollout(Count(1, 1), Count(1, 1))
     (size,) = world.arrival([1], splits=True).chains
     turns = [list(range(16_384 // size + n)) for n in range(0, 200, 10)]
@@ -170,7 +170,7 @@ class Trouble:
 
 
 @pytest.mark.parametrize("trouble", [Trouble("silent"), Trouble("ejected")], ids=lambda t: t.name)
-def test_a_revision_without_a_prefill_worker_that_takes_requests_gets_none(
+def test_a_revision_without_an_available_prefill_worker_gets_no_requests(
     trouble: Trouble,
 ) -> None:
     world = rollout(Count(2, 2), Count(1, 2), max_workers=16)
@@ -179,7 +179,7 @@ def test_a_revision_without_a_prefill_worker_that_takes_requests_gets_none(
     assert set(homes(world, 50).values()) == {"v0"}
 
 
-def test_a_prefill_leg_that_fails_goes_on_in_another_revision() -> None:
+def test_a_failed_prefill_leg_is_retried_in_another_revision() -> None:
     world = rollout(Count(2, 2), Count(1, 2), max_workers=16)
     failed = 0
     for n in range(40):
@@ -204,7 +204,7 @@ def test_a_prefill_leg_that_fails_goes_on_in_another_revision() -> None:
     raise AssertionError("v1 got none")
 
 
-def test_another_revision_prefills_what_the_chosen_has_no_room_for() -> None:
+def test_another_revision_prefills_if_the_chosen_revision_is_full() -> None:
     """If the chosen revision's only prefill worker is full, a worker of another revision computes
     the prompt; v1 has two decode workers here.
     """
@@ -218,13 +218,13 @@ def test_another_revision_prefills_what_the_chosen_has_no_room_for() -> None:
     assert sorted(prefills) == [0, 1, 4]
 
 
-def test_a_named_revision_goes_before_the_shares() -> None:
+def test_a_requested_revision_overrides_the_shares() -> None:
     world = rollout(Count(2, 2), Count(1, 1))
     for name, got in (("v1", {"v1"}), ("v0", {"v0"}), ("v9", {"v0", "v1"})):
         assert {revision_of(world, f"s{n}", revision=name) for n in range(100)} == got
 
 
-def test_another_revision_takes_what_none_of_the_chosen_can() -> None:
+def test_another_revision_serves_if_the_chosen_revision_is_full() -> None:
     world = rollout(Count(1, 1), Count(1, 1), worker_requests=1)
     for n in range(2):
         arrival = world.arrival([n], session="same", splits=True)
@@ -233,7 +233,7 @@ def test_another_revision_takes_what_none_of_the_chosen_can() -> None:
     assert world.core.held_requests == 0
 
 
-def test_a_decode_worker_of_another_revision_by_now_gets_no_second_leg() -> None:
+def test_a_decode_worker_that_changed_its_revision_gets_no_decode_leg() -> None:
     """A decode worker that was updated in place to another revision while the prompt was computed
     does not get the request.
     """
@@ -247,7 +247,7 @@ def test_a_decode_worker_of_another_revision_by_now_gets_no_second_leg() -> None
     assert [(s.worker_id, s.role) for s in second.stages] == [(3 - promised.worker_id, "decode")]
 
 
-def test_a_changed_worker_is_no_failure_and_may_have_the_request_again() -> None:
+def test_a_revision_change_is_no_failure_and_the_worker_is_tried_again() -> None:
     world = rollout(Count(1, 1), max_attempts=1)
     arrival = world.arrival([1, 2, 3], splits=True)
     world.core.on_arrival(arrival)
@@ -265,7 +265,7 @@ counts = st.builds(Count, st.integers(0, 3), st.integers(0, 3), st.integers(0, 1
 
 
 @given(st.lists(counts, min_size=1, max_size=4), st.booleans())
-def test_shares_are_those_of_the_oracle(pool: list[Count], serves_alone: bool) -> None:
+def test_shares_equal_those_of_the_oracle(pool: list[Count], serves_alone: bool) -> None:
     world = rollout(*pool, serves_alone=serves_alone, max_workers=32)
     got = {one.revision: one.weight for one in shares_of(world.core.workers)}
     there = {f"v{n}": one for n, one in enumerate(pool) if one.prefill + one.decode + one.both}
@@ -283,7 +283,7 @@ def test_shares_are_those_of_the_oracle(pool: list[Count], serves_alone: bool) -
 
 @given(st.dictionaries(st.integers(0, 5), st.floats(0.0, 1.0), max_size=6), st.binary())
 @example({0: 5e-324}, b"\x01\x00")  # whose score is rounded to 0
-def test_a_weight_of_0_is_never_chosen(weights: dict[int, float], key: bytes) -> None:
+def test_a_revision_with_weight_0_is_never_chosen(weights: dict[int, float], key: bytes) -> None:
     world = rollout(*(Count(1, 1) for _ in range(6)), max_workers=16)
     shares = shares_of(world.core.workers)
     weighted = [type(s)(s.revision, s.groups, weights.get(n, 0.0), s.seed)

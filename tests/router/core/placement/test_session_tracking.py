@@ -39,7 +39,7 @@ SYSTEM = list(range(900, 912))
 
 
 @pytest.fixture(autouse=True)
-def nothing_seen() -> None:
+def clear_seen() -> None:
     SEEN.clear()
 
 
@@ -61,7 +61,9 @@ def check(world: RandomWorld) -> None:
 
 @pytest.mark.parametrize("seed", range(3 * EFFORT))
 @pytest.mark.parametrize("policy", [WATCHING, "warmset?gate=0.01"])
-def test_every_charge_and_visit_ends_once_in_a_random_world(policy: str, seed: int) -> None:
+def test_every_charge_and_tracked_request_ends_once_in_a_random_world(
+    policy: str, seed: int
+) -> None:
     world = RandomWorld(policy, seed)
     tracked = world.core.session_tracking.sessions
     assert tracked is not None
@@ -89,14 +91,14 @@ def test_every_charge_and_visit_ends_once_in_a_random_world(policy: str, seed: i
     )
 
 
-def test_a_policy_that_does_not_ask_follows_nobody() -> None:
+def test_sessions_are_not_tracked_for_a_policy_that_does_not_use_them() -> None:
     world = World(policy="hybrid")
     world.core.on_arrival(world.arrival([1, 2], session="a"))
     assert world.core.session_tracking.sessions is None
     assert all(pending.tracked is None for pending in world.core._pending.values())
 
 
-def test_a_policy_that_takes_over_knows_who_is_under_way() -> None:
+def test_a_new_policy_sees_the_sessions_of_running_requests() -> None:
     world = World(workers=2, policy="hybrid")
     running = world.arrival([1, 2, 3, 4, 5, 6, 7], session="a")
     (sent,) = world.core.on_arrival(running)
@@ -110,7 +112,7 @@ def test_a_policy_that_takes_over_knows_who_is_under_way() -> None:
     assert action.worker_id == sent.worker_id
 
 
-def test_changing_the_policy_to_and_fro_mixes_nothing_up() -> None:
+def test_changing_the_policy_back_and_forth_keeps_session_counts_correct() -> None:
     world = World(workers=1, policy=WATCHING)
     for number in range(9):  # three run, six wait
         world.core.on_arrival(world.arrival([number] * 8, session=f"s{number}"))
@@ -130,7 +132,7 @@ def test_changing_the_policy_to_and_fro_mixes_nothing_up() -> None:
     assert len(sessions) == 0
 
 
-def test_explaining_sees_the_session_and_remembers_nothing() -> None:
+def test_an_explanation_sees_the_session_and_changes_no_record() -> None:
     world = World(workers=2, policy=WATCHING)
     (sent,) = world.core.on_arrival(first := world.arrival(list(range(8)), session="a"))
     assert isinstance(sent, Dispatch)
@@ -153,7 +155,7 @@ def test_explaining_sees_the_session_and_remembers_nothing() -> None:
     assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(told, now, strict=True))
 
 
-def test_explaining_changes_no_action() -> None:
+def test_explanations_change_no_later_action() -> None:
     plain, asked = (RandomWorld("warmset?gate=0.01", 5) for _ in range(2))
     for number in range(500):
         plain.step()
@@ -177,7 +179,7 @@ def test_a_held_request_is_explained_as_held() -> None:
 # --- standings ----------------------------------------------------------------------------------
 
 
-def test_the_second_request_of_a_session_that_waits_is_as_new_as_the_first() -> None:
+def test_both_held_requests_of_a_new_session_are_new() -> None:
     world = World(workers=1, policy=WATCHING)
     for number in range(3):
         world.core.on_arrival(world.arrival([number] * 8))
@@ -186,7 +188,7 @@ def test_the_second_request_of_a_session_that_waits_is_as_new_as_the_first() -> 
         assert SEEN[-1].standing == "new"
 
 
-def test_a_session_whose_worker_is_gone_is_cold_and_goes_before_new_ones() -> None:
+def test_a_session_whose_worker_left_is_cold_and_precedes_new_sessions() -> None:
     world = World(workers=1, policy=WATCHING)
     history = list(range(20))
     world.core.on_arrival(first := world.arrival(history, session="a"))
@@ -206,7 +208,7 @@ def test_a_session_whose_worker_is_gone_is_cold_and_goes_before_new_ones() -> No
     assert action.request_id == cold.request_id
 
 
-def test_where_events_were_lost_a_session_is_believed_to_be_at_home() -> None:
+def test_a_session_without_events_is_assumed_to_be_cached_at_its_worker() -> None:
     world = World(workers=1, policy=WATCHING)
     history = list(range(20))
     world.core.on_arrival(first := world.arrival(history, session="a"))
@@ -217,7 +219,7 @@ def test_where_events_were_lost_a_session_is_believed_to_be_at_home() -> None:
     assert (SEEN[-1].standing, SEEN[-1].home_id) == ("warm", 0)
 
 
-def test_a_warm_session_that_waits_stays_at_home() -> None:
+def test_a_held_request_of_a_warm_session_keeps_its_home_worker() -> None:
     """A session's request waits for the worker with its cache if the policy holds it until that
     worker has room.
     """
@@ -234,7 +236,7 @@ def test_a_warm_session_that_waits_stays_at_home() -> None:
     assert (SEEN[-1].standing, SEEN[-1].home_id) == ("warm", 0)
 
 
-def test_a_router_that_begins_anew_tells_old_sessions_from_new_ones() -> None:
+def test_a_restarted_router_distinguishes_old_sessions_from_new_ones() -> None:
     """A restarted router recognizes old sessions by blocks that only one worker holds; several
     workers hold a system prompt.
     """
@@ -250,7 +252,7 @@ def test_a_router_that_begins_anew_tells_old_sessions_from_new_ones() -> None:
     assert SEEN[-1].standing == "new"  # a small part of it is no cache
 
 
-def test_a_prompt_for_a_model_that_nobody_serves_is_forgotten_at_once() -> None:
+def test_a_prompt_for_an_unserved_model_creates_no_session() -> None:
     world = World(policy=WATCHING)
     for chains in ({}, {BLOCK: chain_of([1, 2])}):
         (action,) = world.core.on_arrival(world.arrival([1, 2], model="other", chains=chains))
@@ -259,7 +261,7 @@ def test_a_prompt_for_a_model_that_nobody_serves_is_forgotten_at_once() -> None:
         assert len(world.core.session_tracking.sessions) == 0
 
 
-def test_a_session_is_not_split_by_a_retry() -> None:
+def test_a_retry_moves_the_session_to_the_new_worker() -> None:
     world = World(workers=2, policy=WATCHING)
     (sent,) = world.core.on_arrival(first := world.arrival(list(range(8)), session="a"))
     assert isinstance(sent, Dispatch)
@@ -295,7 +297,7 @@ def test_workers_of_other_block_sizes_see_the_same_sessions() -> None:
     assert [ask(200, 0.0).standing, ask(300, 1.0).standing] == ["new", "warm"]
 
 
-def test_what_sessions_want_is_told_of_each_worker_and_not_where_nobody_follows_them() -> None:
+def test_wanted_tokens_are_known_for_each_worker_if_sessions_are_tracked() -> None:
     world = World(workers=2, policy=WATCHING)
     core = world.core
     (action,) = core.on_arrival(world.arrival([*SYSTEM, 1, 2, 3, 4], session="a"))
@@ -313,7 +315,7 @@ def test_what_sessions_want_is_told_of_each_worker_and_not_where_nobody_follows_
     ("most", "told", "refused", "tokens"),
     [(None, None, False, 200), (60, None, False, 60), (60, 7, False, 7), (60, None, True, 0)],
 )
-def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
+def test_the_tokens_of_an_uncounted_answer_are_estimated_from_its_time(
     most: int | None, told: int | None, refused: bool, tokens: int
 ) -> None:
     """The tokens of an answer that another data plane carries, which nobody counts, are estimated
@@ -332,7 +334,7 @@ def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
     assert world.core.session_tracking.sessions.cycle.output_tokens == tokens
 
 
-def test_what_a_worker_refused_is_not_wanted_there() -> None:
+def test_a_refused_prompt_does_not_count_as_wanted_at_the_worker() -> None:
     """A session whose prompt a worker refused because its memory is too small does not count as if
     it were in that worker's cache.
     """

@@ -60,7 +60,7 @@ class Agents:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_sibling_goes_to_the_worker_of_the_first_one(ended: bool) -> None:
+def test_a_sibling_is_sent_to_the_worker_of_the_first_sibling(ended: bool) -> None:
     agents = Agents()
     first = agents.sibling(1)
     assert first != agents.at_main
@@ -70,7 +70,7 @@ def test_a_sibling_goes_to_the_worker_of_the_first_one(ended: bool) -> None:
     assert agents.sibling(2) == first
 
 
-def test_a_sibling_goes_elsewhere_if_that_worker_is_overloaded() -> None:
+def test_a_sibling_is_sent_to_another_worker_if_that_one_is_overloaded() -> None:
     agents = Agents()
     first = agents.sibling(1)
     agents.load(first, requests=4)

@@ -53,7 +53,7 @@ def starting(one: World) -> set[int]:
     return {w.worker_id for w in one.core.workers if slow_start.share(w.worker_id, 1e-9) < 1.0}
 
 
-def test_only_who_joins_a_pool_that_has_run_for_as_long_ramps() -> None:
+def test_only_workers_that_join_a_long_running_pool_start_slowly() -> None:
     assert starting(world(0.0, 0.1, 9.9)) == set()  # a pool that starts
     assert starting(world(0.0, 10.0)) == {1}
     assert starting(world(0.0, 10.0, slow_start_s=0.0)) == set()
@@ -62,7 +62,7 @@ def test_only_who_joins_a_pool_that_has_run_for_as_long_ramps() -> None:
     assert starting(other) == set()
 
 
-def test_those_that_are_down_or_drain_do_not_run_a_pool() -> None:
+def test_down_or_draining_workers_do_not_make_a_running_pool() -> None:
     for state in "down", "draining":
         one = world(0.0)
         one.core.on_worker(WorkerChange(1.0, 0, state))
@@ -71,7 +71,7 @@ def test_those_that_are_down_or_drain_do_not_run_a_pool() -> None:
 
 
 @given(st.integers(0, 10**9), st.sampled_from([0.1, 0.25, 0.5, 0.9]))
-def test_its_share_grows_linearly(first: int, share: float) -> None:
+def test_the_share_of_a_starting_worker_grows_linearly(first: int, share: float) -> None:
     one = world(0.0, 20.0)
     slow_start, rows = one.core.caches.slow_start, rows_of(one)
     hits = np.zeros(2, np.int64)
@@ -80,7 +80,7 @@ def test_its_share_grows_linearly(first: int, share: float) -> None:
     assert let_in == pytest.approx(1_000 * share, abs=5)
 
 
-def test_it_ends_and_is_forgotten() -> None:
+def test_slow_start_ends_and_its_record_is_removed() -> None:
     one = world(0.0, 20.0)
     slow_start, rows = one.core.caches.slow_start, rows_of(one)
     hits = np.zeros(2, np.int64)
@@ -91,7 +91,7 @@ def test_it_ends_and_is_forgotten() -> None:
     assert len(two.core.caches.slow_start) == 0
 
 
-def test_what_it_holds_more_of_than_others_is_no_new_work() -> None:
+def test_slow_start_does_not_limit_prompts_cached_best_at_the_worker() -> None:
     one = world(0.0, 20.0)
     slow_start, rows = one.core.caches.slow_start, rows_of(one)
     assert slow_start.rows(0, rows, np.array([8, 16]), 20.0) is rows
@@ -99,14 +99,14 @@ def test_what_it_holds_more_of_than_others_is_no_new_work() -> None:
     assert slow_start.rows(0, rows, np.array([16, 8]), 20.0).worker_ids == (0,)
 
 
-def test_nobody_waits_for_its_sake() -> None:
+def test_a_starting_worker_takes_all_requests_if_others_are_down() -> None:
     one = world(0.0, 20.0, policy="least_requests")
     one.core.on_worker(WorkerChange(20.5, 0, "down"))
     one.now_s = 20.6
     assert {sent(one, n) for n in range(20)} == {1}
 
 
-def test_who_is_all_there_is_takes_all() -> None:
+def test_starting_workers_take_all_requests_if_there_are_no_others() -> None:
     one = world(0.0, 20.0, 20.0)
     slow_start = one.core.caches.slow_start
     assert len(slow_start) == 2
@@ -114,7 +114,7 @@ def test_who_is_all_there_is_takes_all() -> None:
     assert slow_start.rows(0, rows, np.zeros(2, np.int64), 20.0) is rows
 
 
-def test_a_policy_that_would_hold_without_it_may_choose_it() -> None:
+def test_a_starting_worker_is_eligible_if_the_request_would_be_held() -> None:
     """A request goes to a worker in slow start if all other workers are full, instead of being
     held.
     """
@@ -123,7 +123,7 @@ def test_a_policy_that_would_hold_without_it_may_choose_it() -> None:
     assert [sent(one, n) for n in range(2)] == [0, 1]
 
 
-def test_a_burst_goes_to_those_that_run() -> None:
+def test_a_burst_is_sent_mostly_to_running_workers() -> None:
     one = world(0.0)
     one.now_s = 20.0
     join(one, 1, 20.0)

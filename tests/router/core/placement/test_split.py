@@ -37,7 +37,7 @@ def busy(world: World, worker_id: int, requests: int = 4) -> None:
     columns.requests[world.core.workers.get(worker_id).slot] += requests
 
 
-def test_one_prefills_and_the_other_decodes() -> None:
+def test_one_worker_prefills_and_another_worker_decodes() -> None:
     world = pool("prefill", "decode")
     busy(world, 1)
     number, actions = ask(world)
@@ -55,7 +55,7 @@ def test_one_prefills_and_the_other_decodes() -> None:
     assert_empty(world)
 
 
-def test_a_prefill_whose_worker_is_removed_as_it_ends_begins_anew() -> None:
+def test_a_prefill_restarts_if_its_worker_is_removed_as_it_ends() -> None:
     """A prefill whose worker was removed just as the prefill ended starts again at
     another worker.
     """
@@ -68,14 +68,14 @@ def test_a_prefill_whose_worker_is_removed_as_it_ends_begins_anew() -> None:
     assert legs(prefilled(world, number)) == [(2, "decode")]
 
 
-def test_an_idle_worker_that_decodes_does_all_of_it() -> None:
+def test_an_idle_decode_worker_serves_the_complete_request() -> None:
     """An idle decode worker does the whole request: a prefill there disturbs no other request, and
     no KV has to be moved.
     """
     assert legs(ask(pool("prefill", "decode"))[1]) == [(1, "both")]
 
 
-def test_what_is_cached_where_it_is_decoded_is_prefilled_there() -> None:
+def test_a_prompt_cached_at_the_decode_worker_is_prefilled_there() -> None:
     world = pool("prefill", "decode")
     number, _ = ask(world)
     world.core.on_finish(Finish(1.0, number, len(LONG) * BLOCK, 0, 10))
@@ -84,7 +84,7 @@ def test_what_is_cached_where_it_is_decoded_is_prefilled_there() -> None:
     assert legs(ask(world, list(range(2_000, 2_500)))[1]) == [(0, "prefill")]
 
 
-def test_answers_bear_prefills_beside_them_as_far_as_their_time_per_token_may_grow() -> None:
+def test_decode_workers_take_short_prefills_within_the_tpot_allowance() -> None:
     """Decode workers take short prefills until the allowed growth of their time per token is used
     up; with time the allowance recovers.
     """
@@ -93,7 +93,7 @@ def test_answers_bear_prefills_beside_them_as_far_as_their_time_per_token_may_gr
         world.join(worker_id, role=role, group="g")
     busy(world, 1)
 
-    def where(serial: int) -> tuple[int, str]:
+    def placed_at(serial: int) -> tuple[int, str]:
         number, actions = ask(world, list(range(1_000 * serial, 1_000 * serial + 8)))
         (leg,) = legs(actions)
         if leg[1] == "both":
@@ -102,29 +102,29 @@ def test_answers_bear_prefills_beside_them_as_far_as_their_time_per_token_may_gr
             world.core.on_failure(Failure(world.now_s, number, "client"))
         return leg
 
-    done = [where(serial) for serial in range(1, 400)]
+    done = [placed_at(serial) for serial in range(1, 400)]
     assert done[0] == (1, "both")
     beside = done.count((1, "both"))
     assert beside < len(done)
     assert done == [(1, "both")] * beside + [(0, "prefill")] * (len(done) - beside)
     world.now_s += 60.0
-    assert where(500) == (1, "both")
+    assert placed_at(500) == (1, "both")
 
 
-def test_only_what_may_be_split_is() -> None:
+def test_only_requests_that_may_be_split_are_split() -> None:
     world = pool("prefill", "decode")
     busy(world, 1)
     arrival = world.arrival(LONG)
     assert legs(world.core.on_arrival(arrival)) == [(1, "both")]
 
 
-def test_one_token_is_all_prefill() -> None:
+def test_an_answer_of_one_token_is_not_split() -> None:
     world = pool("prefill", "decode")
     busy(world, 1)
     assert legs(ask(world, max_output_tokens=1)[1]) == [(1, "both")]
 
 
-def test_a_prefill_that_fails_is_done_elsewhere_and_nobody_else_is_blamed() -> None:
+def test_a_failed_prefill_is_retried_and_counts_against_its_worker_only() -> None:
     world = pool("prefill", "prefill", "decode")
     busy(world, 2)
     number, actions = ask(world)
@@ -136,7 +136,7 @@ def test_a_prefill_that_fails_is_done_elsewhere_and_nobody_else_is_blamed() -> N
     assert sum(failures) == 1
 
 
-def test_a_decode_that_fails_before_its_first_byte_begins_with_the_prefill_again() -> None:
+def test_a_decode_that_fails_before_its_first_byte_restarts_with_prefill() -> None:
     """If decode fails before its first byte, the request starts again with the prefill, because the
     KV may have been read already and its blocks reused.
     """
@@ -151,7 +151,7 @@ def test_a_decode_that_fails_before_its_first_byte_begins_with_the_prefill_again
 
 
 @pytest.mark.parametrize("reason", ["timeout_first_byte", "status_5xx"])
-def test_a_decode_that_waited_in_vain_for_its_kv_is_left_to_one_worker(reason: str) -> None:
+def test_a_decode_whose_kv_never_arrived_is_retried_at_a_single_worker(reason: str) -> None:
     world = pool("prefill", "decode", "decode")
     busy(world, 1)
     busy(world, 2)
@@ -162,7 +162,7 @@ def test_a_decode_that_waited_in_vain_for_its_kv_is_left_to_one_worker(reason: s
     assert legs(world.core.on_failure(fact)) == [(3 - worker_id, "both")]
 
 
-def test_a_worker_that_leaves_meanwhile_is_replaced_within_its_group() -> None:
+def test_a_decode_worker_that_leaves_is_replaced_within_its_group() -> None:
     world = pool("prefill", "decode", "decode")
     world.join(3, role="decode", **SLOW | {"group": "another"})
     for worker_id in (1, 2, 3):
@@ -173,7 +173,7 @@ def test_a_worker_that_leaves_meanwhile_is_replaced_within_its_group() -> None:
     assert legs(prefilled(world, number)) == [(3 - promised.worker_id, "decode")]
 
 
-def test_where_nobody_of_its_group_is_left_another_pair_begins_anew() -> None:
+def test_the_request_restarts_at_another_pair_if_its_group_is_empty() -> None:
     world = pool("prefill", "decode")
     busy(world, 1)
     number, _ = ask(world)
@@ -184,7 +184,7 @@ def test_where_nobody_of_its_group_is_left_another_pair_begins_anew() -> None:
     assert legs(prefilled(world, number)) == [(2, "prefill")]
 
 
-def test_a_pool_of_one_role_serves_where_its_engine_can_and_says_so_where_not() -> None:
+def test_a_pool_of_one_role_serves_if_its_engine_can_and_else_rejects() -> None:
     for role, missing in (("prefill", "decodes"), ("decode", "prefills")):
         assert legs(ask(pool(role))[1]) == [(0, "both")]
         (refused,) = ask(pool(role, serves_alone=False))[1]
@@ -193,7 +193,7 @@ def test_a_pool_of_one_role_serves_where_its_engine_can_and_says_so_where_not() 
         assert f"no worker of model 'm' {missing}" in refused.message
 
 
-def test_engines_that_cannot_serve_alone_are_told_when_their_groups_differ() -> None:
+def test_the_rejection_lists_the_groups_if_no_pair_shares_a_group() -> None:
     world = World(workers=0)
     for worker_id, role in enumerate(("prefill", "decode")):
         world.join(worker_id, role=role, group=f"g{worker_id}", serves_alone=False)
@@ -202,7 +202,7 @@ def test_engines_that_cannot_serve_alone_are_told_when_their_groups_differ() -> 
     assert "their groups are g0, g1" in refused.message
 
 
-def test_an_answer_that_ends_with_its_first_token_leaves_nothing() -> None:
+def test_an_answer_that_ends_with_its_first_token_leaves_no_charge() -> None:
     world = pool("prefill", "decode")
     busy(world, 1)
     number, _ = ask(world)
@@ -216,7 +216,7 @@ def fills(world: World, worker_id: int, kv_tokens: float) -> None:
     world.core.on_load_report(LoadReport(world.now_s, worker_id, 4, 0, kv_tokens))
 
 
-def test_nothing_is_prefilled_for_a_worker_without_room_for_its_kv() -> None:
+def test_no_prefill_starts_if_no_decode_worker_has_room_for_the_kv() -> None:
     prompt = len(LONG) * BLOCK
     world = pool("prefill", "decode", "decode", kv_capacity_tokens=3 * prompt)
     busy(world, 1)
@@ -233,7 +233,7 @@ def test_nothing_is_prefilled_for_a_worker_without_room_for_its_kv() -> None:
     assert legs(prefilled(world, first)) == [(2, "decode")]
 
 
-def test_a_prompt_larger_than_the_room_goes_to_a_worker_that_does_nothing_else() -> None:
+def test_a_prompt_larger_than_the_room_is_sent_to_an_idle_worker() -> None:
     world = pool("prefill", "decode", kv_capacity_tokens=len(LONG) * BLOCK)
     world.core.on_load_report(LoadReport(world.now_s, 1, 0, 0, 1_000.0))
     assert [type(action) for action in ask(world)[1]] == [Dispatch]
@@ -244,7 +244,7 @@ def test_a_prompt_larger_than_the_room_goes_to_a_worker_that_does_nothing_else()
     roles=st.lists(st.sampled_from(["prefill", "decode", "both"]), min_size=2, max_size=5),
     steps=st.lists(st.tuples(st.sampled_from(ENDS), st.integers(0, 7)), max_size=60),
 )
-def test_whatever_happens_every_charge_is_released_once(
+def test_every_charge_is_released_once_in_random_histories(
     roles: list[str], steps: list[tuple[str, int]]
 ) -> None:
     world = pool(*roles)

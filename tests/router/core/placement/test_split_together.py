@@ -35,7 +35,7 @@ PAIR = {
 }
 
 
-class Ears(RequestListener):
+class RecordingListener(RequestListener):
     """Records the messages that peer routers would get. Lifetime: test."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def pool(*roles: str, **facts: object) -> World:
     world = World(workers=0)
     for worker_id, role in enumerate(roles):
         world.join(worker_id, role=role, **PAIR | facts)
-    world.core.listener = Ears()
+    world.core.listener = RecordingListener()
     return world
 
 
@@ -97,7 +97,7 @@ def assert_empty(world: World) -> None:
     assert world.core.admission.drain.queued_tokens == 0
 
 
-def test_both_workers_are_charged_at_once() -> None:
+def test_the_prefill_and_the_decode_worker_are_charged_at_once() -> None:
     world = pool("prefill", "decode")
     number, actions = ask(world)
     assert pairs(actions) == [(0, 1)]
@@ -113,7 +113,7 @@ def test_both_workers_are_charged_at_once() -> None:
     assert_empty(world)
 
 
-def test_with_the_first_token_the_prefill_is_over_whenever_its_worker_says_so() -> None:
+def test_the_first_token_ends_the_prefill_charge() -> None:
     world = pool("prefill", "decode")
     before = (
         world.core.columns.prefill_tokens_per_s.tolist(),
@@ -142,7 +142,7 @@ def test_a_refused_pair_leaves_no_prefill_in_a_cache(refused: bool, hit_tokens: 
     assert bool(action.prefill.hit_tokens) is not refused
 
 
-def test_nothing_is_expected_in_a_cache_that_keeps_nothing() -> None:
+def test_no_hits_are_expected_in_a_decode_cache_that_keeps_no_prefixes() -> None:
     world = pool("prefill", "decode", has_events=False)
     number, _ = ask(world)
     world.core.on_first_token(FirstToken(1.0, number))
@@ -155,7 +155,9 @@ def test_nothing_is_expected_in_a_cache_that_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize(("leg", "failed"), [("prefill", 0), ("answer", 1)])
-def test_the_leg_that_fails_is_blamed_and_the_other_one_ended(leg: str, failed: int) -> None:
+def test_a_failure_counts_for_the_failed_leg_and_cancels_the_other_leg(
+    leg: str, failed: int
+) -> None:
     world = pool("prefill", "decode", "prefill", "decode")
     number, actions = ask(world)
     (first,) = pairs(actions)
@@ -170,7 +172,7 @@ def test_the_leg_that_fails_is_blamed_and_the_other_one_ended(leg: str, failed: 
     assert_empty(world)
 
 
-def test_a_prefill_that_fails_when_the_answer_has_begun_only_counts() -> None:
+def test_a_prefill_failure_after_the_first_token_is_only_counted() -> None:
     world = pool("prefill", "decode")
     number, _ = ask(world)
     world.core.on_first_token(FirstToken(0.5, number))
@@ -181,7 +183,7 @@ def test_a_prefill_that_fails_when_the_answer_has_begun_only_counts() -> None:
     assert_empty(world)
 
 
-def test_a_transfer_that_fails_is_nobodys_fault_until_others_tell() -> None:
+def test_a_failed_transfer_counts_against_no_worker_at_first() -> None:
     world = pool("prefill", "decode", "decode")
     number, actions = ask(world)
     ((_, broken),) = pairs(actions)
@@ -202,7 +204,7 @@ def test_a_transfer_that_fails_is_nobodys_fault_until_others_tell() -> None:
     assert failures[0] == failures[other] == 0, "no healthy one is blamed for the other"
 
 
-def test_one_pair_alone_is_tried_again_with_a_new_room() -> None:
+def test_a_failed_transfer_is_retried_at_the_only_pair_with_a_new_room() -> None:
     world = pool("prefill", "decode")
     number, _ = ask(world)
     assert pairs(world.core.on_failure(failure(world, number, "pair"))) == [(0, 1)]
@@ -221,7 +223,7 @@ def late(world: World, number: int, leg: str, reason: str, waited_s: float = 300
     ("reason", "waited_s"),
     [("status_5xx", 300.0), ("timeout_first_byte", 600.0), ("transfer_timeout", 0.5)],
 )
-def test_a_transfer_is_waited_for_once(pools: int, reason: str, waited_s: float) -> None:
+def test_a_transfer_that_timed_out_is_not_retried(pools: int, reason: str, waited_s: float) -> None:
     world = pool(*("prefill", "decode") * pools)
     number, _ = ask(world)
     (refused,) = [
@@ -234,7 +236,7 @@ def test_a_transfer_is_waited_for_once(pools: int, reason: str, waited_s: float)
     assert_empty(world)
 
 
-def test_then_one_worker_does_all_of_it() -> None:
+def test_a_timed_out_transfer_is_retried_at_a_single_worker() -> None:
     world = pool("prefill", "decode", "prefill", "decode")
     world.join(4, prefill_tokens_per_s=1_000.0)
     number, actions = ask(world)
@@ -246,7 +248,7 @@ def test_then_one_worker_does_all_of_it() -> None:
     assert_empty(world)
 
 
-def test_who_fails_with_several_is_to_blame() -> None:
+def test_a_worker_that_fails_with_several_partners_is_at_fault() -> None:
     faults = PairFaults()
     assert faults.failed(1, 11, 0.0) == []
     assert faults.failed(2, 11, 1.0) == [11]
@@ -257,7 +259,7 @@ def test_who_fails_with_several_is_to_blame() -> None:
     assert faults.failed(1, 11, 4.0) == []
 
 
-def test_whose_partner_serves_with_another_is_to_blame() -> None:
+def test_a_worker_whose_partner_serves_with_another_worker_is_at_fault() -> None:
     faults = PairFaults()
     assert faults.failed(1, 11, 0.0) == []
     faults.served(1, 12, 1.0)
@@ -265,7 +267,9 @@ def test_whose_partner_serves_with_another_is_to_blame() -> None:
 
 
 @pytest.mark.parametrize(("roles", "missing"), [("p", "decodes"), ("d", "prefills")])
-def test_a_pool_without_one_half_says_so(roles: str, missing: str) -> None:
+def test_a_pool_without_prefill_or_decode_workers_names_the_missing_role(
+    roles: str, missing: str
+) -> None:
     names = {"p": "prefill", "d": "decode"}
     (refused,) = ask(pool(*(names[one] for one in roles)))[1]
     assert isinstance(refused, Reject)
@@ -273,18 +277,18 @@ def test_a_pool_without_one_half_says_so(roles: str, missing: str) -> None:
     assert f"no worker of model 'm' {missing}" in refused.message
 
 
-def test_what_is_not_for_two_is_refused_by_name() -> None:
+def test_a_request_that_cannot_be_split_is_rejected_with_the_reason() -> None:
     world = pool("prefill", "decode")
     (refused,) = world.core.on_arrival(world.arrival(LONG))
     assert isinstance(refused, Reject)
     assert "not for two" in refused.message
 
 
-def test_one_token_is_for_two_where_nobody_does_all() -> None:
+def test_an_answer_of_one_token_is_split_if_no_worker_serves_alone() -> None:
     assert pairs(ask(pool("prefill", "decode"), max_output_tokens=1)[1]) == [(0, 1)]
 
 
-def test_one_half_of_a_version_gets_nothing() -> None:
+def test_a_revision_with_only_one_role_gets_no_requests() -> None:
     """A revision that has only prefill or only decode workers, as at the beginning of a rollout,
     gets no request.
     """
@@ -294,7 +298,7 @@ def test_one_half_of_a_version_gets_nothing() -> None:
         assert pairs(ask(world)[1]) == [(0, 1)]
 
 
-def test_when_all_that_decode_have_failed_it_that_is_what_it_is_told() -> None:
+def test_a_request_that_failed_at_every_decode_worker_is_rejected_with_502() -> None:
     world = pool("prefill", "decode")
     number, _ = ask(world)
     actions = world.core.on_failure(failure(world, number, "answer"))
@@ -303,7 +307,7 @@ def test_when_all_that_decode_have_failed_it_that_is_what_it_is_told() -> None:
     assert_empty(world)
 
 
-def test_a_version_whose_only_prefill_failed_leaves_it_to_the_other() -> None:
+def test_another_revision_serves_if_the_only_prefill_worker_failed() -> None:
     world = pool("prefill", "decode")
     for worker_id, role in ((2, "prefill"), (3, "decode")):
         world.join(worker_id, role=role, **PAIR | {"group": "new"})
@@ -315,7 +319,7 @@ def test_a_version_whose_only_prefill_failed_leaves_it_to_the_other() -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_worker_that_leaves_takes_its_charge_along(gone: int) -> None:
+def test_a_worker_that_leaves_releases_its_charge(gone: int) -> None:
     world = pool("prefill", "decode", "prefill", "decode")
     number, actions = ask(world)
     (first,) = pairs(actions)
@@ -339,7 +343,7 @@ ENDS = ("prefilled", "first", "finish", *FAILS, "late", "leave", "gone", "join")
     steps=st.lists(st.tuples(st.sampled_from(ENDS), st.integers(0, 7)), max_size=60),
     stream=st.booleans(),
 )
-def test_whatever_happens_both_charges_are_released_once(
+def test_both_charges_are_released_once_in_random_histories(
     roles: list[str], steps: list[tuple[str, int]], stream: bool
 ) -> None:
     world = pool(*roles)
@@ -379,7 +383,7 @@ def test_whatever_happens_both_charges_are_released_once(
 
 @patient
 @given(steps=st.lists(st.tuples(st.sampled_from((*ENDS, "ask")), st.integers(0, 7)), max_size=30))
-def test_a_recording_of_it_is_played_back(steps: list[tuple[str, int]]) -> None:
+def test_a_recording_of_concurrent_legs_plays_back(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         desk, asked = Desk(Path(folder) / "facts"), 0
         for worker_id, role in enumerate(("prefill", "decode", "prefill", "decode")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.core.placement.health import StallDetection
 
 
-def test_a_worker_is_asked_once_in_a_while_as_long_as_all_its_streams_are_silent() -> None:
+def test_a_worker_is_suspected_periodically_while_all_its_streams_are_silent() -> None:
     silence = StallDetection(0.5)
     silence.heard(1, 10, 0.0)
     silence.heard(1, 11, 0.4)
@@ -16,7 +16,7 @@ def test_a_worker_is_asked_once_in_a_while_as_long_as_all_its_streams_are_silent
     assert silence.suspects(1.5) == [1, 2]
 
 
-def test_one_byte_of_any_stream_clears_it() -> None:
+def test_one_byte_of_any_stream_clears_the_suspicion() -> None:
     silence = StallDetection(0.5)
     silence.heard(1, 10, 0.0)
     silence.heard(1, 11, 0.0)
@@ -27,7 +27,7 @@ def test_one_byte_of_any_stream_clears_it() -> None:
     assert silence.suspects(0.7) == []
 
 
-def test_a_worker_without_streams_is_never_silent() -> None:
+def test_a_worker_without_streams_is_never_suspected() -> None:
     silence = StallDetection(0.5)
     silence.heard(1, 10, 0.0)
     silence.over(1, 99)  # not one of those that began

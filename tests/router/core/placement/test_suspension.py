@@ -43,7 +43,7 @@ class Plain:
 
 
 @given(st.lists(st.sampled_from(["good", "bad", "worse", "idle"]), max_size=200))
-def test_it_is_suspended_when_the_words_say_so(steps: list[str]) -> None:
+def test_suspensions_equal_those_of_the_plain_rule(steps: list[str]) -> None:
     real, plain, now_s = Suspension(), Plain(), 0.0
     for step in steps:
         now_s += 7.0 if step == "idle" else 0.125
@@ -62,7 +62,7 @@ def test_it_is_suspended_when_the_words_say_so(steps: list[str]) -> None:
             assert real.until_s == plain.until_s
 
 
-def test_back_offs_double_up_to_ten_minutes_and_are_forgotten_after_a_good_trial() -> None:
+def test_back_offs_double_up_to_ten_minutes_and_reset_after_a_good_trial() -> None:
     suspension, now_s, waits = Suspension(), 0.0, []
     for _ in range(5):
         suspension.decided()
@@ -83,7 +83,7 @@ def test_back_offs_double_up_to_ten_minutes_and_are_forgotten_after_a_good_trial
     assert suspension.backoff_s == BACKOFF_S
 
 
-def test_a_fault_every_other_time_is_too_often_after_twenty() -> None:
+def test_twenty_faults_at_every_other_decision_suspend_the_policy() -> None:
     suspension, faults = Suspension(), 0
     for _ in range(100):
         for _ in range(2):

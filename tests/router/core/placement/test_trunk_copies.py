@@ -48,7 +48,7 @@ def ask(world: World, session: int) -> Dispatch:
     return action
 
 
-def test_a_policy_is_told_of_a_trunk_until_enough_workers_hold_it() -> None:
+def test_a_policy_sees_a_trunk_until_enough_workers_hold_it() -> None:
     world = World(workers=3, policy=WATCHING)
     workers = [ask(world, session).worker_id for session in range(12)]
     assert world.core.session_tracking.sessions is not None
@@ -62,7 +62,7 @@ def test_a_policy_is_told_of_a_trunk_until_enough_workers_hold_it() -> None:
     assert world.core.caches.copies(trunk.last_hash) == 3
 
 
-def test_policies_that_do_not_ask_are_told_of_no_trunk() -> None:
+def test_trunks_are_not_tracked_for_policies_that_do_not_use_them() -> None:
     world = World(workers=3, policy="hybrid")
     for session in range(4):
         ask(world, session)
@@ -71,7 +71,7 @@ def test_policies_that_do_not_ask_are_told_of_no_trunk() -> None:
 
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_cold_burst_of_siblings_computes_the_trunk_once_a_copy(workers: int, seed: int) -> None:
+def test_a_cold_burst_of_siblings_computes_the_trunk_once_per_copy(workers: int, seed: int) -> None:
     """Of 64 requests at once with 6,000 shared and 704 own tokens, only one for each copy computes
     the shared prefix; schedulers run on virtual time.
     """
@@ -109,7 +109,7 @@ def served(core: RouterCore, requests: int) -> None:
         core.on_finish(Finish(1.0, number))
 
 
-async def test_trunks_are_shown_and_counted() -> None:
+async def test_trunks_are_listed_by_the_admin_port_and_counted_in_metrics() -> None:
     async with aiohttp.ClientSession() as http:
         router = Router(Config(policy=WATCHING), http)
         facts = WorkerFacts(name="w", models=("m",), block_size=BLOCK, has_events=False)
@@ -143,7 +143,7 @@ async def test_trunks_are_shown_and_counted() -> None:
     assert figures["warmroute_trunk_demand", "1"] > 0
 
 
-async def test_nothing_is_shown_where_sessions_are_not_followed() -> None:
+async def test_trunk_metrics_are_0_if_sessions_are_not_tracked() -> None:
     async with aiohttp.ClientSession() as http:
         router = Router(Config(policy="hybrid"), http)
         try:

@@ -49,7 +49,7 @@ class Pair:
 
     def computed(self, blocks: list[int], first: int, kept: list[int]) -> None:
         """Compute the prompt's blocks from `first` on, of which the cache keeps some."""
-        event = self.engine.told(tokens(blocks), first, kept)
+        event = self.engine.store_event(tokens(blocks), first, kept)
         self.tell(event)
         for name in event["block_hashes"]:
             self.held[name] = 1
@@ -122,7 +122,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "pair"))
     @invariant()
-    def as_sets_say(self) -> None:
+    def hits_equal_those_of_plain_sets(self) -> None:
         for prompt in PROMPTS:
             for length in range(1, len(prompt) + 1):
                 hit = self.pair.hit_blocks(prompt[:length])
@@ -135,7 +135,7 @@ Histories.TestCase.settings = settings(
 TestHistories = Histories.TestCase
 
 
-def test_nothing_is_expected_of_what_was_sent_there() -> None:
+def test_no_hits_are_expected_from_dispatches_alone() -> None:
     pair = Pair()
     pair.computed(PROMPTS[0], 0, [5, 6, 7])
     pair.world.core.on_arrival(pair.world.arrival(PROMPTS[1]))
@@ -143,7 +143,7 @@ def test_nothing_is_expected_of_what_was_sent_there() -> None:
     assert pair.hit_blocks(PROMPTS[0]) == 8
 
 
-def test_a_copy_of_its_record_promises_the_same() -> None:
+def test_hits_are_the_same_after_the_record_is_saved_and_loaded() -> None:
     """A restarted router expects the same hits, from the record that the earlier router saved."""
     pair = Pair()
     pair.computed(PROMPTS[0], 0, [5, 6, 7])
@@ -155,21 +155,21 @@ def test_a_copy_of_its_record_promises_the_same() -> None:
     assert pair.hit_blocks(PROMPTS[0][:7]) == 0
 
 
-def test_full_attention_that_shows_up_later_ends_it() -> None:
+def test_an_event_of_full_attention_ends_the_hits_by_windows_alone() -> None:
     pair = Pair()
     pair.computed(PROMPTS[0], 0, [5, 6, 7])
-    full = ENGINE.told(tokens(PROMPTS[3]), 0, [0, 1])
+    full = ENGINE.store_event(tokens(PROMPTS[3]), 0, [0, 1])
     pair.tell({**full, "group_idx": 1, "kv_cache_spec_kind": "full_attention"})
     assert pair.hit_blocks(PROMPTS[0]) == 0
     (worker,) = pair.world.core.workers
     assert worker.kv.blocks.has_full_attention
 
 
-def test_names_by_no_known_rule_leave_the_cache_to_an_estimate() -> None:
+def test_a_cache_with_unknown_block_names_is_estimated() -> None:
     pair = Pair()
     stranger = Engine(BLOCK, WINDOW, "another seed")
     for _ in range(64):
-        pair.tell(stranger.told(tokens(PROMPTS[0]), 0, [5, 6, 7]))
+        pair.tell(stranger.store_event(tokens(PROMPTS[0]), 0, [5, 6, 7]))
     (worker,) = pair.world.core.workers
     assert worker.kv.guessed == "useless"
     assert not worker.tells

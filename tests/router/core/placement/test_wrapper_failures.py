@@ -26,7 +26,7 @@ def raises(costs, request, fleet, state):
         (f"{WRAPPERS}:too_few", "shape", "too_few returned shape (1,) for 2 workers"),
     ],
 )
-def test_the_fallback_decides_and_the_wrapper_is_named(wrapper, kind, says) -> None:
+def test_the_fallback_decides_and_the_fault_names_the_wrapper(wrapper, kind, says) -> None:
     world = World(workers=2)
     faults: list[PolicyFaultError] = []
     world.core = RouterCore(

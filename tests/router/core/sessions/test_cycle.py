@@ -29,7 +29,7 @@ def calm(made: WorkerColumns) -> Cycle:
     return cycle
 
 
-def test_nothing_is_said_before_somebody_came_back() -> None:
+def test_the_cycle_is_0_before_the_first_return() -> None:
     cycle = Cycle(columns())
     cycle.answered(100)
     cycle.tick(0.0)
@@ -38,13 +38,13 @@ def test_nothing_is_said_before_somebody_came_back() -> None:
     assert cycle.seconds(ALL) > 4.0
 
 
-def test_it_is_the_pause_and_the_decode_of_these_workers() -> None:
+def test_the_cycle_is_the_pause_plus_the_decode_time_of_the_workers() -> None:
     cycle = calm(columns())
     assert cycle.seconds(ALL) == pytest.approx(4.0 + 100 * 0.040 / 3)
     assert cycle.seconds(np.array([2])) == pytest.approx(4.0 + 100 * 0.020)
 
 
-def test_a_clogged_pool_looks_as_quick_as_it_was() -> None:
+def test_the_cycle_follows_an_overloaded_pool_only_slowly() -> None:
     made = columns()
     cycle = calm(made)
     made.step_s[:3] *= 10.0
@@ -55,7 +55,7 @@ def test_a_clogged_pool_looks_as_quick_as_it_was() -> None:
     assert cycle.seconds(ALL) == pytest.approx(4.0 + 100 * 0.40 / 3)  # it is slower by now
 
 
-def test_asking_changes_nothing() -> None:
+def test_reading_the_cycle_does_not_change_it() -> None:
     asked, unasked = calm(made := columns()), calm(made)
     for now_s in range(1, 50):
         made.step_s[0] = 0.010 + now_s / 1e3
@@ -67,7 +67,7 @@ def test_asking_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("ticked_between", [False, True])
-def test_a_worker_that_takes_over_a_slot_is_not_taken_for_the_one_before(
+def test_a_new_worker_in_a_slot_does_not_inherit_the_cycle_of_the_slot(
     ticked_between: bool,
 ) -> None:
     made = columns()

@@ -36,7 +36,7 @@ def charge(uncached: int = 4000, shown: bool = True, dispatched_s: float = 0.0) 
     ("true_rate", "true_step_s"),
     [(300.0, 0.2), (15_000.0, 0.015), (15_000.0, 0.2), (1_500_000.0, 0.00015)],
 )
-def test_speeds_are_learned_whatever_they_are(true_rate: float, true_step_s: float) -> None:
+def test_speeds_are_learned_over_a_wide_range(true_rate: float, true_step_s: float) -> None:
     """Speeds are learned if they are from 50 times slower to 100 times faster than the
     first guess.
     """
@@ -61,7 +61,7 @@ def test_a_worker_a_hundred_times_faster_is_learned_from_prefills_alone() -> Non
 
 @patient
 @given(outliers=st.lists(st.floats(1e-9, 1e9), max_size=3))
-def test_a_few_outliers_move_an_estimate_by_half_at_most_and_are_forgotten(outliers) -> None:
+def test_few_outliers_move_an_estimate_by_at_most_half_and_then_fade(outliers) -> None:
     columns, speed = speeds()
     for _ in range(10):
         speed.first_token(charge(), 4000 / 15_000 + 0.015 / 2)
@@ -76,7 +76,7 @@ def test_a_few_outliers_move_an_estimate_by_half_at_most_and_are_forgotten(outli
 
 
 @pytest.mark.parametrize("sample_s", [1e-300, 1e300])
-def test_no_run_of_absurd_samples_leads_out_of_range(sample_s: float) -> None:
+def test_absurd_samples_keep_estimates_within_their_range(sample_s: float) -> None:
     columns, speed = speeds()
     for _ in range(10_000):
         speed.token_gap(0, sample_s)
@@ -88,7 +88,7 @@ def test_no_run_of_absurd_samples_leads_out_of_range(sample_s: float) -> None:
 @pytest.mark.parametrize(
     "told", [charge(shown=False), charge(uncached=255), charge(dispatched_s=99.0)]
 )
-def test_what_says_nothing_of_speed_is_not_learned_from(told: Charge) -> None:
+def test_answers_without_a_usable_prefill_time_do_not_change_the_speed(told: Charge) -> None:
     """Answers without a visible first token, with too short a prefill, or with a first token before
     the request was sent do not change the estimated speed.
     """
@@ -97,7 +97,7 @@ def test_what_says_nothing_of_speed_is_not_learned_from(told: Charge) -> None:
     assert columns.prefill_tokens_per_s[0] == 15_000.0
 
 
-def test_one_absurd_first_sample_is_forgotten_with_the_third() -> None:
+def test_an_absurd_first_sample_has_no_effect_after_three_more() -> None:
     columns, speed = speeds()
     for taken_s in (1e-6, 4.0, 4.0, 4.0):
         speed.first_token(charge(), taken_s + columns.step_s[0] / 2)
@@ -111,7 +111,7 @@ def pool_speeds(workers: int) -> tuple[WorkerColumns, SpeedEstimator, Ledger]:
     return columns, SpeedEstimator(columns), Ledger(columns)
 
 
-def lone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
+def compute_alone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
     """Let a worker compute a single prefill of a thousand tokens at this rate."""
     charge = ledger.reserve((slot, "both"), slot, 1_000, 1_000, True, 0.0)
     assert ledger.first_token(charge, 1_000 / rate + 5e-4)
@@ -120,29 +120,29 @@ def lone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
 
 
 @given(noise=st.lists(st.floats(0.85, 1.17), min_size=20, max_size=20))
-def test_equal_workers_have_one_speed_whatever_the_noise(noise: list[float]) -> None:
+def test_equally_fast_workers_get_equal_estimates_despite_noise(noise: list[float]) -> None:
     """Workers of equal speed get equal estimates, whatever the noise; otherwise all requests of an
     idle pool would go to the worker that seems fastest.
     """
     columns, speed, ledger = pool_speeds(3)
     for number, wrong in enumerate(noise):
-        lone(speed, ledger, number % 2, 1_500.0 * wrong)
+        compute_alone(speed, ledger, number % 2, 1_500.0 * wrong)
     assert columns.prefill_tokens_per_s == pytest.approx(1_500.0, rel=0.25)
     assert len(set(columns.prefill_tokens_per_s.tolist())) == 1, "the one nobody asked, too"
 
 
-def test_a_slower_worker_is_told_apart_and_a_newcomer_begins_as_the_pool_is() -> None:
+def test_a_slow_worker_gets_its_own_speed_and_a_new_one_that_of_the_pool() -> None:
     columns, speed, ledger = pool_speeds(4)
     for _ in range(10):
         for slot, rate in enumerate((2_000.0, 2_000.0, 500.0)):
-            lone(speed, ledger, slot, rate)
+            compute_alone(speed, ledger, slot, rate)
     rates = columns.prefill_tokens_per_s
     assert rates[:3] == pytest.approx([2_000.0, 2_000.0, 500.0], rel=0.02)
     assert 500.0 < rates[3] < 2_000.0
 
 
 @pytest.mark.parametrize("streams", [2, 5, 8])
-def test_speed_is_learned_of_prompts_that_are_computed_together(streams: int) -> None:
+def test_speed_is_learned_from_prompts_that_share_a_step(streams: int) -> None:
     """The speed is learned from prompts that are computed together: three prompts share a step, as
     in an engine with a token budget.
     """
@@ -161,7 +161,7 @@ def test_speed_is_learned_of_prompts_that_are_computed_together(streams: int) ->
     assert columns.prefill_tokens_per_s[0] == pytest.approx(1_500.0, rel=0.05)
 
 
-def test_speed_is_learned_of_answers_that_do_not_stream() -> None:
+def test_speed_is_learned_from_answers_that_do_not_stream() -> None:
     columns, speed, ledger = pool_speeds(1)
     for _ in range(5):
         charge = ledger.reserve((1, "both"), 0, 1_000, 1_000, False, 0.0)
@@ -173,7 +173,7 @@ def test_speed_is_learned_of_answers_that_do_not_stream() -> None:
     assert columns.prefill_tokens_per_s[0] == pytest.approx(1_500.0, rel=0.05)
 
 
-def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
+def test_the_time_of_a_one_token_answer_is_all_prefill() -> None:
     """For an answer of one token, the whole time counts as prefill, whatever length of a step is
     assumed, because there was no decode step.
     """
@@ -186,7 +186,7 @@ def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
     assert columns.prefill_tokens_per_s[0] == pytest.approx(true, rel=0.05)
 
 
-def test_short_answers_teach_how_long_a_step_takes() -> None:
+def test_the_step_time_is_learned_from_short_answers() -> None:
     """The length of a decode step is learned from answers so short that they end before the first
     report of their progress.
     """
@@ -201,7 +201,7 @@ def test_short_answers_teach_how_long_a_step_takes() -> None:
 
 
 @given(short_s=st.lists(st.floats(0.5, 2.0), min_size=40, max_size=40))
-def test_short_prefills_never_look_faster_than_they_were(short_s: list[float]) -> None:
+def test_short_prefills_never_make_a_worker_look_too_fast(short_s: list[float]) -> None:
     """Short prefills never make a worker look faster than it is: steps are assumed to take as long
     as two of them, and only the faster ones count.
     """
@@ -211,7 +211,7 @@ def test_short_prefills_never_look_faster_than_they_were(short_s: list[float]) -
     assert columns.prefill_tokens_per_s[0] <= max(15_000.0, 300 / (0.020 * min(short_s))) * 1.001
 
 
-def test_first_tokens_and_progress_out_of_turn_change_nothing() -> None:
+def test_out_of_order_first_tokens_and_progress_are_ignored() -> None:
     world = World(workers=1)
     core = world.core
     core.on_first_token(FirstToken(0.0, 99))
@@ -249,7 +249,7 @@ def _times(gaps: list[float]) -> list[float]:
     return times
 
 
-def test_sessions_live_for_a_while_and_are_bounded() -> None:
+def test_live_sessions_expire_and_their_number_is_bounded() -> None:
     arrivals = ArrivalEstimator()
     arrivals.arrival("a", 0.0)
     arrivals.arrival("b", 500.0)

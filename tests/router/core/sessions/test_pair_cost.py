@@ -49,26 +49,26 @@ def learned(
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("pair_tokens", [PAIR_TOKENS, 5e-4])
-def test_it_is_learned_within_five_percent(seed: int, pair_tokens: float) -> None:
+def test_the_attention_cost_is_learned_within_five_percent(seed: int, pair_tokens: float) -> None:
     columns = learned(seed, pair_tokens)
     assert columns.attention.pair_tokens == pytest.approx(pair_tokens, rel=0.05)
     assert columns.prefill_tokens_per_s == pytest.approx(SPEEDS, rel=0.1)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_where_there_is_none_none_is_seen(seed: int) -> None:
+def test_no_attention_cost_is_learned_if_there_is_none(seed: int) -> None:
     assert learned(seed, 0.0).attention.pair_tokens < 1e-6
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_wrong_time_in_fifty_moves_it_little(seed: int) -> None:
+def test_one_wrong_time_in_fifty_hardly_changes_the_attention_cost(seed: int) -> None:
     columns = learned(seed, PAIR_TOKENS, wrong=0.02)
     assert columns.attention.pair_tokens == pytest.approx(PAIR_TOKENS, rel=0.15)
 
 
 @patient
 @given(st.lists(st.tuples(st.integers(1, 1 << 21), st.integers(0, 1 << 21), NUMBERS), max_size=200))
-def test_garbage_keeps_it_in_bounds_and_it_recovers(
+def test_the_attention_cost_stays_in_bounds_and_recovers_from_wrong_times(
     samples: list[tuple[int, int, float]],
 ) -> None:
     cost = PairCost()
@@ -83,7 +83,7 @@ def test_garbage_keeps_it_in_bounds_and_it_recovers(
     assert cost.pair_tokens == pytest.approx(PAIR_TOKENS, rel=0.05)
 
 
-def test_work_is_linear_and_attention() -> None:
+def test_work_is_the_linear_part_plus_attention() -> None:
     cost = PairCost()
     assert cost.work(100, 50) == 100.0
     cost.pair_tokens = 0.01

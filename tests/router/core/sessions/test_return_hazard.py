@@ -21,7 +21,7 @@ PERIODS = st.lists(st.tuples(st.floats(0.0, 2_000.0), st.booleans()), max_size=6
 LOOKS = st.lists(st.floats(0.0, 2_000.0), max_size=6)
 
 
-def told(periods: list[tuple[float, bool]], looks_s: list[float]) -> ReturnHazard:
+def hazard_after(periods: list[tuple[float, bool]], looks_s: list[float]) -> ReturnHazard:
     """Return the life table after idle periods (seconds, whether a request ended it), all from time
     0, seen at the given times.
     """
@@ -69,10 +69,10 @@ def survival(risk: list[float], back: list[float], idle_s: float) -> float:
 
 @patient
 @given(PERIODS, LOOKS, st.floats(0.0, 1_500.0), st.floats(0.0, 1_500.0))
-def test_it_is_the_life_table_of_the_raw_history(
+def test_the_hazard_equals_the_life_table_of_the_raw_history(
     periods: list[tuple[float, bool]], looks_s: list[float], idle_s: float, span_s: float
 ) -> None:
-    hazard = told(periods, looks_s)
+    hazard = hazard_after(periods, looks_s)
     risk, back = life_table(periods)
     assert hazard._risk.tolist() == pytest.approx(risk)
     assert hazard._returns.tolist() == pytest.approx(back)
@@ -84,7 +84,7 @@ def test_it_is_the_life_table_of_the_raw_history(
     assert hazard.soon(span_s) == pytest.approx(at_once, abs=2e-9)
 
 
-def test_bins_are_two_an_octave_and_the_last_one_is_open() -> None:
+def test_there_are_two_bins_per_octave_and_the_last_bin_is_open() -> None:
     assert bins_of(np.array([0.0, 0.2499, 0.25, 0.4, 0.5, 1023.0, 1024.0, 1e9])).tolist() == [
         *(0, 0, 1, 2, 3),
         *(24, 25, 25),
@@ -92,7 +92,7 @@ def test_bins_are_two_an_octave_and_the_last_one_is_open() -> None:
     assert EDGES_S[-1] == 1024.0
 
 
-def test_chances_follow_the_traffic() -> None:
+def test_the_chance_of_a_return_follows_the_traffic() -> None:
     """The chance of a return follows the traffic, in which sessions return after 2 to 4 s and a
     third of them never does.
     """
@@ -113,7 +113,7 @@ def test_chances_follow_the_traffic() -> None:
     assert within(100.0, 6.0) < 0.02
 
 
-def test_the_past_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_returns_lose_their_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(return_hazard, "_RISK_MAX", 100.0)
     hazard = ReturnHazard()
     for _ in range(1_000):

@@ -65,7 +65,9 @@ CAPACITIES = st.sampled_from([1e3, 94_000.0, 3e6, float("nan"), float("inf"), 0.
 
 @patient
 @given(st.integers(0, 60), st.integers(0, 2**32), st.lists(CAPACITIES, min_size=3, max_size=3))
-def test_they_are_those_of_numpy(rows: int, seed: int, told_capacities: list[float]) -> None:
+def test_native_weights_equal_those_of_numpy(
+    rows: int, seed: int, told_capacities: list[float]
+) -> None:
     told, hazard = table(rows, seed), learned(seed)
     known = {name: column.copy() for name, column in told.items()}
     capacities = np.array(told_capacities)
@@ -99,7 +101,7 @@ def test_they_are_those_of_numpy(rows: int, seed: int, told_capacities: list[flo
             assert np.array_equal(found, wanted)
 
 
-def test_rows_that_were_never_taken_are_left_alone() -> None:
+def test_unused_rows_are_not_changed() -> None:
     told = table(10, 1)
     before = told["bin"].copy()
     count, _, _ = SessionWeights(told, LEAST, FORGET_S, UNKNOWN_S).enter_bins(0, 1.0, EDGES_S)
@@ -107,7 +109,7 @@ def test_rows_that_were_never_taken_are_left_alone() -> None:
     assert np.array_equal(told["bin"], before)
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_the_error_names_the_argument_that_does_not_fit() -> None:
     told, column = table(10, 1), np.zeros(SLOTS)
     weights = SessionWeights(told, LEAST, FORGET_S, UNKNOWN_S)
     with pytest.raises(ValueError, match="used must lie within the table"):
@@ -131,7 +133,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["bin", "weight"])
-def test_a_table_that_cannot_be_written_to_is_refused(name: str) -> None:
+def test_a_read_only_table_is_rejected(name: str) -> None:
     told = table(4, 1)
     told[name].flags.writeable = False
     with pytest.raises(ValueError, match=name):
@@ -139,7 +141,7 @@ def test_a_table_that_cannot_be_written_to_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(table(0, 0)))
-def test_a_table_of_other_columns_is_refused(name: str) -> None:
+def test_a_table_with_wrong_columns_is_rejected(name: str) -> None:
     told = table(4, 1)
     short = {**told, name: told[name][:3]}
     with pytest.raises(ValueError, match="must have the same length"):

@@ -43,7 +43,7 @@ def turn(sessions: Sessions, tokens: np.ndarray, now_s: float = 0.0, **fields: o
 
 @patient
 @given(STEPS, st.sampled_from((2, 8, 64)))
-def test_sums_are_those_of_the_table_after_any_history(
+def test_sums_equal_those_of_the_table_after_any_history(
     steps: list[tuple[int, int, int]], limit: int
 ) -> None:
     history = History(limit)
@@ -86,7 +86,7 @@ def test_the_same_history_gives_the_same_sums(
 
 @patient
 @given(STEPS, st.integers(0, 20), st.integers(0, 4))
-def test_a_look_sees_what_an_arrival_is_told(
+def test_a_lookup_returns_the_same_session_data_as_an_arrival(
     steps: list[tuple[int, int, int]], which: int, kind: int
 ) -> None:
     history = History(64)
@@ -122,7 +122,7 @@ def test_a_session_without_id_is_found_by_its_prompt() -> None:
     assert len(sessions) == 1
 
 
-def test_an_ending_that_the_next_turn_writes_in_another_way_does_not_hide_it() -> None:
+def test_a_session_is_found_if_the_next_turn_formats_the_ending_differently() -> None:
     sessions = followed()
     question, ask = prompt(SYSTEM, (5, 150)), prompt((8, 10))
     first = turn(sessions, np.concatenate((question, ask)))  # the ending fills a block
@@ -131,7 +131,7 @@ def test_an_ending_that_the_next_turn_writes_in_another_way_does_not_hide_it() -
 
 
 @pytest.mark.parametrize("own", [BLOCK, 2 * BLOCK, 7 * BLOCK + 3])
-def test_siblings_under_one_system_prompt_are_not_one(own: int) -> None:
+def test_siblings_with_a_common_system_prompt_are_separate_sessions(own: int) -> None:
     sessions = followed()
     rows = [turn(sessions, prompt(SYSTEM, (n, own + 16)), float(n)) for n in range(5, 9)]
     assert len(set(rows)) == 4
@@ -141,14 +141,14 @@ def test_siblings_under_one_system_prompt_are_not_one(own: int) -> None:
     assert again == rows
 
 
-def test_siblings_too_short_to_tell_are_apart_once_they_run_at_once() -> None:
+def test_siblings_with_short_prompts_are_separate_if_they_run_at_once() -> None:
     sessions = followed()
     at_once = [come(sessions, prompt(SYSTEM, (n, 3)), 0.0) for n in range(5, 9)]
     assert len({tracked.row for tracked in at_once}) == 4
     assert at_once[-1].trunk_tokens == SYSTEM[1]
 
 
-def test_an_edited_history_is_another_session() -> None:
+def test_an_edited_history_makes_a_new_session() -> None:
     sessions = followed()
     first = turn(sessions, prompt(SYSTEM, (5, 100), (6, 100), (7, 100)))
     edited = turn(sessions, prompt(SYSTEM, (5, 100), (8, 100), (9, 200)), 1.0)
@@ -156,7 +156,7 @@ def test_an_edited_history_is_another_session() -> None:
     assert turn(sessions, prompt(SYSTEM, (5, 100), (6, 100), (7, 100), (10, 99)), 2.0) == first
 
 
-def test_a_sub_agent_shares_the_prefix_of_its_parent_and_is_another_session() -> None:
+def test_a_sub_agent_shares_its_parents_prefix_and_is_a_separate_session() -> None:
     sessions = followed()
     parent = come(sessions, prompt(SYSTEM, (5, 200)), 0.0)
     sessions.dispatched(parent, 0)
@@ -167,7 +167,7 @@ def test_a_sub_agent_shares_the_prefix_of_its_parent_and_is_another_session() ->
     assert named.row not in (parent.row, child.row)
 
 
-def test_tenants_and_models_are_kept_apart() -> None:
+def test_sessions_of_different_tenants_or_models_are_separate() -> None:
     sessions = followed()
     ids = [("a", "m"), ("b", "m"), (None, "m"), ("a", "n")]
     for session in ("x", None):
@@ -176,7 +176,7 @@ def test_tenants_and_models_are_kept_apart() -> None:
         assert len(set(rows)) == len(ids)
 
 
-def test_one_session_with_and_without_its_id_is_one() -> None:
+def test_requests_with_and_without_the_id_belong_to_one_session() -> None:
     sessions = followed()
     first = turn(sessions, prompt(SYSTEM, (5, 200)))
     named = turn(sessions, prompt(SYSTEM, (5, 200), (6, 50)), 1.0, session="a")
@@ -187,7 +187,7 @@ def test_one_session_with_and_without_its_id_is_one() -> None:
     assert other != first
 
 
-def test_a_long_id_is_one_too() -> None:
+def test_long_session_ids_are_shortened_and_stay_distinct() -> None:
     sessions = followed()
     name = "\ud800" + "n" * 1_000
     first = turn(sessions, prompt((5, 50)), session=name)
@@ -197,7 +197,7 @@ def test_a_long_id_is_one_too() -> None:
 
 
 @pytest.mark.parametrize("session", ["a", None])
-def test_a_session_that_was_forgotten_does_not_share_its_past_with_itself(
+def test_a_returning_forgotten_session_has_no_trunk_with_its_own_past(
     session: str | None,
 ) -> None:
     sessions = followed()
@@ -215,7 +215,7 @@ def test_a_session_that_was_forgotten_does_not_share_its_past_with_itself(
 # --- bounds -------------------------------------------------------------------------------------
 
 
-def test_a_full_table_forgets_who_was_idle_for_longest() -> None:
+def test_a_full_table_evicts_the_longest_idle_session() -> None:
     sessions = followed(limit=20)
     for number in range(20):
         turn(sessions, prompt((5 + number, 40)), float(number), session=str(number))
@@ -227,7 +227,7 @@ def test_a_full_table_forgets_who_was_idle_for_longest() -> None:
 
 @patient
 @given(st.lists(st.integers(0, 2_000), min_size=1, max_size=400))
-def test_those_forgotten_are_the_longest_idle(idle_s: list[int]) -> None:
+def test_the_evicted_sessions_are_the_longest_idle(idle_s: list[int]) -> None:
     sessions = followed(limit=len(idle_s))
     rows = sessions._rows
     for number, since in enumerate(idle_s):
@@ -240,7 +240,7 @@ def test_those_forgotten_are_the_longest_idle(idle_s: list[int]) -> None:
 
 @patient
 @given(STEPS)
-def test_nobody_is_forgotten_while_a_request_of_theirs_is_open(
+def test_a_session_with_an_open_request_is_not_evicted(
     steps: list[tuple[int, int, int]],
 ) -> None:
     history = History(limit=4)
@@ -253,7 +253,7 @@ def test_nobody_is_forgotten_while_a_request_of_theirs_is_open(
 # --- one id for several conversations -----------------------------------------------------------
 
 
-def test_conversations_at_once_under_one_id_are_sessions_of_their_own() -> None:
+def test_concurrent_conversations_under_one_id_are_separate_sessions() -> None:
     sessions = followed()
     main = come(sessions, prompt(SYSTEM, (1, 200)), session="s")
     child = come(sessions, prompt((2, 100)), session="s")
@@ -273,7 +273,7 @@ def test_conversations_at_once_under_one_id_are_sessions_of_their_own() -> None:
     )
 
 
-def test_a_session_that_begins_anew_keeps_its_id() -> None:
+def test_a_session_keeps_its_row_after_a_compaction() -> None:
     """A session keeps its id when its client begins anew after a compaction, if no other request of
     the session is under way.
     """
@@ -283,20 +283,20 @@ def test_a_session_that_begins_anew_keeps_its_id() -> None:
     assert len(sessions) == 1
 
 
-def test_requests_at_once_that_continue_one_prompt_are_one_session() -> None:
+def test_concurrent_requests_that_continue_one_prompt_are_one_session() -> None:
     sessions = followed()
     row = turn(sessions, prompt((1, 200)), session="s")
     tries = [come(sessions, prompt((1, 200), (2, 50)), 1.0, session="s") for _ in range(3)]
     assert {one.row for one in tries} == {row}
 
 
-def test_prompts_of_less_than_a_block_are_believed_their_id() -> None:
+def test_prompts_shorter_than_a_block_are_matched_by_their_id() -> None:
     sessions = followed()
     tries = [come(sessions, prompt((n, BLOCK - 1)), session="s") for n in range(1, 5)]
     assert len({one.row for one in tries}) == 1
 
 
-def test_one_cache_key_for_a_main_agent_and_its_sub_agents() -> None:
+def test_agents_that_share_a_cache_key_are_counted_like_those_with_own_keys() -> None:
     """If a main agent and its sub-agents share one cache key, all of their tokens count, as with a
     key for each agent.
     """
@@ -311,7 +311,7 @@ def test_one_cache_key_for_a_main_agent_and_its_sub_agents() -> None:
     assert counted == [45_000.0, 45_000.0]
 
 
-def test_a_session_that_ends_frees_its_room_at_once() -> None:
+def test_the_final_request_of_a_session_frees_its_room_at_once() -> None:
     sessions = followed()
     row = turn(sessions, prompt((1, 200)), session="s")
     assert sessions.sets.tokens_at(0) == 205.0
@@ -328,7 +328,7 @@ def test_a_session_that_ends_frees_its_room_at_once() -> None:
         max_size=40,
     )
 )
-def test_conversations_at_once_are_never_one_session(
+def test_concurrent_conversations_are_never_one_session(
     steps: list[tuple[int, str | None, bool]],
 ) -> None:
     """Five conversations at once whose ids change, each with at most one request under way, are

@@ -56,7 +56,7 @@ class Traffic:
         return found
 
 
-def test_two_prompts_that_part_make_a_trunk() -> None:
+def test_two_prompts_with_a_common_prefix_make_a_trunk() -> None:
     traffic, head = Traffic(), run(0, 6_000)
     first = traffic.send(head)
     assert traffic.trunks.of(first) is None
@@ -68,7 +68,7 @@ def test_two_prompts_that_part_make_a_trunk() -> None:
     assert traffic.trunks.of(run(500_000, 0)) is None
 
 
-def test_a_steady_demand_wants_so_many_copies_as_can_serve_it() -> None:
+def test_a_steady_demand_wants_as_many_copies_as_can_serve_it() -> None:
     """A steady demand needs as many copies of a shared prefix as can serve it: 20 requests a second
     of 3,000 own tokens need 4 workers' time, or 5 workers at 80 % each.
     """
@@ -85,7 +85,7 @@ def test_a_steady_demand_wants_so_many_copies_as_can_serve_it() -> None:
         assert traffic.trunk(chain, later_s).wanted_copies <= copies
 
 
-def test_a_burst_wants_copies_while_they_save_more_waiting_than_computing_takes() -> None:
+def test_a_burst_wants_copies_while_each_saves_more_time_than_it_costs() -> None:
     """A burst gets copies of its prefix as long as a copy saves more waiting than computing it
     takes: of 64 requests at once with 3 s of work, a 15th copy saves 0.43 s, a 16th only 0.38 s.
     """
@@ -101,7 +101,7 @@ def test_a_burst_wants_copies_while_they_save_more_waiting_than_computing_takes(
     assert traffic.trunk(chain, 1.0).wanted_copies == 1
 
 
-def test_a_prompt_of_all_and_those_of_tenants_are_trunks_within_each_other() -> None:
+def test_a_global_prefix_and_prefixes_of_tenants_are_nested_trunks() -> None:
     traffic, world = Traffic(), run(0, 2_048)
     tenants = [run(10_000 * i, 4_096) for i in range(1, 5)]
     for i in range(400):
@@ -119,7 +119,7 @@ def test_a_prompt_of_all_and_those_of_tenants_are_trunks_within_each_other() -> 
     assert light.wanted_copies > 1
 
 
-def test_copies_are_bounded_by_the_pool_by_memory_and_by_use() -> None:
+def test_copies_are_bounded_by_pool_size_memory_and_use() -> None:
     def wanted(pace: PoolPace, count: int = 400, own_tokens: int = 704) -> int:
         traffic, head = Traffic(pace), run(0, 6_000)
         for _ in range(count):
@@ -135,7 +135,7 @@ def test_copies_are_bounded_by_the_pool_by_memory_and_by_use() -> None:
     assert wanted(PoolPace(8, 15_000.0, answer_s=1.0), count=6) == 5
 
 
-def test_short_heads_are_no_trunks() -> None:
+def test_prefixes_shorter_than_256_tokens_are_no_trunks() -> None:
     traffic = Traffic()
     for _ in range(10):
         traffic.send(run(0, 240))
@@ -145,7 +145,7 @@ def test_short_heads_are_no_trunks() -> None:
     assert len(traffic.trunks) == 1
 
 
-def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> None:
+def test_unshared_prompts_and_pairs_do_not_evict_busy_trunks() -> None:
     """Prompts that share nothing, and prompts that come in pairs, do not push two busy shared
     prefixes out of the table.
     """
@@ -173,7 +173,7 @@ def test_prompts_nobody_shares_leave_no_trace_and_pairs_push_nothing_out() -> No
     rest_s=st.floats(0.0, 2_000.0),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_counts_are_right_within_the_error_of_space_saving(
+def test_counts_have_at_most_the_error_of_space_saving(
     heads: int, arrivals: list[tuple[int, float]], rest_s: float
 ) -> None:
     """The counts of shared prefixes have at most the error of Space-Saving: no row exceeds the
@@ -238,20 +238,22 @@ def range_of(path: tuple[int, ...]) -> range:
     return range(start, start + 20)
 
 
-def shown(trunk: Any) -> tuple[Any, ...] | None:
+def fields_of(trunk: Any) -> tuple[Any, ...] | None:
     names = ("last_hash", "tokens", "rate_per_s", "share", "demand", "backlog_s", "wanted_copies")
     return None if trunk is None else tuple(getattr(trunk, name) for name in names)
 
 
 @given(heads=st.integers(1, 6), events=histories())
 @settings(max_examples=examples(200), deadline=None)
-def test_the_twin_tells_the_same_to_the_last_bit(heads: int, events: list[tuple[Any, ...]]) -> None:
+def test_native_and_python_trunks_are_equal_to_the_last_bit(
+    heads: int, events: list[tuple[Any, ...]]
+) -> None:
     native, twin = Trunks(heads), trunks_twin.Trunks(heads)
     for name, *told in events:
         ours, theirs = getattr(native, name)(*told), getattr(twin, name)(*told)
         if name == "of":
-            assert shown(ours) == shown(theirs)
-    assert [shown(row) for row in native.table()] == [shown(row) for row in twin.table()]
+            assert fields_of(ours) == fields_of(theirs)
+    assert [fields_of(row) for row in native.table()] == [fields_of(row) for row in twin.table()]
     assert (len(native), native.replaced) == (len(twin), twin.replaced)
 
 
@@ -264,7 +266,7 @@ def test_the_twin_tells_the_same_to_the_last_bit(heads: int, events: list[tuple[
         ((np.zeros(4), 16, 64, 0, 0, 0.0), "chain"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(told: tuple[Any, ...], why: str) -> None:
+def test_the_error_names_the_invalid_argument(told: tuple[Any, ...], why: str) -> None:
     with pytest.raises((TypeError, ValueError), match=why):
         Trunks().arrival(*told)
     with pytest.raises(ValueError, match="heads"):

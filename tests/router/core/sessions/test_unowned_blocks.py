@@ -13,7 +13,7 @@ from router.core.sessions.return_hazard import ReturnHazard, UnownedBlocks
 from tests.router.core.core_world import BLOCK, World, stored
 
 
-def test_strangers_fade_as_idle_sessions_do() -> None:
+def test_unowned_blocks_lose_weight_as_idle_sessions_do() -> None:
     unowned, hazard = UnownedBlocks(2), ReturnHazard()
     unowned.found(1, 1_000.0, 10.0)
     assert unowned.wanted_tokens.tolist() == [0.0, 1_000.0]
@@ -28,7 +28,7 @@ def test_strangers_fade_as_idle_sessions_do() -> None:
     assert unowned.wanted_tokens[1] == wanted[0]
 
 
-def test_what_turns_out_to_be_somebodys_is_no_strangers_any_more() -> None:
+def test_blocks_that_get_an_owner_no_longer_count_as_unowned() -> None:
     unowned = UnownedBlocks(1)
     unowned.found(0, 1_000.0, 0.0)
     unowned.weigh(ReturnHazard(), 30.0)
@@ -56,14 +56,14 @@ def wanted(world: World) -> float:
     return world.core.session_tracking.wanted_tokens(0)
 
 
-def test_a_router_that_starts_takes_a_full_cache_for_full() -> None:
+def test_a_starting_router_counts_the_blocks_of_a_full_cache() -> None:
     world = holding("warmset")
     assert wanted(world) == pytest.approx(50 * BLOCK, rel=0.1)
     world.core.on_tick(Tick(3_000.0))
     assert wanted(world) < 0.1 * 50 * BLOCK
 
 
-def test_so_does_one_that_is_told_to_follow_sessions_later() -> None:
+def test_unowned_blocks_count_if_session_tracking_starts_later() -> None:
     world = holding("hybrid")
     assert np.isnan(wanted(world))
     world.core.set_policy(load("warmset"))
@@ -71,7 +71,7 @@ def test_so_does_one_that_is_told_to_follow_sessions_later() -> None:
     assert wanted(world) == pytest.approx(50 * BLOCK, rel=0.1)
 
 
-def test_one_who_returns_is_at_home_there_and_counted_once() -> None:
+def test_the_blocks_of_a_returning_session_are_counted_once() -> None:
     world = holding("warmset")
     arrival = world.arrival(list(range(50)), session="ann")
     world.core.on_arrival(arrival)
@@ -82,7 +82,7 @@ def test_one_who_returns_is_at_home_there_and_counted_once() -> None:
     assert wanted(world) == pytest.approx(51 * BLOCK, rel=0.1)
 
 
-def test_a_worker_that_comes_back_empty_has_no_strangers() -> None:
+def test_a_worker_that_restarts_empty_has_no_unowned_blocks() -> None:
     world = holding("warmset")
     world.core.on_worker(WorkerChange(0.2, 0, "down"))
     world.core.on_worker(WorkerChange(0.3, 0, "ready"))
@@ -91,7 +91,7 @@ def test_a_worker_that_comes_back_empty_has_no_strangers() -> None:
     assert wanted(world) == 0.0
 
 
-def test_one_that_kept_its_cache_has_them_again() -> None:
+def test_a_worker_that_kept_its_cache_has_its_unowned_blocks_again() -> None:
     world = holding("warmset")
     world.core.on_worker(WorkerChange(0.2, 0, "down"))
     world.core.on_worker(WorkerChange(0.3, 0, "ready"))
@@ -102,7 +102,7 @@ def test_one_that_kept_its_cache_has_them_again() -> None:
     assert wanted(world) == pytest.approx(50 * BLOCK, rel=0.1)
 
 
-def test_what_was_stored_before_our_eyes_is_no_strangers() -> None:
+def test_blocks_stored_while_the_router_watched_are_not_unowned() -> None:
     """Blocks that were stored while the router watched do not count as unowned, even if the
     publisher has no replay or snapshot, so that the cache is known only once all of it was
     replaced.

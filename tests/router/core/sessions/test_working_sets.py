@@ -20,7 +20,7 @@ MOVES = st.lists(
 
 @patient
 @given(MOVES, st.integers(1, 4))
-def test_trunks_count_once_where_a_session_has_them(
+def test_a_trunk_counts_once_at_each_worker_that_has_its_sessions(
     moves: list[tuple[int, int, int, int]], shown_at_most: int
 ) -> None:
     """A shared prefix counts once where several sessions have it; the test compares with a list of
@@ -56,7 +56,7 @@ def test_trunks_count_once_where_a_session_has_them(
         working_sets._SHOWN_TRUNKS = before
 
 
-def test_sums_follow_who_comes_and_goes() -> None:
+def test_sums_change_when_sessions_are_added_or_cleared() -> None:
     sets = WorkingSets(SLOTS)
     sets.shift(2, 3.0, 30.0)
     sets.shift(2, 0.5, -5.0)

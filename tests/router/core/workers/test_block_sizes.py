@@ -45,7 +45,7 @@ def hit_blocks(world: World, seed: int, size: int, blocks: int) -> int:
 
 
 @pytest.mark.parametrize("size", [BIG, BLOCK // 2])
-def test_the_size_is_taken_from_the_events(size: int) -> None:
+def test_the_block_size_is_taken_from_the_events(size: int) -> None:
     world = World(workers=1)
     told = tell(world, 0, prompt(1, size, 4))
     assert told == [Followed(0, size, BLOCK)]
@@ -59,7 +59,7 @@ def test_the_size_is_taken_from_the_events(size: int) -> None:
     assert world.core.workers.block_sizes(worker.facts.models[0]) == {size}
 
 
-def test_what_came_before_is_asked_for_again() -> None:
+def test_earlier_batches_are_requested_again_after_a_new_block_size() -> None:
     world = World(workers=1)
     tell(world, 0, prompt(1, BLOCK // 2, 1))  # perhaps the unfinished end of a prompt
     assert worker_of(world).facts.block_size == BLOCK
@@ -72,7 +72,7 @@ def test_what_came_before_is_asked_for_again() -> None:
     assert hit_blocks(world, 2, BLOCK // 2, 2) == 2
 
 
-def test_it_keeps_the_size_when_it_is_described_again() -> None:
+def test_a_worker_keeps_the_learned_size_when_its_facts_are_updated() -> None:
     world = World(workers=1)
     tell(world, 0, prompt(1, BIG, 2))
     world.join(0, max_requests=7.0)
@@ -83,7 +83,7 @@ def test_it_keeps_the_size_when_it_is_described_again() -> None:
     assert worker.facts.block_size == 32
 
 
-def test_an_engine_that_was_started_anew_with_other_blocks_is_right_again() -> None:
+def test_a_restart_with_another_block_size_gives_exact_hits_again() -> None:
     world = World(workers=1)
     tell(world, 0, prompt(1, BIG, 2))
     tell(world, 1, prompt(2, BIG, 2))
@@ -95,7 +95,7 @@ def test_an_engine_that_was_started_anew_with_other_blocks_is_right_again() -> N
     assert hit_blocks(world, 1, BIG, 2) == 0
 
 
-def test_a_stray_event_changes_nothing() -> None:
+def test_a_single_event_of_another_size_changes_nothing() -> None:
     world = World(workers=1)
     tell(world, 0, *(prompt(seed, BLOCK, 2) for seed in range(1, 19)), prompt(50, 4 * BLOCK, 2))
     for seq in range(1, 10):
@@ -106,7 +106,7 @@ def test_a_stray_event_changes_nothing() -> None:
     assert hit_blocks(world, 3, BLOCK, 2) == 2
 
 
-def test_events_of_several_sizes_are_mirrored_until_they_agree() -> None:
+def test_a_worker_with_mixed_block_sizes_is_mirrored_until_they_agree() -> None:
     world = World(workers=1)
     told: list[Action] = []
     for seq in range(40):
@@ -119,7 +119,7 @@ def test_events_of_several_sizes_are_mirrored_until_they_agree() -> None:
     assert (worker.kv.guessed, worker.kv.known, worker.tells) == (None, True, True)
 
 
-def test_one_that_agrees_with_itself_after_a_few_of_another_size() -> None:
+def test_a_few_events_of_another_size_do_not_change_the_agreed_size() -> None:
     sizes = BlockSizes(16)
     sizes.note(3, [])
     for _ in range(80):
@@ -132,7 +132,7 @@ def test_one_that_agrees_with_itself_after_a_few_of_another_size() -> None:
     assert (sizes.agreed, sizes.mixed) == (768, False)
 
 
-async def test_over_sockets_with_a_replay() -> None:
+async def test_the_block_size_is_learned_over_sockets_with_a_replay() -> None:
     async with line() as one:
         publisher = one.publisher
         for seq in range(60):

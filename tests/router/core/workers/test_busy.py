@@ -40,24 +40,26 @@ def placed(actions: list) -> Dispatch | Reject:
     return action
 
 
-def say_busy(world: World, worker_id: int, busy_s: float = 0.0) -> list:
+def refuse_as_busy(world: World, worker_id: int, busy_s: float = 0.0) -> list:
     """Send a request that only this worker may serve, and let the worker refuse it as busy."""
     action = sent(world, 1, only=worker_id)
     return refused(world, action.request_id, busy_s, retry=False)
 
 
-def busy(world: World) -> list[int]:
+def busy_workers(world: World) -> list[int]:
     return [w.worker_id for w in world.core.workers if w.busy]
 
 
-def passed(world: World, seconds: float) -> list:
+def pass_time(world: World, seconds: float) -> list:
     world.now_s += seconds
     return world.core.on_tick(Tick(world.now_s))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("warm", [False, True])
-def test_who_refuses_at_once_draws_nothing_while_others_have_room(policy: str, warm: bool) -> None:
+def test_a_worker_that_refuses_gets_no_requests_while_others_have_room(
+    policy: str, warm: bool
+) -> None:
     world = World(4, policy=policy, **NO_BUDGET)
     if warm:
         world.events(0, 0, stored([1, 2, 3]))
@@ -80,7 +82,7 @@ def test_who_refuses_at_once_draws_nothing_while_others_have_room(policy: str, w
     assert world.core.workers.get(0).health.failures == 0
 
 
-def test_every_worker_that_is_not_busy_is_tried_whatever_the_attempts_and_the_budget() -> None:
+def test_every_worker_that_is_not_busy_is_tried_beyond_attempts_and_budget() -> None:
     world = World(8, max_attempts=2, **NO_BUDGET)
     action, seen = sent(world), []
     while isinstance(action, Dispatch):
@@ -91,53 +93,53 @@ def test_every_worker_that_is_not_busy_is_tried_whatever_the_attempts_and_the_bu
     assert action.code in ("worker_error", "retry_budget_exhausted"), "the last one's answer"
 
 
-def test_a_spell_lasts_as_long_as_the_worker_says_and_no_longer_than_the_key() -> None:
+def test_a_busy_period_lasts_as_reported_up_to_busy_max_s() -> None:
     for told_s, lasts_s in ((0.0, 0.5), (1.0, 1.0), (0.2, 0.2), (900.0, 5.0), (math.inf, 5.0)):
         world = World(2)
-        assert say_busy(world, 0, told_s) == [Busied(0, lasts_s)]
-        passed(world, lasts_s - 0.01)
-        assert busy(world) == [0]
+        assert refuse_as_busy(world, 0, told_s) == [Busied(0, lasts_s)]
+        pass_time(world, lasts_s - 0.01)
+        assert busy_workers(world) == [0]
         assert {sent(world).worker_id for _ in range(6)} == {1}
         world.now_s += 0.01  # and no tick: the next request ends it
         assert {sent(world, i).worker_id for i in range(9)} == {0, 1}
-        assert busy(world) == []
+        assert busy_workers(world) == []
 
 
-def test_a_worker_that_keeps_saying_so_is_spared_for_longer_and_one_that_answers_is_not() -> None:
+def test_busy_periods_double_until_the_worker_answers() -> None:
     world = World(2)
     lasted = []
     for told_s in (0.0, 0.0, 0.0, 0.0, 0.0):
-        say_busy(world, 0, told_s)
+        refuse_as_busy(world, 0, told_s)
         since_s = world.now_s
         lasted.append(world.core.workers.get(0).spell.until_s - since_s)
-        passed(world, lasted[-1])
+        pass_time(world, lasted[-1])
     assert lasted == [0.5, 1.0, 2.0, 4.0, 5.0]
     answered(world, sent(world, 1, only=0).request_id)
-    say_busy(world, 0)
+    refuse_as_busy(world, 0)
     assert world.core.workers.get(0).spell.until_s - world.now_s == 0.5
 
 
-def test_what_was_sent_before_a_spell_neither_lengthens_it_nor_ends_the_row() -> None:
+def test_requests_sent_before_a_busy_period_do_not_affect_it() -> None:
     world = World(2)
     early = [sent(world, i, only=0).request_id for i in range(20)]
     for request_id in early[:10]:
         refused(world, request_id, retry=False)
     spell = world.core.workers.get(0).spell
     assert (spell.times, spell.until_s) == (1, 0.5)
-    passed(world, 0.6)
-    say_busy(world, 0)
+    pass_time(world, 0.6)
+    refuse_as_busy(world, 0)
     assert spell.times == 2
     answered(world, early[10])  # it says nothing of how the worker is since
     assert spell.times == 2
-    passed(world, 1.1)
+    pass_time(world, 1.1)
     refused(world, early[11], retry=False)
     assert spell.times == 2
 
 
-def test_an_answer_of_one_does_not_send_everything_there_when_all_were_busy() -> None:
+def test_an_answer_by_one_of_all_busy_workers_does_not_attract_all_requests() -> None:
     world = World(3, policy="least_requests")
     for worker_id in range(3):
-        say_busy(world, worker_id, 900.0)
+        refuse_as_busy(world, worker_id, 900.0)
     seen = []
     for _ in range(9):
         action = sent(world)
@@ -148,7 +150,7 @@ def test_an_answer_of_one_does_not_send_everything_there_when_all_were_busy() ->
     assert set(seen) == {0, 1, 2}
 
 
-def test_with_everybody_busy_the_choice_and_the_bounds_are_those_of_nobody_busy() -> None:
+def test_with_all_workers_busy_choices_and_bounds_are_as_with_none_busy() -> None:
     bounds = {"max_attempts": 2, "retry_share": 0.0, "retries_per_s": 0.1}  # one in ten seconds
     worlds = World(3, **bounds), World(3, **bounds)
     for worker_id in range(3):
@@ -158,7 +160,7 @@ def test_with_everybody_busy_the_choice_and_the_bounds_are_those_of_nobody_busy(
                 refused(world, action.request_id, 900.0, retry=False)
             else:
                 world.core.on_failure(Failure(world.now_s, action.request_id, "client"))
-    assert busy(worlds[0]) == [0, 1, 2]
+    assert busy_workers(worlds[0]) == [0, 1, 2]
     for blocks in ([1, 2], [3], [1, 2, 4], [5]):
         actions = [sent(world, *blocks) for world in worlds]
         assert actions[0] == actions[1]
@@ -169,55 +171,55 @@ def test_with_everybody_busy_the_choice_and_the_bounds_are_those_of_nobody_busy(
     assert action.code == "retry_budget_exhausted"
 
 
-def test_a_pool_of_one_is_asked_all_the_same() -> None:
+def test_the_only_worker_is_tried_even_if_it_is_busy() -> None:
     world = World(1)
-    say_busy(world, 0, 900.0)
+    refuse_as_busy(world, 0, 900.0)
     action = sent(world)
     assert action.worker_id == 0
     assert placed(refused(world, action.request_id)).code == "worker_error"
 
 
-def test_a_worker_that_is_ejected_is_no_better_than_one_that_is_busy() -> None:
+def test_a_busy_worker_is_preferred_to_an_ejected_worker() -> None:
     world = World(2, ejection_failures=1)
     action = sent(world, 1, only=0)
     world.core.on_failure(Failure(0.0, action.request_id, "worker", False, "connect"))
-    say_busy(world, 1, 900.0)
+    refuse_as_busy(world, 1, 900.0)
     assert world.core.workers.get(0).shown_state == "ejected"
     assert world.core.workers.get(1).shown_state == "busy"
     assert {sent(world).worker_id for _ in range(5)} == {1}
 
 
-def test_a_prompt_that_only_a_busy_worker_can_take_goes_there() -> None:
+def test_a_prompt_that_only_a_busy_worker_can_serve_is_sent_to_it() -> None:
     world = World(0)
     world.join(0, max_model_tokens=1_000)
     world.join(1, max_model_tokens=10)
-    say_busy(world, 0, 900.0)
+    refuse_as_busy(world, 0, 900.0)
     assert sent(world, 1).worker_id == 1
     assert sent(world, *range(20)).worker_id == 0
 
 
-def test_held_requests_wait_for_one_with_room_and_go_when_a_spell_is_over() -> None:
+def test_held_requests_are_sent_when_a_busy_period_ends() -> None:
     world = World(2, worker_requests=1)
     first = sent(world, 1, only=1)
-    say_busy(world, 0, 2.0)
+    refuse_as_busy(world, 0, 2.0)
     world.core.on_arrival(waiting := world.arrival([1]))
     assert world.core.held_requests == 1
-    (action,) = (a for a in passed(world, 2.0) if isinstance(a, Dispatch))
+    (action,) = (a for a in pass_time(world, 2.0) if isinstance(a, Dispatch))
     assert (action.request_id, action.worker_id) == (waiting.request_id, 0)
     answered(world, action.request_id)
-    say_busy(world, 0, 2.0)
+    refuse_as_busy(world, 0, 2.0)
     world.core.on_arrival(waiting := world.arrival([1]))
     assert world.core.held_requests == 1
     actions = world.core.on_finish(Finish(world.now_s, first.request_id))
     assert placed(actions).worker_id == 1
 
 
-def test_a_worker_that_starts_slowly_takes_all_while_the_others_are_busy() -> None:
+def test_a_worker_in_slow_start_takes_all_requests_while_others_are_busy() -> None:
     world = World(2, slow_start_s=30.0)
     world.now_s = 40.0
     world.join(2)
     for worker_id in (0, 1):
-        say_busy(world, worker_id, 5.0)
+        refuse_as_busy(world, worker_id, 5.0)
     assert {sent(world, i).worker_id for i in range(6)} == {2}
 
 
@@ -225,7 +227,7 @@ LEGS = {"group": "g", "serves_alone": False}
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
-def test_either_leg_goes_round_a_busy_worker(concurrent: bool) -> None:
+def test_both_legs_avoid_busy_workers(concurrent: bool) -> None:
     world = World(0, disaggregation="always", **NO_BUDGET)
     for worker_id in range(6):
         role = "prefill" if worker_id < 3 else "decode"
@@ -243,16 +245,16 @@ def test_either_leg_goes_round_a_busy_worker(concurrent: bool) -> None:
         again = placed(world.core.on_failure(fact))
         assert isinstance(again, Dispatch)
         assert wrong not in [s.worker_id for s in again.stages]
-        assert wrong in busy(world)
+        assert wrong in busy_workers(world)
         world.core.on_failure(Failure(world.now_s, action.request_id, "client"))
     for _ in range(6):
         action = sent(world, *blocks, splits=True)
-        assert not {s.worker_id for s in action.stages} & set(busy(world))
+        assert not {s.worker_id for s in action.stages} & set(busy_workers(world))
         world.core.on_failure(Failure(world.now_s, action.request_id, "client"))
     assert len(world.core.ledger) == 0
 
 
-def test_a_group_whose_prefill_is_busy_is_passed_over_for_another_one() -> None:
+def test_a_group_whose_prefill_worker_is_busy_is_skipped() -> None:
     world = World(0, disaggregation="always")
     for worker_id, (role, group) in enumerate(
         [("prefill", "a"), ("decode", "a"), ("prefill", "b"), ("decode", "b")]
@@ -265,47 +267,47 @@ def test_a_group_whose_prefill_is_busy_is_passed_over_for_another_one() -> None:
     assert sent(world, 1, 2, splits=True).worker_id == again.worker_id
 
 
-def test_people_are_told_once_of_an_episode_and_once_of_its_end() -> None:
+def test_a_busy_episode_is_reported_once_and_its_end_once() -> None:
     world = World(2)
     told: list = []
     for _ in range(50):
-        told += say_busy(world, 0)
-        told += passed(world, 0.3)
+        told += refuse_as_busy(world, 0)
+        told += pass_time(world, 0.3)
     assert told == [Busied(0, 0.5)]
     told = []
     for _ in range(120):
-        told += passed(world, 0.1)
+        told += pass_time(world, 0.1)
     assert [type(action) for action in told] == [Relieved]
-    assert say_busy(world, 0) == [Busied(0, 0.5)], "the row is over, too"
+    assert refuse_as_busy(world, 0) == [Busied(0, 0.5)], "the row is over, too"
 
 
-def test_a_worker_that_comes_back_or_goes_leaves_nothing_behind() -> None:
+def test_a_restarted_or_removed_worker_leaves_no_busy_state() -> None:
     world = World(3)
     for worker_id in (0, 1):
-        say_busy(world, worker_id, 900.0)
+        refuse_as_busy(world, worker_id, 900.0)
     world.core.on_worker(WorkerChange(world.now_s, 0, "down"))
     world.core.on_worker(WorkerChange(world.now_s, 0, "ready"))
     world.core.on_worker(WorkerChange(world.now_s, 1, "gone"))
-    assert busy(world) == []
-    passed(world, 20.0)
+    assert busy_workers(world) == []
+    pass_time(world, 20.0)
     assert world.core.health.busy.next_s == math.inf
-    assert passed(world, 1.0) == []
+    assert pass_time(world, 1.0) == []
 
 
-def test_nobody_is_spared_where_the_key_says_so() -> None:
+def test_no_worker_is_paused_if_busy_max_s_is_0() -> None:
     world = World(2, busy_max_s=0.0, max_attempts=2)
-    assert say_busy(world, 0, 5.0) == []
+    assert refuse_as_busy(world, 0, 5.0) == []
     assert {sent(world, i).worker_id for i in range(6)} == {0, 1}
 
 
-def test_what_names_no_such_refusal_changes_nothing() -> None:
+def test_a_busy_failure_without_a_pause_changes_nothing() -> None:
     """Facts without a time for the pause change nothing, as in old recordings and for "busy" from
     the router's own limits.
     """
     world = World(2)
     action = sent(world)
     world.core.on_failure(Failure(world.now_s, action.request_id, "busy", True, "busy"))
-    assert busy(world) == []
+    assert busy_workers(world) == []
 
 
 STEPS = st.lists(
@@ -320,7 +322,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, workers=st.integers(1, 5), policy=st.sampled_from(POLICIES))
 @settings(max_examples=examples(60), deadline=None)
-def test_whatever_happens_nothing_is_left_and_nobody_is_spared_too_long(
+def test_busy_periods_are_bounded_and_end_in_random_histories(
     steps: list, workers: int, policy: str
 ) -> None:
     world = World(workers, policy=policy, ejection_failures=3, **NO_BUDGET)
@@ -369,4 +371,4 @@ def test_whatever_happens_nothing_is_left_and_nobody_is_spared_too_long(
     assert not core.columns.requests.any()
     world.now_s += 5.0
     core.on_tick(Tick(world.now_s))
-    assert busy(world) == []
+    assert busy_workers(world) == []

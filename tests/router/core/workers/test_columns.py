@@ -36,7 +36,7 @@ class NaiveQueue:
         if self.left:  # until its first token has come, nobody behind the head has begun
             self.left[0] -= min(self.left[0], seconds * RATE)
 
-    def head_is_done(self) -> None:
+    def finish_head(self) -> None:
         self.left.popleft()
 
     @property
@@ -69,7 +69,7 @@ _steps = st.lists(
 
 @patient
 @given(steps=_steps)
-def test_the_queue_drains_as_a_plain_queue_would(steps: list[tuple[str, float]]) -> None:
+def test_the_modelled_queue_drains_as_a_plain_queue(steps: list[tuple[str, float]]) -> None:
     columns, ledger = columns_of_one_worker()
     naive = NaiveQueue()
     now_s, waiting, next_id = 0.0, deque[Charge](), 0
@@ -84,13 +84,13 @@ def test_the_queue_drains_as_a_plain_queue_would(steps: list[tuple[str, float]])
             ledger.advance(now_s)
             naive.pass_time(value)
         elif waiting:
-            naive.head_is_done()
+            naive.finish_head()
             ledger.first_token(waiting.popleft(), now_s)
         assert queued(columns) == pytest.approx(naive.tokens, abs=1e-6)
         assert 0 <= columns.waiting[0] == len(waiting)
 
 
-def test_a_worker_that_answers_nobody_keeps_its_queue() -> None:
+def test_a_worker_without_answers_keeps_its_queue() -> None:
     """A worker without free KV memory, whose first request waits for an hour, keeps its whole queue
     in the table.
     """
@@ -111,7 +111,7 @@ def test_a_worker_that_answers_nobody_keeps_its_queue() -> None:
     assert queued(columns) == 0.0
 
 
-def test_an_answer_that_does_not_stream_drains_by_the_model_alone() -> None:
+def test_a_prompt_without_a_stream_drains_by_the_model_alone() -> None:
     columns, ledger = columns_of_one_worker()
     for number, stream in enumerate((False, True, False)):
         ledger.reserve((number, "both"), 0, 500, 500, stream, 0.0)
@@ -125,7 +125,7 @@ def test_an_answer_that_does_not_stream_drains_by_the_model_alone() -> None:
     waits=st.lists(st.floats(0.0, 3.0), min_size=8, max_size=8),
     order=st.permutations(range(8)),
 )
-def test_whatever_order_requests_end_in_nothing_stays(tokens, waits, order) -> None:
+def test_the_table_is_empty_after_all_requests_end_in_any_order(tokens, waits, order) -> None:
     columns, ledger = columns_of_one_worker()
     now_s, charges = 0.0, dict[int, Charge]()
     for number, (count, wait_s) in enumerate(zip(tokens, waits, strict=False)):
@@ -153,7 +153,7 @@ def test_whatever_order_requests_end_in_nothing_stays(tokens, waits, order) -> N
         max_size=40,
     )
 )
-def test_a_queued_token_costs_the_mean_of_those_that_wait(steps: list) -> None:
+def test_the_work_of_a_queued_token_is_the_mean_of_the_waiting_requests(steps: list) -> None:
     columns, ledger = columns_of_one_worker()
     for number, (kind, value, share) in enumerate(steps):
         charges = ledger.on_worker(0)
@@ -171,7 +171,7 @@ def test_a_queued_token_costs_the_mean_of_those_that_wait(steps: list) -> None:
         assert columns.token_work[0] == pytest.approx(mean, rel=1e-9)
 
 
-def test_each_row_drains_at_its_own_rate_and_only_what_it_has() -> None:
+def test_each_row_drains_at_its_own_rate_down_to_0() -> None:
     columns, ledger = columns_of_one_worker(3)
     columns.prefill_tokens_per_s[:] = [100.0, 200.0, 400.0]
     for slot in range(3):
@@ -190,7 +190,7 @@ def test_a_clock_that_goes_back_drains_nothing_twice() -> None:
     assert queued(columns) == 500.0
 
 
-def test_a_row_begins_afresh_for_the_next_worker() -> None:
+def test_a_row_is_reset_for_the_next_worker() -> None:
     columns, ledger = columns_of_one_worker()
     ledger.reserve((1, "both"), 0, 1000, 1000, True, 0.0)
     for name, column in columns.named():
@@ -203,7 +203,7 @@ def test_a_row_begins_afresh_for_the_next_worker() -> None:
         np.testing.assert_array_equal(column, getattr(fresh, name), err_msg=name)
 
 
-def test_a_report_counts_others_load_while_it_is_fresh() -> None:
+def test_foreign_load_counts_while_its_report_is_fresh() -> None:
     world = World(workers=1, signal_stale_s=5.0)
     world.core.on_arrival(world.arrival([1, 2]))
     world.core.on_load_report(LoadReport(0.0, 0, running=3, waiting=2, kv_used_tokens=640.0))
@@ -219,7 +219,7 @@ def test_a_report_counts_others_load_while_it_is_fresh() -> None:
     assert seen(6.0) == (0, 1, 6.0)
 
 
-def test_a_report_of_fewer_than_we_sent_means_that_nobody_else_is_there() -> None:
+def test_a_report_of_fewer_requests_than_own_means_no_foreign_load() -> None:
     world = World(workers=1)
     for n in range(3):
         world.core.on_arrival(world.arrival([n]))
@@ -229,7 +229,9 @@ def test_a_report_of_fewer_than_we_sent_means_that_nobody_else_is_there() -> Non
 
 @pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("pair_tokens", [0.0, 1e-4])
-def test_a_live_fleet_counts_what_an_ordinary_view_does(others: int, pair_tokens: float) -> None:
+def test_a_live_fleet_computes_the_same_load_tokens_as_a_plain_view(
+    others: int, pair_tokens: float
+) -> None:
     world = World(workers=5, signal_stale_s=5.0)
     core = world.core
     core.columns.attention.pair_tokens = pair_tokens

@@ -49,14 +49,14 @@ VECTORS = {
 
 
 @pytest.mark.parametrize(("algorithm", "seed"), sorted(VECTORS))
-def test_rules_give_vllms_digests(algorithm: str, seed: str) -> None:
+def test_rules_give_the_digests_of_vllm(algorithm: str, seed: str) -> None:
     (rule,) = (one for one in RULES if (one.algorithm, one.seed) == (algorithm, seed))
     root, *blocks = (bytes.fromhex(digest) for digest in VECTORS[algorithm, seed])
     assert rule.root == root
     assert rule.digests(root, PROMPT[: 2 * SIZE], SIZE)[: len(blocks)] == blocks
 
 
-def test_long_integers_have_their_canonical_form() -> None:
+def test_long_integers_are_encoded_as_canonical_cbor() -> None:
     (rule,) = (r for r in RULES if (r.algorithm, r.seed) == ("sha256_cbor", "0"))
     told = rule.encode((b"\1" * 32, (0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1), None))
     ids = "00 17 1818 18ff 190100 19ffff 1a00010000 1a7fffffff"
@@ -82,70 +82,70 @@ def expected(tokens: list[int], kept: list[int], engine: Engine | None = None) -
     return {names[at]: chain[at] for at in kept}
 
 
-def test_the_blocks_of_a_tail_and_of_a_junction_are_found() -> None:
+def test_the_blocks_of_a_tail_and_of_a_junction_are_identified() -> None:
     names = EngineNames("m")
-    assert places(names, ENGINE.told(PROMPT, 0, [5, 6, 7])) == expected(PROMPT, [5, 6, 7])
+    assert places(names, ENGINE.store_event(PROMPT, 0, [5, 6, 7])) == expected(PROMPT, [5, 6, 7])
     other = PROMPT[: 3 * SIZE] + [9] * 4 * SIZE
-    told = ENGINE.told(other, 0, [0, 2, 5, 6])
+    told = ENGINE.store_event(other, 0, [0, 2, 5, 6])
     assert places(names, told) == expected(other, [0, 2, 5, 6])
 
 
-def test_a_prompt_computed_in_chunks_is_followed_through_those_of_which_nothing_is_kept() -> None:
+def test_a_prompt_is_followed_through_chunks_without_kept_blocks() -> None:
     names, engine = EngineNames("m"), ENGINE
-    assert places(names, engine.told(PROMPT[: 2 * SIZE], 0, [])) == {}
-    assert places(names, engine.told(PROMPT[: 5 * SIZE], 2, [])) == {}
-    assert places(names, engine.told(PROMPT, 5, [6, 7])) == expected(PROMPT, [6, 7])
+    assert places(names, engine.store_event(PROMPT[: 2 * SIZE], 0, [])) == {}
+    assert places(names, engine.store_event(PROMPT[: 5 * SIZE], 2, [])) == {}
+    assert places(names, engine.store_event(PROMPT, 5, [6, 7])) == expected(PROMPT, [6, 7])
     longer = PROMPT + [5] * SIZE  # a block of the answer
-    assert places(names, engine.told(longer, 8, [8])) == expected(longer, [8])
+    assert places(names, engine.store_event(longer, 8, [8])) == expected(longer, [8])
 
 
-def test_blocks_behind_one_that_was_never_told_are_not_found() -> None:
+def test_blocks_behind_an_unreported_block_are_not_identified() -> None:
     names = EngineNames("m")
-    assert places(names, ENGINE.told(PROMPT, 4, [6, 7])) == {}
+    assert places(names, ENGINE.store_event(PROMPT, 4, [6, 7])) == {}
 
 
 @pytest.mark.parametrize("seed", ["vllm-none-hash", "0"])
-def test_the_rule_is_learned_and_then_kept(seed: str) -> None:
+def test_the_naming_rule_is_learned_and_then_kept(seed: str) -> None:
     names, engine = EngineNames("m"), Engine(SIZE, WINDOW, seed)
-    assert places(names, engine.told(PROMPT, 0, [7])) == expected(PROMPT, [7], engine)
+    assert places(names, engine.store_event(PROMPT, 0, [7])) == expected(PROMPT, [7], engine)
     stranger = Engine(SIZE, WINDOW, "another")
     for _ in range(100):  # a prompt with a salt, say
-        assert places(names, stranger.told(PROMPT, 0, [7])) == {}
+        assert places(names, stranger.store_event(PROMPT, 0, [7])) == {}
     assert not names.unknown
-    assert places(names, engine.told(PROMPT, 0, [6])) == expected(PROMPT, [6], engine)
+    assert places(names, engine.store_event(PROMPT, 0, [6])) == expected(PROMPT, [6], engine)
 
 
-def test_an_engine_whose_names_follow_no_rule_is_given_up_until_it_restarts() -> None:
+def test_an_engine_without_a_known_naming_rule_is_skipped_until_a_restart() -> None:
     names, stranger = EngineNames("m"), Engine(SIZE, WINDOW, 1234)
     for told in range(64):
         assert not names.unknown, told
-        assert places(names, stranger.told(PROMPT, 0, [5, 6, 7])) == {}
+        assert places(names, stranger.store_event(PROMPT, 0, [5, 6, 7])) == {}
     assert names.unknown
-    assert places(names, ENGINE.told(PROMPT, 0, [7])) == {}
+    assert places(names, ENGINE.store_event(PROMPT, 0, [7])) == {}
     names.begin_anew()
-    assert places(names, ENGINE.told(PROMPT, 0, [7])) == expected(PROMPT, [7])
+    assert places(names, ENGINE.store_event(PROMPT, 0, [7])) == expected(PROMPT, [7])
 
 
-def test_other_tiers_and_wide_ids_are_not_asked() -> None:
+def test_other_tiers_and_wide_token_ids_are_skipped() -> None:
     names = EngineNames("m")
-    told = ENGINE.told(PROMPT, 0, [7])
+    told = ENGINE.store_event(PROMPT, 0, [7])
     assert places(names, {**told, "medium": "CPU"}) == {}
     assert places(names, {**told, "token_ids": [2**40, *PROMPT[1:]]}) == {}
     assert places(names, {**told, "token_ids": PROMPT[:5]}) == {}
 
 
-def test_the_work_for_one_batch_is_bounded() -> None:
+def test_the_work_for_each_batch_is_bounded() -> None:
     names = EngineNames("m")
-    flood = {**ENGINE.told(PROMPT, 0, []), "token_ids": [1] * 70_000, "block_size": 1}
-    assert places(names, flood, ENGINE.told(PROMPT, 0, [7])) == {}
-    assert places(names, ENGINE.told(PROMPT, 0, [7])) == expected(PROMPT, [7])
+    flood = {**ENGINE.store_event(PROMPT, 0, []), "token_ids": [1] * 70_000, "block_size": 1}
+    assert places(names, flood, ENGINE.store_event(PROMPT, 0, [7])) == {}
+    assert places(names, ENGINE.store_event(PROMPT, 0, [7])) == expected(PROMPT, [7])
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.core.workers.engine_names._MOST_KNOWN", 3)
     names, engine = EngineNames("m"), ENGINE
-    places(names, engine.told(PROMPT, 0, [0, 1, 2, 3, 4, 5, 6, 7]))
+    places(names, engine.store_event(PROMPT, 0, [0, 1, 2, 3, 4, 5, 6, 7]))
     longer = [*PROMPT[: 2 * SIZE], *([5] * SIZE)]
-    assert places(names, engine.told(longer, 2, [2])) == {}  # its parent was forgotten
+    assert places(names, engine.store_event(longer, 2, [2])) == {}  # its parent was forgotten
     last = PROMPT + [5] * SIZE
-    assert places(names, engine.told(last, 8, [8])) == expected(last, [8])
+    assert places(names, engine.store_event(last, 8, [8])) == expected(last, [8])

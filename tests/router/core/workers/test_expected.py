@@ -33,13 +33,13 @@ def held(expected: ExpectedBlocks, blocks: list[int]) -> int:
     return raised(expected, blocks, 0)[0]
 
 
-def test_what_is_expected_is_believed_at_once_by_its_worker_only() -> None:
+def test_expected_blocks_count_at_once_and_only_for_their_worker() -> None:
     expected = ExpectedBlocks(2, 1024, TTL_S)
     expected.expect(1, chain_of([1, 2, 3]), 0.0)
     assert raised(expected, [1, 2, 3, 4], 0, 0) == [0, 3]
 
 
-def test_both_generations_count_and_neither_lowers_what_is_resident() -> None:
+def test_both_generations_count_and_do_not_lower_resident_hits() -> None:
     expected = ExpectedBlocks(4, 1024, TTL_S)
     expected.expect(1, chain_of([1, 2, 3]), 0.0)
     expected.expect(2, chain_of([1, 2]), TTL_S / 2)
@@ -51,7 +51,7 @@ def test_both_generations_count_and_neither_lowers_what_is_resident() -> None:
     steps=st.lists(st.floats(0.0, 4.0), min_size=1, max_size=30),
     asked_s=st.floats(0.0, 3 * TTL_S),
 )
-def test_a_block_is_believed_for_half_its_time_at_least_and_all_of_it_at_most(
+def test_an_expected_block_lasts_between_half_its_ttl_and_its_ttl(
     steps: list[float], asked_s: float
 ) -> None:
     """An expected block is assumed for at least half of its time and at most all of it, for any
@@ -74,14 +74,14 @@ def test_a_block_is_believed_for_half_its_time_at_least_and_all_of_it_at_most(
         assert len(expected) == 0
 
 
-def test_a_long_silence_forgets_both_generations() -> None:
+def test_both_generations_expire_after_a_long_pause() -> None:
     expected = ExpectedBlocks(1, 1024, TTL_S)
     expected.expect(0, chain_of([1]), 0.0)
     expected.expire(TTL_S)
     assert len(expected) == 0
 
 
-def test_a_clock_that_goes_back_forgets_nothing_and_recovers() -> None:
+def test_a_clock_that_goes_back_removes_no_expected_blocks() -> None:
     expected = ExpectedBlocks(1, 1024, TTL_S)
     expected.expect(0, chain_of([1]), 100.0)
     expected.expire(50.0)
@@ -90,7 +90,7 @@ def test_a_clock_that_goes_back_forgets_nothing_and_recovers() -> None:
     assert held(expected, [1]) == 0
 
 
-def test_each_generation_is_bounded() -> None:
+def test_the_size_of_each_generation_is_bounded() -> None:
     expected = ExpectedBlocks(1, 1024, TTL_S)
     for n in range(40):
         chain = np.arange(n * 100, (n + 1) * 100, dtype=np.uint64)
@@ -113,7 +113,7 @@ PROMPTS = [[1], [1, 2], [1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 6, 7], [8, 2, 3]]
         max_size=30,
     )
 )
-def test_what_failed_is_expected_only_as_far_as_others_bring_it(
+def test_blocks_of_a_failed_request_are_expected_only_if_others_share_them(
     steps: list[tuple[str, int, list[int], int]],
 ) -> None:
     """The blocks of a failed request are expected only as far as other requests bring them; the
@@ -170,7 +170,7 @@ def test_a_worker_without_events_is_mirrored_until_it_goes_down() -> None:
     assert expected_hit(world, [1, 2, 3, 4], 0) == 0
 
 
-def test_an_unconfirmed_block_of_a_worker_with_events_is_soon_forgotten() -> None:
+def test_an_unconfirmed_block_of_a_worker_with_events_expires_soon() -> None:
     world = World(workers=1, speculative_s=10.0)
     arrival = world.arrival([1, 2, 3])
     world.core.on_arrival(arrival)
@@ -201,7 +201,7 @@ LEFT_LATER = [FirstToken(0.1, 1), Failure(0.2, 1, "client")]
     ],
 )
 @pytest.mark.parametrize("has_events", [True, False], ids=["events", "mirrored"])
-def test_a_request_that_came_to_nothing_leaves_nothing(
+def test_a_request_that_was_never_computed_leaves_no_expected_blocks(
     facts: list[Fact], stream: bool, hit_tokens: int, has_events: bool
 ) -> None:
     world = World(workers=0)
@@ -213,7 +213,7 @@ def test_a_request_that_came_to_nothing_leaves_nothing(
     assert expected_hit(world, [1, 2, 3, 4], 0) == hit_tokens
 
 
-def test_a_refusal_that_comes_long_after_the_prompt_could_be_computed_leaves_nothing() -> None:
+def test_a_late_refusal_leaves_no_expected_blocks() -> None:
     """A refusal that comes long after the prompt could have been computed ends all expectations of
     the request: an unstreamed request leaves the modelled queue at its time, whatever the worker
     does.
@@ -228,7 +228,7 @@ def test_a_refusal_that_comes_long_after_the_prompt_could_be_computed_leaves_not
         assert expected_hit(world, [1, 2, 3, 4], 0) == 0
 
 
-def test_a_sibling_of_a_refused_request_brings_its_share_of_the_prompt() -> None:
+def test_a_sibling_of_a_refused_request_keeps_the_shared_expected_blocks() -> None:
     world = World(workers=1)
     for prompt in ([1, 2, 3, 4], [1, 2, 5, 6]):
         world.core.on_arrival(world.arrival(prompt))
@@ -237,7 +237,7 @@ def test_a_sibling_of_a_refused_request_brings_its_share_of_the_prompt() -> None
     assert expected_hit(world, [1, 2, 5, 6, 9], 0) == 16
 
 
-def test_what_a_worker_stored_and_dropped_is_expected_no_longer() -> None:
+def test_a_block_that_was_stored_and_evicted_is_no_longer_expected() -> None:
     """A block that a worker stored and evicted is no longer expected, whether or not the request
     that brought it still runs.
     """
@@ -254,7 +254,7 @@ def test_what_a_worker_stored_and_dropped_is_expected_no_longer() -> None:
     assert expected_hit(world, [1, 2, 3, 9], 0) == 12
 
 
-def test_what_only_left_another_tier_is_expected_all_the_same() -> None:
+def test_an_eviction_from_another_tier_does_not_end_the_expectation() -> None:
     world = World(workers=1)
     world.core.on_arrival(world.arrival([1, 2, 3]))
     told = stored([1, 2, 3])
@@ -277,7 +277,7 @@ def test_what_only_left_another_tier_is_expected_all_the_same() -> None:
         max_size=60,
     )
 )
-def test_more_than_the_events_tell_is_expected_only_of_running_requests(
+def test_blocks_beyond_the_events_are_expected_only_from_running_requests(
     facts: list[tuple[str, list[int], int]],
 ) -> None:
     """More blocks than events report are expected only while requests run: a worker that computes
@@ -317,7 +317,7 @@ def test_more_than_the_events_tell_is_expected_only_of_running_requests(
         assert expected_hit(world, [*prompt, 9], 0) == resident * BLOCK
 
 
-def test_a_reset_cache_holds_nothing_that_was_expected_of_it() -> None:
+def test_a_cache_reset_ends_all_expected_blocks() -> None:
     world = World(workers=2)
     for blocks in ([1, 2, 3], [4, 5, 6]):
         arrival = world.arrival(blocks)

@@ -78,12 +78,12 @@ FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
 BY_NAME = {cause.name: cause for cause in CAUSES}
 
 
-def test_every_cause_has_facts_here() -> None:
+def test_every_cause_has_test_facts() -> None:
     assert list(FACTS) == [cause.name for cause in CAUSES]
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_facts_lead_to_the_cause_with_its_mode_reason_and_lift(name: str) -> None:
+def test_facts_give_the_cause_with_its_mode_reason_and_remedy(name: str) -> None:
     facts, lift = FACTS[name]
     verdict = hit_verdict(HitFacts(**FLAGS, **facts))
     cause = BY_NAME[name]
@@ -92,17 +92,17 @@ def test_facts_lead_to_the_cause_with_its_mode_reason_and_lift(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [n for n in FACTS if BY_NAME[n].mode != "approximate"])
-def test_a_cause_gives_way_to_one_of_a_worse_mode(name: str) -> None:
+def test_a_cause_of_a_worse_mode_takes_precedence(name: str) -> None:
     facts = FACTS[name][0] | {"tokens": "none"}
     assert hit_verdict(HitFacts(**facts)).cause == "no-tokenizer"
 
 
-def test_the_worst_mode_comes_first() -> None:
+def test_causes_are_ordered_from_the_worst_mode() -> None:
     modes = [cause.mode for cause in CAUSES]
     assert modes == sorted(modes)  # approximate, degraded, exact
 
 
-def test_reasons_are_one_plain_sentence() -> None:
+def test_each_reason_is_one_plain_sentence() -> None:
     for cause in CAUSES:
         assert cause.reason.isascii()
         assert cause.reason.endswith(".")
@@ -120,11 +120,11 @@ def test_reasons_are_one_plain_sentence() -> None:
         {"has_replay": False, **FLAGS},
     ],
 )
-def test_hits_are_exact_where_nothing_is_missing(facts: dict[str, Any]) -> None:
+def test_hits_are_exact_if_no_cause_applies(facts: dict[str, Any]) -> None:
     assert hit_verdict(HitFacts(**facts)) is EXACT
 
 
-def test_operators_read_the_same_lists() -> None:
+def test_the_operations_page_lists_the_same_causes() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.partition("## How exact are expected hits?\n")[2].partition("\n## ")[0]
     lists = re.split(r"(?m)^\*\*`(exact|degraded|approximate)`\*\*: ", section)[1:]

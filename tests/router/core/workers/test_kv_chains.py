@@ -86,7 +86,7 @@ _batch = st.tuples(
 @pytest.mark.parametrize("twin", [by_chain, by_name])
 @settings(max_examples=examples(150), deadline=None)
 @given(batches=st.lists(_batch, max_size=25), parked_blocks=st.integers(2, 12))
-def test_any_stream_gives_the_same_state_with_chains_as_with_tokens(
+def test_a_stream_of_chain_hashes_gives_the_same_state_as_one_of_tokens(
     twin, batches, parked_blocks
 ) -> None:
     """A stream of events gives the same state with chain hashes as with tokens: children before
@@ -108,7 +108,7 @@ def test_any_stream_gives_the_same_state_with_chains_as_with_tokens(
         seq += 1
 
 
-def test_an_orphan_told_by_its_chain_waits_for_its_parent_too() -> None:
+def test_an_orphan_with_a_chain_hash_also_waits_for_its_parent() -> None:
     """A block whose parent is unknown waits for its parent with chain hashes, too: its hash is
     known, but not whether the blocks before it are cached.
     """
@@ -120,7 +120,7 @@ def test_an_orphan_told_by_its_chain_waits_for_its_parent_too() -> None:
     assert world.hits([0, 1, 2]) == [2]
 
 
-def test_a_chain_of_another_length_than_its_names_is_counted_not_indexed() -> None:
+def test_a_chain_of_another_length_than_its_names_is_skipped_and_counted() -> None:
     world = World(workers=1)
     chain = chain_of([0, 1])
     world.events(0, 0, Stored(chain, None, (), BLOCK, chain=chain[:1]))
@@ -138,7 +138,7 @@ def test_a_gap_in_a_stream_of_chains_is_filled_by_its_replay() -> None:
     assert world.hits([0, 1, 2]) == [3]
 
 
-def test_facts_of_a_batch_are_what_the_engine_published() -> None:
+def test_decoded_events_equal_those_that_the_engine_published() -> None:
     names, tokens = (7, b"\x01" * 31 + b"\x08"), (1, 2, 3, 4)
     batch = [
         BlockStored(names, 6, tokens, 2, lora_name="tuned"),
@@ -159,7 +159,9 @@ def test_facts_of_a_batch_are_what_the_engine_published() -> None:
 
 
 @pytest.mark.parametrize("extras", [(), (b"", b"image", b"")])
-def test_a_chain_of_tokens_is_that_of_the_native_record(extras: tuple[bytes, ...]) -> None:
+def test_chain_hashes_of_an_event_equal_those_of_the_native_record(
+    extras: tuple[bytes, ...],
+) -> None:
     event = Stored((1, 2, 3), None, tuple(range(6)), 2, extras=extras)
     blocks = WorkerBlocks(PrefixIndex(1), 0, 2, "m")
     assert apply_events([event], blocks, 2, NAMES) == Applied()
@@ -178,7 +180,7 @@ def test_a_chain_of_tokens_is_that_of_the_native_record(extras: tuple[bytes, ...
         (Stored((1, 2), None, (1, 2, 3, 4), 2, extras=(b"x",)), "bad_extra_keys"),
     ],
 )
-def test_what_tells_too_little_is_skipped_and_counted(event: Stored, why: str) -> None:
+def test_events_with_too_little_data_are_skipped_and_counted(event: Stored, why: str) -> None:
     blocks = WorkerBlocks(PrefixIndex(1), 0, 2, "m")
     assert apply_events([event, Removed((9,)), Cleared()], blocks, 2, NAMES) == Applied(1, {why: 1})
     assert not len(blocks.chains())

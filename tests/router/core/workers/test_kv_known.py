@@ -42,7 +42,7 @@ def fill(world: World, worker_id: int, first: int, blocks: int, seq: int = 0) ->
 # --- the index's bound --------------------------------------------------------------------------
 
 
-def test_whose_blocks_the_index_forgot_is_a_lower_bound_until_it_is_told_anew() -> None:
+def test_hits_are_a_lower_bound_after_index_evictions_until_a_snapshot() -> None:
     world = World(workers=2, index_entries=LIMIT)
     fill(world, 0, 0, 700)
     assert kv(world).exact
@@ -58,7 +58,7 @@ def test_whose_blocks_the_index_forgot_is_a_lower_bound_until_it_is_told_anew() 
     assert not unknown(world)
 
 
-def test_what_was_forgotten_turns_over_as_well() -> None:
+def test_a_worker_is_known_again_when_its_evicted_blocks_are_replaced() -> None:
     world = World(workers=0, index_entries=LIMIT)
     for worker_id in (0, 1):
         world.join(worker_id, kv_capacity_tokens=600.0 * BLOCK)
@@ -73,7 +73,7 @@ def test_what_was_forgotten_turns_over_as_well() -> None:
     assert (kv(world).known, kv(world).exact) == (True, False)
 
 
-def test_below_the_bound_nothing_is_forgotten() -> None:
+def test_the_index_evicts_no_blocks_below_its_limit() -> None:
     world = World(workers=2, index_entries=LIMIT)
     fill(world, 0, 0, LIMIT // 2)
     fill(world, 1, 10_000, LIMIT // 2)
@@ -85,7 +85,7 @@ def test_below_the_bound_nothing_is_forgotten() -> None:
 @given(
     steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=30),
 )
-def test_who_is_known_has_all_of_its_blocks_in_the_index(
+def test_a_known_worker_has_all_of_its_blocks_in_the_index(
     steps: list[tuple[int, int, bool]],
 ) -> None:
     """A worker whose cache counts as known has all of its blocks in the index, for any stores and
@@ -112,7 +112,7 @@ def test_who_is_known_has_all_of_its_blocks_in_the_index(
 # --- a life that nobody can prove ---------------------------------------------------------------
 
 
-def lost_and_back(started_s: float = math.nan, **facts: object) -> World:
+def reconnected_world(started_s: float = math.nan, **facts: object) -> World:
     """Return a world in which four blocks were known, and the connection was lost and came back
     without a replay.
     """
@@ -131,8 +131,8 @@ def report(world: World, started_s: float, emptied: int = 0) -> None:
     world.core.on_load_report(fact)
 
 
-def test_a_next_number_and_any_reports_prove_no_life_without_a_start() -> None:
-    world = lost_and_back()
+def test_a_reconnected_worker_without_a_start_time_stays_unknown() -> None:
+    world = reconnected_world()
     for n in range(5):
         world.events(0, 1 + n, stored([50 + n]))
         report(world, math.nan)
@@ -142,8 +142,8 @@ def test_a_next_number_and_any_reports_prove_no_life_without_a_start() -> None:
     assert world.hits([1, 2, 3, 4]) == [4]  # used, as a lower bound
 
 
-def test_two_reports_of_the_same_start_prove_it() -> None:
-    world = lost_and_back(1_000.0)
+def test_two_reports_of_the_same_start_time_prove_that_it_did_not_restart() -> None:
+    world = reconnected_world(1_000.0)
     report(world, 1_000.0)
     report(world, 1_000.0)
     assert not kv(world).known  # batches may have been missed
@@ -152,8 +152,8 @@ def test_two_reports_of_the_same_start_prove_it() -> None:
     assert not unknown(world)
 
 
-def test_a_gap_after_the_loss_is_one_as_any() -> None:
-    world = lost_and_back(1_000.0)
+def test_a_gap_after_a_lost_connection_is_handled_as_any_gap() -> None:
+    world = reconnected_world(1_000.0)
     world.events(0, 3, stored([9]))
     world.core.on_replay_end(ReplayEnd(3.0, 0, answered=False))
     for _ in range(3):
@@ -161,29 +161,29 @@ def test_a_gap_after_the_loss_is_one_as_any() -> None:
     assert (kv(world).known, world.hits([1]), world.hits([9])) == (False, [0], [1])
 
 
-def test_a_snapshot_a_copy_and_a_cleared_cache_end_the_doubt() -> None:
-    world = lost_and_back()
+def test_a_snapshot_a_copy_or_a_cleared_cache_makes_the_state_known() -> None:
+    world = reconnected_world()
     world.events(0, 7, stored([1]), source="snapshot")
     assert kv(world).exact
-    world = lost_and_back()
+    world = reconnected_world()
     world.events(0, 1, Cleared(), stored([5]))
     assert (kv(world).exact, world.hits([1])) == (True, [0])
     other = World(workers=1)
     other.events(0, 0, stored([1]))
     copy = kv(other).frozen().thawed()
-    world = lost_and_back()
+    world = reconnected_world()
     world.core.on_kv_copied(KvCopied(3.0, 0, copy))
     assert kv(world).known
 
 
-def test_what_is_doubtful_is_told_to_others_as_such() -> None:
-    frozen = kv(lost_and_back()).frozen()
+def test_an_unproven_state_is_copied_to_peers_as_inexact() -> None:
+    frozen = kv(reconnected_world()).frozen()
     assert (frozen.exact, frozen.turned_over) == (False, False)
 
 
 @pytest.mark.parametrize("cached", [0, 1, 2, 4])
-def test_an_answer_that_finds_little_of_it_shows_another_life(cached: int) -> None:
-    world = lost_and_back()
+def test_an_answer_with_few_hits_shows_that_the_worker_restarted(cached: int) -> None:
+    world = reconnected_world()
     world.events(0, 1, stored([50]))
     arrival = world.arrival([1, 2, 3, 4, 7])
     world.core.on_arrival(arrival)
@@ -195,15 +195,15 @@ def test_an_answer_that_finds_little_of_it_shows_another_life(cached: int) -> No
     assert kv(world).severed is not is_gone
 
 
-def test_what_turns_over_ends_the_doubt_and_drops_what_has_no_room() -> None:
+def test_replacing_all_blocks_makes_an_unproven_cache_known_again() -> None:
     """After an unproven restart, a cache counts as known again once it was filled with new blocks
     and old ones were removed; until then old blocks for which there is no room are dropped.
     """
-    world = lost_and_back(kv_capacity_tokens=8.0 * BLOCK)
+    world = reconnected_world(kv_capacity_tokens=8.0 * BLOCK)
     for n in range(8):  # another life: a whole cache, and none of those was removed
         world.events(0, 1 + n, stored([50 + n]))
     assert (kv(world).known, world.hits([1])) == (False, [0])
-    world = lost_and_back(kv_capacity_tokens=8.0 * BLOCK)
+    world = reconnected_world(kv_capacity_tokens=8.0 * BLOCK)
     for n in range(4):
         world.events(0, 1 + n, stored([50 + n]))
     for n in range(4):  # the same one, which makes room as it should

@@ -33,7 +33,7 @@ class Stream(World):
         return self.core.workers.get(0).kv
 
 
-def test_a_batch_that_comes_twice_is_no_restart() -> None:
+def test_a_duplicate_batch_is_no_restart() -> None:
     stream = Stream()
     stream.batch(0, stored([1]))
     stream.batch(1, stored([2]))
@@ -42,7 +42,7 @@ def test_a_batch_that_comes_twice_is_no_restart() -> None:
     assert (stream.kv.counters.duplicates, stream.kv.counters.restarts) == (2, 0)
 
 
-def test_a_batch_that_waits_and_comes_twice_is_no_restart() -> None:
+def test_a_duplicate_of_a_waiting_batch_is_no_restart() -> None:
     stream = Stream()
     stream.batch(0, stored([1]))
     stream.batch(2, stored([3]))
@@ -50,7 +50,7 @@ def test_a_batch_that_waits_and_comes_twice_is_no_restart() -> None:
     assert (stream.kv.counters.duplicates, stream.kv.counters.restarts) == (1, 0)
 
 
-def test_a_replay_is_asked_for_from_a_batch_we_would_know_again() -> None:
+def test_a_replay_is_requested_from_the_last_known_batch() -> None:
     stream = Stream()
     for seq in range(3):
         stream.batch(seq, stored([seq]))
@@ -61,7 +61,7 @@ def test_a_replay_is_asked_for_from_a_batch_we_would_know_again() -> None:
     assert [stream.hits([n]) for n in range(6)] == [[1]] * 6
 
 
-def test_a_restart_that_only_the_replay_shows_is_noticed() -> None:
+def test_a_restart_that_only_the_replay_shows_is_detected() -> None:
     """A publisher's restart that only the replay shows is noticed: it restarted and passed its
     former number while the connection was lost.
     """
@@ -81,7 +81,7 @@ def test_a_restart_that_only_the_replay_shows_is_noticed() -> None:
     assert stream.kv.counters.restarts == 1
 
 
-def test_a_restart_after_a_replay_alone_is_noticed() -> None:
+def test_a_restart_after_only_a_replay_is_detected() -> None:
     """A restart is noticed when only a replay has come so far: the first live batch is no
     duplicate, because its content differs.
     """
@@ -93,7 +93,7 @@ def test_a_restart_after_a_replay_alone_is_noticed() -> None:
     assert (stream.hits([0]), stream.hits([10]), stream.kv.known) == ([0], [1], True)
 
 
-def test_a_replay_of_a_publisher_that_is_gone_does_not_reach_the_next_one() -> None:
+def test_a_replay_from_before_a_restart_does_not_affect_the_new_stream() -> None:
     stream = Stream()
     stream.batch(0, stored([0]))
     assert stream.batch(4, stored([4])) == [Resync(0, 0)]
@@ -112,7 +112,7 @@ def test_a_replay_of_a_publisher_that_is_gone_does_not_reach_the_next_one() -> N
     assert [stream.hits([10 + n]) for n in range(3)] == [[1]] * 3
 
 
-def test_a_gap_that_is_filled_leaves_what_was_unknown_before_unknown() -> None:
+def test_filling_a_gap_does_not_make_an_unknown_state_known() -> None:
     stream = Stream()
     assert stream.batch(7, stored([7])) == [Resync(0, 0)]
     assert stream.end(answered=False) == []
@@ -126,7 +126,7 @@ def test_a_gap_that_is_filled_leaves_what_was_unknown_before_unknown() -> None:
     assert stream.kv.known
 
 
-def test_what_was_published_while_a_replay_was_served_is_asked_for_once_more() -> None:
+def test_batches_published_during_a_replay_are_requested_again() -> None:
     stream = Stream()
     stream.batch(0, stored([0]))
     stream.batch(2, stored([2]))
@@ -141,7 +141,7 @@ def test_what_was_published_while_a_replay_was_served_is_asked_for_once_more() -
     assert [stream.hits([n]) for n in range(5)] == [[1]] * 5
 
 
-def test_a_replay_that_begins_too_late_leaves_a_hole() -> None:
+def test_a_replay_that_begins_too_late_leaves_the_state_unknown() -> None:
     stream = Stream()
     assert stream.batch(9, stored([9])) == [Resync(0, 0)]
     for seq in range(5, 10):
@@ -151,7 +151,7 @@ def test_a_replay_that_begins_too_late_leaves_a_hole() -> None:
     assert stream.kv.next_seq == 10
 
 
-def test_a_long_replay_that_begins_too_late_is_bounded_and_quick() -> None:
+def test_the_backlog_of_a_long_late_replay_is_bounded() -> None:
     stream = Stream(backlog_batches=1000)
     for seq in range(500, 20_000):
         stream.batch(seq, removed([1]), source="replay")
@@ -189,7 +189,7 @@ def holds(stream: Stream, *blocks: int) -> bool:
     return all(stream.hits([block]) == [1] for block in blocks)
 
 
-def test_what_was_saved_incomplete_does_not_stand_in_the_way_of_a_snapshot() -> None:
+def test_an_incomplete_saved_state_is_replaced_by_a_snapshot() -> None:
     after = taken_over(followed(), exact=False)
     assert holds(after, 0, 1, 2)
     assert after.core.caches.first_question(0) == 0  # a feed takes the snapshot first
@@ -199,7 +199,7 @@ def test_what_was_saved_incomplete_does_not_stand_in_the_way_of_a_snapshot() -> 
     assert holds(after, 1, 2, 7)
 
 
-def test_a_saved_stream_goes_on_once_its_last_batch_is_replayed() -> None:
+def test_a_saved_stream_continues_once_its_last_batch_is_replayed() -> None:
     after = taken_over(followed())
     assert after.core.caches.first_question(0) == 2
     assert holds(after, 0, 1, 2)  # used at once, as a lower bound
@@ -215,7 +215,7 @@ def test_a_saved_stream_goes_on_once_its_last_batch_is_replayed() -> None:
     assert after.kv.known
 
 
-def test_a_saved_lower_bound_stays_one() -> None:
+def test_a_saved_lower_bound_stays_a_lower_bound() -> None:
     before = Stream()
     before.batch(7, stored([7]))
     before.end(answered=False)
@@ -226,7 +226,7 @@ def test_a_saved_lower_bound_stays_one() -> None:
     assert not after.kv.known
 
 
-def test_of_an_engine_that_began_anew_nothing_saved_is_believed() -> None:
+def test_the_saved_state_is_dropped_if_the_engine_restarted() -> None:
     after = taken_over(followed())
     after.life = 2
     assert after.batch(2, stored([12]), source="replay") == [Resync(0, 0)]
@@ -238,7 +238,7 @@ def test_of_an_engine_that_began_anew_nothing_saved_is_believed() -> None:
 
 
 @pytest.mark.parametrize("replayed", [[], [5, 6]])
-def test_a_replay_without_the_saved_batch_proves_nothing(replayed: list[int]) -> None:
+def test_the_saved_state_is_dropped_if_the_replay_lacks_its_last_batch(replayed: list[int]) -> None:
     """A replay that lacks the saved batch proves nothing: the engine restarted and has not come
     that far, or its buffer is too short.
     """
@@ -254,28 +254,28 @@ def test_a_replay_without_the_saved_batch_proves_nothing(replayed: list[int]) ->
     assert holds(after, *replayed)
 
 
-def test_where_nobody_answers_nothing_saved_is_believed() -> None:
+def test_the_saved_state_is_dropped_if_no_replay_is_answered() -> None:
     after = taken_over(followed())
     assert after.batch(3, stored([3])) == []
     assert after.end(answered=False) == []
     assert (holds(after, 1), holds(after, 3), after.kv.known) == (False, True, False)
 
 
-def test_a_snapshot_takes_the_place_of_what_was_saved() -> None:
+def test_a_snapshot_replaces_the_saved_state() -> None:
     after = taken_over(followed())
     after.batch(1, stored([21]), source="snapshot")
     assert (holds(after, 21), holds(after, 1), after.kv.known) == (True, False, True)
 
 
 @pytest.mark.parametrize("blocks", [b"", b"garbage"])
-def test_damaged_blocks_are_a_cold_start(blocks: bytes) -> None:
+def test_damaged_saved_blocks_cause_a_cold_start(blocks: bytes) -> None:
     after = taken_over(followed(), blocks=blocks)
     assert (after.core.caches.first_question(0), after.kv.resident_blocks) == (0, 0)
     after.batch(0, stored([0]))
     assert after.kv.known
 
 
-def test_what_is_unproven_or_has_no_digest_is_not_saved() -> None:
+def test_a_state_that_is_unproven_or_has_no_digest_is_not_saved() -> None:
     assert Stream().kv.frozen().digest == 0
     assert taken_over(followed()).kv.frozen() is None
     plain = World(workers=1)
@@ -283,7 +283,7 @@ def test_what_is_unproven_or_has_no_digest_is_not_saved() -> None:
     assert plain.core.workers.get(0).kv.frozen().digest == 0
 
 
-def test_a_worker_that_was_down_before_its_proof_came_holds_nothing() -> None:
+def test_a_worker_that_was_down_before_its_proof_holds_no_blocks() -> None:
     after = taken_over(followed())
     after.core.on_worker(WorkerChange(1.0, 0, "down"))
     after.core.on_worker(WorkerChange(2.0, 0, "ready"))

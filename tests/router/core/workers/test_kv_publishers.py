@@ -62,11 +62,11 @@ class Line:
         assume(life == self.applied_life or seq != kv.next_seq or seq == 0)
         digest = 1 + life * 100_000 + seq
         fact = KvEvents(0.0, 0, seq, events, source, digest)  # type: ignore[arg-type]
-        self.obey(self.world.core.on_kv_events(fact))
+        self.handle(self.world.core.on_kv_events(fact))
         if kv.next_seq == seq + 1:
             self.applied_life = life
 
-    def obey(self, actions: list) -> None:
+    def handle(self, actions: list) -> None:
         for action in actions:
             assert isinstance(action, Resync)
             if self.wanted is None:
@@ -91,7 +91,7 @@ class Line:
         else:
             self.replay = None
             if self.wanted is None:
-                self.obey(self.world.core.on_replay_end(ReplayEnd(0.0, 0, answered=True)))
+                self.handle(self.world.core.on_replay_end(ReplayEnd(0.0, 0, answered=True)))
 
     def settle(self) -> None:
         """Deliver all batches and answer every replay request."""
@@ -118,7 +118,7 @@ STEPS = st.lists(
 
 @settings(max_examples=examples(400), deadline=None)
 @given(steps=STEPS)
-def test_what_is_known_when_all_has_settled_is_what_the_worker_holds(steps: list) -> None:
+def test_a_known_state_equals_the_blocks_that_the_worker_holds(steps: list) -> None:
     line = Line()
     for name, *what in steps:
         getattr(line, name)(*what)

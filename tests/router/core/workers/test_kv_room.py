@@ -50,7 +50,7 @@ def kv_of(world: World) -> KvState:
     return worker_of(world).kv
 
 
-def test_one_that_tells_of_ever_more_blocks_is_never_believed_to_hold_more_than_fit() -> None:
+def test_a_worker_never_counts_as_holding_more_blocks_than_fit() -> None:
     world = world_of(index_entries=4096)
     world.events(1, 0, stored([1, 2, 3]))
     told: list[Action] = []
@@ -64,7 +64,7 @@ def test_one_that_tells_of_ever_more_blocks_is_never_believed_to_hold_more_than_
     assert world.core.caches.index.evicted == 0  # nobody else's blocks made room
 
 
-def test_one_that_evicts_as_it_stores_is_believed_whatever_it_turns_over() -> None:
+def test_a_worker_that_evicts_as_it_stores_never_overflows() -> None:
     world = world_of()
     for seq in range(1_000):
         gone = [removed([seq - ROOM])] if seq >= ROOM else []
@@ -72,7 +72,7 @@ def test_one_that_evicts_as_it_stores_is_believed_whatever_it_turns_over() -> No
     assert (held(world), kv_of(world).overflows, kv_of(world).exact) == (ROOM, 0, True)
 
 
-def test_a_batch_with_more_than_fit_is_refused_before_it_costs_others_their_place() -> None:
+def test_a_batch_with_more_blocks_than_fit_evicts_no_other_blocks() -> None:
     world = world_of(index_entries=1024)
     world.events(1, 0, stored([1, 2, 3]))
     assert world.events(0, 0, stored(list(range(10, 3_000)))) == [Doubted(0, "overflow", 1.0)]
@@ -80,7 +80,7 @@ def test_a_batch_with_more_than_fit_is_refused_before_it_costs_others_their_plac
     assert world.core.caches.index.evicted == 0
 
 
-def test_what_it_holds_below_the_gpu_does_not_count() -> None:
+def test_blocks_in_lower_tiers_do_not_count_against_the_gpu_capacity() -> None:
     world = world_of()
     for seq in range(10):
         blocks = [1_000 * seq + i for i in range(ROOM)]
@@ -88,7 +88,7 @@ def test_what_it_holds_below_the_gpu_does_not_count() -> None:
     assert kv_of(world).resident_blocks == 10 * ROOM
 
 
-def test_where_its_room_is_not_known_the_index_bounds_it() -> None:
+def test_a_worker_of_unknown_capacity_is_bounded_by_the_index() -> None:
     world = world_of(math.nan, index_entries=1024)
     for seq in range(2_000):
         world.events(0, seq, stored([seq]))
@@ -96,7 +96,7 @@ def test_where_its_room_is_not_known_the_index_bounds_it() -> None:
     assert kv_of(world).overflows == 1
 
 
-def test_one_that_was_recognized_with_other_room_is_held_to_that() -> None:
+def test_a_worker_is_bounded_by_its_updated_capacity() -> None:
     world = world_of()
     world.join(0, kv_capacity_tokens=float(2 * ROOM * BLOCK))
     for seq in range(2 * MOST):
@@ -105,7 +105,7 @@ def test_one_that_was_recognized_with_other_room_is_held_to_that() -> None:
 
 
 @pytest.mark.parametrize("medium", [None, "CPU"])
-def test_blocks_of_the_wire_are_counted_by_their_tier_where_it_matters(medium: str | None) -> None:
+def test_encoded_blocks_are_counted_by_tier_only_if_they_might_not_fit(medium: str | None) -> None:
     event = {
         "type": "BlockStored", "block_hashes": list(range(50)), "parent_block_hash": None,
         "token_ids": list(range(50 * BLOCK)), "block_size": BLOCK, "medium": medium,
@@ -120,7 +120,7 @@ def test_blocks_of_the_wire_are_counted_by_their_tier_where_it_matters(medium: s
 
 
 @pytest.mark.parametrize("wire", [False, True])
-def test_events_of_which_none_can_be_used_are_told_of_once(wire: bool) -> None:
+def test_a_worker_without_usable_events_is_reported_once(wire: bool) -> None:
     """If no event of a worker can be used, that is reported once: the blocks have only names
     without meaning, and their tokens are pairs.
     """
@@ -158,7 +158,7 @@ def capacity_of(world: World, worker_id: int = 0) -> float:
     capacity=st.integers(4, 60),
     prompts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4)), max_size=120),
 )
-def test_how_much_one_holds_is_learned_of_what_it_pushes_out(
+def test_the_capacity_is_learned_from_evictions(
     capacity: int, prompts: list[tuple[int, int]]
 ) -> None:
     """The capacity of an engine that does not report it is learned from its evictions; the engine
@@ -192,14 +192,14 @@ def test_how_much_one_holds_is_learned_of_what_it_pushes_out(
     assert math.isnan(capacity_of(world))
 
 
-def test_what_is_told_counts_whatever_was_pushed_out() -> None:
+def test_the_reported_capacity_overrides_the_learned_one() -> None:
     world = world_of(ROOM)
     world.events(0, 0, stored([1, 2, 3]))
     world.events(0, 1, removed([1, 2, 3]))
     assert capacity_of(world) == ROOM
 
 
-def test_without_events_it_is_learned_of_answers() -> None:
+def test_the_capacity_of_a_worker_without_events_is_learned_from_answers() -> None:
     world = World(workers=0)
     world.join(0, kv_capacity_tokens=math.nan, has_events=False)
     for family in range(3):
@@ -219,7 +219,7 @@ def answered(world: World, blocks: list[int], cached_blocks: int) -> None:
     world.core.on_finish(finish)
 
 
-def test_much_that_others_send_is_told_once_and_its_end_too() -> None:
+def test_a_high_share_of_foreign_requests_is_reported_once_and_its_end_once() -> None:
     world = World(workers=1)
     told: list[Action] = []
     for second, running in enumerate([*[0] * 200, *[5] * 200, *[0] * 200]):
@@ -228,7 +228,7 @@ def test_much_that_others_send_is_told_once_and_its_end_too() -> None:
     assert told == [Others(1.0, many=True), Others(0.0, many=False)]
 
 
-async def test_operators_see_what_was_learned_and_that_others_send(
+async def test_the_admin_port_and_the_log_show_learned_capacity_and_foreign_load(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with crowd(1) as pool:

@@ -29,7 +29,7 @@ def test_stored_blocks_are_found_and_removed_ones_are_not() -> None:
     assert world.hits([1, 2, 3, 4]) == [0, 2, 0]
 
 
-def test_a_hole_that_is_filled_again_gives_the_exact_answer() -> None:
+def test_a_hole_that_is_filled_again_gives_exact_hits() -> None:
     world = World(workers=1)
     world.events(0, 0, stored([1, 2, 3, 4]))
     world.events(0, 1, removed([1, 2]))
@@ -47,7 +47,7 @@ def test_a_child_before_its_parent_waits_for_it() -> None:
     assert world.core.workers.get(0).kv.parked_blocks == 0
 
 
-def test_an_orphan_evicted_before_its_parent_came_stays_dead() -> None:
+def test_an_orphan_evicted_before_its_parent_stays_evicted() -> None:
     world = World(workers=1)
     world.events(0, 0, stored([1, 2, 3], after=1))
     world.events(0, 1, removed([1, 2, 3]))
@@ -55,14 +55,14 @@ def test_an_orphan_evicted_before_its_parent_came_stays_dead() -> None:
     assert world.hits([1, 2, 3]) == [2]
 
 
-def test_parked_blocks_are_bounded() -> None:
+def test_the_number_of_parked_blocks_is_bounded() -> None:
     world = World(workers=1, parked_blocks=3)
     world.events(0, 0, stored([1, 2, 3], after=1), stored([5, 6, 7], after=1))
     kv = world.core.workers.get(0).kv
     assert (kv.parked_blocks, kv.counters.skipped_events) == (2, 1)
 
 
-def test_a_gap_asks_for_a_replay_and_keeps_what_comes_meanwhile() -> None:
+def test_a_gap_requests_a_replay_and_keeps_later_batches() -> None:
     world = World(workers=1)
     world.events(0, 0, stored([1]))
     assert world.events(0, 3, removed([1, 2])) == [Resync(0, 1)]
@@ -78,7 +78,7 @@ def test_a_gap_asks_for_a_replay_and_keeps_what_comes_meanwhile() -> None:
     assert kv.counters.duplicates == 1
 
 
-def test_a_gap_nobody_can_fill_drops_what_was_known_until_it_has_turned_over() -> None:
+def test_a_gap_without_a_replay_makes_the_state_unknown() -> None:
     world = World(workers=0)
     world.join(0, kv_capacity_tokens=16.0)  # four blocks
     world.events(0, 0, stored([1, 2]))
@@ -98,7 +98,7 @@ def test_a_gap_nobody_can_fill_drops_what_was_known_until_it_has_turned_over() -
     assert (kv.known, kv.exact) == (True, True)
 
 
-def test_a_late_joiner_takes_a_snapshot_and_what_follows_it() -> None:
+def test_a_late_subscriber_uses_a_snapshot_and_the_batches_after_it() -> None:
     world = World(workers=1)
     assert world.events(0, 41, stored([5])) == [Resync(0, 0)]
     world.events(0, 42, stored([6]))
@@ -126,7 +126,7 @@ def test_a_restarted_publisher_starts_from_an_empty_cache() -> None:
     assert world.core.workers.get(0).kv.counters.restarts == 1
 
 
-def test_the_backlog_is_bounded() -> None:
+def test_the_backlog_of_batches_is_bounded() -> None:
     world = World(workers=1, backlog_batches=2)
     for seq in range(5, 10):
         world.events(0, seq, stored([seq]))
@@ -141,7 +141,7 @@ def test_the_backlog_is_bounded() -> None:
     steps=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40), st.booleans()), max_size=60),
     limit=st.integers(1, 6),
 )
-def test_a_backlog_keeps_the_latest_within_both_bounds(
+def test_a_backlog_keeps_the_latest_batches_within_both_bounds(
     steps: list[tuple[int, int, bool]], limit: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -165,7 +165,7 @@ def test_a_backlog_keeps_the_latest_within_both_bounds(
             assert len(backlog._seqs) <= 10
 
 
-def test_foreign_block_sizes_are_counted_and_other_tiers_kept_apart() -> None:
+def test_other_block_sizes_are_skipped_and_tiers_are_separate() -> None:
     world = World(workers=1)
     event = stored([1])
     partial = type(event)(event.hashes, None, event.tokens[:2], 2)
@@ -188,7 +188,7 @@ _history = st.lists(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(history=_history, lost=st.sets(st.integers(0, 29)))
-def test_whatever_is_lost_a_replay_makes_it_exact(history, lost) -> None:
+def test_a_replay_makes_the_state_exact_after_any_loss(history, lost) -> None:
     """A replay makes the state exact, whatever batches of a random history were lost."""
     truth: set[tuple[int, ...]] = set()
     batches = []
@@ -219,7 +219,7 @@ def test_whatever_is_lost_a_replay_makes_it_exact(history, lost) -> None:
         assert world.hits(chain) == [expected], (family, batches)
 
 
-def test_an_old_snapshot_is_taken_where_nothing_better_is_known_and_the_rest_replayed() -> None:
+def test_an_old_snapshot_is_used_if_the_state_is_unknown() -> None:
     world = World(workers=1)
     world.events(0, 7, stored([1]))  # a late joiner: nobody answers at first
     world.core.on_replay_end(ReplayEnd(0.0, 0, answered=False))
@@ -233,7 +233,7 @@ def test_an_old_snapshot_is_taken_where_nothing_better_is_known_and_the_rest_rep
     assert (world.hits([8, 9]), world.hits([5]), world.hits([1])) == ([2], [1], [1])
 
 
-def test_blocks_that_are_stored_for_ever_and_never_removed_are_bounded() -> None:
+def test_blocks_that_are_never_removed_are_bounded() -> None:
     world = World(workers=1, index_entries=1024)
     for seq in range(2000):
         world.events(0, seq, stored([seq]))
@@ -242,7 +242,7 @@ def test_blocks_that_are_stored_for_ever_and_never_removed_are_bounded() -> None
     assert (kv.counters.overflows, kv.known) == (1, False)
 
 
-def test_orphans_that_were_evicted_make_room_for_others() -> None:
+def test_evicted_orphans_make_room_for_other_orphans() -> None:
     """Evicted orphans make room for others: after a gap that is never filled, children of missed
     blocks are kept aside and evicted all the time.
     """
@@ -259,7 +259,7 @@ def test_orphans_that_were_evicted_make_room_for_others() -> None:
     assert world.hits([7, 8]) == [2]
 
 
-def test_a_worker_that_was_down_holds_nothing_until_it_tells() -> None:
+def test_a_worker_that_was_down_holds_no_blocks_until_a_snapshot() -> None:
     world = World(workers=2)
     for worker_id in (0, 1):
         world.events(worker_id, 0, stored([1, 2, 3]))
@@ -274,7 +274,7 @@ def test_a_worker_that_was_down_holds_nothing_until_it_tells() -> None:
     assert not world.core.columns.hits_unknown[worker.slot]
 
 
-def test_new_thresholds_leave_what_is_known_alone() -> None:
+def test_new_thresholds_do_not_change_the_known_blocks() -> None:
     world = World(workers=1)
     world.events(0, 0, stored([1, 2, 3]))
     world.join(0, max_requests=3.0)
@@ -284,67 +284,67 @@ def test_new_thresholds_leave_what_is_known_alone() -> None:
     assert world.hits([1, 2, 3]) == [0]
 
 
-def emptied(world: World, times: int, running: int = 0) -> None:
+def report_resets(world: World, times: int, running: int = 0) -> None:
     world.core.on_load_report(LoadReport(world.now_s, 0, running, 0, math.nan, times))
 
 
-def test_a_cache_is_taken_for_empty_where_its_engine_emptied_it_and_no_event_says_so() -> None:
+def test_a_cache_reset_without_an_event_empties_the_known_blocks() -> None:
     world = World(workers=1)
     world.events(0, 0, stored([1, 2]))
-    emptied(world, 5)  # before we came
+    report_resets(world, 5)  # before we came
     assert world.hits([1, 2]) == [2]
-    emptied(world, 5)
+    report_resets(world, 5)
     assert world.hits([1, 2]) == [2]
     world.core.on_arrival(world.arrival([1, 2]))
-    emptied(world, 6)
+    report_resets(world, 6)
     kv = world.core.workers.get(0).kv
     assert (world.hits([1, 2]), kv.known, len(world.core.caches.speculative)) == ([0], False, 0)
     world.events(0, 1, Cleared(), stored([3]))
     assert (world.hits([3]), kv.known) == ([1], True)
-    emptied(world, 6)
+    report_resets(world, 6)
     assert (world.hits([3]), kv.known) == ([1], True)
 
 
-def test_an_emptied_cache_that_an_event_told_of_is_left_as_it_is() -> None:
+def test_a_cache_reset_with_an_event_is_applied_once() -> None:
     for reports in (0, 1):  # between the event and the report that counts it
         world = World(workers=1)
         for _ in range(3):
-            emptied(world, 5)
+            report_resets(world, 5)
         world.events(0, 0, stored([1, 2]))
         world.events(0, 1, Cleared(), stored([3]))
         for _ in range(reports):
-            emptied(world, 5)
-        emptied(world, 6)
+            report_resets(world, 5)
+        report_resets(world, 6)
         assert (world.hits([3]), world.core.workers.get(0).kv.known) == ([1], True)
         for _ in range(2):
-            emptied(world, 6)
-        emptied(world, 7)
+            report_resets(world, 6)
+        report_resets(world, 7)
         assert world.hits([3]) == [0]
 
 
-def test_a_busy_engine_tells_by_itself_what_it_emptied() -> None:
+def test_a_reported_reset_of_a_busy_engine_is_ignored() -> None:
     world = World(workers=1)
     world.events(0, 0, stored([1, 2]))
-    emptied(world, 5)
-    emptied(world, 6, running=1)
-    emptied(world, 6)
+    report_resets(world, 5)
+    report_resets(world, 6, running=1)
+    report_resets(world, 6)
     assert world.hits([1, 2]) == [2]
 
 
-def test_counts_that_begin_anew_empty_nothing() -> None:
+def test_a_reset_counter_that_restarts_at_0_does_not_empty_the_cache() -> None:
     world = World(workers=1)
     world.events(0, 0, stored([1, 2]))
-    emptied(world, 5)
-    emptied(world, 0)
+    report_resets(world, 5)
+    report_resets(world, 0)
     assert world.hits([1, 2]) == [2]
-    emptied(world, 1)
+    report_resets(world, 1)
     assert world.hits([1, 2]) == [0]
 
 
-def test_a_mirrored_cache_that_was_emptied_is_empty() -> None:
+def test_a_cache_reset_empties_a_mirrored_cache() -> None:
     world = World(workers=0)
     world.join(0, has_events=False)
     world.core.on_arrival(world.arrival([1, 2]))
-    emptied(world, 0)
-    emptied(world, 1)
+    report_resets(world, 0)
+    report_resets(world, 1)
     assert len(world.core.caches.mirrors) == 0

@@ -20,14 +20,14 @@ PROMPT = [1, 2, 3, 4, 5]
 OFF = st.sampled_from([-3, -1, -1, -1, -1, -1, 0, 0, 0, 1])
 
 
-def told(lessons: LastBlocks, slot: int, count: int, off: int, promised: int = 5) -> None:
+def answer_with(lessons: LastBlocks, slot: int, count: int, off: int, promised: int = 5) -> None:
     for _ in range(count):
         lessons.answered(slot, promised, promised + off, BLOCK)
 
 
 @given(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(2, 6), OFF), max_size=300))
 @settings(max_examples=examples(200))
-def test_as_many_answers_in_a_row_as_the_rule_says_decide(
+def test_the_required_number_of_answers_in_a_row_decides(
     answers: list[tuple[int, int, int]],
 ) -> None:
     """The number of answers in a row that the rule requires decides, compared with a list of all
@@ -46,30 +46,32 @@ def test_as_many_answers_in_a_row_as_the_rule_says_decide(
 
 @given(st.lists(st.integers(0, 40), min_size=SLOTS, max_size=SLOTS), st.sets(st.integers(0, 2)))
 @settings(max_examples=examples(200))
-def test_what_was_learned_takes_the_last_whole_block(hits: list[int], taught: set[int]) -> None:
+def test_a_learned_worker_loses_the_last_whole_block_of_each_hit(
+    hits: list[int], taught: set[int]
+) -> None:
     lessons = LastBlocks(SLOTS)
     for slot in taught:
-        told(lessons, slot, ANSWERS, -1)
+        answer_with(lessons, slot, ANSWERS, -1)
     seen = lessons.without(np.array(hits, dtype=np.int64), slice(0, SLOTS)).tolist()
     for slot, hit in enumerate(hits):
         less = max(hit // BLOCK - 1, 0) * BLOCK
         assert seen[slot] == (less if slot in taught else hit)
 
 
-def test_a_lesson_of_before_does_not_outlive_its_engine() -> None:
+def test_the_learned_rule_ends_with_its_engine() -> None:
     lessons = LastBlocks(SLOTS)
-    told(lessons, 1, ANSWERS, -1)
+    answer_with(lessons, 1, ANSWERS, -1)
     lessons.forget(1)
     assert not lessons.learned(1)
-    told(lessons, 1, ANSWERS - 1, -1)
+    answer_with(lessons, 1, ANSWERS - 1, -1)
     lessons.forget(1)
-    told(lessons, 1, ANSWERS - 1, -1)
+    answer_with(lessons, 1, ANSWERS - 1, -1)
     assert not lessons.learned(1)
 
 
-def test_answers_that_found_nothing_teach_nothing() -> None:
+def test_answers_without_hits_do_not_change_the_learned_rule() -> None:
     lessons = LastBlocks(SLOTS)
-    told(lessons, 0, 3 * ANSWERS, -1, promised=1)
+    answer_with(lessons, 0, 3 * ANSWERS, -1, promised=1)
     assert not lessons.learned(0)
 
 
@@ -98,7 +100,7 @@ class Engine(World):
         return choice.decision.hit_tokens // BLOCK
 
 
-def test_expected_hits_are_those_of_a_worker_with_draft_heads() -> None:
+def test_expected_hits_lack_the_last_block_for_a_worker_with_draft_heads() -> None:
     world = Engine()
     assert (len(tokens_of(PROMPT)), world.expected) == (5 * BLOCK, 5)
     world.ask(less=1, count=ANSWERS - 1)
@@ -109,7 +111,7 @@ def test_expected_hits_are_those_of_a_worker_with_draft_heads() -> None:
     assert world.expected == 4
 
 
-def test_a_wrong_lesson_ends_by_itself() -> None:
+def test_a_wrongly_learned_rule_is_unlearned_from_answers() -> None:
     world = Engine()
     world.ask(less=1)
     world.ask(less=0, count=ANSWERS - 1)

@@ -80,14 +80,16 @@ def errors(
 
 
 @pytest.mark.parametrize("seed", range(3 * EFFORT))
-def test_told_the_truth_it_is_never_wrong(seed: int) -> None:
+def test_a_mirror_with_the_right_capacity_is_always_exact(seed: int) -> None:
     asked = paths(seed, 600)
     assert set(errors(Mirrors(1, 4096), Engine(120), asked, told=120)) == {0}
 
 
 @pytest.mark.parametrize("seed", range(3 * EFFORT))
 @pytest.mark.parametrize(("told", "output_blocks"), [(240, 0), (1000, 0), (240, 6)])
-def test_a_smaller_cache_than_told_is_found_out(seed: int, told: int, output_blocks: int) -> None:
+def test_a_smaller_cache_than_configured_is_learned_from_answers(
+    seed: int, told: int, output_blocks: int
+) -> None:
     asked = paths(seed, 1200)
     mirrors, blind = Mirrors(1, 8192), Mirrors(1, 8192)
     beyond = errors(mirrors, Engine(120), asked, told, output_blocks)
@@ -100,13 +102,13 @@ def test_a_smaller_cache_than_told_is_found_out(seed: int, told: int, output_blo
 
 
 @pytest.mark.parametrize("seed", range(3 * EFFORT))
-def test_answers_take_room_even_where_no_hits_are_told(seed: int) -> None:
+def test_answers_take_room_even_without_reported_hits(seed: int) -> None:
     asked = paths(seed, 1200)
     beyond = errors(Mirrors(1, 8192), Engine(120), asked, 120, output_blocks=6, corrected=False)
     assert np.abs(beyond).mean() < 0.05
 
 
-def test_a_larger_cache_than_told_is_found_out_as_far_as_is_remembered() -> None:
+def test_a_larger_cache_than_configured_is_learned_from_answers() -> None:
     asked = paths(5, 1500)
     mirrors = Mirrors(1, 4096)
     beyond = np.array(errors(mirrors, Engine(140), asked, told=80))
@@ -115,7 +117,7 @@ def test_a_larger_cache_than_told_is_found_out_as_far_as_is_remembered() -> None
     assert np.abs(beyond[750:]).mean() < 0.1
 
 
-def test_one_odd_answer_does_not_empty_it_for_good() -> None:
+def test_odd_answers_do_not_shrink_the_mirror_permanently() -> None:
     asked = paths(7, 1500)
     mirrors, engine = Mirrors(1, 4096), Engine(120)
     assert set(errors(mirrors, engine, asked[:500], told=120)) == {0}
@@ -131,7 +133,7 @@ def test_one_odd_answer_does_not_empty_it_for_good() -> None:
     assert mirrors.room_blocks(0) > 110
 
 
-def test_what_siblings_still_compute_proves_nothing_when_it_is_missing() -> None:
+def test_missing_hits_of_concurrent_siblings_do_not_shrink_the_mirror() -> None:
     mirrors = Mirrors(1, 1024)
     mirrors.answered(mirrors.expect(0, chain_of((9, 9)), 64), None)
     path = (1, 2, 3, 4)
@@ -143,7 +145,7 @@ def test_what_siblings_still_compute_proves_nothing_when_it_is_missing() -> None
     assert mirrors.expect(0, chain_of((9, 9)), 64).hit_blocks == 2
 
 
-def test_blocks_of_answers_are_no_proof_of_a_larger_cache() -> None:
+def test_hits_of_answer_blocks_do_not_enlarge_the_mirror() -> None:
     mirrors = Mirrors(1, 1024)
     mirrors.answered(mirrors.expect(0, chain_of((1, 2)), 64), None)
     prediction = mirrors.expect(0, chain_of((1, 2, 3, 4)), 64)  # 3: what was answered
@@ -152,7 +154,7 @@ def test_blocks_of_answers_are_no_proof_of_a_larger_cache() -> None:
     assert mirrors.counters.more == 0
 
 
-def test_an_answer_from_before_the_cache_began_anew_says_nothing() -> None:
+def test_an_answer_from_before_a_cache_reset_is_ignored() -> None:
     mirrors = Mirrors(2, 1024)
     mirrors.answered(mirrors.expect(0, chain_of((1, 2, 3)), 64), None)
     early = mirrors.expect(0, chain_of((1, 2, 3)), 64)
@@ -170,7 +172,7 @@ tree_paths = st.lists(st.integers(0, 2), min_size=1, max_size=10).map(tuple)
 
 @patient
 @given(data=st.data(), max_blocks=st.integers(8, 200))
-def test_it_is_bounded_whatever_it_is_told(data: st.DataObject, max_blocks: int) -> None:
+def test_a_mirror_is_bounded_for_any_input(data: st.DataObject, max_blocks: int) -> None:
     mirrors = Mirrors(4, max_blocks)
     running: list[Prediction] = []
     for _ in range(data.draw(st.integers(1, 60))):
@@ -195,7 +197,7 @@ def test_it_is_bounded_whatever_it_is_told(data: st.DataObject, max_blocks: int)
 
 @patient
 @given(before=st.lists(tree_paths, max_size=8), failed=tree_paths, asked=st.lists(tree_paths))
-def test_a_dispatch_that_failed_leaves_nothing(
+def test_a_failed_dispatch_leaves_no_blocks_in_the_mirror(
     before: list[Path], failed: Path, asked: list[Path]
 ) -> None:
     def hits(mirrors: Mirrors, path: Path) -> int:

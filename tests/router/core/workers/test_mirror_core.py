@@ -35,7 +35,7 @@ def mirrored_world(workers: int = 1, **settings: object) -> World:
     return world
 
 
-def test_the_core_believes_as_much_as_the_cache_holds() -> None:
+def test_the_core_expects_no_more_blocks_than_the_cache_holds() -> None:
     world = mirrored_world()
     for family in range(4):
         sent(world, [family * 10 + n for n in range(8)], None)
@@ -47,7 +47,7 @@ def test_the_core_believes_as_much_as_the_cache_holds() -> None:
     ]
 
 
-def test_the_core_learns_from_cached_tokens() -> None:
+def test_the_core_corrects_the_mirror_by_cached_tokens() -> None:
     world = mirrored_world()
     for family in range(2):
         sent(world, [family * 10 + n for n in range(8)], 0)
@@ -61,7 +61,7 @@ def test_the_core_learns_from_cached_tokens() -> None:
 
 
 @pytest.mark.parametrize("blame", ["worker", "client", "busy"])
-def test_what_was_never_computed_is_not_believed(blame: str) -> None:
+def test_blocks_that_were_never_computed_are_not_expected(blame: str) -> None:
     world = mirrored_world(workers=2)
     sent(world, [1, 2], None)
     holder = 0 if hit_blocks(world, [1, 2], 0) else 1
@@ -76,7 +76,7 @@ def test_what_was_never_computed_is_not_believed(blame: str) -> None:
     )
 
 
-def test_a_refused_prompt_was_not_computed_and_a_broken_answer_was() -> None:
+def test_a_refused_prompt_is_not_cached_and_that_of_a_broken_answer_is() -> None:
     world = mirrored_world()
     refused = world.arrival([1, 2, 3])
     world.core.on_arrival(refused)
@@ -89,7 +89,7 @@ def test_a_refused_prompt_was_not_computed_and_a_broken_answer_was() -> None:
     assert hit_blocks(world, [4, 5, 6]) == 3
 
 
-def test_an_answer_that_counts_nothing_was_computed_however_soon_it_came() -> None:
+def test_an_answer_without_token_counts_was_computed() -> None:
     """An answer without token counts, such as Triton's `generate` gives, counts as computed however
     soon it came.
     """
@@ -102,7 +102,7 @@ def test_an_answer_that_counts_nothing_was_computed_however_soon_it_came() -> No
     assert hit_blocks(world, [4, 5, 6]) == 3
 
 
-def test_a_worker_that_left_takes_its_mirror_along() -> None:
+def test_the_mirror_of_a_removed_worker_is_removed() -> None:
     world = mirrored_world()
     arrival = world.arrival([1, 2, 3])
     world.core.on_arrival(arrival)
@@ -112,7 +112,7 @@ def test_a_worker_that_left_takes_its_mirror_along() -> None:
     assert hit_blocks(world, [1, 2, 3], 1) == 0
 
 
-def test_text_blocks_are_corrected_by_their_share_and_only_where_far_off() -> None:
+def test_text_blocks_are_corrected_by_share_and_only_if_far_off() -> None:
     world = World(workers=1)  # with events, which tell nothing of text
     text = {"approximate": True}
     sent(world, list(range(32)), 0, **text)
@@ -123,7 +123,7 @@ def test_text_blocks_are_corrected_by_their_share_and_only_where_far_off() -> No
     assert mirrors.counters.fewer == 1
 
 
-def test_of_several_prompts_in_one_request_nothing_is_learned() -> None:
+def test_requests_with_several_prompts_do_not_correct_the_mirror() -> None:
     world = mirrored_world()
     sent(world, list(range(8)), 0)
     sent(world, list(range(8)), 0, prompt_tokens=100, longest_prompt_tokens=8 * BLOCK)

@@ -81,7 +81,7 @@ def best_fixed(
 
 @pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.full), 16])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_each_phase_of_a_shifting_mix_carries_what_the_best_split_does(
+def test_each_phase_of_a_changing_mix_nearly_reaches_the_best_fixed_split(
     workers: int, noise: float
 ) -> None:
     pool = Fluid(workers, workers // 2)
@@ -102,7 +102,7 @@ def test_each_phase_of_a_shifting_mix_carries_what_the_best_split_does(
     noise=st.floats(0.0, 0.4),
     seed=st.integers(0, 1_000),
 )
-def test_a_mix_that_stays_is_left_in_peace(
+def test_a_steady_mix_causes_no_repeated_role_changes(
     p: float, d: float, workers: int, noise: float, seed: int
 ) -> None:
     """With a steady mix of requests, no worker changes its role back and forth once the best
@@ -116,7 +116,7 @@ def test_a_mix_that_stays_is_left_in_peace(
     assert len(pool.changes) - before <= 2
 
 
-def test_a_mix_that_turns_round_faster_than_changes_pay_is_followed_less_and_less() -> None:
+def test_a_fast_alternating_mix_causes_fewer_and_fewer_role_changes() -> None:
     pool = Fluid(8, 4)
     counts = []
     for _ in range(4):
@@ -128,7 +128,7 @@ def test_a_mix_that_turns_round_faster_than_changes_pay_is_followed_less_and_les
     assert counts[-1] <= 2, counts
 
 
-def test_an_idle_pool_and_one_too_small_are_left_alone() -> None:
+def test_an_idle_or_too_small_pool_causes_no_role_changes() -> None:
     pool = Fluid(8, 4)
     pool.run(MIXES["prompts"], 3_600, load=2.0)
     assert pool.changes == []
@@ -137,7 +137,7 @@ def test_an_idle_pool_and_one_too_small_are_left_alone() -> None:
     assert small.changes == []
 
 
-def test_a_change_says_why() -> None:
+def test_a_role_change_states_its_reason() -> None:
     pool = Fluid(8, 4)
     pool.run(MIXES["prompts"], 60)
     for _ in range(100):
@@ -150,7 +150,7 @@ def test_a_change_says_why() -> None:
     assert str(change).startswith("work of 3.46 workers to prefill and 0.86 to decode: with 6")
 
 
-def test_work_is_read_from_the_columns() -> None:
+def test_the_work_meter_reads_the_columns() -> None:
     world = World(workers=0)
     for worker_id, role in enumerate(("prefill", "decode")):
         facts = {"group": "g", "prefill_tokens_per_s": 1_000.0, "kv_capacity_tokens": 1_000.0}
@@ -169,7 +169,7 @@ def test_work_is_read_from_the_columns() -> None:
     assert meter.read(3.0, columns, [prefill], [decode])[1] == 0.5
 
 
-def test_what_an_engine_refused_is_not_asked_at_once_again() -> None:
+def test_a_refused_role_change_is_not_retried_at_once() -> None:
     pool = Fluid(8, 4, fixed=True)
     pool.run(MIXES["prompts"], 100)
     waits = 0

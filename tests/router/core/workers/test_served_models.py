@@ -12,7 +12,7 @@ TABLES = st.lists(st.dictionaries(st.integers(0, 3), MODELS), max_size=6)
 
 
 @given(TABLES)
-def test_models_come_and_leave_with_their_workers(tables) -> None:
+def test_models_are_served_while_a_worker_lists_them(tables) -> None:
     served = ServedModels()
     for table in tables:
         served.look(table.items())

@@ -31,7 +31,7 @@ def answers(world: World, worker_id: int) -> list[Action]:
     return world.core.on_silence(Silence(world.now_s, worker_id, 0))
 
 
-def where(world: World, **fields: object) -> int | None:
+def worker_of_next(world: World, **fields: object) -> int | None:
     """Return the worker that gets one more request, or None if the request is held."""
     arrival = world.arrival([1], **fields)
     (action,) = world.core.on_arrival(arrival)
@@ -45,18 +45,18 @@ def state(world: World, worker_id: int) -> str:
     return worker.shown_state
 
 
-def test_one_among_well_ones_gets_nothing_new_from_the_first_probe_and_its_cache_stays() -> None:
+def test_a_silent_worker_gets_no_new_requests_and_keeps_its_cache() -> None:
     world = World(3, policy="kv_prefix")
     world.events(1, 0, stored([1, 2]))
     assert silent(world, 1) == []
     assert state(world, 1) == "silent"
-    assert 1 not in {where(world) for _ in range(30)}
+    assert 1 not in {worker_of_next(world) for _ in range(30)}
     assert answers(world, 1) == []
     assert (state(world, 1), world.hits([1, 2])) == ("ready", [0, 2, 0])
-    assert where(world) == 1
+    assert worker_of_next(world) == 1
 
 
-def test_what_waits_there_moves_when_enough_probes_were_unanswered_and_once() -> None:
+def test_requests_at_a_silent_worker_are_moved_once_after_enough_probes() -> None:
     world = World(3)
     assert silent(world, 1) == []
     assert silent(world, 1, 2) == [Abandon(1)]
@@ -70,17 +70,19 @@ def test_what_waits_there_moves_when_enough_probes_were_unanswered_and_once() ->
     [(1, 1, True), (2, 1, False), (2, 2, True), (3, 1, False), (3, 2, True), (4, 2, False),
      (4, 3, True), (8, 4, False), (8, 5, True)],
 )  # fmt: skip
-def test_most_of_a_model_together_move_nothing(workers: int, quiet: int, panics: bool) -> None:
+def test_no_requests_move_if_most_workers_of_a_model_are_silent(
+    workers: int, quiet: int, panics: bool
+) -> None:
     world = World(workers, policy="round_robin", panic_share=0.5)
     actions = [a for n in range(quiet) for a in silent(world, n, 1)]
     assert actions == ([Panic("m", quiet, workers, True)] if panics else [])
     moved = [a for n in range(quiet) for a in silent(world, n, 2)]
     assert moved == ([] if panics else [Abandon(n) for n in range(quiet)])
-    got = {where(world) for _ in range(2 * workers)}
+    got = {worker_of_next(world) for _ in range(2 * workers)}
     assert got == ({None} if quiet == workers else set(range(quiet, workers)))
 
 
-def test_one_that_is_still_silent_after_the_others_is_given_as_long_as_one_alone() -> None:
+def test_a_worker_still_silent_after_a_panic_gets_the_full_time_again() -> None:
     world = World(3)
     for worker_id in range(3):
         silent(world, worker_id, 5)
@@ -90,9 +92,9 @@ def test_one_that_is_still_silent_after_the_others_is_given_as_long_as_one_alone
     assert silent(world, 2, 7) == [Abandon(2)]
 
 
-def test_new_ones_wait_until_one_answers_and_then_go_there() -> None:
+def test_new_requests_wait_until_a_silent_worker_answers() -> None:
     world = World(3)
-    running = [where(world) for _ in range(6)]
+    running = [worker_of_next(world) for _ in range(6)]
     for worker_id in range(3):
         silent(world, worker_id, 2)
     held = world.arrival([2])
@@ -108,17 +110,17 @@ def test_new_ones_wait_until_one_answers_and_then_go_there() -> None:
     assert None not in running
 
 
-def test_they_wait_as_long_as_others_may_and_are_then_refused() -> None:
+def test_requests_that_wait_for_silent_workers_are_rejected_after_hold_s() -> None:
     world = World(1, hold_s=5.0)
     silent(world, 0)
-    assert where(world) is None
+    assert worker_of_next(world) is None
     assert world.core.on_tick(Tick(4.9)) == []
     (refused,) = world.core.on_tick(Tick(5.0))
     assert isinstance(refused, Reject)
     assert (refused.status, refused.code) == (503, "hold_timeout")
 
 
-def test_a_dead_one_beside_silent_ones_counts_for_nothing() -> None:
+def test_a_dead_worker_does_not_end_the_wait_for_silent_workers() -> None:
     """A request that failed at a dead worker waits for the workers that do not answer probes,
     because no other worker serves it.
     """
@@ -131,12 +133,12 @@ def test_a_dead_one_beside_silent_ones_counts_for_nothing() -> None:
     failure = Failure(0.0, arrival.request_id, "worker", True, "connect")
     assert world.core.on_failure(failure) == [Hold(arrival.request_id, "policy")]
     world.core.on_worker(WorkerChange(0.0, dead, "down"))
-    assert where(world) is None
+    assert worker_of_next(world) is None
     sent = [a for a in answers(world, others[0]) if isinstance(a, Dispatch)]
     assert [a.worker_id for a in sent] == [others[0]] * 2
 
 
-def test_what_fails_at_a_silent_worker_neither_ejects_it_nor_keeps_the_request_away() -> None:
+def test_failures_at_a_silent_worker_neither_eject_nor_exclude_it() -> None:
     world = World(1)
     there = []
     for _ in range(5):
@@ -152,7 +154,7 @@ def test_what_fails_at_a_silent_worker_neither_ejects_it_nor_keeps_the_request_a
     assert state(world, 0) == "ready"
 
 
-def test_one_that_is_down_is_silent_no_more() -> None:
+def test_a_worker_that_goes_down_is_no_longer_silent() -> None:
     world = World(2)
     silent(world, 0)
     world.core.on_worker(WorkerChange(1.0, 0, "down"))
@@ -169,7 +171,7 @@ def streaming(world: World, workers: int) -> None:
         world.core.on_first_token(FirstToken(world.now_s, arrival.request_id))
 
 
-def test_streams_that_stand_still_everywhere_eject_nobody() -> None:
+def test_streams_stalled_at_all_workers_eject_no_worker() -> None:
     world = World(3, policy="round_robin", stall_s=0.5)
     streaming(world, 3)
     assert world.core.on_tick(Tick(0.5)) == [Probe(n, 0.5) for n in range(3)]
@@ -177,7 +179,7 @@ def test_streams_that_stand_still_everywhere_eject_nobody() -> None:
     assert world.core.counters.ejections == 0
 
 
-def test_where_the_others_answer_their_probes_the_one_is_ejected_by_the_next() -> None:
+def test_a_stalled_worker_is_ejected_if_the_other_workers_pass_their_probes() -> None:
     world = World(3, policy="round_robin", stall_s=0.5)
     streaming(world, 3)
     world.core.on_tick(Tick(0.5))
@@ -202,7 +204,7 @@ def test_where_the_others_answer_their_probes_the_one_is_ejected_by_the_next() -
         max_size=40,
     )
 )
-def test_nobody_silent_is_given_anything_and_nothing_is_refused_while_most_are(steps) -> None:
+def test_silent_workers_get_no_requests_and_requests_wait_while_most_are(steps) -> None:
     world = World(4)
     quiet: set[int] = set()
     down: set[int] = set()

@@ -86,13 +86,13 @@ def play(seed: int, steps: int, health: StateRecorder, life: StateRecorder) -> N
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 200))
-def test_no_fact_leads_out_of_the_tables(seed: int, steps: int) -> None:
+def test_no_fact_causes_a_transition_outside_the_tables(seed: int, steps: int) -> None:
     health, life = StateRecorder(HEALTH_STATES), StateRecorder(WORKER_STATES)
     play(seed, steps, health, life)
     assert health.missed == life.missed == set()
 
 
-def test_every_row_of_the_tables_is_reached() -> None:
+def test_every_transition_of_the_tables_is_reached() -> None:
     health, life = StateRecorder(HEALTH_STATES), StateRecorder(WORKER_STATES)
     for seed in range(WORLDS_MAX):
         play(seed, 200, health, life)

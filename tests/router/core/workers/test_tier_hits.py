@@ -25,13 +25,13 @@ CHAIN = [1, 2, 3, 4, 5, 6]
 SEEN: list[FleetView] = []  # what the policy was shown last
 
 
-def looks(request: RequestView, fleet: FleetView, state: object) -> Floats:
+def equal_costs(request: RequestView, fleet: FleetView, state: object) -> Floats:
     """Return equal costs for all workers, and keep the data that the policy was given."""
     SEEN[:] = [fleet]
     return np.zeros(len(fleet))
 
 
-POLICY = "tests.router.core.workers.test_tier_hits:looks"
+POLICY = "tests.router.core.workers.test_tier_hits:equal_costs"
 
 
 def shown(world: World, **fields: object) -> list[tuple[int, int, int]]:
@@ -42,35 +42,35 @@ def shown(world: World, **fields: object) -> list[tuple[int, int, int]]:
     return [tuple(map(int, row)) for row in zip(*columns, strict=True)]
 
 
-def below(event, tier: str):
+def in_tier(event, tier: str):
     return replace(event, tier=tier)
 
 
-def test_host_goes_on_where_the_gpu_ends_and_disk_where_host_ends() -> None:
+def test_host_hits_follow_gpu_hits_and_disk_hits_follow_host_hits() -> None:
     world = World(workers=2, policy=POLICY)
-    world.events(0, 0, stored(CHAIN[:2]), below(stored(CHAIN[:4]), "host"))
-    world.events(0, 1, below(stored(CHAIN[:5], after=4), "disk"))
+    world.events(0, 0, stored(CHAIN[:2]), in_tier(stored(CHAIN[:4]), "host"))
+    world.events(0, 1, in_tier(stored(CHAIN[:5], after=4), "disk"))
     assert shown(world, prompt_tokens=100) == [(2 * BLOCK, 2 * BLOCK, BLOCK), (0, 0, 0)]
     world.events(0, 2, replace(removed(CHAIN[:3]), tier="host"))
     assert shown(world, prompt_tokens=100) == [(2 * BLOCK, 0, 0), (0, 0, 0)]
 
 
-def test_a_hole_in_the_gpu_that_host_fills_is_no_hole() -> None:
+def test_a_block_in_host_memory_fills_a_hole_in_the_gpu_chain() -> None:
     world = World(workers=1, policy=POLICY)
-    world.events(0, 0, stored(CHAIN), below(stored(CHAIN), "host"))
+    world.events(0, 0, stored(CHAIN), in_tier(stored(CHAIN), "host"))
     world.events(0, 1, removed(CHAIN[:2]))
     assert shown(world, prompt_tokens=100) == [(BLOCK, 5 * BLOCK, 0)]
 
 
-def test_one_token_is_left_to_compute() -> None:
+def test_tier_hits_leave_one_token_to_compute() -> None:
     world = World(workers=1, policy=POLICY)
-    world.events(0, 0, stored(CHAIN[:2]), below(stored(CHAIN), "disk"))
+    world.events(0, 0, stored(CHAIN[:2]), in_tier(stored(CHAIN), "disk"))
     assert shown(world) == [(2 * BLOCK, 0, 4 * BLOCK - 1)]
 
 
-def test_what_a_dispatch_will_leave_on_the_gpu_counts_there() -> None:
+def test_blocks_of_a_running_dispatch_count_as_gpu_hits() -> None:
     world = World(workers=1, policy=POLICY)
-    world.events(0, 0, below(stored(CHAIN[:4]), "host"))
+    world.events(0, 0, in_tier(stored(CHAIN[:4]), "host"))
     (action,) = world.core.on_arrival(world.arrival(CHAIN[:3]))
     assert isinstance(action, Dispatch)
     assert shown(world, prompt_tokens=100) == [(3 * BLOCK, BLOCK, 0)]
@@ -81,14 +81,16 @@ def test_what_a_dispatch_will_leave_on_the_gpu_counts_there() -> None:
     held=st.lists(st.lists(st.sampled_from([0, 1, 2]), max_size=6), min_size=3, max_size=3),
     prompt_tokens=st.integers(1, 40),
 )
-def test_every_split_of_a_chain_over_tiers(held: list[list[int]], prompt_tokens: int) -> None:
+def test_hits_are_right_for_every_distribution_of_blocks_over_tiers(
+    held: list[list[int]], prompt_tokens: int
+) -> None:
     """Hits are right for every distribution of a chain's blocks over tiers; `held[w][i]` is the
     only tier in which worker w holds block i.
     """
     world = World(workers=3, policy=POLICY)
     for worker_id, tiers in enumerate(held):
         events = [
-            below(stored(CHAIN[: i + 1], after=i), ("gpu", "host", "disk")[tier])
+            in_tier(stored(CHAIN[: i + 1], after=i), ("gpu", "host", "disk")[tier])
             for i, tier in enumerate(tiers)
         ]
         world.events(worker_id, 0, *events)
@@ -103,10 +105,10 @@ def test_every_split_of_a_chain_over_tiers(held: list[list[int]], prompt_tokens:
 
 
 @pytest.mark.parametrize("size", [BLOCK, 2 * BLOCK])
-def test_each_worker_is_looked_up_by_its_own_block_size(size: int) -> None:
+def test_tier_hits_use_the_block_size_of_each_worker(size: int) -> None:
     world = World(workers=1, policy=POLICY)
     world.join(1, block_size=size)
-    world.events(0, 0, below(stored(CHAIN), "host"))
+    world.events(0, 0, in_tier(stored(CHAIN), "host"))
     chains = {BLOCK: chain_of(CHAIN), size: chain_of(CHAIN)}
     rows = shown(world, prompt_tokens=100, chains=chains)
     assert rows == [(0, 6 * BLOCK, 0), (0, 0, 0)]
@@ -117,7 +119,7 @@ def test_each_worker_is_looked_up_by_its_own_block_size(size: int) -> None:
 RATE = 20_000.0  # prefill tokens a second
 
 
-def test_a_hit_in_host_memory_spares_what_loading_is_shorter() -> None:
+def test_a_host_hit_saves_the_compute_time_minus_the_load_time() -> None:
     """A hit in host memory saves computing minus loading: 1,000 tokens take 50 ms to compute and 10
     ms to load, so they save as much as 800 tokens on the GPU.
     """
@@ -131,7 +133,7 @@ def test_a_hit_in_host_memory_spares_what_loading_is_shorter() -> None:
     assert fleet.hit_tokens.tolist() == [0, 0, 200, 0]
 
 
-def test_attention_is_part_of_the_prefill_that_is_spared() -> None:
+def test_the_saved_prefill_includes_attention() -> None:
     """The saved prefill time includes attention: at 1e-4 of a token's work for each pair of tokens,
     the first 1,000 tokens take the time of 1,050.
     """
@@ -145,7 +147,7 @@ def test_attention_is_part_of_the_prefill_that_is_spared() -> None:
     assert fleet.spared_tokens.tolist() == [int(1_000 * (1 - 10 / 52.5))]
 
 
-def test_disk_comes_behind_host() -> None:
+def test_disk_hits_save_compute_time_minus_their_own_load_time() -> None:
     fleet = fleet_of(
         hit_tokens=100,
         hit_tokens_host=400,
@@ -164,7 +166,7 @@ def test_disk_comes_behind_host() -> None:
     disk=st.integers(0, 2_000),
     rates=st.tuples(*[st.floats(1.0, 1e9) | st.just(np.nan)] * 2),
 )
-def test_more_is_never_spared_than_was_found(gpu, host, disk, rates) -> None:
+def test_saved_tokens_never_exceed_the_hit_tokens(gpu, host, disk, rates) -> None:
     fleet = fleet_of(
         hit_tokens=gpu,
         hit_tokens_host=host,
@@ -176,7 +178,7 @@ def test_more_is_never_spared_than_was_found(gpu, host, disk, rates) -> None:
     assert gpu <= spared <= gpu + host + disk
 
 
-def test_what_lies_in_host_memory_makes_its_worker_as_much_larger() -> None:
+def test_host_memory_adds_to_the_kept_tokens_of_its_worker() -> None:
     fleet = fleet_of(
         kv_capacity_tokens=[90_000.0, 90_000.0, np.nan],
         host_cached_tokens=[300_000.0, 0.0, 300_000.0],
@@ -188,12 +190,12 @@ def test_what_lies_in_host_memory_makes_its_worker_as_much_larger() -> None:
     assert kept == [full, 90_000.0, full]  # an unknown one is taken to be as the others are
 
 
-def test_a_charge_counts_what_must_be_computed() -> None:
+def test_a_charge_counts_only_tokens_that_must_be_computed() -> None:
     """A request's charge counts only what must be computed: the queue of a worker that loads most
     of a prompt is short, and the decision says why.
     """
     world = World(workers=1, policy=POLICY)
-    world.events(0, 0, stored(CHAIN[:1]), below(stored(CHAIN[:4]), "host"))
+    world.events(0, 0, stored(CHAIN[:1]), in_tier(stored(CHAIN[:4]), "host"))
     (action,) = world.core.on_arrival(world.arrival(CHAIN, prompt_tokens=6 * BLOCK))
     assert isinstance(action, Dispatch)
     assert (action.decision.hit_tokens, action.decision.loaded_tokens) == (BLOCK, 3 * BLOCK)
@@ -202,7 +204,7 @@ def test_a_charge_counts_what_must_be_computed() -> None:
     assert (charge.uncached_tokens, charge.loads) == (2 * BLOCK, Loads(3 * BLOCK, 0))
 
 
-def test_a_session_that_lies_in_host_memory_is_warm() -> None:
+def test_a_session_cached_in_host_memory_is_warm() -> None:
     world = World(workers=2, policy="warmset")
     for worker_id in range(2):  # they have published nothing yet
         world.core.on_replay_end(ReplayEnd(0.0, worker_id, True))
@@ -214,13 +216,13 @@ def test_a_session_that_lies_in_host_memory_is_warm() -> None:
     world.core.on_first_token(FirstToken(1.0, 1))
     world.core.on_finish(Finish(2.0, 1, 4 * BLOCK, 0, 1))
     gone = [removed(CHAIN[:depth]) for depth in (4, 3, 2, 1)]
-    world.events(home, 1, below(stored(CHAIN[:4]), "host"), *gone)
+    world.events(home, 1, in_tier(stored(CHAIN[:4]), "host"), *gone)
     choice = world.core.explain(world.arrival(CHAIN, session="s"))
     assert isinstance(choice, Choice)
     assert choice.worker.worker_id == home
     assert choice.decision.details is not None
     assert choice.decision.details.request["standing"] == "warm"
-    world.events(home, 2, *[below(one, "host") for one in gone])
+    world.events(home, 2, *[in_tier(one, "host") for one in gone])
     choice = world.core.explain(world.arrival(CHAIN, session="s"))
     assert isinstance(choice, Choice)
     assert choice.decision.details is not None
@@ -248,7 +250,7 @@ def learner(rate: float = RATE) -> tuple[WorkerColumns, LoadEstimator]:
 
 @pytest.mark.parametrize("true_rate", [RATE / 2, 100_000.0, 3_000_000.0])
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_the_rate_is_learned_from_first_tokens(true_rate: float, tier: str) -> None:
+def test_load_rates_are_learned_from_first_tokens(true_rate: float, tier: str) -> None:
     columns, estimator = learner()
     rng = np.random.default_rng(3)
     for tokens in rng.integers(2_000, 30_000, 40).tolist():
@@ -261,7 +263,7 @@ def test_the_rate_is_learned_from_first_tokens(true_rate: float, tier: str) -> N
     assert np.isnan(getattr(columns, f"{other}_tokens_per_s")[0])
 
 
-def test_what_says_little_of_a_load_teaches_nothing() -> None:
+def test_requests_with_little_load_time_do_not_change_load_rates() -> None:
     """Requests that say little about loading times are not used: short loads, prompts that are
     mostly computed, loads from both tiers at once, and prefills next to others.
     """
@@ -281,7 +283,7 @@ def test_what_says_little_of_a_load_teaches_nothing() -> None:
 
 @settings(max_examples=examples(50))
 @given(times_s=st.lists(st.floats(0.0, 1e6), max_size=3))
-def test_a_few_absurd_times_hardly_move_it(times_s: list[float]) -> None:
+def test_a_few_absurd_times_hardly_change_the_load_rate(times_s: list[float]) -> None:
     columns, estimator = learner()
     for took_s in [0.08] * 8 + times_s:
         estimator.first_token(loaded(columns, 5_000, 0, 500), took_s)
