@@ -14,7 +14,7 @@ from policies import POLICIES
 from policies.load import load, text_of
 from policies.pick import HOLD, pick
 from tests.policies.fleet import fleet_of, request_of
-from tests.policies.views import told
+from tests.policies.views import state_after_dispatches
 from tests.policies.wide import wide_fleet
 
 CATALOGUE = Path(__file__).parents[2] / "docs" / "catalogue.md"
@@ -36,7 +36,7 @@ def entries_of(text: str) -> dict[str, str]:
     return entries
 
 
-def test_the_catalogue_names_every_policy_with_its_defaults():
+def test_the_catalogue_lists_every_policy_with_its_defaults():
     entries = entries_of(CATALOGUE.read_text(encoding="utf-8"))
     wrong = []
     for name in POLICIES:
@@ -51,7 +51,7 @@ def test_the_catalogue_names_every_policy_with_its_defaults():
     assert not wrong, "\n".join(wrong)
 
 
-def test_an_entry_of_the_catalogue_is_read_as_it_is_written():
+def test_catalogue_entries_are_parsed_and_faulty_ones_are_rejected():
     text = "| `a` | ours | x [y] | `b=1`, `c=none` |\n| `d` | a classic | 0 | none |\n"
     assert entries_of(text) == {"a": "`b=1`, `c=none`", "d": ""}
     for faulty in (
@@ -68,27 +68,31 @@ def test_an_entry_of_the_catalogue_is_read_as_it_is_written():
 @every_policy
 @pytest.mark.parametrize("workers", [64, 1_000])
 @pytest.mark.parametrize("session", [None, "a", "never heard of"])
-def test_a_wide_pool(name, workers, session):
+def test_every_policy_serves_a_wide_pool(name, workers, session):
     policy = load(name)
     for seed in range(4):
         fleet = wide_fleet(seed, workers)
         request = request_of(session=session, serial=seed, draw=seed / 5)
-        costs = policy.costs(request, fleet, told(policy, fleet, seed))
+        costs = policy.costs(request, fleet, state_after_dispatches(policy, fleet, seed))
         assert not np.isnan(costs).any()
         assert HOLD < pick(costs, request.draw) < workers
 
 
 @every_policy
-def test_a_prompt_without_a_full_block(name):
+def test_every_policy_serves_a_prompt_without_a_full_block(name):
     policy = load(name)
     fleet = wide_fleet(0, 8)
     for prompt_tokens in (1, 3):
         request = request_of(prompt_tokens=prompt_tokens)
-        assert HOLD < pick(policy.costs(request, fleet, told(policy, fleet)), 0.5) < 8
+        assert (
+            HOLD
+            < pick(policy.costs(request, fleet, state_after_dispatches(policy, fleet)), 0.5)
+            < 8
+        )
 
 
 @every_policy
-def test_equal_workers_are_equal(name):
+def test_each_of_several_equal_workers_is_chosen_sometimes(name):
     """If nothing distinguishes two workers, each of them is chosen sometimes."""
     policy = load(name)
     fleet = fleet_of(worker_id=range(4), kv_used_tokens=0.0, kv_capacity_tokens=1e5)

@@ -42,7 +42,7 @@ def plain_reached(fleet, defaults) -> np.ndarray:
 
 @settings(max_examples=examples(200))
 @given(hits=st.lists(st.integers(0, 3_000), max_size=12), prompt_tokens=st.integers(1, 2_500))
-def test_missing_tokens(hits, prompt_tokens) -> None:
+def test_missing_tokens_equal_the_plain_formula(hits, prompt_tokens) -> None:
     fleet = fleet_of(hit_tokens=np.array(hits, dtype=np.int64))
     missing = fleet.missing_tokens(prompt_tokens)
     assert missing.tolist() == plain_missing(prompt_tokens, fleet.hit_tokens).tolist()
@@ -57,7 +57,7 @@ limits = st.one_of(st.none(), st.floats(1.0, 1e4))
     fleet=fleets(),
     defaults=st.tuples(limits, limits, st.one_of(st.none(), st.floats(0.01, 1.0))),
 )
-def test_hybrid(request, fleet, defaults) -> None:
+def test_hybrid_costs_equal_the_plain_formula(request, fleet, defaults) -> None:
     reached = reached_thresholds(fleet, *defaults)
     expected = plain_reached(fleet, defaults)
     assert expected.tolist() == ([False] * len(fleet) if reached is None else reached.tolist())
@@ -75,7 +75,7 @@ costs_lists = st.lists(
 
 @settings(max_examples=examples(300))
 @given(costs=costs_lists, draw=st.floats(0.0, 1.0, exclude_max=True))
-def test_pick_among_ties(costs, draw) -> None:
+def test_pick_among_ties_equals_the_plain_rule(costs, draw) -> None:
     finite = [(cost, row) for row, cost in enumerate(costs) if cost < INF]
     if not finite:
         assert pick(np.array(costs), draw) == -1
@@ -85,7 +85,7 @@ def test_pick_among_ties(costs, draw) -> None:
     assert pick(np.array(costs), draw) == ties[int(draw * len(ties))]
 
 
-def test_a_median_of_nothing_known_is_not_hidden() -> None:
+def test_an_unknown_step_time_is_an_error_and_not_hidden_by_the_median() -> None:
     """An unknown speed is not hidden by a median: every cost is NaN, and `pick` raises an error
     that says so.
     """

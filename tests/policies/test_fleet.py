@@ -13,7 +13,7 @@ from policies.contract import FleetView, TableFleet
 from tests.policies.fleet import fleet_of
 
 
-def test_the_interface_cannot_be_built_and_the_error_names_what_can() -> None:
+def test_building_the_interface_is_an_error_that_points_to_the_table() -> None:
     with pytest.raises(TypeError, match=r"TableFleet\(\.\.\.\)"):
         FleetView(worker_id=np.arange(2))
 
@@ -23,7 +23,7 @@ def test_a_table_has_every_column_of_the_interface() -> None:
     assert columns == FleetView.__abstractmethods__
 
 
-def test_every_column_says_what_it_counts() -> None:
+def test_every_column_has_a_docstring() -> None:
     for name in FleetView.__abstractmethods__:
         assert getattr(FleetView, name).__doc__, name
 
@@ -33,7 +33,7 @@ def test_a_table_cannot_be_changed() -> None:
         fleet_of().step_s = np.zeros(1)  # type: ignore[misc]
 
 
-def test_a_fleet_with_other_columns_is_a_table_of_the_rest() -> None:
+def test_with_columns_replaces_columns_in_a_copy() -> None:
     fleet = fleet_of(worker_id=[3, 4], hit_tokens=[100, 0], pair_tokens=0.5)
     changed = fleet.with_columns(hit_tokens=np.array([1, 2]))
     assert changed.hit_tokens.tolist() == [1, 2]

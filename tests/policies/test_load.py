@@ -93,7 +93,7 @@ def test_parameters_are_coerced_by_their_type():
     }
 
 
-def test_the_specification_loads_the_same_again():
+def test_the_specification_loads_the_same_policy_again():
     for spec in ("random", "hybrid?max_requests=3", f"{HERE}:scaled?label=a%26b%3Dc%20%25"):
         policy = load(spec)
         again = load(policy.spec)
@@ -159,13 +159,13 @@ def test_a_policy_without_memory_has_no_state():
         ("thresholds", r"it is a wrapper, which stands behind a policy and a \|"),
     ],
 )
-def test_refusals_say_what_would_be_right(spec, says):
+def test_errors_suggest_a_valid_specification(spec, says):
     with pytest.raises(PolicyError, match=says):
         load(spec)
 
 
 @pytest.mark.parametrize("source", ["raise OSError('no device')", "raise SystemExit(4)"])
-def test_a_module_that_cannot_be_imported_ends_nothing(source, tmp_path, monkeypatch):
+def test_a_module_that_cannot_be_imported_raises_a_policy_error(source, tmp_path, monkeypatch):
     (tmp_path / "ends_at_once.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PolicyError, match=r"cannot import ends_at_once:x: it raised (OSE|SystemE)"):
@@ -180,12 +180,12 @@ def test_a_module_that_cannot_be_imported_ends_nothing(source, tmp_path, monkeyp
         ("returns_too_many", r"shape \(3,\) for 2 workers"),
     ],
 )
-def test_a_wrong_answer_names_its_policy(attr, says):
+def test_the_error_for_wrong_costs_names_the_policy(attr, says):
     with pytest.raises(PolicyError, match=f"{attr} (returned )?{says}"):
         load(f"{HERE}:{attr}").costs(request_of(), fleet_of(worker_id=[0, 1]), None)
 
 
-def test_installed_entry_points_are_names(monkeypatch):
+def test_installed_entry_points_are_policy_names(monkeypatch):
     entry = EntryPoint("newest_first", f"{HERE}:newest", "warmroute.policies")
     shadow = EntryPoint("random", f"{HERE}:newest", "warmroute.policies")
     monkeypatch.setattr(naming, "entry_points", lambda group: [entry, shadow])
@@ -196,7 +196,7 @@ def test_installed_entry_points_are_names(monkeypatch):
         load("newest")
 
 
-def test_a_module_of_the_folder_is_found_behind_what_is_installed(
+def test_a_module_of_the_current_folder_is_found_after_installed_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])

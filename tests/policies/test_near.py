@@ -19,11 +19,11 @@ from policies.near import did_you_mean, nearest
         *(("", None), ("zzz", None), ("h", None), ("x" * 10_000, None)),
     ],
 )
-def test_the_nearest_name_is_found_or_none(given, near):
+def test_the_nearest_known_name_is_found_if_any(given, near):
     assert nearest(given, ("hybrid", "warmset", "random")) == near
 
 
-def test_of_two_names_as_near_the_one_with_the_longest_piece_in_common_is_meant():
+def test_of_two_equally_near_names_the_one_with_the_longer_common_part_wins():
     names = ("balance_abs", "balance_rel", "match_threshold")
     for given in ("balance_abs_threshold", "balance_abs_treshold", "balance-abs-threshold"):
         assert nearest(given, names) == "balance_abs"
@@ -31,6 +31,6 @@ def test_of_two_names_as_near_the_one_with_the_longest_piece_in_common_is_meant(
     assert nearest("balance_rel_treshold", names) == "balance_rel"
 
 
-def test_the_hint_stands_behind_what_is_said():
+def test_the_hint_is_appended_to_the_message():
     assert did_you_mean("hybird", ["hybrid"]) == " (did you mean hybrid?)"
     assert did_you_mean("hybird", []) == ""

@@ -29,13 +29,13 @@ costs_lists = st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(INF)), max_size=9
         ([-2.0, 0.0], 0.9, 0),
     ],
 )
-def test_lowest_cost_wins_and_ties_are_drawn(costs, draw, row):
+def test_the_lowest_cost_wins_and_ties_are_broken_at_random(costs, draw, row):
     assert pick(np.array(costs, dtype=np.float64), draw) == row
 
 
 @pytest.mark.parametrize("bad", [np.nan, -INF])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_impossible_costs_are_named(bad, temperature):
+def test_the_error_names_the_row_of_an_invalid_cost(bad, temperature):
     with pytest.raises(ValueError, match="row 2"):
         pick(np.array([1.0, INF, bad]), 0.5, temperature)
     with pytest.raises(ValueError, match="row 2"):
@@ -43,12 +43,12 @@ def test_impossible_costs_are_named(bad, temperature):
 
 
 @pytest.mark.parametrize(("draw", "temperature"), [(1.0, 0.0), (-0.1, 0.0), (0.5, -1.0)])
-def test_draw_and_temperature_out_of_range(draw, temperature):
+def test_draw_and_temperature_out_of_range_are_rejected(draw, temperature):
     with pytest.raises(ValueError, match="must be"):
         pick(np.array([1.0]), draw, temperature)
 
 
-def test_temperature_follows_the_softmax_whatever_the_unit():
+def test_temperature_follows_the_softmax_for_any_unit_of_cost():
     draws = (np.arange(4000) + 0.5) / 4000
     for unit in (1e-3, 1.0, 1e6):
         costs = np.array([0.0, 1.0, 2.0, INF]) * unit
@@ -58,7 +58,7 @@ def test_temperature_follows_the_softmax_whatever_the_unit():
         assert picked[3] == 0
 
 
-def test_small_temperature_is_the_lowest_cost():
+def test_a_small_temperature_picks_the_lowest_cost():
     assert {pick(np.array([3.0, 1.0, 2.0]), d, 1e-300) for d in (0.0, 0.5, 0.999)} == {1}
 
 

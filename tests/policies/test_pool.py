@@ -19,7 +19,7 @@ def run(policy: str, profile: str, jobs: list, seed: int, slow: tuple[int, ...] 
 
 @seeds
 @profiles
-def test_hybrid_spreads_a_popular_prompt_and_is_as_quick_as_round_robin(profile, seed):
+def test_hybrid_spreads_a_popular_prompt_and_is_as_fast_as_round_robin(profile, seed):
     jobs = shared_prompt(500, 60.0, 6_000, 700, 24, seed)
     blind, hybrid = (run(policy, profile, jobs, seed) for policy in ("round_robin", "hybrid"))
     assert hybrid.skew <= 1.25, hybrid.requests
@@ -27,19 +27,19 @@ def test_hybrid_spreads_a_popular_prompt_and_is_as_quick_as_round_robin(profile,
     assert hybrid.ttft_s.mean() <= 1.15 * blind.ttft_s.mean()
 
 
-def test_kv_prefix_makes_the_hot_spot():
+def test_kv_prefix_sends_a_popular_prompt_to_one_worker():
     outcome = run("kv_prefix", PROFILES[0], shared_prompt(200, 60.0, 6_000, 700, 24, 1), 1)
     assert max(outcome.requests) == 200
 
 
-def test_kv_load_is_even_and_blind():
+def test_kv_load_spreads_a_popular_prompt_evenly():
     outcome = run("kv_load", PROFILES[0], shared_prompt(500, 60.0, 6_000, 700, 24, 1), 1)
     assert outcome.skew <= 1.5, outcome.requests
 
 
 @seeds
 @profiles
-def test_hybrid_keeps_conversations_where_their_cache_is(profile, seed):
+def test_hybrid_keeps_conversations_at_the_worker_with_their_cache(profile, seed):
     jobs = conversations(80, 4.0, 2_560, 7, 400, 100, seed)
     blind, hybrid = (run(policy, profile, jobs, seed) for policy in ("round_robin", "hybrid"))
     assert hybrid.hit_rate >= blind.hit_rate + 0.15
@@ -47,7 +47,7 @@ def test_hybrid_keeps_conversations_where_their_cache_is(profile, seed):
 
 
 @seeds
-def test_hybrid_stays_even_near_saturation(seed):
+def test_hybrid_spreads_load_evenly_near_saturation(seed):
     jobs = shared_prompt(800, 140.0, 6_000, 700, 24, seed)
     blind, hybrid = (run(policy, PROFILES[0], jobs, seed) for policy in ("round_robin", "hybrid"))
     assert hybrid.skew <= 1.1, hybrid.requests
@@ -55,7 +55,7 @@ def test_hybrid_stays_even_near_saturation(seed):
 
 
 @seeds
-def test_hybrid_gives_slow_workers_less(seed):
+def test_hybrid_gives_slow_workers_fewer_requests(seed):
     jobs = shared_prompt(500, 100.0, 6_000, 700, 24, seed)
     slow = (0, 5)
     blind, hybrid = (

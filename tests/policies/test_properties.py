@@ -14,7 +14,7 @@ from policies.load import load
 from policies.pick import pick
 from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
-from tests.policies.views import columns_of, fleets, requests, told
+from tests.policies.views import columns_of, fleets, requests, state_after_dispatches
 
 # Policies that prefer a row by its place; their docstrings say so.
 POINTING = ("round_robin", "power_of_two", "trt_llm", "ray_prefix", "smg_expected_wait")
@@ -26,13 +26,13 @@ every_policy = pytest.mark.parametrize("name", list(POLICIES))
 @every_policy
 @settings(max_examples=examples(40))
 @given(request=requests, fleet=fleets())
-def test_same_view_same_costs_of_the_right_kind_and_nothing_is_touched(name, request, fleet):
+def test_costs_are_repeatable_valid_floats_and_the_view_is_unchanged(name, request, fleet):
     policy = load(name)
     before = {key: column.copy() for key, column in columns_of(fleet).items()}
     for column in columns_of(fleet).values():
         column.setflags(write=False)
     request.chain.setflags(write=False)
-    state = told(policy, fleet)
+    state = state_after_dispatches(policy, fleet)
     first, second = (policy.costs(request, fleet, state) for _ in range(2))
     assert first.shape == (len(fleet),)
     assert first.dtype == np.float64
@@ -49,11 +49,11 @@ def test_same_view_same_costs_of_the_right_kind_and_nothing_is_touched(name, req
 @pytest.mark.parametrize("name", SYMMETRIC)
 @settings(max_examples=examples(40))
 @given(request=requests, fleet=fleets(), seed=st.integers(0, 2**32 - 1))
-def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
+def test_the_order_of_rows_does_not_change_costs(name, request, fleet, seed):
     order = np.random.default_rng(seed).permutation(len(fleet))
     shuffled = replace(fleet, **{k: column[order] for k, column in columns_of(fleet).items()})
     policy = load(name)
-    state = told(policy, fleet, seed)
+    state = state_after_dispatches(policy, fleet, seed)
     straight = policy.costs(request, fleet, state)[order]
     np.testing.assert_allclose(policy.costs(request, shuffled, state), straight, rtol=1e-9)
 
@@ -61,9 +61,11 @@ def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in HOLDING])
 @given(request=requests, fleet=fleets(rows_max=1))
 @settings(max_examples=examples(20))
-def test_a_pool_of_one_is_always_chosen(name, request, fleet):
+def test_the_only_worker_is_always_chosen(name, request, fleet):
     policy = load(name)
-    assert pick(policy.costs(request, fleet, told(policy, fleet)), request.draw) == 0
+    assert (
+        pick(policy.costs(request, fleet, state_after_dispatches(policy, fleet)), request.draw) == 0
+    )
 
 
 @every_policy

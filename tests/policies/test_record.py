@@ -16,7 +16,7 @@ class Point:
     y: int = 0
 
 
-def test_records_are_equal_and_hashed_by_value() -> None:
+def test_records_are_compared_and_hashed_by_value() -> None:
     assert Point(1) == Point(1, 0)
     assert hash(Point(1)) == hash(Point(1, 0))
     assert Point(1) != Point(2)
@@ -24,7 +24,7 @@ def test_records_are_equal_and_hashed_by_value() -> None:
     assert repr(Point(1, 2)) == "Point(x=1, y=2)"
 
 
-def test_a_record_has_its_fields_and_nothing_else() -> None:
+def test_a_record_has_only_its_fields() -> None:
     report = LoadReport(1.0, 2, 3, 4, 5.0)
     with pytest.raises(AttributeError):
         report.stray = 1  # type: ignore[attr-defined]

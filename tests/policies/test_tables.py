@@ -25,7 +25,7 @@ def costs_of(policy, request=None, **columns):
     return policy.costs(request or request_of(), fleet_of(**columns), None).tolist()
 
 
-def test_round_robin_goes_one_row_further_each_time():
+def test_round_robin_chooses_the_next_row_each_time():
     rows = [
         costs_of(RoundRobin(), request_of(serial=s), worker_id=[3, 5, 9]).index(0.0)
         for s in range(7)
@@ -34,14 +34,14 @@ def test_round_robin_goes_one_row_further_each_time():
     assert costs_of(RoundRobin(), request_of(serial=4), worker_id=[3, 5, 9]) == [1.0, 0.0, 1.0]
 
 
-def test_round_robin_spreads_what_a_lost_worker_leaves():
+def test_round_robin_spreads_the_requests_of_a_lost_worker():
     lost = [s for s in range(8 * 70) if s % 8 == 3]
     fleet = fleet_of(worker_id=[0, 1, 2, 4, 5, 6, 7])
     rows = [pick(RoundRobin().costs(request_of(serial=s), fleet, None), 0.0) for s in lost]
     assert np.bincount(rows).tolist() == [10] * 7
 
 
-def test_random_knows_no_difference():
+def test_random_gives_all_workers_equal_costs():
     assert costs_of(Uniform(), hit_tokens=[900, 0], running=[0, 9]) == [0.0, 0.0]
 
 
@@ -64,7 +64,7 @@ def test_power_of_two_compares_the_drawn_pair(draw, costs):
     assert costs_of(PowerOfTwo(), request_of(draw=draw), running=[4, 2, 2]) == costs
 
 
-def test_power_of_two_favours_no_row_when_all_are_equal():
+def test_power_of_two_favours_no_row_if_all_are_equal():
     fleet, draws = fleet_of(running=[1] * 8), (np.arange(5600) + 0.5) / 5600
     rows = [pick(PowerOfTwo().costs(request_of(draw=d), fleet, None), d) for d in draws]
     assert np.bincount(rows).tolist() == [700] * 8
@@ -75,13 +75,13 @@ def test_kv_prefix_never_spills():
     assert costs == [0.0, -160.0, 0.0]
 
 
-def test_kv_load_is_a_share_where_capacities_are_known():
+def test_kv_load_is_a_share_if_all_capacities_are_known():
     used = {"kv_used_tokens": [50.0, 60.0], "hit_tokens": [900, 0]}
     assert costs_of(KvLoad(), **used, kv_capacity_tokens=[100.0, 400.0]) == [0.5, 0.15]
     assert costs_of(KvLoad(), **used, kv_capacity_tokens=[100.0, NAN]) == [50.0, 60.0]
 
 
-def test_kv_load_counts_its_own_ledger_before_the_first_report():
+def test_kv_load_counts_own_requests_before_the_first_report():
     costs = costs_of(
         KvLoad(),
         kv_used_tokens=[NAN, 70.0],
@@ -91,7 +91,7 @@ def test_kv_load_counts_its_own_ledger_before_the_first_report():
     assert costs == [42.0, 70.0]
 
 
-def test_hybrid_adds_missing_queue_and_decode_in_the_workers_own_seconds():
+def test_hybrid_adds_missing_queued_and_decode_work_in_worker_seconds():
     costs = costs_of(
         Hybrid(load_factor=0.5),
         hit_tokens=[600, 0],
@@ -118,7 +118,7 @@ def test_hybrid_adds_missing_queue_and_decode_in_the_workers_own_seconds():
         ([5000, 0], [1.0, 1000.0]),
     ],
 )
-def test_missing_tokens_are_priced_by_how_many_hold_them(hits, missing):
+def test_missing_tokens_are_priced_by_the_number_of_cached_workers(hits, missing):
     assert fleet_of(hit_tokens=hits).missing_tokens(
         request_of().prompt_tokens
     ).tolist() == pytest.approx(missing)
@@ -126,7 +126,7 @@ def test_missing_tokens_are_priced_by_how_many_hold_them(hits, missing):
 
 @pytest.mark.parametrize("holders", [1, 2, 4])
 @pytest.mark.parametrize("load_factor", [1.0, 2.0])
-def test_hybrid_spill_depth(holders, load_factor):
+def test_hybrid_leaves_the_cached_workers_at_its_spill_depth(holders, load_factor):
     # 6,000 tokens at 10,000/s are 60 steps of 10 ms, shared by the holders, over load_factor.
     depth = 60 / holders / load_factor
     request = request_of(prompt_tokens=6_700)
@@ -142,7 +142,7 @@ def test_hybrid_spill_depth(holders, load_factor):
     assert goes_to_idle_worker(int(depth) + 1)
 
 
-def test_hybrid_leaves_a_worker_beyond_a_threshold_alone_while_another_is_below():
+def test_hybrid_excludes_a_worker_over_a_threshold_while_another_is_below():
     policy = Hybrid(max_requests=4.0, max_queued_tokens=1_000.0, max_kv_fraction=0.5)
     idle = costs_of(Hybrid())[0]
     assert costs_of(policy, running=[4, 0]) == [INF, idle]
@@ -152,7 +152,7 @@ def test_hybrid_leaves_a_worker_beyond_a_threshold_alone_while_another_is_below(
     assert np.isfinite(costs_of(policy, running=[4, 7])).all()  # all beyond: none excluded
 
 
-def test_a_workers_own_threshold_goes_before_the_policys():
+def test_the_threshold_of_a_worker_overrides_that_of_the_policy():
     own = {"max_requests": [8.0, NAN, NAN], "running": [5, 5, 0]}
     assert np.isfinite(costs_of(Hybrid(max_requests=4.0), **own)).tolist() == [True, False, True]
     assert np.isfinite(costs_of(Hybrid(), max_requests=[2.0, NAN], running=[2, 9])).tolist() == [
@@ -173,16 +173,16 @@ def test_a_workers_own_threshold_goes_before_the_policys():
         {"max_kv_fraction": 0.0},
     ],
 )
-def test_hybrid_refuses_senseless_parameters(bad):
+def test_hybrid_rejects_invalid_parameters(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Hybrid(**bad)
 
 
-def test_the_table_loads():
+def test_every_built_in_policy_loads_under_its_name():
     assert [load(name).name for name in POLICIES] == list(POLICIES)
 
 
-def test_llm_d_adds_what_is_cached_what_waits_and_what_is_full():
+def test_llm_d_adds_prefix_queue_and_kv_scores():
     columns = {
         "hit_tokens": [600, 0, 300],
         "waiting": [4, 0, 1],
@@ -197,14 +197,14 @@ def test_llm_d_adds_what_is_cached_what_waits_and_what_is_full():
     assert costs_of(LlmD(min_max=True), **columns) == pytest.approx([-2.5, -2.0, -2.75])
 
 
-def test_llm_d_knows_no_difference_where_there_is_none():
+def test_llm_d_gives_equal_workers_equal_costs():
     same = {"hit_tokens": [0, 0], "waiting": [3, 3], "kv_used_tokens": NAN}
     for policy in (LlmD(), LlmD(min_max=True)):
         first, second = costs_of(policy, **same)
         assert first == second
 
 
-def test_llm_d_never_leaves_a_whole_hit_for_a_queue():
+def test_llm_d_never_leaves_a_full_hit_because_of_a_queue():
     """llm-d never leaves a whole hit for a queue, because 2 x 0.999 of the prompt outweighs any
     queue.
     """
@@ -212,6 +212,6 @@ def test_llm_d_never_leaves_a_whole_hit_for_a_queue():
     assert costs[0] < costs[1]
 
 
-def test_llm_d_refuses_a_weight_that_is_none():
+def test_llm_d_rejects_a_negative_weight():
     with pytest.raises(ValueError, match="queue_weight is -1"):
         LlmD(queue_weight=-1.0)

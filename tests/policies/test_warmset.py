@@ -38,7 +38,7 @@ FULL = {"kv_capacity_tokens": 10_000.0, "working_set_tokens": 10_000.0, "working
         *("running=-0.1", "running=1.1", "running=nan"),
     ],
 )
-def test_a_parameter_out_of_range_is_refused(parameters: str) -> None:
+def test_a_parameter_out_of_range_is_rejected(parameters: str) -> None:
     with pytest.raises(PolicyError, match=parameters.partition("=")[0]):
         load(f"warmset?{parameters}")
 
@@ -78,7 +78,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
     prompt_tokens=st.integers(2_000, 100_000),
     trunk_tokens=st.integers(0, 2_000),
 )
-def test_costs_are_costs_whatever_is_told_of_sessions(
+def test_costs_are_valid_for_any_session_data(
     fleet: FleetView, standing: str, home_id: int, prompt_tokens: int, trunk_tokens: int
 ) -> None:
     request = request_of(
@@ -98,7 +98,7 @@ def test_costs_are_costs_whatever_is_told_of_sessions(
 
 
 @pytest.mark.parametrize("standing", ["new", "cold"])
-def test_a_session_waits_while_every_cache_is_wanted_and_that_pays(standing: str) -> None:
+def test_a_session_waits_while_every_cache_is_in_use_and_waiting_pays(standing: str) -> None:
     request = request_of(standing=standing)
     full = fleet_of(worker_id=[0, 1], cycle_s=10.0, **FULL)
     assert np.isinf(WARMSET.costs(request, full, None)).all()
@@ -109,7 +109,7 @@ def test_a_session_waits_while_every_cache_is_wanted_and_that_pays(standing: str
 @pytest.mark.parametrize(
     ("held_s", "may_wait_s", "opens"), [(9.9, 1.0, False), (10.1, 1.0, True), (0.1, 0.0, True)]
 )
-def test_nobody_waits_for_long_beside_an_idle_worker(
+def test_no_request_is_held_long_while_a_worker_is_idle(
     held_s: float, may_wait_s: float, opens: bool
 ) -> None:
     """No request is held for long while another worker is idle: here for a hundred times the 0.1 s
@@ -120,12 +120,12 @@ def test_nobody_waits_for_long_beside_an_idle_worker(
     assert np.isfinite(WARMSET.costs(request, full, None)).tolist() == [False, opens]
 
 
-def test_the_gate_opens_where_running_cold_is_affordable() -> None:
+def test_the_gate_is_open_if_running_cold_is_affordable() -> None:
     cheap = fleet_of(worker_id=[0, 1], cycle_s=100.0, **FULL | {"working_set_s": 10.0})
     assert np.isfinite(WARMSET.costs(request_of(standing="new"), cheap, None)).all()
 
 
-def test_the_gate_is_open_while_nobody_has_come_back() -> None:
+def test_the_gate_is_open_until_a_session_has_returned() -> None:
     """Requests are not held as long as no session has come back, as in a router that has just
     started in front of caches full of unknown blocks.
     """
@@ -133,13 +133,13 @@ def test_the_gate_is_open_while_nobody_has_come_back() -> None:
     assert np.isfinite(WARMSET.costs(request_of(standing="new"), full, None)).all()
 
 
-def test_a_wider_gate_lets_more_in() -> None:
+def test_a_wider_gate_admits_more_sessions() -> None:
     full = fleet_of(worker_id=[0, 1], cycle_s=10.0, **FULL)
     request = request_of(standing="new")
     assert np.isfinite(load("warmset?gate=1.2").costs(request, full, None)).all()
 
 
-def test_a_warm_session_goes_home_though_it_is_full_and_pays_for_moving() -> None:
+def test_a_warm_session_goes_to_its_full_home_worker_and_moving_costs_more() -> None:
     full = fleet_of(worker_id=[0, 1], hit_tokens=[900, 0], cycle_s=10.0, **FULL)
     request = request_of(standing="warm", home_id=0, return_chance=1.0)
     home_s, away_s = WARMSET.costs(request, full, None)
@@ -148,14 +148,14 @@ def test_a_warm_session_goes_home_though_it_is_full_and_pays_for_moving() -> Non
     assert away_s == pytest.approx((0.1 + pushed_s) * 4.0)
 
 
-def test_a_pool_of_one_holds_what_does_not_fit() -> None:
+def test_a_pool_of_one_holds_a_session_that_does_not_fit() -> None:
     full = fleet_of(worker_id=[3], cycle_s=10.0, **FULL)
     assert np.isinf(WARMSET.costs(request_of(standing="new"), full, None)).all()
     empty = fleet_of(worker_id=[3], cycle_s=10.0, kv_capacity_tokens=500.0)
     assert np.isfinite(WARMSET.costs(request_of(standing="new"), empty, None)).all()
 
 
-def test_a_trunk_that_is_there_need_not_fit_again() -> None:
+def test_a_cached_trunk_needs_no_further_room() -> None:
     columns = FULL | {"working_set_tokens": 9_500.0, "holds_trunk": [True, False]}
     fleet = fleet_of(worker_id=[0, 1], cycle_s=10.0, **columns)
     request = request_of(standing="new", trunk_tokens=800)
@@ -163,7 +163,7 @@ def test_a_trunk_that_is_there_need_not_fit_again() -> None:
 
 
 @pytest.mark.parametrize("standing", ["new", "cold"])
-def test_what_mostly_lies_in_a_cache_goes_there_however_full_that_is(standing: str) -> None:
+def test_a_mostly_cached_prompt_goes_to_its_cache_even_if_that_is_full(standing: str) -> None:
     """A request whose prompt is mostly in one worker's cache goes there however full that cache is,
     like a second question on a long document.
     """
@@ -188,7 +188,7 @@ def test_an_idle_pool_fills_its_empty_caches() -> None:
         assert int(np.argmin(WARMSET.costs(request, fleet, None))) == best
 
 
-def test_a_trunk_that_more_should_hold_is_not_charged_to_who_brings_it() -> None:
+def test_a_trunk_with_missing_copies_is_not_charged_to_the_request() -> None:
     """A shared prefix that more workers should hold is not charged to a request that brings it. An
     idle worker lacks the prefix; another one holds it and has 30 other requests.
     """
@@ -203,7 +203,7 @@ def test_a_trunk_that_more_should_hold_is_not_charged_to_who_brings_it() -> None
         assert terms["running_s"][0] == pytest.approx(3.0 * (0.04 + 0.005))
 
 
-def test_unknown_hits_count_as_what_is_known_of_them() -> None:
+def test_unknown_hits_count_as_their_lower_bound() -> None:
     request = request_of(standing="warm", home_id=0)
     known, unknown = (
         fleet_of(worker_id=[0, 1], hit_tokens=[500, 0], hits_unknown=lost)
@@ -231,14 +231,14 @@ EXAMPLE = {
 PROMPT = {"prompt_tokens": 20_000, "trunk_tokens": 10_000, "return_chance": 0.9}
 
 
-def test_a_new_session_goes_where_it_fits() -> None:
+def test_a_new_session_goes_to_the_worker_with_room() -> None:
     request = request_of(standing="new", **PROMPT)
     costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 10_000], **EXAMPLE), None)
     delay_s, place_s = 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4), 0.8 * 0.9 * 0.9
     assert costs.tolist() == [pytest.approx(0.3 + 0.8 + delay_s + 0.243 + place_s), np.inf]
 
 
-def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
+def test_a_warm_session_stays_at_its_home_worker_even_if_that_is_full() -> None:
     request = request_of(standing="warm", home_id=1, **PROMPT)
     costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 18_000], **EXAMPLE), None)
     # At the other worker the trunk is cached, and the 10,000 private tokens evict nothing.
@@ -264,13 +264,13 @@ def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
         ({"working_set_tokens": [80_000.0, 91_000.0]}, 5.1, [True, False]),
     ],
 )
-def test_who_is_open_to_a_new_session(changes, held_s, open_rows) -> None:
+def test_new_sessions_are_admitted_only_at_workers_with_room(changes, held_s, open_rows) -> None:
     request = request_of(standing="new", held_s=held_s, **PROMPT)
     fleet = fleet_of(hit_tokens=[10_000, 10_000], **(EXAMPLE | changes))
     assert np.isfinite(WARMSET.costs(request, fleet, None)).tolist() == open_rows
 
 
-def test_one_that_fits_nowhere_goes_where_it_fits_least_badly_once_it_has_waited() -> None:
+def test_a_session_that_fits_nowhere_takes_the_best_worker_after_waiting() -> None:
     crowded = EXAMPLE | {
         "working_set_tokens": [95_000.0, 96_000.0, 20_000.0],
         "working_set_s": 30.0,
@@ -292,7 +292,7 @@ def test_one_that_fits_nowhere_goes_where_it_fits_least_badly_once_it_has_waited
         assert np.isfinite(costs).tolist() == open_rows
 
 
-def test_one_that_is_larger_than_any_cache_does_not_wait_for_ever() -> None:
+def test_a_session_larger_than_any_cache_does_not_wait_forever() -> None:
     full = EXAMPLE | {"working_set_tokens": [95_000.0, 97_000.0], "working_set_s": 60.0}
     fleet = fleet_of(hit_tokens=[10_000, 10_000], **full)
     for held_s, open_rows in ((0.0, [False, False]), (5.1, [True, False])):
@@ -304,7 +304,9 @@ def test_one_that_is_larger_than_any_cache_does_not_wait_for_ever() -> None:
 
 
 @pytest.mark.parametrize(("standing", "shut"), [("cold", False), ("new", True)])
-def test_who_has_begun_waits_four_times_what_computing_takes(standing: str, shut: bool) -> None:
+def test_a_begun_session_waits_at_most_four_times_its_prefill_time(
+    standing: str, shut: bool
+) -> None:
     full = EXAMPLE | {"working_set_tokens": [97_000.0, 95_000.0], "working_set_s": 60.0}
     fleet = fleet_of(hit_tokens=[10_000, 10_000], **full | {"prefill_tokens_per_s": 10_000.0})
     # Its 10,000 tokens after 10,000 take 1.6 s.
@@ -316,7 +318,7 @@ def test_who_has_begun_waits_four_times_what_computing_takes(standing: str, shut
         assert np.isinf(WARMSET.costs(request, beyond, None)).all()
 
 
-def test_a_worker_that_tells_no_capacity_is_as_large_as_the_others() -> None:
+def test_a_worker_of_unknown_capacity_counts_as_large_as_the_other_workers() -> None:
     columns = EXAMPLE | {
         "working_set_tokens": 95_000.0,
         "working_set_s": 9.5,
@@ -329,7 +331,7 @@ def test_a_worker_that_tells_no_capacity_is_as_large_as_the_others() -> None:
 
 
 @pytest.mark.parametrize(("queued", "priced"), [(6_000.0, False), ([6_000.0, 0.0], True)])
-def test_memory_has_a_price_where_caches_last(queued: object, priced: bool) -> None:
+def test_memory_has_a_price_if_cached_blocks_last_a_turn(queued: object, priced: bool) -> None:
     """Cache memory has a price where caches last: filling a cache takes 8.1 s on average, which is
     less than a turn, and more than half of one.
     """
@@ -356,7 +358,7 @@ def memory_wait_s(turnover_per_s: float = 0.5, **columns: Any) -> list[float]:
     return terms["memory_wait_s"].tolist()
 
 
-def test_a_request_waits_for_whole_answers_to_free_the_memory_it_lacks() -> None:
+def test_a_request_waits_for_answers_to_free_the_memory_that_it_lacks() -> None:
     """A request waits until enough answers end to free the memory that it lacks: three answers of
     32,000 tokens run, 1.5 of them end per second, and 6,000 tokens are lacking.
     """
@@ -370,7 +372,7 @@ def test_a_request_waits_for_whole_answers_to_free_the_memory_it_lacks() -> None
     assert memory_wait_s(**idle) == [0.0, 2.0], "no answer to wait for; wait for all answers"
 
 
-def test_prompts_that_wait_at_a_worker_take_its_memory_before_this_one() -> None:
+def test_waiting_prompts_take_the_memory_of_a_worker_first() -> None:
     """Prompts that already wait at a worker take its memory first. With the shared prefix counted
     once, 3 requests want 52,000 + 64,000 - 2 x 10,000 = 96,000 tokens.
     """

@@ -55,7 +55,7 @@ requests = st.builds(
 )
 
 
-def told(policy: LoadedPolicy, fleet: FleetView, seed: int = 0) -> Any:
+def state_after_dispatches(policy: LoadedPolicy, fleet: FleetView, seed: int = 0) -> Any:
     """Return the state of `policy` after a few dispatches to workers of `fleet` and to a worker
     that is gone.
     """

@@ -25,7 +25,7 @@ from tests.policies.wide import wide_fleet
 NAN = np.nan
 
 
-def test_places_are_shared_by_equals():
+def test_equal_values_share_a_rank():
     first, second = np.array([1, 0, 1, 0, 2]), np.array([5.0, 7.0, 5.0, 3.0, 0.0])
     assert places(first, second).tolist() == [2.0, 1.0, 2.0, 0.0, 3.0]
     assert places(np.zeros(0)).tolist() == []
@@ -41,7 +41,7 @@ def test_trt_llm_subtracts_the_matching_share_from_the_load():
     )
 
 
-def test_trt_llm_goes_round_among_equals():
+def test_trt_llm_alternates_between_equal_workers():
     chosen = [
         pick(np.array(costs_of(TrtLlm(), request_of(serial=s), running=[3, 2, 2, 2])), 0.0)
         for s in range(6)
@@ -49,7 +49,7 @@ def test_trt_llm_goes_round_among_equals():
     assert chosen == [1, 2, 3, 1, 2, 3]
 
 
-def test_trt_llm_spill_depth():
+def test_trt_llm_leaves_the_cached_worker_at_its_spill_depth():
     # 64 * 850 / 1008 = 53.97, and never mind how long the prompt is.
     assert leaves_holder_at(TrtLlm()) == 54
     long = request_of(prompt_tokens=100_001)
@@ -61,7 +61,7 @@ def test_cache_aware_takes_the_longest_match_then_the_fewer_requests():
     assert costs_of(CacheAware(), **columns) == [2.0, 1.0, 0.0, 3.0]
 
 
-def test_cache_aware_takes_the_smallest_tree_where_the_match_is_short():
+def test_cache_aware_takes_the_smallest_tree_if_the_match_is_short():
     policy = CacheAware(max_tree_tokens=1_000.0)
     state = sent(policy, (0, 700, None), (1, 300, None), (0, 200, None))
     columns = {"hit_tokens": [288, 0, 0, 0], "running": [0, 0, 5, 2]}
@@ -75,18 +75,18 @@ def test_cache_aware_takes_the_smallest_tree_where_the_match_is_short():
 
 
 @pytest.mark.parametrize("idle_workers", [1, 7])
-def test_cache_aware_spill_depth(idle_workers):
+def test_cache_aware_leaves_the_cached_worker_at_its_spill_depth(idle_workers):
     assert leaves_holder_at(CacheAware(), idle_workers) == 65
     assert leaves_holder_at(CacheAware(balance_abs=32), idle_workers) == 33
 
 
-def test_cache_aware_needs_the_relative_difference_too():
+def test_cache_aware_spills_only_beyond_the_relative_difference_too():
     columns = {"hit_tokens": [850, 0], "running": [265, 200]}
     assert costs_of(CacheAware(), **columns) == [0.0, 1.0]
     assert costs_of(CacheAware(balance_rel=1.3), **columns) == [265.0, 200.0]
 
 
-def test_cache_aware_kv_triggers():
+def test_cache_aware_spills_by_kv_ceiling_or_kv_spread():
     columns = {
         "hit_tokens": [850, 0, 0],
         "running": [3, 1, 2],
@@ -103,7 +103,7 @@ def test_cache_aware_kv_triggers():
     assert costs_of(CacheAware(kv_ceiling=0.1, kv_spread=0.1), **unsaid) == by_cache
 
 
-def test_least_load_adds_the_drain_and_the_barrier():
+def test_least_load_adds_queue_drain_time_and_kv_barrier():
     columns = {
         "queued_prefill_tokens": [3_000.0, 0.0, 1_000.0, 0.0],
         "prefill_tokens_per_s": [10_000.0, 10_000.0, 5_000.0, 10_000.0],
@@ -118,12 +118,12 @@ def test_least_load_adds_the_drain_and_the_barrier():
     assert leaves_holder_at(LeastLoad(), hit_tokens=999) is None, "it does not look at requests"
 
 
-def test_least_tokens_counts_what_is_queued_and_what_is_resident():
+def test_least_tokens_counts_queued_and_resident_tokens():
     columns = {"queued_prefill_tokens": [700.0, 0.0], "context_tokens": [20.0, 900.0]}
     assert costs_of(LeastTokens(), **columns, hit_tokens=[0, 999], running=[9, 0]) == [720.0, 900.0]
 
 
-def test_aibrix_takes_the_best_match_that_does_not_stick_out():
+def test_aibrix_takes_the_best_match_among_workers_without_outlying_load():
     # Mean 4, deviation sqrt((0 + 16 + 4 + 4) / 4) = 2.45: at most 6.
     columns = {"hit_tokens": [640, 800, 0, 320], "running": [4, 8, 2, 2]}
     assert costs_of(Aibrix(), **columns) == [0.0, 3.0, 2.0, 1.0]
@@ -131,7 +131,7 @@ def test_aibrix_takes_the_best_match_that_does_not_stick_out():
     assert costs_of(Aibrix(deviations=2.0), **columns) == [1.0, 0.0, 3.0, 2.0]
 
 
-def test_aibrix_looks_at_the_idlest_only_where_loads_are_far_apart():
+def test_aibrix_takes_the_least_loaded_only_if_loads_differ_much():
     # 12 is above 2 * (3.75 + 1) and 12 more than the fewest.
     columns = {"hit_tokens": [800, 640, 320, 320], "running": [12, 3, 0, 0]}
     assert costs_of(Aibrix(), **columns) == [2.0, 1.0, 0.0, 0.0]
@@ -142,7 +142,7 @@ def test_aibrix_looks_at_the_idlest_only_where_loads_are_far_apart():
     assert costs_of(Aibrix(imbalance_factor=0.0), **even) == [2.0, 1.0, 0.0, 0.0]
 
 
-def test_aibrix_spill_depth():
+def test_aibrix_leaves_the_cached_worker_at_its_spill_depth():
     assert leaves_holder_at(Aibrix(), idle_workers=7) == 1
     assert leaves_holder_at(Aibrix(deviations=3.0), idle_workers=7) == 8
     # Of two workers the busier one lies one deviation above the mean, always within the limit;
@@ -164,12 +164,12 @@ def test_ray_prefix_takes_the_longest_match_the_smallest_tenant_or_two_choices()
     assert costs_of(policy, request_of(draw=0.2), **apart) == [11.0, np.inf, 0.5]
 
 
-def test_ray_prefix_without_any_match_asks_for_none():
+def test_ray_prefix_with_threshold_0_needs_no_match():
     state = sent(RayPrefix(), (0, 10, None))
     assert costs_of(RayPrefix(match_threshold=0.0), state=state, hit_tokens=[0, 0]) == [1.0, 0.0]
 
 
-def test_ray_prefix_spill_depth():
+def test_ray_prefix_leaves_the_cached_worker_at_its_spill_depth():
     assert leaves_holder_at(RayPrefix()) == 11
     assert leaves_holder_at(RayPrefix(imbalance=3)) == 4
 
@@ -194,7 +194,7 @@ def test_llm_d_sticky_stays_until_the_backlog_is_seconds_behind():
     assert costs_of(LlmDSticky(match_threshold=0.97), **columns) == everyone
 
 
-def test_llm_d_sticky_counts_blocks():
+def test_llm_d_sticky_measures_the_match_in_blocks():
     # 800 of 1,000 tokens are 50 of 62 blocks; the whole prompt is one token short of 62.
     half = {"hit_tokens": [800, 0]}
     assert costs_of(LlmDSticky(match_threshold=0.806), **half) == [200.0, 2_001.0]
@@ -204,14 +204,14 @@ def test_llm_d_sticky_counts_blocks():
     assert costs_of(LlmDSticky(), request_of(prompt_tokens=9), hit_tokens=[0, 0]) == [9.0, 9.0]
 
 
-def test_llm_d_sticky_by_requests_where_decoding_is_the_bottleneck():
+def test_llm_d_sticky_compares_requests_if_its_load_is_requests():
     columns = {"hit_tokens": [800, 992, 0], "running": [3, 2, 0], "waiting": [0, 2, 0]}
     assert costs_of(LlmDSticky(load="requests"), **columns) == [3.0, 4.0, 5.0]
     idle = columns | {"running": 0, "waiting": 0}
     assert costs_of(LlmDSticky(load="requests"), **idle) == [0.0, 0.0, 1.0]
 
 
-def test_llm_d_sticky_spill_depth():
+def test_llm_d_sticky_leaves_the_cached_worker_at_its_spill_depth():
     assert leaves_holder_at(LlmDSticky()) is None, "requests do not count"
 
     def row(queued):
@@ -251,6 +251,6 @@ def test_terms_add_up_to_the_costs(policy):
         (LlmDSticky, {"load": "seconds"}),
     ],
 )
-def test_senseless_parameters_are_refused(policy, bad):
+def test_invalid_parameters_are_rejected(policy, bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         policy(**bad)

@@ -49,7 +49,7 @@ def test_two_tier_takes_the_least_loaded_holder_of_the_longest_match():
     assert costs_of(DynamoTwoTier(), ten_blocks, **columns) == [1.0, 2.0, 0.0]
 
 
-def test_two_tier_needs_more_than_the_share():
+def test_two_tier_follows_the_cache_only_above_the_match_threshold():
     ten_blocks = request_of(prompt_tokens=160)
     columns = {"hit_tokens": [0, 80], "running": [0, 4]}
     assert costs_of(DynamoTwoTier(), ten_blocks, **columns) == [0.0, 4.0]
@@ -71,11 +71,11 @@ def test_two_tier_needs_more_than_the_share():
         ([640, 705], [640.0, 705.0]),
     ],
 )
-def test_two_tier_goes_by_load_where_loads_are_far_apart_by_both_measures(loads, costs):
+def test_two_tier_balances_load_if_loads_differ_by_both_measures(loads, costs):
     assert costs_of(DynamoTwoTier(), hit_tokens=[0, 992], running=loads) == costs
 
 
-def test_two_tier_spill_depth():
+def test_two_tier_leaves_the_cached_worker_at_its_spill_depth():
     assert leaves_holder_at(DynamoTwoTier()) == 33
     assert leaves_holder_at(DynamoTwoTier(balance_abs=5)) == 6
 
@@ -114,7 +114,7 @@ def test_load_guard_binds_siblings_together_or_each_session_alone():
     assert costs_of(alone, again, after(alone, *facts), **loads) == [4.0, 0.0, -1.0]
 
 
-def test_load_guard_goes_by_requests_where_the_bound_worker_may_not_be_asked():
+def test_load_guard_compares_requests_if_the_bound_worker_is_not_eligible():
     policy = DynamoLoadGuard()
     state = after(policy, dispatched(1, "s"))
     request = request_of(session="s")
@@ -125,7 +125,7 @@ def test_load_guard_goes_by_requests_where_the_bound_worker_may_not_be_asked():
 # --- groups of sub-agents -------------------------------------------------------------------------
 
 
-def test_subagents_share_a_worker_that_is_not_their_parents():
+def test_subagents_share_a_worker_other_than_that_of_their_parent():
     policy = DynamoSubagentGroup()
     state = after(policy, dispatched(0, "main"))
     first = request_of(session="child 1", parent="main")
@@ -136,7 +136,7 @@ def test_subagents_share_a_worker_that_is_not_their_parents():
     assert costs_of(policy, request_of(session="main"), state, running=[9, 0]) == [-1.0, 0.0]
 
 
-def test_a_group_leaves_a_full_worker_for_any_that_has_less():
+def test_a_group_leaves_a_full_worker_for_any_less_loaded_worker():
     policy = DynamoSubagentGroup()
     state = after(policy, dispatched(1, "child 1", "main"))
     child = request_of(session="child 1", parent="main")
@@ -147,7 +147,7 @@ def test_a_group_leaves_a_full_worker_for_any_that_has_less():
     assert costs_of(policy, child, state, running=[8, 0]) == [-1.0, 0.0]
 
 
-def test_an_idle_group_is_forgotten_and_a_session_is_not():
+def test_an_idle_group_expires_and_a_session_does_not():
     policy = DynamoSubagentGroup()
     state = after(policy, dispatched(1, "main", now_s=5.0), dispatched(1, "child", "main", 10.0))
     loads = {"running": [0, 3]}
@@ -176,7 +176,7 @@ told = st.lists(
 
 @settings(max_examples=examples(200))
 @given(told=told, bound=st.integers(1, 4), idle_s=st.sampled_from([inf, 3.0, 1.0]))
-def test_siblings_and_sessions_have_the_worker_of_their_latest_request(told, bound, idle_s):
+def test_siblings_and_sessions_map_to_the_worker_of_their_latest_request(told, bound, idle_s):
     homes = SiblingHomes(bound, idle_s)
     now_s, groups, sessions = 0.0, {}, {}  # key -> worker, when; in the order of their last use
     for worker_id, session, parent, tenant, later_s in told:
@@ -211,7 +211,7 @@ def test_siblings_and_sessions_have_the_worker_of_their_latest_request(told, bou
 FIRST_TWO = request_of(draw=0.0)  # rows 0 and 1, in this order
 
 
-def test_expected_wait_adds_the_drain_and_the_barrier():
+def test_expected_wait_adds_queue_drain_time_and_kv_barrier():
     columns = {
         "queued_prefill_tokens": [3_000.0, 1_000.0, 0.0],
         "running": [20, 0, 0],
@@ -228,7 +228,7 @@ def test_expected_wait_adds_the_drain_and_the_barrier():
     assert costs_of(SmgExpectedWait(), FIRST_TWO, **full)[0] == pytest.approx(1.5 + 149.85)
 
 
-def test_expected_wait_judges_a_worker_that_never_reported_by_the_other():
+def test_expected_wait_estimates_an_unreported_worker_from_the_others():
     columns = {
         "queued_prefill_tokens": [2_000.0, 9_000.0],
         "running": [10, 4],
@@ -271,6 +271,6 @@ def test_expected_wait_favours_no_row_when_all_are_equal():
         (SmgExpectedWait, {"tokens_per_s": NAN}),
     ],
 )
-def test_senseless_parameters_are_refused(policy, bad):
+def test_invalid_parameters_are_rejected(policy, bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         policy(**bad)

@@ -47,7 +47,7 @@ def arrived(chain):
 # --- rendezvous ---------------------------------------------------------------------------------
 
 
-def test_a_worker_that_leaves_moves_its_own_keys_only():
+def test_only_the_keys_of_a_worker_that_leaves_are_moved():
     ids, fewer = np.arange(8), np.array([0, 1, 2, 4, 5, 6, 7])
     homes = [int(weights(key, ids, 1).argmax()) for key in range(4_000)]
     left = [int(fewer[weights(key, fewer, 1).argmax()]) for key in range(4_000)]
@@ -64,7 +64,7 @@ def candidates(costs):
     return sorted(np.flatnonzero(np.isfinite(costs)).tolist())
 
 
-def test_dualmap_takes_the_warmer_of_two_while_it_is_in_time():
+def test_dualmap_takes_the_worker_with_more_hits_while_it_meets_the_slo():
     policy, eight = DualMap(ttft_slo_s=2.0), {"worker_id": range(8)}
     first, second = candidates(costs_of(policy, **eight))
     hits, queued = [0] * 8, [0.0] * 8
@@ -79,7 +79,7 @@ def test_dualmap_takes_the_warmer_of_two_while_it_is_in_time():
         assert candidates(costs) == [first, second]
 
 
-def test_dualmap_compares_queues_where_both_hold_as_much():
+def test_dualmap_compares_queues_if_both_workers_have_equal_hits():
     policy, eight = DualMap(), {"worker_id": range(8)}
     first, second = candidates(costs_of(policy, **eight))
     queued = [50_000.0] * 8
@@ -88,7 +88,7 @@ def test_dualmap_compares_queues_where_both_hold_as_much():
     assert (costs[first], costs[second]) == (2.0, 5.0)
 
 
-def test_dualmap_without_a_head_looks_at_all_queues():
+def test_dualmap_compares_all_queues_for_prompts_shorter_than_the_head():
     short = request_of(prompt_tokens=63)  # three full blocks, and the head is four
     queued = [100.0, 0.0, 300.0]
     costs = costs_of(DualMap(), None, short, queued_prefill_tokens=queued)
@@ -110,7 +110,7 @@ def shared(blocks, own, number):
     return trunk + [1_000_000 * (number + 1) + block for block in range(own)]
 
 
-def test_dualmap_hashes_more_of_a_hot_prompt():
+def test_dualmap_hashes_more_blocks_of_a_hot_prompt():
     """DualMap hashes more blocks of a prompt that many requests share. Five blocks are shared and
     eight are not, so the second depth tells requests apart.
     """
@@ -121,7 +121,7 @@ def test_dualmap_hashes_more_of_a_hot_prompt():
 
 
 @pytest.mark.parametrize(("continuous", "most"), [(False, 1), (True, 28)])
-def test_dualmap_spill_depth_of_a_prompt_that_ends_between_two_doublings(continuous, most):
+def test_dualmap_spreads_hot_prompts_that_end_between_two_doublings(continuous, most):
     """A prompt with 40 shared blocks and 20 own ones ends between two doublings: 32 blocks are
     alike for all, and 64 no prompt has. Without `continuous`, two workers serve all such prompts.
     """
@@ -129,7 +129,7 @@ def test_dualmap_spill_depth_of_a_prompt_that_ends_between_two_doublings(continu
     assert len(pairs) == 1 if most == 1 else 14 < len(pairs) <= most
 
 
-def test_dualmap_forgets_what_left_its_window():
+def test_dualmap_drops_requests_outside_its_window():
     policy = DualMap(window_requests=10)
     state = after(policy, *(arrived(shared(5, 6, n)) for n in range(30)))
     assert len(state.requests) == 10
@@ -143,7 +143,7 @@ def test_dualmap_forgets_what_left_its_window():
 # --- Prequal ------------------------------------------------------------------------------------
 
 
-def test_prequal_probes_three_and_takes_the_quickest_before_anything_is_known():
+def test_prequal_probes_three_workers_and_takes_the_fastest_at_first():
     columns = {"queued_prefill_tokens": np.arange(8) * 100.0, "running": range(8)}
     costs = costs_of(Prequal(), None, request_of(draw=0.3), **columns)
     assert len(candidates(costs)) == 3
@@ -155,7 +155,7 @@ def test_prequal_probes_three_and_takes_the_quickest_before_anything_is_known():
     assert len(drawn) > 20  # of 56 that there are
 
 
-def test_prequal_leaves_hot_workers_alone_while_one_is_cold():
+def test_prequal_excludes_hot_workers_while_one_worker_is_cold():
     policy = Prequal(probes=4, pool_probes=4, rif_quantile=0.5)
     state = after(policy, *joined(0, 1, 2, 3), *(sent(n, n // 2) for n in range(8)))
     assert [inflight for _, inflight, _ in state.pool] == [2, 2, 2, 2]
@@ -174,7 +174,7 @@ def test_prequal_quantile_is_a_rank_in_the_pool():
     assert np.isfinite(costs_of(policy, state, running=[4, 4, 4, 5])).tolist() == [1, 1, 1, 0]
 
 
-def test_prequal_forgets_old_probes_and_whoever_left():
+def test_prequal_drops_old_probes_and_removed_workers():
     policy = Prequal()
     state = after(policy, *joined(*range(8)), *(sent(n, n % 8) for n in range(24)))
     assert len(state.pool) == 16
@@ -193,7 +193,7 @@ def test_prequal_forgets_old_probes_and_whoever_left():
 # --- LBGR ---------------------------------------------------------------------------------------
 
 
-def test_lbgr_adds_own_queue_and_residual():
+def test_lbgr_adds_prefill_queue_and_residual_time():
     policy = Lbgr(slope_ms=100.0)
     state = after(policy, sent(0, 0, 0.0, uncached=4_000))  # 400 ms on worker 0
     request = request_of(now_s=0.04)  # two decays of 31/32 later
@@ -204,7 +204,7 @@ def test_lbgr_adds_own_queue_and_residual():
     assert costs_of(policy, state, request, hit_tokens=[600, 0]) == pytest.approx([41.0, 100.0])
 
 
-def test_lbgr_learns_what_a_worker_needs_beyond_its_prefill():
+def test_lbgr_learns_the_time_of_a_worker_beyond_its_prefill():
     policy = Lbgr(slope_ms=100.0)
     state = after(policy, sent(0, 0, 0.0), Finish(1.1, 0))  # 1,100 ms of which 100 are its prefill
     assert state.of[0].residual_ms == pytest.approx(1_000.0, rel=1e-5)
@@ -217,7 +217,7 @@ def test_lbgr_learns_what_a_worker_needs_beyond_its_prefill():
     assert state.of[0].residual_ms == pytest.approx(300.0, rel=1e-5)
 
 
-def test_lbgr_spill_depth_is_work_and_never_a_count():
+def test_lbgr_leaves_the_cached_worker_by_work_and_never_by_a_count():
     policy, columns = Lbgr(), {"hit_tokens": [6_000, 0]}
     request = request_of(prompt_tokens=6_700)
     busy = {**columns, "running": [10_000, 0]}
@@ -227,7 +227,7 @@ def test_lbgr_spill_depth_is_work_and_never_a_count():
         assert pick(np.array(costs_of(policy, state, request, **columns)), 0.0) == row
 
 
-def test_lbgr_takes_off_what_failed_or_was_sent_elsewhere():
+def test_lbgr_subtracts_work_that_failed_or_was_sent_elsewhere():
     policy = Lbgr()
     state = after(policy, sent(0, 0), sent(1, 0), Failure(0.5, 0, "worker", retry=True))
     assert state.of[0].queued_ms(0.5) == pytest.approx(1_000.0 * DECAY**25)
@@ -254,6 +254,6 @@ def test_lbgr_takes_off_what_failed_or_was_sent_elsewhere():
         (Lbgr, {"forgetting": 1.01}),
     ],
 )
-def test_senseless_parameters_are_refused(kind, bad):
+def test_invalid_parameters_are_rejected(kind, bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         kind(**bad)

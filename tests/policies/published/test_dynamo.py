@@ -21,7 +21,7 @@ from tests.policies.published.asked import costs_of, sent, spill_depth, state_of
 INF, NAN = np.inf, np.nan
 
 
-def silent(policy):
+def state_by_requests(policy):
     """Return a function that gives the policy's state after a number of requests, which share a
     prefix of 400 blocks and have 40 blocks each of their own. The facts omit what the worker
     lacked; the first request was long ago.
@@ -53,7 +53,7 @@ def test_dynamo_adds_blocks_to_compute_and_blocks_in_use():
     ]
 
 
-def test_dynamo_weighs_tiers_requests_and_how_far_a_worker_is_behind():
+def test_dynamo_weighs_tiers_requests_and_the_backlog_of_a_worker():
     columns = {
         "hit_tokens": [320, 320],
         "hit_tokens_host": [0, 160],
@@ -79,12 +79,12 @@ def test_dynamo_weighs_tiers_requests_and_how_far_a_worker_is_behind():
         (DynamoAgentic(), 4 * 7_040 / (1_024 + 640)),
     ],
 )
-def test_dynamo_spill_depth(policy, depth):
+def test_dynamo_leaves_the_cached_worker_at_its_spill_depth(policy, depth):
     request = request_of(prompt_tokens=7_040)
-    assert spill_depth(policy, request, 6_400, state=silent(policy)) == int(depth) + 1
+    assert spill_depth(policy, request, 6_400, state=state_by_requests(policy)) == int(depth) + 1
 
 
-def test_dynamo_agentic_is_dynamo_with_its_preset():
+def test_dynamo_agentic_equals_dynamo_with_its_preset():
     agentic = Dynamo(prefill_scale=4.0, overlap_credit=2.0, request_tokens=64 * 16.0)
     columns = {"hit_tokens": [320, 0], "running": [3, 1], "queued_prefill_tokens": [700.0, 0.0]}
     assert costs_of(DynamoAgentic(), **columns) == costs_of(agentic, **columns)
@@ -92,7 +92,7 @@ def test_dynamo_agentic_is_dynamo_with_its_preset():
 
 @pytest.mark.parametrize("name", ["prefill_scale", "overlap_credit", "host_credit", "decay"])
 @pytest.mark.parametrize("value", [-1.0, NAN, INF])
-def test_dynamo_refuses_senseless_parameters(name, value):
+def test_dynamo_rejects_invalid_parameters(name, value):
     with pytest.raises(ValueError, match=name):
         Dynamo(**{name: value})
 
@@ -144,7 +144,7 @@ def tree_chains(draw):
     ),
     tree_chains(),
 )
-def test_active_blocks_are_what_unfinished_requests_use(events, chain):
+def test_active_blocks_are_the_blocks_of_unfinished_requests(events, chain):
     active, plain = ActiveBlocks(), PlainActive()
     for what, number, worker_id, sent_chain in events:
         if what == "send":
@@ -168,7 +168,7 @@ def test_active_blocks_are_what_unfinished_requests_use(events, chain):
     assert not len(active)
 
 
-def test_active_blocks_forget_the_oldest_beyond_their_limit(monkeypatch):
+def test_active_blocks_drop_the_oldest_requests_beyond_their_limit(monkeypatch):
     monkeypatch.setattr("policies.published.active_blocks.MAX_REQUESTS", 2)
     active = ActiveBlocks()
     for number in range(3):
@@ -179,7 +179,7 @@ def test_active_blocks_forget_the_oldest_beyond_their_limit(monkeypatch):
 # --- jsew ------------------------------------------------------------------------------------
 
 
-def test_jsew_weighs_blocks_in_use_by_batch_and_by_how_far_they_are_above_the_mean():
+def test_jsew_weighs_blocks_in_use_by_batch_and_distance_from_the_mean():
     # 40 blocks at worker 0; this prompt of 62.5 shares 32 of them. All of them were missing once.
     facts = [sent([*range(1, 33), *range(900, 908)])]
     columns = {
@@ -207,11 +207,14 @@ def test_jsew_scales_prefill_and_charges_requests_as_dynamo_does():
     assert costs == [2 * (62.5 - 16), 2 * 62.5 + 30]
 
 
-def test_jsew_spill_depth():
-    assert spill_depth(Jsew(), request_of(prompt_tokens=7_040), 6_400, state=silent(Jsew())) == 3
+def test_jsew_leaves_the_cached_worker_at_its_spill_depth():
+    assert (
+        spill_depth(Jsew(), request_of(prompt_tokens=7_040), 6_400, state=state_by_requests(Jsew()))
+        == 3
+    )
 
 
 @pytest.mark.parametrize("bad", [{"context_weight": -1.0}, {"smoothing": 1.1}, {"smoothing": NAN}])
-def test_jsew_refuses_senseless_parameters(bad):
+def test_jsew_rejects_invalid_parameters(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Jsew(**bad)

@@ -43,7 +43,7 @@ def burst(siblings: int, session: str | None = None) -> list[Job]:
         ("chwbl", 1),
     ],
 )
-def test_a_burst_stays_with_the_holder_as_long_as_the_spill_depth_says(policy, depth):
+def test_a_burst_stays_at_the_cached_worker_up_to_the_spill_depth(policy, depth):
     assert sorted(run(policy, burst(depth)).requests) == [0] * 7 + [depth + 1]
     spilled = sorted(run(policy, burst(depth + 1)).requests)
     assert spilled[-1] == depth + 1
@@ -57,12 +57,12 @@ def test_a_burst_stays_with_the_holder_as_long_as_the_spill_depth_says(policy, d
         *("llm_d_sticky", "trt_llm_conversation"),
     ],
 )
-def test_these_never_leave_it(policy):
+def test_policies_without_a_spill_depth_never_leave_the_cached_worker(policy):
     assert max(run(policy, burst(200)).requests) == 201
 
 
 @pytest.mark.parametrize("policy", ["session_sticky", "trt_llm_conversation"])
-def test_a_session_is_never_left(policy):
+def test_session_policies_never_move_a_session(policy):
     assert max(run(policy, burst(100, "one session")).requests) == 101
     assert max(run(policy, burst(100, None)).requests) <= (20 if "sticky" in policy else 101)
 
@@ -81,7 +81,7 @@ def test_no_worker_is_idle_under_a_popular_prompt(policy):
 
 
 @pytest.mark.parametrize("policy", ["session_sticky", "trt_llm_conversation"])
-def test_sessions_find_their_cache_again(policy):
+def test_policies_with_affinity_find_the_cache_of_sessions_again(policy):
     jobs = conversations(60, 6.0, 2_560, 6, 400, 60, 2)
     blind, sticky = (run(name, jobs, 2) for name in ("least_requests", policy))
     assert sticky.hit_rate >= blind.hit_rate + 0.12

@@ -25,7 +25,7 @@ heads = st.lists(st.integers(0, 5), max_size=4)
 
 @settings(max_examples=examples(100))
 @given(st.integers(1, 6), st.lists(heads, max_size=20))
-def test_heads_are_counted_over_the_window_alone(size, requests):
+def test_prompt_heads_are_counted_only_within_the_window(size, requests):
     window, kept = HeadWindow(size), deque(maxlen=size)
     for request in requests:
         window.add(request)
@@ -65,7 +65,7 @@ def facts_of(history):
             yield WorkerChange(now_s, worker_id, "gone" if what == "gone" else "ready")
 
 
-def test_a_pair_of_legs_ends_one_by_one():
+def test_the_two_legs_of_a_request_end_separately():
     """The prefill and the decode of one request, which begin at once at two workers, end one by one
     in the policy's state.
     """
@@ -85,7 +85,7 @@ def test_a_pair_of_legs_ends_one_by_one():
 
 @settings(max_examples=examples(100))
 @given(events)
-def test_prequal_counts_requests_in_flight_on_workers_that_are_there(history):
+def test_prequal_counts_requests_in_flight_at_known_workers(history):
     policy = Prequal(pool_probes=5)
     state, where, there = policy.initial_state(), {}, {}
     for fact in facts_of(history):
@@ -108,7 +108,7 @@ def test_prequal_counts_requests_in_flight_on_workers_that_are_there(history):
 
 @settings(max_examples=examples(100))
 @given(events)
-def test_lbgr_holds_what_its_unfinished_requests_have_left(history):
+def test_lbgr_queue_equals_the_remaining_work_of_unfinished_requests(history):
     policy = Lbgr(slope_ms=100.0)
     state, open_requests, now_s = policy.initial_state(), {}, 0.0
     for fact in facts_of([event for event in history if event[0] not in ("gone", "join")]):

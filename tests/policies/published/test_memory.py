@@ -44,7 +44,7 @@ facts_told = st.lists(
 )
 
 
-def test_sessions_of_one_name_are_two_where_their_tenants_are() -> None:
+def test_sessions_with_one_name_and_different_tenants_are_separate() -> None:
     homes = SessionHomes(8)
     for worker_id, tenant in enumerate(("a", "b", None)):
         homes.observe(Dispatched(1.0, 1, worker_id, 0, 9, NO_CHAIN, "s", tenant))
@@ -58,7 +58,7 @@ def test_sessions_of_one_name_are_two_where_their_tenants_are() -> None:
 
 @settings(max_examples=examples(200))
 @given(facts=facts_told, bound=st.integers(1, 6), eligible=st.sets(st.sampled_from(WORKERS)))
-def test_homes_are_those_of_the_sessions_last_used(facts, bound, eligible) -> None:
+def test_only_the_most_recently_used_sessions_have_homes(facts, bound, eligible) -> None:
     homes = SessionHomes(bound)
     uses: list[tuple[str, int]] = []
     for fact in facts:
@@ -80,7 +80,7 @@ def test_homes_are_those_of_the_sessions_last_used(facts, bound, eligible) -> No
 
 @settings(max_examples=examples(200))
 @given(facts=facts_told, bound=st.sampled_from([1.0, 700.0, math.inf]))
-def test_trees_grow_by_what_was_new_and_go_with_their_worker(facts, bound) -> None:
+def test_trees_grow_by_uncached_tokens_and_end_with_their_worker(facts, bound) -> None:
     inserted = InsertedTokens(bound)
     for fact in facts:
         inserted.observe(fact)
@@ -99,7 +99,7 @@ def test_trees_grow_by_what_was_new_and_go_with_their_worker(facts, bound) -> No
         st.tuples(st.booleans(), st.integers(-3, 3), st.floats(-2.0, 2.0).map(round)), max_size=9
     )
 )
-def test_places_are_those_of_sorted_tuples(rows) -> None:
+def test_ranks_equal_those_of_sorted_tuples(rows) -> None:
     flags = np.array([row[0] for row in rows], dtype=bool)
     ints = np.array([row[1] for row in rows], dtype=np.int64)
     floats = np.array([row[2] for row in rows], dtype=np.float64)
@@ -113,7 +113,7 @@ def test_places_are_those_of_sorted_tuples(rows) -> None:
     load_factor=st.floats(1.0, 2.0),
     keys=st.lists(st.integers(1, 3), min_size=1, max_size=60),
 )
-def test_bounded_loads_are_bounded(workers, load_factor, keys) -> None:
+def test_bounded_load_rules_never_exceed_their_bound(workers, load_factor, keys) -> None:
     """No worker exceeds the bound of either bounded-load rule at any arrival, while requests come
     and never end.
     """

@@ -37,7 +37,7 @@ def test_lmetric_multiplies_tokens_and_requests():
     assert costs_of(LMetric(), hit_tokens=[5_000]) == [1.0]
 
 
-def test_lmetric_spill_depth():
+def test_lmetric_leaves_the_cached_worker_at_its_spill_depth():
     # 700 tokens behind 6,000: 6,700 / 700 - 1 = 8.6 requests.
     assert spill_depth(LMetric(), request_of(prompt_tokens=6_700), 6_000) == 9
 
@@ -54,7 +54,7 @@ CHAIN = range(1, 11)
         (2, 10, False),  # 3 / 10: not as hot as that
     ],
 )
-def test_lmetric_leaves_the_holder_of_a_hot_class_once(wins, others, left):
+def test_lmetric_leaves_the_cached_worker_of_a_hot_class_once(wins, others, left):
     first = [sent(CHAIN)]
     foreign = [sent([1000 + n] * 10) for n in range(others)]
     facts = first + foreign + [sent(CHAIN, hit_tokens=64)] * wins
@@ -68,7 +68,7 @@ def test_lmetric_leaves_the_holder_of_a_hot_class_once(wins, others, left):
     assert costs_of(LMetric(hot_spots=False), request, facts, **columns)[0] == 96.0
 
 
-def test_lmetric_leaves_two_holders_after_four_wins_and_never_all_workers():
+def test_lmetric_leaves_two_cached_workers_after_four_wins_and_never_all():
     request = request_of(prompt_tokens=160)
     three = [sent(CHAIN, hit_tokens=64)] * 3
     four = [sent(CHAIN, hit_tokens=64)] * 4
@@ -78,26 +78,26 @@ def test_lmetric_leaves_two_holders_after_four_wins_and_never_all_workers():
     assert np.isfinite(costs_of(LMetric(), request, four, hit_tokens=[64, 64])).all()
 
 
-def test_lmetric_takes_a_prompt_of_no_more_than_its_class_for_held_in_full():
+def test_lmetric_counts_a_prompt_as_long_as_its_class_as_fully_cached():
     facts = [sent(range(1, 5), hit_tokens=63)] * 2  # all but the last token of 64
     request = request_of(prompt_tokens=64)
     assert costs_of(LMetric(), request, facts, hit_tokens=[63, 0]) == [INF, 64.0]
 
 
-def test_lmetric_does_not_class_prompts_shorter_than_a_block():
+def test_lmetric_does_not_classify_prompts_shorter_than_a_block():
     facts = [Dispatched(0.0, 0, 0, 0, 9, np.array([], dtype=np.uint64))] * 9
     assert costs_of(LMetric(), request_of(prompt_tokens=9), facts, hit_tokens=[0, 0]) == [9.0, 9.0]
 
 
 @pytest.mark.parametrize("bad", [{"class_blocks": 0}, {"window": 0}])
-def test_lmetric_refuses_senseless_parameters(bad):
+def test_lmetric_rejects_invalid_parameters(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         LMetric(**bad)
 
 
 @settings(max_examples=examples(200))
 @given(st.integers(1, 64), st.integers(1, 200), st.integers(0, 63), st.data())
-def test_held_blocks_are_told_without_the_block_size(size, blocks, rest, data):
+def test_hit_blocks_are_derived_without_the_block_size(size, blocks, rest, data):
     held = data.draw(st.integers(0, blocks))
     prompt = blocks * size + rest % size
     hit_tokens = min(held * size, prompt - 1)
@@ -108,7 +108,7 @@ def test_held_blocks_are_told_without_the_block_size(size, blocks, rest, data):
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=60))
-def test_hot_classes_are_those_of_the_window(events):
+def test_hot_classes_are_counted_within_the_window(events):
     classes, told = HotClasses(8, 4), []
     for first, held in events:
         chain = [] if first == 5 else [first * 100 + n for n in range(6)]
@@ -127,7 +127,7 @@ def test_hot_classes_are_those_of_the_window(events):
 # --- lpwl ------------------------------------------------------------------------------------
 
 
-def test_lpwl_adds_what_waits_and_what_is_missing():
+def test_lpwl_adds_queued_and_missing_tokens():
     costs = costs_of(
         Lpwl(), hit_tokens=[600, 0, 0], queued_prefill_tokens=[200.0, 50.0, 50.0], running=[3, 1, 0]
     )
@@ -142,7 +142,7 @@ def test_lpwl_breaks_ties_by_requests_and_never_spills_by_decode():
 # --- ramjet ----------------------------------------------------------------------------------
 
 
-def test_ramjet_caps_what_a_prefix_is_worth():
+def test_ramjet_caps_the_value_of_a_prefix():
     columns = {
         "hit_tokens": [40_960, 38_912, 0],
         "queued_prefill_tokens": [4_096.0, 0.0, 0.0],
@@ -154,7 +154,7 @@ def test_ramjet_caps_what_a_prefix_is_worth():
 
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize(("prefix", "depth"), [(6_144, 3), (16_384, 8), (64_000, 8)])
-def test_ramjet_spill_depth(relative, prefix, depth):
+def test_ramjet_leaves_the_cached_worker_at_its_spill_depth(relative, prefix, depth):
     request = request_of(prompt_tokens=prefix + 700)
     assert spill_depth(Ramjet(relative=relative), request, prefix) == depth + 1
 
@@ -163,7 +163,7 @@ def test_ramjet_spill_depth(relative, prefix, depth):
     "bad",
     [{"point_tokens": 0.0}, {"request_tokens": NAN}, {"max_points": -1.0}, {"load_weight": INF}],
 )
-def test_ramjet_refuses_senseless_parameters(bad):
+def test_ramjet_rejects_invalid_parameters(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Ramjet(**bad)
 
@@ -188,7 +188,7 @@ def test_mooncake_estimates_the_time_to_first_token():
     )
 
 
-def test_mooncake_spills_by_the_queue_only():
+def test_mooncake_leaves_the_cached_worker_by_its_queue_only():
     request = request_of(prompt_tokens=6_700)
     assert spill_depth(Mooncake(), request, 6_000, limit=500) is None
     held = {"hit_tokens": [6_000, 0]}
@@ -217,7 +217,7 @@ def test_terms_add_up_to_the_costs(name):
     )
 
 
-def test_lmetrics_terms_are_factors():
+def test_the_terms_of_lmetric_are_factors():
     fleet = fleet_of(hit_tokens=[320, 0], queued_prefill_tokens=[90.0, 0.0], running=[4, 0])
     terms = LMetric().terms(request_of(), fleet, state_of(LMetric()))
     assert {name: term.tolist() for name, term in terms.items()} == {

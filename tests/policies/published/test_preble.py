@@ -28,7 +28,7 @@ INF, NAN = np.inf, np.nan
 # --- the rule --------------------------------------------------------------------------------
 
 
-def test_preble_explores_by_what_the_window_cost():
+def test_preble_explores_by_the_work_within_the_window():
     facts = [
         sent(range(50), worker_id=0, hit_tokens=300, request_id=0),  # 500 new tokens after 300
         sent(range(25), worker_id=0, request_id=1),  # 400
@@ -55,12 +55,12 @@ def test_preble_explores_by_what_the_window_cost():
     assert costs_of(Preble(), facts=facts, pair_tokens=0.001, **columns) == pytest.approx(expected)
 
 
-def test_preble_exploits_where_more_is_cached_than_missing():
+def test_preble_exploits_if_more_is_cached_than_missing():
     assert costs_of(Preble(), hit_tokens=[500, 499, 0]) == pytest.approx([0.05, 0.0501, 0.1])
     assert costs_of(Preble(), hit_tokens=[501, 499, 600]) == pytest.approx([0.0499, INF, 0.04])
 
 
-def test_preble_spill_depth():
+def test_preble_leaves_the_cached_worker_at_its_spill_depth():
     assert spill_depth(Preble(), request_of(prompt_tokens=6_700), 6_000, limit=300) is None
     # Less than half: 300 ms of prefill against 20 tokens of 10 ms a request.
     answered = state_of(Preble(), [Finish(0.0, 1, output_tokens=20)])
@@ -95,7 +95,7 @@ def served(ttft_s, older=20, newer=20, worker_id=0):
         ({"imbalance": 7.0}, (0.5, 1.0), False),  # 0.64 s of work against 0.1 s
     ],
 )
-def test_preble_grows_a_replica_on_the_least_loaded_worker(changes, waits_s, grows):
+def test_preble_creates_a_replica_at_the_least_loaded_worker(changes, waits_s, grows):
     policy = Preble(**{"warmup_requests": 20} | changes)
     other = [sent(range(5_000, 5_063), 1, now_s=119.0, request_id=99)]  # 1,008 tokens: 0.1 s
     facts = sorted(served(waits_s)[:-2] + other + served(waits_s)[-2:], key=lambda f: f.now_s)
@@ -106,7 +106,7 @@ def test_preble_grows_a_replica_on_the_least_loaded_worker(changes, waits_s, gro
     assert costs[1] == (pytest.approx(0.1008 + 0.656) if grows else INF)
 
 
-def test_preble_grows_nothing_where_another_worker_is_the_loaded_one():
+def test_preble_creates_no_replica_if_another_worker_is_the_loaded_one():
     elsewhere = sent(range(5_000, 5_700), 1, now_s=130.0, request_id=99)  # 11,200 tokens
     facts = [*served((0.5, 1.0)), elsewhere]
     chain = np.array(PREFIX, dtype=np.uint64)
@@ -121,7 +121,7 @@ def test_preble_grows_nothing_where_another_worker_is_the_loaded_one():
     "bad",
     [{"window_s": 0.0}, {"imbalance": 0.9}, {"ttft_ratio": NAN}, {"warmup_requests": -1}],
 )
-def test_preble_refuses_senseless_parameters(bad):
+def test_preble_rejects_invalid_parameters(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Preble(**bad)
 
@@ -129,7 +129,7 @@ def test_preble_refuses_senseless_parameters(bad):
 # --- its window ------------------------------------------------------------------------------
 
 
-def test_a_node_is_large_where_it_is_twice_as_long_as_the_one_above():
+def test_a_node_is_large_if_it_is_twice_as_long_as_its_parent():
     window = PrebleWindow(180.0)
     chain = list(range(100))
     for number, blocks in enumerate((3, 5, 40, 60, 90)):
@@ -140,7 +140,7 @@ def test_a_node_is_large_where_it_is_twice_as_long_as_the_one_above():
     assert window.large_nodes(np.array([], np.uint64)) == []
 
 
-def test_all_that_it_remembers_is_bounded(monkeypatch):
+def test_the_state_of_the_preble_window_is_bounded(monkeypatch):
     monkeypatch.setattr(preble_window, "MAX_UNDER_WAY", 10)
     window = PrebleWindow(180.0)
     for number in range(1_000):
@@ -154,7 +154,7 @@ def test_all_that_it_remembers_is_bounded(monkeypatch):
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.sampled_from(["send", "first", "end", "fail"]), st.integers(0, 3))))
-def test_only_first_tokens_of_requests_under_way_are_timed(events):
+def test_only_first_tokens_of_running_requests_are_timed(events):
     window, since, times = PrebleWindow(1e6), {}, []
     window.observe(sent(PREFIX, hit_tokens=6_400, request_id=50))  # the node
     for now, (what, number) in enumerate(events):
@@ -174,7 +174,7 @@ def test_only_first_tokens_of_requests_under_way_are_timed(events):
     assert told == [float(sum(times)), float(len(times))]
 
 
-def test_an_arrival_lets_old_work_fall_out():
+def test_an_arrival_removes_expired_work_from_the_window():
     window = state_of(Preble(window_s=60.0), [sent(range(10), now_s=5.0)])
     assert window.work.totals[0][0] == 160
     chains = {16: np.array([], np.uint64)}
@@ -191,7 +191,7 @@ def test_an_arrival_lets_old_work_fall_out():
         max_size=40,
     )
 )
-def test_window_sums(events):
+def test_window_sums_equal_a_plain_count(events):
     sums, told, now_s = WindowSums(60.0), [], 0.0
     for gap_s, key, first, second in events:
         now_s += gap_s
@@ -210,7 +210,7 @@ def test_window_sums(events):
             )
 
 
-def test_a_slice_has_room_for_so_many_keys_and_goes_on_with_those():
+def test_a_full_slice_ignores_new_keys_and_counts_known_ones():
     sums = WindowSums(60.0)
     for key in range(MAX_KEYS + 5):
         sums.add(1.0, key, 1.0, 1.0)
@@ -219,5 +219,5 @@ def test_a_slice_has_room_for_so_many_keys_and_goes_on_with_those():
     assert sums.totals[0] == [2.0, 2.0]
 
 
-def test_the_cheapest_of_the_allowed_is_picked():
+def test_the_cheapest_allowed_worker_is_chosen():
     assert pick(np.array(costs_of(Preble(), hit_tokens=[600, 700, 0])), 0.0) == 1

@@ -31,14 +31,14 @@ def owner(policy, number, ids=range(8)):
 
 
 @RINGS
-def test_a_prefix_has_one_owner_and_keys_spread(policy):
+def test_a_prefix_has_one_owner_and_keys_are_spread_evenly(policy):
     owners = [owner(policy, number) for number in range(800)]
     assert owners == [owner(policy, number) for number in range(800)]
     assert min(np.bincount(owners, minlength=8)) >= 60
 
 
 @RINGS
-def test_only_the_keys_of_a_worker_that_left_move(policy):
+def test_only_the_keys_of_a_removed_worker_move(policy):
     for number in range(300):
         before = owner(policy, number)
         after = owner(policy, number, [0, 1, 2, 4, 5, 6, 7])
@@ -46,7 +46,7 @@ def test_only_the_keys_of_a_worker_that_left_move(policy):
 
 
 @RINGS
-def test_what_lies_behind_the_prefix_does_not_matter(policy):
+def test_blocks_after_the_prefix_do_not_change_the_owner(policy):
     long, short = request_with_key(5), request_with_key(5)
     long.chain = np.concatenate((long.chain[:16], long.chain[16:] + np.uint64(7)))
     short.chain = short.chain[:16]
@@ -61,7 +61,7 @@ def test_what_lies_behind_the_prefix_does_not_matter(policy):
 
 
 @RINGS
-def test_a_prompt_without_a_full_block_goes_to_the_fewest_requests(policy):
+def test_a_prompt_without_a_full_block_goes_to_the_least_loaded_worker(policy):
     assert costs_of(policy, request_of(prompt_tokens=9), running=[3, 1, 2]) == [3.0, 1.0, 2.0]
 
 
@@ -75,7 +75,7 @@ def node(worker_id, number):
     return (mixed ^ (mixed >> 31)) >> 32
 
 
-def test_distances_are_those_of_a_walk_round_the_ring():
+def test_distances_equal_those_of_a_walk_around_the_ring():
     """Distances on the ring equal those of a plain walk, which sorts the nodes of 12 workers and
     goes on from the key.
     """
@@ -118,7 +118,7 @@ def test_chwbl_walks_on_to_the_next_with_room():
         assert costs.argmin() == takes
 
 
-def test_somebody_always_has_room():
+def test_chwbl_always_finds_a_worker_with_room():
     random = np.random.default_rng(0)
     for _ in range(200):
         workers = int(random.integers(1, 9))
@@ -128,7 +128,7 @@ def test_somebody_always_has_room():
 
 
 @pytest.mark.parametrize(("policy", "depth"), [(PrefixHash(), 1), (Chwbl(), 1)])
-def test_spill_depth_of_rings_among_idle_workers(policy, depth):
+def test_rings_leave_the_owner_at_their_spill_depth_among_idle_workers(policy, depth):
     """A ring sends a request to another worker if one request runs at the first one, because 1.25 x
     the mean of eight workers, one of which is busy, is less than one request.
     """
@@ -139,13 +139,13 @@ def test_spill_depth_of_rings_among_idle_workers(policy, depth):
 @pytest.mark.parametrize(
     "bad", [{"prefix_tokens": 0}, {"load_factor": 0.9}, {"load_factor": np.nan}, {"nodes": 0}]
 )
-def test_senseless_rings_are_refused(bad):
+def test_invalid_ring_parameters_are_rejected(bad):
     for policy in (PrefixHash, Chwbl):
         with pytest.raises(ValueError, match=next(iter(bad))):
             policy(**bad)
 
 
-def test_session_sticky_stays_and_joins_the_shortest_queue_first():
+def test_session_sticky_places_by_queue_length_and_then_stays():
     policy = SessionSticky()
     state = sent(policy, (1, 10, "a"), (2, 10, None), (0, 10, "b"))
     loads = {"running": [4, 90, 2], "hit_tokens": [0, 0, 999]}
@@ -159,14 +159,14 @@ def test_session_sticky_stays_and_joins_the_shortest_queue_first():
     assert costs_of(policy, request_of(session="a"), state, **loads) == [4.0, 90.0, -1.0]
 
 
-def test_session_sticky_never_leaves_a_session_and_has_no_other_affinity():
+def test_session_sticky_never_moves_a_session_and_ignores_prefixes():
     state = sent(SessionSticky(), (0, 10, "a"))
     assert leaves_holder_at(SessionSticky(), 7, request_of(session="a"), state=state) is None
     assert leaves_holder_at(SessionSticky(), 7, request_of(session="b"), state=state) == 1
 
 
 @pytest.mark.parametrize("policy", [SessionSticky(max_sessions=3), TrtLlmConversation(0.5, 0, 3)])
-def test_the_sessions_longest_unused_are_forgotten(policy):
+def test_the_least_recently_used_sessions_are_dropped(policy):
     state = sent(policy, *((number % 2, 10, f"s{number}") for number in range(3)))
     sent(policy, (1, 10, "s0"), (1, 10, "s3"), state=state)
     policy.observe(Finish(9.0, 0), state)
@@ -207,7 +207,7 @@ def test_trt_llm_conversation_does_not_count_the_skipped_head():
     ]
 
 
-def test_trt_llm_conversation_spill_depth():
+def test_trt_llm_conversation_leaves_the_cached_worker_as_documented():
     state = sent(TrtLlmConversation(), (0, 10, "a"))
     held = {"state": state, "idle_workers": 7}
     assert leaves_holder_at(TrtLlmConversation(), request=request_of(session="a"), **held) is None
@@ -224,7 +224,7 @@ def test_trt_llm_conversation_spill_depth():
 @pytest.mark.parametrize(
     "bad", [{"match_threshold": 0.0}, {"skip_tokens": -1}, {"max_sessions": 0}]
 )
-def test_senseless_conversations_are_refused(bad):
+def test_invalid_conversation_parameters_are_rejected(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         TrtLlmConversation(**bad)
     if "max_sessions" in bad:

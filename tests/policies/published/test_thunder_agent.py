@@ -94,7 +94,7 @@ def paused(world):
     return sorted(name for _, _, name in world.state.paused)
 
 
-def test_new_programs_go_where_fewest_tokens_are_and_stay_there():
+def test_new_programs_go_to_the_worker_with_fewest_tokens_and_stay():
     world = World(ThunderAgent())
     assert world.serve("a", 3_000, 500) == 0
     assert world.serve("b", 1_000) == 1
@@ -105,7 +105,7 @@ def test_new_programs_go_where_fewest_tokens_are_and_stay_there():
     assert world.costs(None, 6_000) == [3_600.0, inf]
 
 
-def test_a_new_program_without_room_waits_and_so_do_those_behind_it():
+def test_a_new_program_without_room_and_later_programs_wait():
     world = World(ThunderAgent())
     world.serve("a", 6_000)
     world.serve("b", 5_000)
@@ -152,7 +152,7 @@ def test_reasoning_programs_are_marked_and_paused_when_they_act():
     assert paused(world) == ["b"]
 
 
-def test_resumed_are_first_those_with_a_request_and_large_ones_are_placed_first():
+def test_programs_with_a_request_resume_first_and_large_ones_are_placed_first():
     world = World(ThunderAgent())
     for session, tokens in (("a", 4_000), ("b", 3_000), ("c", 2_000)):
         world.serve(session, tokens)
@@ -171,7 +171,7 @@ def test_resumed_are_first_those_with_a_request_and_large_ones_are_placed_first(
     assert not world.policy.asks_held(world.state)
 
 
-def test_a_request_that_waits_for_half_an_hour_is_forced():
+def test_a_request_that_waits_for_half_an_hour_is_placed_without_room():
     world = World(ThunderAgent(hold_s=4_000.0))
     world.serve("a", 9_000)
     world.serve("b", 8_000)
@@ -186,7 +186,7 @@ def test_a_request_that_waits_for_half_an_hour_is_forced():
     assert world.ask(number, "c", 9_900) == 1
 
 
-def test_a_program_that_is_over_frees_its_room():
+def test_a_finished_program_frees_its_room():
     world = World(ThunderAgent(), workers=1)
     world.serve("a", 9_000)
     assert world.costs("b") == [inf]
@@ -199,7 +199,7 @@ def test_a_program_that_is_over_frees_its_room():
     assert world.costs("b") == [0.0], "nobody came back for half an hour"
 
 
-def test_acting_programs_fade_by_upstreams_option():
+def test_acting_programs_lose_weight_with_acting_decay():
     fading = World(ThunderAgent(acting_decay=True), workers=1)
     full = World(ThunderAgent(), workers=1)
     for world in (fading, full):
@@ -222,7 +222,7 @@ def test_a_group_is_one_program_of_all_its_sessions():
     assert world.costs("other") == [100.0 + MAX_CHAINS, 0.0], "the oldest counts no more"
 
 
-def test_the_programs_of_a_lost_worker_go_elsewhere():
+def test_the_programs_of_a_lost_worker_move_to_another_worker():
     world = World(ThunderAgent())
     assert world.serve("a", 3_000) == 0
     world.tell(WorkerChange(1.0, 0, "gone"))
@@ -232,7 +232,7 @@ def test_the_programs_of_a_lost_worker_go_elsewhere():
     assert world.serve("a", 3_000) == 1
 
 
-def test_bounds_hold_whatever_comes():
+def test_the_numbers_of_programs_and_requests_are_bounded():
     world = World(ThunderAgent(max_programs=3))
     for number in range(50):
         world.serve(f"s{number}", 10)
@@ -259,7 +259,7 @@ steps = st.lists(
 
 @settings(max_examples=examples(150))
 @given(steps=steps, grouped=st.booleans())
-def test_accounts_are_those_of_a_recount(steps, grouped):
+def test_sums_equal_those_of_a_recount(steps, grouped):
     world = World(ThunderAgent(max_programs=3), workers=3)
     under_way: list[tuple[int, str, int]] = []
     for kind, *step in steps:
@@ -321,6 +321,6 @@ def recount(state: Programs) -> None:
         {"max_programs": 0},
     ],
 )
-def test_senseless_parameters_are_refused(bad):
+def test_invalid_parameters_are_rejected(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         ThunderAgent(**bad)

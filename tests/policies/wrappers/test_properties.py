@@ -58,14 +58,14 @@ def views(draw):
     return request, fleet, [*facts, Tick(9.0)]
 
 
-def test_every_wrapper_is_tried():
+def test_every_wrapper_is_covered():
     assert PARAMETERS.keys() == WRAPPERS.keys()
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
 @settings(max_examples=examples(15))
 @given(stack=wrappers(), view=views())
-def test_any_stack_round_any_policy_keeps_the_contract(name, stack, view):
+def test_any_stack_of_wrappers_around_any_policy_keeps_the_contract(name, stack, view):
     request, fleet, facts = view
     policy = load(f"{name}|{stack}")
     state, again = policy.initial_state(), policy.initial_state()
@@ -93,7 +93,7 @@ def test_any_stack_round_any_policy_keeps_the_contract(name, stack, view):
 
 @settings(max_examples=examples(100))
 @given(stack=wrappers(), view=views(), name=st.sampled_from(["kv_prefix", "hybrid"]))
-def test_what_wrappers_added_and_the_inner_cost_make_the_cost(stack, view, name):
+def test_the_cost_is_the_inner_cost_plus_the_terms_of_the_wrappers(stack, view, name):
     request, fleet, facts = view
     policy = load(f"{name}|{stack}")
     state = policy.initial_state()
@@ -112,7 +112,7 @@ def test_what_wrappers_added_and_the_inner_cost_make_the_cost(stack, view, name)
 
 @settings(max_examples=examples(100))
 @given(stack=wrappers(), view=views(), seed=st.integers(0, 2**32 - 1))
-def test_the_order_of_rows_does_not_matter(stack, view, seed):
+def test_the_order_of_rows_does_not_change_costs(stack, view, seed):
     request, fleet, facts = view
     order = np.random.default_rng(seed).permutation(len(fleet))
     shuffled = replace(fleet, **{k: column[order] for k, column in columns_of(fleet).items()})
@@ -128,7 +128,7 @@ def test_the_order_of_rows_does_not_matter(stack, view, seed):
 
 @given(view=views(), stack=wrappers())
 @settings(max_examples=examples(50))
-def test_a_pool_of_one_is_never_shut(view, stack):
+def test_the_only_worker_is_never_excluded(view, stack):
     request, _, _ = view
     policy = load(f"kv_prefix|{stack}")
     fleet = fleet_of(hit_tokens=[100], queued_prefill_tokens=[1e6], running=[5_000])

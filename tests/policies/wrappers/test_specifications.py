@@ -53,7 +53,7 @@ def test_the_specification_loads_the_same_chain_again():
     assert load("hybrid").spec == load("hybrid|thresholds").spec.partition("|")[0]
 
 
-def test_each_part_has_its_own_memory():
+def test_the_policy_and_each_wrapper_have_their_own_state():
     policy = load(f"tests.policies.counting:Counting?step=10|{HERE}:Counting|thresholds")
     assert policy.remembers
     state = policy.initial_state()
@@ -66,7 +66,7 @@ def test_each_part_has_its_own_memory():
     assert load("random|progressive").remembers
 
 
-def test_terms_tell_what_each_part_added():
+def test_terms_show_the_share_of_the_policy_and_each_wrapper():
     policy = load(f"{HERE}:by_requests|{HERE}:Counting|{HERE}:first_row_out")
     state = policy.observe("a", policy.initial_state())
     terms = policy.terms(request_of(), fleet_of(running=[4, 2]), state)
@@ -109,7 +109,7 @@ def test_terms_tell_what_each_part_added():
         ("hybrid|my_pkg.my_module", "`:attr` is missing; .* my_pkg.my_module:MyWrapper"),
     ],
 )
-def test_refusals_say_what_would_be_right(spec, says):
+def test_errors_suggest_a_valid_specification(spec, says):
     with pytest.raises(PolicyError, match=says):
         load(spec)
 
@@ -125,25 +125,25 @@ def test_refusals_say_what_would_be_right(spec, says):
         (f"{HERE}:nan_policy|thresholds", "policy .*nan_policy: cost of row 0 is nan"),
     ],
 )
-def test_a_wrong_answer_names_whose_it_is(spec, says):
+def test_the_error_for_wrong_costs_names_the_policy_or_wrapper(spec, says):
     with pytest.raises(PolicyError, match=says):
         costs_of(spec, running=[0, 1])
 
 
-def test_a_failure_to_remember_names_whose_it_is():
+def test_the_error_for_a_failing_observe_names_the_wrapper():
     policy = load(f"random|{HERE}:Counting")
     with pytest.raises(PolicyError, match=r"wrapper .*Counting failed: TypeError: no such fact"):
         policy.observe("bad", policy.initial_state())
 
 
-def test_a_policy_that_answers_with_a_column_keeps_it_as_it_was():
+def test_wrappers_do_not_change_a_column_that_the_policy_returned():
     fleet = fleet_of(queued_prefill_tokens=[5.0, 6.0])
     policy = load(f"{HERE}:waiting_column|{HERE}:shifted")
     assert policy.costs(request_of(), fleet, policy.initial_state()).tolist() == [6.0, 7.0]
     assert fleet.queued_prefill_tokens.tolist() == [5.0, 6.0]
 
 
-def test_installed_entry_points_are_names(monkeypatch):
+def test_installed_entry_points_are_wrapper_names(monkeypatch):
     entries = {
         "warmroute.wrappers": [
             EntryPoint("mine", f"{HERE}:shifted", "warmroute.wrappers"),

@@ -38,13 +38,13 @@ def adjusted(wrapper, costs, request=None, state=None, **columns):
     # 900 cached: it brings 0.02 s. Queue q: q + 0.02 <= 1.25 q / 2 + 0.11, so q <= 0.24 s.
     [(0.0, True), (2_399.0, True), (2_401.0, False), (90_000.0, False)],
 )
-def test_a_holder_carries_the_mean_and_what_its_hit_saves(queued, holder_is_open):
+def test_bounded_load_lets_a_cached_worker_carry_its_saving_above_the_mean(queued, holder_is_open):
     columns = {"hit_tokens": [900, 0], "queued_prefill_tokens": [queued, 0.0]}
     costs = adjusted(BoundedLoad(), [-900.0, 0.0], **columns)
     assert costs == [-900.0 if holder_is_open else INF, 0.0]
 
 
-def test_the_bound_is_in_seconds_of_each_workers_own_speed():
+def test_the_bound_is_in_seconds_at_the_speed_of_each_worker():
     # Steps of 10 ms are worth 50 and 100 tokens, in the median 75: 15 ms on the slow worker.
     columns = {"prefill_tokens_per_s": [5_000.0, 10_000.0], "queued_prefill_tokens": 2_000.0}
     # Loads 0.4 and 0.2 s, mean 0.3; w_max is the slow one's, 0.2 + 0.015; w 0.215 and 0.1075.
@@ -55,7 +55,7 @@ def test_the_bound_is_in_seconds_of_each_workers_own_speed():
     assert adjusted(BoundedLoad(epsilon=0.34), [0.0, 0.0], **columns) == [0.0, 0.0]
 
 
-def test_rows_the_policy_shut_stay_shut_and_count_for_nothing():
+def test_rows_that_the_policy_excluded_stay_excluded_and_are_not_counted():
     # Of the open rows the second is the fuller: 0.5 + 0.11 > 1.25 * 0.25 + 0.11.
     costs = [3.0, 1.0, INF]
     columns = {"queued_prefill_tokens": [0.0, 5_000.0, 90_000.0]}
@@ -76,7 +76,7 @@ def spill_depth(spec: str, state=None) -> int:
     return 200
 
 
-def test_spill_depths():
+def test_wrappers_leave_the_cached_worker_at_their_spill_depths():
     assert spill_depth("kv_prefix") == 200
     # 0.09 s saved / (1 - 1.25 / 8) = 0.1067 s: with ten requests it may have an eleventh.
     assert spill_depth("kv_prefix|bounded_load") == 11
@@ -95,7 +95,7 @@ def test_spill_depths():
 # --- thresholds -----------------------------------------------------------------------------
 
 
-def test_fixed_thresholds_go_round_any_policy_and_workers_have_their_own():
+def test_fixed_thresholds_apply_to_any_policy_and_workers_may_override_them():
     wrapper = Thresholds(max_requests=4)
     assert adjusted(wrapper, [-900.0, 0.0], running=[4, 3]) == [INF, 0.0]
     assert adjusted(wrapper, [-900.0, 0.0], running=[3, 3]) == [-900.0, 0.0]
@@ -108,7 +108,7 @@ def test_fixed_thresholds_go_round_any_policy_and_workers_have_their_own():
     assert adjusted(Thresholds(max_kv_fraction=0.5), [0.0, 0.0]) == [0.0, 0.0], "nobody told"
 
 
-def test_a_threshold_leaves_somebody_that_the_policy_leaves():
+def test_thresholds_never_exclude_the_last_worker_of_the_policy():
     # The only row the policy leaves open is full: being full beats being held for ever.
     assert adjusted(Thresholds(max_requests=4), [INF, 1.0], running=[0, 9]) == [INF, 1.0]
     shut = [1.0, 1.0, INF]
@@ -130,12 +130,12 @@ def test_a_threshold_leaves_somebody_that_the_policy_leaves():
         ([0.0, 2_000.0, 4_000.0, 6_000.0, 20_000.0], [4]),
     ],
 )
-def test_apart_from_the_fleet(queued, apart):
+def test_workers_with_load_far_above_the_median_are_excluded(queued, apart):
     costs = adjusted(Thresholds(spread=2.0), [1.0] * len(queued), queued_prefill_tokens=queued)
     assert [row for row, cost in enumerate(costs) if cost == INF] == apart
 
 
-def test_a_slow_worker_is_apart_with_less():
+def test_a_slow_worker_is_excluded_at_a_smaller_queue():
     columns = {"prefill_tokens_per_s": [10_000.0, 10_000.0, 2_000.0]}
     alike = adjusted(Thresholds(spread=2.0), [1.0] * 3, queued_prefill_tokens=4_000.0, **columns)
     assert alike == [1.0, 1.0, INF]  # 0.4, 0.4 and 2 s; there one request brings 0.55 s
@@ -153,7 +153,7 @@ def late(held_s=0.0, costs=(1.0, 0.0), request=None, **changes):
     return adjusted(LateBinding(max_wait_s=0.4), list(costs), asked, **columns)
 
 
-def test_it_holds_while_the_holder_is_worth_the_wait():
+def test_late_binding_holds_while_the_cached_worker_is_worth_the_wait():
     # At the holder in 0.05 s; elsewhere 0.1 s of prefill, at the holder 0.01: 0.09 s to gain.
     assert late() == [INF, INF]
     assert late(queued_prefill_tokens=[899.0, 0.0]) == [INF, INF]
@@ -162,13 +162,13 @@ def test_it_holds_while_the_holder_is_worth_the_wait():
     assert late(running=[5, 0]) == [1.0, 0.0], "five steps more: 0.1 s"
 
 
-def test_it_grows_less_patient():
+def test_late_binding_holds_less_the_longer_a_request_has_waited():
     assert late(held_s=0.030) == [INF, INF]  # 0.03 + 0.05 < 0.09 * 0.925
     assert late(held_s=0.040) == [1.0, 0.0]  # 0.04 + 0.05 > 0.09 * 0.9
     assert late(held_s=0.4) == late(held_s=9.0) == [1.0, 0.0]
 
 
-def test_what_waited_goes_to_the_holder_once_that_is_free():
+def test_a_held_request_goes_to_the_cached_worker_once_that_is_free():
     free = {"queued_prefill_tokens": [100.0, 0.0]}  # a step's worth
     assert late(held_s=0.02, **free) == [1.0, INF]
     assert late(**free) == [1.0, 0.0], "one that has not waited goes where the policy says"
@@ -189,11 +189,11 @@ def test_what_waited_goes_to_the_holder_once_that_is_free():
         {"load_age_s": INF, "event_age_s": INF},
     ],
 )
-def test_it_never_holds_for_nothing(changes):
+def test_late_binding_never_holds_without_a_benefit(changes):
     assert late(**changes) == list(changes.get("costs", (1.0, 0.0)))
 
 
-def test_one_that_tells_events_or_load_is_alive():
+def test_a_worker_with_recent_events_or_load_reports_is_alive():
     assert late(load_age_s=INF, event_age_s=1.0) == late(load_age_s=1.0, event_age_s=INF)
     assert late(load_age_s=INF, event_age_s=1.0) == [INF, INF]
 
@@ -212,7 +212,7 @@ def after(wrapper, uncached, every_s):
     return state
 
 
-def test_progressive_learns_what_requests_bring_and_how_often_they_come():
+def test_progressive_learns_the_tokens_and_the_rate_of_requests():
     state = after(Progressive(), (100, 300, 200), 0.5)
     assert state == (3, pytest.approx(200.0), pytest.approx(0.5), 6.0)
     state = after(Progressive(), (100, *[700] * 1_000), 0.25)
@@ -230,7 +230,7 @@ def test_progressive_learns_what_requests_bring_and_how_often_they_come():
         (1 / 25, 60.0, 0.0),
     ],
 )
-def test_the_weight_follows_the_share_of_capacity_asked_for(gap_s, since_s, weight):
+def test_the_weight_of_progressive_follows_the_requested_capacity_share(gap_s, since_s, weight):
     # 300 tokens and a step of 100, of two workers' 20,000 tokens/s: 2 % a request per second.
     fleet = fleet_of(worker_id=[0, 1])
     wrapper = Progressive(low=0.1, high=0.5, load_factor=2.0)
@@ -240,7 +240,7 @@ def test_the_weight_follows_the_share_of_capacity_asked_for(gap_s, since_s, weig
     assert wrapper.weight(5.0, fleet, 100.0, after(wrapper, [300], 1.0)) == 0.0, "one tells no rate"
 
 
-def test_a_second_of_load_is_worth_what_a_second_of_missing_prefill_is():
+def test_a_second_of_load_costs_as_much_as_a_second_of_missing_prefill():
     # Weight 1; loads 0.05 and 0 s; 600 tokens of 0.06 s span 600 units: 10,000 a second.
     columns = {
         "hit_tokens": [600, 0],
@@ -256,7 +256,7 @@ def test_a_second_of_load_is_worth_what_a_second_of_missing_prefill_is():
     assert adjusted(Progressive(), [-600.0, INF], NOW, state, **columns) == [-600.0, INF]
 
 
-def test_with_weight_one_affinity_becomes_hybrid():
+def test_progressive_with_weight_1_turns_affinity_into_hybrid():
     fleet = fleet_of(
         hit_tokens=[640, 640, 160, 0],
         queued_prefill_tokens=[900.0, 0.0, 40.0, 0.0],
