@@ -40,7 +40,7 @@ def computed(worker: Running) -> int:
     return int(worker.worker.steps.tokens["prefill"])
 
 
-async def at_rest(*workers: Running) -> None:
+async def until_idle(*workers: Running) -> None:
     """Wait until nothing is left of any KV transfer except cached blocks."""
 
     def idle() -> bool:

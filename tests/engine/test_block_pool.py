@@ -22,7 +22,7 @@ def fill(pool: BlockPool, tokens: list[int]) -> list[int]:
     return ids + pool.publish(fresh, chain[hit:], chain[hit - 1] if hit else None, rest)
 
 
-def test_a_released_prompt_is_hit_and_a_longer_one_only_as_far_as_it_is_the_same():
+def test_a_released_prompt_is_hit_up_to_the_common_prefix():
     pool = BlockPool(16, SIZE)
     pool.release(fill(pool, prompt(7, 3)))
     assert pool.used_blocks == 0
@@ -41,7 +41,7 @@ def test_private_blocks_are_not_hit():
     assert pool.drain_events() == []
 
 
-def test_allocate_gives_all_or_nothing():
+def test_allocate_returns_all_blocks_or_none():
     pool = BlockPool(4, SIZE)
     assert pool.allocate(5) is None
     assert pool.allocate(0) == []
@@ -88,7 +88,7 @@ def test_held_blocks_are_never_evicted():
     pool.release(held)
 
 
-def test_a_duplicate_is_freed_and_its_holder_shares_the_visible_block():
+def test_a_duplicate_is_freed_and_its_holder_shares_the_published_block():
     pool = BlockPool(8, SIZE)
     chain = chain_of(prompt(1, 2))
     tokens = np.array(prompt(1, 2), dtype=np.int32)
@@ -106,7 +106,7 @@ def test_a_duplicate_is_freed_and_its_holder_shares_the_visible_block():
     check_pool(pool)
 
 
-def test_events_tell_stored_runs_with_parent_and_tokens():
+def test_stored_events_have_the_parent_and_tokens_of_a_run():
     pool = BlockPool(8, SIZE)
     pool.release(fill(pool, prompt(1, 2)))
     pool.release(fill(pool, prompt(1, 2) + prompt(5, 1)))
@@ -121,7 +121,7 @@ def test_events_tell_stored_runs_with_parent_and_tokens():
     assert pool.drain_events() == []
 
 
-def test_a_duplicate_in_the_middle_splits_the_stored_run():
+def test_a_duplicate_in_the_middle_splits_the_stored_event():
     # Two prompts race; the other one shows block 1 only after this one showed block 0.
     pool = BlockPool(16, SIZE)
     tokens = prompt(1, 1) + prompt(2, 1) + prompt(3, 1)
@@ -141,7 +141,7 @@ def test_a_duplicate_in_the_middle_splits_the_stored_run():
     check_pool(pool)
 
 
-def test_clear_forgets_all_and_held_blocks_stay_private():
+def test_clear_drops_all_blocks_and_held_blocks_stay_private():
     pool = BlockPool(8, SIZE)
     held = fill(pool, prompt(1, 2))
     pool.release(fill(pool, prompt(2, 2)))
@@ -156,7 +156,7 @@ def test_clear_forgets_all_and_held_blocks_stay_private():
     check_pool(pool)
 
 
-def test_a_snapshot_rebuilds_the_contents_parents_first():
+def test_a_snapshot_lists_all_blocks_parents_first():
     pool = BlockPool(16, SIZE)
     trunk = prompt(1, 2)
     for tokens in (trunk + prompt(2, 1), trunk + prompt(3, 2), prompt(9, 1)):
@@ -170,7 +170,7 @@ def test_a_snapshot_rebuilds_the_contents_parents_first():
     assert len(known) == pool.cached_blocks == 6
 
 
-def test_misuse_is_loud():
+def test_misuse_raises_an_error():
     pool = BlockPool(4, SIZE)
     tokens = np.array(prompt(1, 1), dtype=np.int32)
     ids = pool.allocate(1)
@@ -198,7 +198,7 @@ def churn(pool: BlockPool) -> None:
         pool.release(fill(pool, prompt(turn, 1)))
 
 
-def test_events_that_nobody_drains_are_an_error_not_a_leak():
+def test_undrained_events_are_an_error_and_not_a_leak():
     with pytest.raises(RuntimeError, match="drain_events"):
         churn(BlockPool(2, SIZE))
     silent = BlockPool(2, SIZE, record_events=False)

@@ -37,7 +37,7 @@ class Node:
     worth: Worth = STANDARD
     until_s: float = inf  # while nobody holds it
 
-    def said(self, worth: Worth) -> None:
+    def raise_worth(self, worth: Worth) -> None:
         """Raise the block's worth to `worth`; of several requests that share it, the most demanding
         wins.
         """
@@ -88,7 +88,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.epoch = 0
         self.told: set[int] = set()  # contents as a listener to the events sees them
 
-    def named(self, pieces: list[int]) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+    def tokens_chain_and_paths(
+        self, pieces: list[int]
+    ) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
         tokens = [piece for piece in pieces for _ in range(SIZE)]
         chain = [int(h) for h in chain_hashes(np.array(tokens, dtype=np.int32), SIZE)]
         paths = [tuple(tokens[: (i + 1) * SIZE]) for i in range(len(chain))]
@@ -101,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
     )
     def start(self, pieces: list[int], worths: list[Worth] | None) -> None:
         self.advance(0.0)  # as a scheduler does before it lets anything be evicted
-        tokens, chain, paths = self.named(pieces)
+        tokens, chain, paths = self.tokens_chain_and_paths(pieces)
         hit = 0
         while hit < len(paths) and paths[hit] in self.resident:
             hit += 1
@@ -113,7 +115,7 @@ class PoolMachine(RuleBasedStateMachine):
         nodes = [self.resident[path] for path in paths[:hit]]
         for position, node in enumerate(nodes):
             node.holders += 1
-            node.said(STANDARD if worths is None else worths[position])
+            node.raise_worth(STANDARD if worths is None else worths[position])
         ids = self.pool.acquire(chain, hit, None if worths is None else worths[:hit])
         self.evict(len(chain) - hit)
         fresh = self.pool.allocate(len(chain) - hit)
@@ -134,7 +136,7 @@ class PoolMachine(RuleBasedStateMachine):
             twin = self.resident.get(path)
             if twin is not None:
                 twin.holders += 1
-                twin.said(holder.worth(position))
+                twin.raise_worth(holder.worth(position))
                 holder.nodes[position] = twin
             else:
                 holder.nodes[position].path = path
@@ -169,7 +171,7 @@ class PoolMachine(RuleBasedStateMachine):
         ttl_s=st.sampled_from([2.0, inf]),
     )
     def pin(self, pieces: list[int], ttl_s: float) -> None:
-        _, chain, paths = self.named(pieces)
+        _, chain, paths = self.tokens_chain_and_paths(pieces)
         wanted = {path for pin in self.model_pins.values() for path in pin.paths} | set(paths)
         if len(wanted) > PINNED_BLOCKS:
             with pytest.raises(PinRefused, match="pinned-share") as refused:
@@ -211,7 +213,7 @@ class PoolMachine(RuleBasedStateMachine):
         nodes = [self.resident[path] for path in pin.paths[:hit]]
         for node in nodes:
             node.holders += 1
-            node.said(STANDARD)
+            node.raise_worth(STANDARD)
         self.let_go(pin.nodes)
         pin.nodes, pin.epoch = nodes, self.epoch
 

@@ -16,7 +16,7 @@ LLAMA = Footprint(16 * GIB, 131_072, 200_000)
 TINY = Footprint(1000, 10, 1)
 
 
-def test_the_report_counts_what_fits() -> None:
+def test_the_report_counts_blocks_tokens_and_requests() -> None:
     capacity = fit(80 * GIB, LLAMA, Limits())
     free_bytes = 64 * GIB - 200_000 * 8192
     assert capacity.blocks == int(free_bytes * 0.8) // (131_072 * 16)
@@ -33,7 +33,7 @@ def test_the_report_counts_what_fits() -> None:
     assert [row.split()[0] for row in rows] == ["weights", "activations", "KV", "headroom", "all"]
 
 
-def test_a_default_that_holds_one_request_is_named_as_what_limits() -> None:
+def test_the_report_names_a_default_capacity_as_the_limit() -> None:
     """A default capacity that holds only one request is named as the limit: with 2,560 KV tokens
     and a context window of 2,560, as in the docs, one request runs at a time.
     """
@@ -61,7 +61,9 @@ def test_a_default_that_holds_one_request_is_named_as_what_limits() -> None:
         ),
     ],
 )
-def test_less_than_one_request_is_refused(memory_bytes: int, limits: Limits, says: str) -> None:
+def test_a_capacity_below_one_request_is_refused(
+    memory_bytes: int, limits: Limits, says: str
+) -> None:
     with pytest.raises(CapacityError, match=says):
         fit(memory_bytes, LLAMA, limits)
 
@@ -76,7 +78,7 @@ def test_less_than_one_request_is_refused(memory_bytes: int, limits: Limits, say
         ({"expected_input_tokens": 0}, "expected_input_tokens"),
     ],
 )
-def test_impossible_limits(changes: dict[str, float], says: str) -> None:
+def test_impossible_limits_are_rejected(changes: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Limits(**changes)  # type: ignore[arg-type]
 
@@ -88,7 +90,7 @@ def test_impossible_limits(changes: dict[str, float], says: str) -> None:
     inputs=st.integers(1, 4096),
     outputs=st.integers(1, 4096),
 )
-def test_parts_never_exceed_the_memory(
+def test_the_parts_of_the_report_never_exceed_the_memory(
     memory_bytes: int, share: float, cap_tokens: int | None, inputs: int, outputs: int
 ) -> None:
     limits = Limits(

@@ -36,7 +36,7 @@ LLAMA_8B = Footprint(
 GPU = Measured(72 * GIB, LLAMA_8B, Limits(), "cuda")
 
 
-def test_shares_of_a_gpu_and_what_the_table_says_of_them() -> None:
+def test_a_gpu_is_shared_equally_and_the_table_shows_the_shares() -> None:
     shares = share_out(GPU, 2)
     assert shares.each_bytes == (72 * GIB - CONTEXT_BYTES) // 2
     assert shares.capacity == fit(shares.each_bytes, LLAMA_8B, Limits())
@@ -54,7 +54,7 @@ def test_shares_of_a_gpu_and_what_the_table_says_of_them() -> None:
     assert 0.2 * free_bytes <= one.headroom_bytes < 0.2 * free_bytes + 16 * 131_072
 
 
-def test_too_many_are_refused_and_told_how_many_would_fit() -> None:
+def test_the_error_for_too_many_instances_has_the_number_that_fits() -> None:
     with pytest.raises(CapacityError, match=r"5 instances have 14\.00 GiB each") as refused:
         share_out(GPU, 5)
     assert str(refused.value).endswith("; --instances 4 would fit")
@@ -69,7 +69,7 @@ def test_too_many_are_refused_and_told_how_many_would_fit() -> None:
     instances=st.integers(1, MAX_INSTANCES),
     device=st.sampled_from(["cpu", "cuda"]),
 )
-def test_shares_never_exceed_what_there_is(memory_bytes: int, instances: int, device: str) -> None:
+def test_shares_never_exceed_the_memory(memory_bytes: int, instances: int, device: str) -> None:
     measured = Measured(memory_bytes, LLAMA_8B, Limits(), device)
     try:
         shares = share_out(measured, instances)
@@ -89,7 +89,7 @@ def test_shares_never_exceed_what_there_is(memory_bytes: int, instances: int, de
             share_out(measured, shares.most + 1)
 
 
-def test_each_has_the_ports_after_those_of_the_one_before() -> None:
+def test_each_instance_has_the_ports_after_the_previous_instances() -> None:
     assert addresses_of(3, 8000, 0, 5600) == [
         *(Addresses(8000, 0, 5600), Addresses(8001, 0, 5601), Addresses(8002, 0, 5602)),
     ]
@@ -108,12 +108,12 @@ def test_each_has_the_ports_after_those_of_the_one_before() -> None:
         ((-1, 0, 0), "not all 1..65535"),
     ],
 )
-def test_ports_that_cannot_be_are_refused(ports: tuple[int, int, int], told: str) -> None:
+def test_impossible_ports_are_refused(ports: tuple[int, int, int], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         addresses_of(3, *ports)
 
 
-def test_what_the_system_picked_is_kept() -> None:
+def test_ports_chosen_by_the_system_are_kept() -> None:
     line = (
         "ready http://[::1]:45001 model=a b=c events=tcp://[::1]:45002 "
         "replay=tcp://[::1]:45003 kv_tokens=4096"
@@ -123,7 +123,7 @@ def test_what_the_system_picked_is_kept() -> None:
         Addresses(0, 0, 0).settled("ready")
 
 
-def test_who_ends_again_and_again_is_started_ever_more_rarely() -> None:
+def test_a_failing_instance_is_restarted_with_growing_delays() -> None:
     now_s = 100.0
     back_off = BackOff(lambda: now_s)
     waits = []
@@ -147,7 +147,7 @@ def test_who_ends_again_and_again_is_started_ever_more_rarely() -> None:
         (["--pinned-share", "1"], "pinned_share must be 0..0.9"),
     ],
 )
-def test_bad_flags(
+def test_bad_flags_are_rejected(
     tmp_path: Path, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -157,7 +157,7 @@ def test_bad_flags(
 
 
 @pytest.mark.parametrize("instances", ["1", pytest.param("9", marks=pytest.mark.full)])
-def test_a_model_that_is_not_there_is_exit_code_1(
+def test_a_missing_model_gives_exit_code_1(
     tmp_path: Path, instances: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A missing model ends the program with exit code 1. Several instances are first measured by
@@ -167,14 +167,16 @@ def test_a_model_that_is_not_there_is_exit_code_1(
     assert "none" in capfd.readouterr().err
 
 
-def test_more_than_fit_are_exit_code_1(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_too_many_instances_give_exit_code_1(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     several = ["--instances", "9", "--memory-bytes", "200000000"]
     make_tiny(tmp_path)
     assert cli.main(["serve", str(tmp_path), *several]) == 1
     assert "--instances 7 would fit" in capfd.readouterr().err
 
 
-def test_measured_survives_the_way_through_a_pipe(
+def test_a_measurement_survives_encoding_and_decoding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tiny(tmp_path)

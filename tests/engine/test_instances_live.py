@@ -42,7 +42,7 @@ class Ready:
 
 
 @contextlib.asynccontextmanager
-async def two(model: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def two_instances(model: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "engine", "serve", str(model), "--instances", "2", "--port", "0"),
         *("--model-name", "tiny", "--grace-s", "60", *flags),
@@ -70,8 +70,8 @@ def is_gone(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] == "Z"
 
 
-async def test_one_that_dies_comes_back_where_it_was_and_the_other_goes_on(model: Path) -> None:
-    async with two(model) as program, aiohttp.ClientSession() as http:
+async def test_a_killed_instance_restarts_at_its_ports_while_the_other_serves(model: Path) -> None:
+    async with two_instances(model) as program, aiohttp.ClientSession() as http:
         one, other = await ready(program), await ready(program)
         assert {one.instance, other.instance} == {"1/2", "2/2"}
         for each in (one, other):
@@ -94,15 +94,15 @@ async def test_one_that_dies_comes_back_where_it_was_and_the_other_goes_on(model
         assert is_gone(other.pid)
 
 
-async def test_a_supervisor_that_is_killed_leaves_no_instance_behind(model: Path) -> None:
-    async with two(model) as program:
+async def test_a_killed_supervisor_leaves_no_instance_behind(model: Path) -> None:
+    async with two_instances(model) as program:
         pids = [(await ready(program)).pid for _ in range(2)]
         program.kill()
         await eventually(lambda: all(map(is_gone, pids)), "the instances end")
 
 
-async def test_an_instance_that_cannot_start_ends_all(model: Path) -> None:
+async def test_an_instance_that_cannot_start_ends_all_instances(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        async with two(model, "--port", str(port)) as program:
+        async with two_instances(model, "--port", str(port)) as program:
             assert await program.wait() == 1

@@ -36,7 +36,7 @@ def refused(scheduler: Scheduler, chain: list[int]) -> str:
     return refusal.value.reason
 
 
-def test_a_prefix_pinned_before_it_is_computed_is_kept_once_it_is():
+def test_a_prefix_pinned_before_it_is_computed_is_kept_afterwards():
     driver = Driver(make(blocks=32, pinned_share=0.25))
     chain = pinned(driver, 8)
     pins = driver.scheduler.pins
@@ -49,7 +49,7 @@ def test_a_prefix_pinned_before_it_is_computed_is_kept_once_it_is():
     assert driver.scheduler.pool.evicted_total > 0
 
 
-def test_unpinned_it_goes_as_others_do():
+def test_an_unpinned_prefix_is_evicted_as_usual():
     driver = Driver(make(blocks=32, pinned_share=0.25))
     chain = pinned(driver, 8)
     driver.scheduler.add(request(0, prompt(1, 8)), 0.0)
@@ -61,7 +61,7 @@ def test_unpinned_it_goes_as_others_do():
     assert driver.scheduler.pool.used_blocks == 0
 
 
-def test_its_time_ends_by_the_time_passed_in():
+def test_a_pin_expires_by_the_time_passed_in():
     driver = Driver(make(blocks=32, pinned_share=0.25))
     chain = pinned(driver, 8, until_s=1_000.0)
     driver.scheduler.add(request(0, prompt(1, 8)), 0.0)
@@ -74,7 +74,7 @@ def test_its_time_ends_by_the_time_passed_in():
     assert driver.scheduler.pool.hit(chain) == 0
 
 
-def test_clearing_the_cache_takes_the_blocks_but_not_the_pin():
+def test_clearing_the_cache_drops_the_blocks_but_keeps_the_pin():
     driver = Driver(make(blocks=32, pinned_share=0.25))
     chain = pinned(driver, 8)
     driver.scheduler.add(request(0, prompt(1, 8)), 0.0)
@@ -88,7 +88,7 @@ def test_clearing_the_cache_takes_the_blocks_but_not_the_pin():
     assert driver.scheduler.pool.hit(chain) == 8
 
 
-def test_pins_are_refused_by_name_and_change_nothing():
+def test_refused_pins_have_a_reason_and_change_nothing():
     off = make(blocks=32)
     assert refused(off, chain_of(prompt(1, 1))) == "pins_off"
     scheduler = make(blocks=32, pinned_share=0.25)
@@ -106,7 +106,7 @@ def test_pins_are_refused_by_name_and_change_nothing():
     assert refused(many, [MAX_PINS + 1]) == "too_many_pins"
 
 
-def test_a_pin_by_the_hash_of_a_cached_block_has_its_whole_prefix():
+def test_a_pin_by_block_hash_covers_the_blocks_full_prefix():
     driver = Driver(make(blocks=32, pinned_share=0.25))
     driver.scheduler.add(request(0, prompt(1, 8)), 0.0)
     driver.run()
@@ -119,7 +119,7 @@ def test_a_pin_by_the_hash_of_a_cached_block_has_its_whole_prefix():
     assert pins.chain_to(chain[3]) == chain[:4], "known as a pin, though not in the cache"
 
 
-def test_no_request_may_count_on_what_may_be_pinned():
+def test_a_request_that_needs_the_pinnable_share_is_refused():
     scheduler = make(blocks=32, pinned_share=0.25)
     assert scheduler.max_sequence_tokens == 24 * SIZE
     with pytest.raises(Refused) as refusal:
@@ -135,7 +135,7 @@ def test_no_request_may_count_on_what_may_be_pinned():
     assert driver.finished[2] == "length"
 
 
-def test_what_is_reserved_for_outputs_cannot_be_pinned_away():
+def test_blocks_reserved_for_outputs_cannot_be_pinned():
     policy: Any = "guaranteed_no_evict"
     driver = Driver(make(blocks=32, pinned_share=0.25, batch_scheduler_policy=policy))
     scheduler = driver.scheduler

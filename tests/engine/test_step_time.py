@@ -19,21 +19,21 @@ PLAIN = StepTime(
 )
 
 
-def test_a_decode_step_by_hand():
+def test_a_decode_step_equals_a_calculation_by_hand():
     # 0.002 + 8 x 1e-5 + (0.01^6 + 0.0008^6)^(1/6) + 16,000 x 1e-7
     assert PLAIN.decode_step_s(8, 16_000) == pytest.approx(
         0.002 + 0.00008 + 0.01 + 0.0016, rel=1e-6
     )
 
 
-def test_a_prefill_by_hand():
+def test_a_prefill_equals_a_calculation_by_hand():
     # Attention: 2,000 new tokens behind 1,000: 2,000 x (1,000 + 1,000) pairs.
     expected_s = 0.002 + 1e-5 + 0.2 + 1e-8 * 4_000_000
     assert PLAIN.prefill_s(2000, 1000) == pytest.approx(expected_s, rel=1e-6)
     assert PLAIN.prefill_s(0) == 0.0
 
 
-def test_a_long_prefill_costs_one_overhead_a_chunk():
+def test_a_long_prefill_costs_one_overhead_per_chunk():
     expected_s = 3 * 0.00201 + 2e4 * 1e-4 + 1e-8 * 2e4 * 1e4
     assert PLAIN.prefill_s(20_000) == pytest.approx(expected_s, rel=1e-6)
 
@@ -54,7 +54,7 @@ def test_a_mixed_step_adds_its_parts():
     assert PLAIN.seconds(load) == pytest.approx(expected_s, rel=1e-6)
 
 
-def test_experts_are_read_as_far_as_tokens_visit_them():
+def test_only_experts_that_tokens_use_are_read():
     """The step time counts the experts that tokens use: one token reads a quarter of them, two
     tokens 7 of 16, and many tokens all.
     """
@@ -72,14 +72,14 @@ def test_a_soft_maximum_below_1_exceeds_the_sum_at_its_corner():
     assert at_corner.decode_step_s(1, 0) == pytest.approx(0.01 * 1.21)  # (1 + 0.1)^2
 
 
-def test_kernels_are_the_step_without_cpu_time():
+def test_kernel_time_is_step_time_without_cpu_time():
     assert PLAIN.kernels.decode_step_s(8, 16_000) == pytest.approx(
         PLAIN.decode_step_s(8, 16_000) - 0.00208
     )
 
 
 @given(st.sampled_from(sorted(PROFILES)), st.integers(1, 20_000), st.integers(1, 20_000))
-def test_the_convex_step_time_is_convex_and_below(name: str, few: int, more: int):
+def test_the_convex_step_time_is_convex_and_a_lower_bound(name: str, few: int, more: int):
     step_time = profile(name).step_time
     convex = step_time.convex
     for tokens in (few, more):
@@ -99,7 +99,7 @@ def test_published_prefill_is_slower_than_the_kernels_of_its_profile():
     assert 39_100 < profile("gpt-oss-120b-h100").step_time.prefill_tokens_per_s < 1.13 * 39_100
 
 
-def test_profiles_are_complete_and_sane():
+def test_profiles_are_complete_and_plausible():
     for name, row in PROFILES.items():
         assert row.name == name
         assert row.provenance
@@ -125,7 +125,7 @@ def test_a_wide_mixture_of_experts_is_as_fast_as_published():
         assert decodes / step_s / 32 == pytest.approx(13_386, rel=0.05)
 
 
-def test_an_unknown_profile_names_the_valid_ones():
+def test_the_error_for_an_unknown_profile_lists_the_valid_profiles():
     with pytest.raises(ValueError, match=r"gpt-5.*llama-3.1-8b-h100.*qwen3-32b-h200-tp2"):
         profile("gpt-5")
 

@@ -104,7 +104,7 @@ async def test_steps_follow_each_other_without_drift() -> None:
     assert runner.busy_s_total == pytest.approx(0.5)
 
 
-async def test_a_late_step_is_an_overrun_and_is_made_up_for() -> None:
+async def test_a_late_step_counts_as_an_overrun_and_is_caught_up() -> None:
     bench = Bench(VirtualClock(0.0, 0.08, 0.0, 0.0))
     async with bench.running() as runner:
         runner.submit(request(0, [1, 2, 3], 4))
@@ -112,7 +112,7 @@ async def test_a_late_step_is_an_overrun_and_is_made_up_for() -> None:
     assert runner.overrun_steps_total == 1
 
 
-async def test_a_step_late_by_its_whole_length_restarts_the_timeline() -> None:
+async def test_a_step_late_by_its_full_length_restarts_the_timeline() -> None:
     bench = Bench(VirtualClock(0.0, 0.25, 0.0, 0.0))
     async with bench.running() as runner:
         runner.submit(request(0, [1, 2, 3], 4))
@@ -120,7 +120,7 @@ async def test_a_step_late_by_its_whole_length_restarts_the_timeline() -> None:
     assert runner.overrun_steps_total == 1
 
 
-async def test_speed_divides_steps_and_small_lateness_of_short_steps_is_no_overrun() -> None:
+async def test_speed_shortens_steps_and_a_small_delay_is_no_overrun() -> None:
     bench = Bench(VirtualClock(0.0009, 0.0, 0.0), speed=100.0)
     async with bench.running() as runner:
         runner.submit(request(0, [1], 3))
@@ -128,7 +128,7 @@ async def test_speed_divides_steps_and_small_lateness_of_short_steps_is_no_overr
     assert runner.overrun_steps_total == 0
 
 
-async def test_an_idle_runner_rests_and_wakes() -> None:
+async def test_an_idle_runner_sleeps_until_a_request_arrives() -> None:
     clock = VirtualClock()
     bench = Bench(clock)
     async with bench.running() as runner:
@@ -140,7 +140,7 @@ async def test_an_idle_runner_rests_and_wakes() -> None:
     assert bench.ends_s == pytest.approx([100.1, 500.1])
 
 
-async def test_cancelled_while_its_step_runs() -> None:
+async def test_a_request_can_be_cancelled_while_its_step_runs() -> None:
     bench = Bench(VirtualClock())
     async with bench.running() as runner:
         runner.submit(request(0, [1, 2, 3], 50))
@@ -153,7 +153,7 @@ async def test_cancelled_while_its_step_runs() -> None:
     check_pool(bench.pool)
 
 
-async def test_preempted_requests_say_the_same_tokens() -> None:
+async def test_preempted_requests_give_the_same_tokens() -> None:
     prompts = [[number * 10 + 1, 2, 3, 4, 5] for number in range(4)]
     bench = Bench(VirtualClock(), blocks=8)
     async with bench.running() as runner:
@@ -166,7 +166,7 @@ async def test_preempted_requests_say_the_same_tokens() -> None:
 
 
 @given(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30), st.integers(1, 12))
-def test_tokens_are_a_pure_function_of_the_tokens_before(prompt: list[int], count: int) -> None:
+def test_each_token_depends_only_on_the_tokens_before_it(prompt: list[int], count: int) -> None:
     said = continuation(prompt, count, VOCAB)
     history = np.array(prompt + said[:-1], dtype=np.int32)
     assert said[-1] == int(chain_hashes(history.data, 1)[-1]) % VOCAB
@@ -174,13 +174,13 @@ def test_tokens_are_a_pure_function_of_the_tokens_before(prompt: list[int], coun
         assert continuation(prompt + said[:cut], count - cut, VOCAB) == said[cut:]
 
 
-def test_token_chain_of_nothing_and_bad_speed() -> None:
+def test_an_empty_token_chain_works_and_a_bad_speed_is_rejected() -> None:
     assert TokenChain([], VOCAB).next_token() == 0
     with pytest.raises(ValueError, match="speed"):
         Bench(VirtualClock(), speed=0.0)
 
 
-async def test_an_idle_runner_wakes_to_start_what_it_kept_for_a_batch():
+async def test_an_idle_runner_wakes_to_start_a_delayed_batch():
     clock = VirtualClock()
     bench = Bench(clock, max_queue_delay_microseconds=50_000)
     async with bench.running() as runner:

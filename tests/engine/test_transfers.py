@@ -31,7 +31,7 @@ from engine.wire.kv_transfer import (
 )
 from tests.effort import QUICK
 from tests.engine.harness import VOCAB, Running, eventually, running
-from tests.engine.split import ASK, PATH, at_rest, computed, prefilled, split
+from tests.engine.split import ASK, PATH, computed, prefilled, split, until_idle
 
 LEASE_S = 0.6
 
@@ -50,7 +50,7 @@ async def pair(**changes: Any) -> AsyncIterator[tuple[Running, Running]]:
         yield one, other
 
 
-def asked(seed: int = 0, tokens: int = 100, output: int = 6) -> dict[str, Any]:
+def request_body(seed: int = 0, tokens: int = 100, output: int = 6) -> dict[str, Any]:
     prompt = [random.Random(seed).randrange(VOCAB) for _ in range(tokens)]
     return {"prompt": prompt, "max_tokens": output, "return_token_ids": True}
 
@@ -64,23 +64,23 @@ def failures(worker: Running) -> dict[str, int]:
     return dict(worker.worker.transfers.importer.failed)
 
 
-async def test_the_answer_is_the_same_and_its_prompt_is_computed_once() -> None:
+async def test_a_split_answer_is_the_same_and_its_prompt_is_computed_once() -> None:
     async with pair() as (one, other):
-        body = asked()
+        body = request_body()
         answer = await split(one, other, body)
         assert ids(answer) == continuation(body["prompt"], 6, VOCAB)
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert (computed(one), computed(other)) == (100, 1)
-        await at_rest(one, other)
+        await until_idle(one, other)
         moved = 7 * 16 * 131_072
         assert one.worker.transfers.exporter.sent_bytes_total == moved
         assert other.worker.transfers.importer.received_bytes_total == moved
         assert other.worker.pool.cached_blocks == 6
 
 
-async def test_only_what_is_not_cached_is_read() -> None:
+async def test_only_uncached_blocks_are_transferred() -> None:
     async with pair() as (one, other):
-        body = asked()
+        body = request_body()
         await other.post(PATH, body | {"prompt": body["prompt"][:64], "max_tokens": 1})
         answer = await split(one, other, body)
         assert ids(answer) == continuation(body["prompt"], 6, VOCAB)
@@ -89,15 +89,15 @@ async def test_only_what_is_not_cached_is_read() -> None:
         again = await split(one, other, body | {"prompt": body["prompt"][:97]})
         assert ids(again) == continuation(body["prompt"][:97], 6, VOCAB)
         assert one.worker.transfers.exporter.sent_bytes_total == 3 * 16 * 131_072
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_a_transfer_takes_as_long_as_its_bytes() -> None:
+async def test_the_time_of_a_transfer_is_proportional_to_its_bytes() -> None:
     """A KV transfer takes as long as its bytes: 100 blocks of 2 MiB at 2 GB/s, and two transfers at
     once over one link twice as long.
     """
     async with pair(speed=1.0, kv_gbytes_per_s=2.0, kv_latency_ms=50.0) as (one, other):
-        bodies = [asked(seed, 1600, 1) for seed in (1, 2)]
+        bodies = [request_body(seed, 1600, 1) for seed in (1, 2)]
         both = [await prefilled(one, body) for body in bodies]
         begun_s = asyncio.get_running_loop().time()
         legs = [body | {"kv_transfer_params": p} for body, p in zip(bodies, both, strict=True)]
@@ -107,7 +107,7 @@ async def test_a_transfer_takes_as_long_as_its_bytes() -> None:
         assert moved_s + 0.05 < took_s < moved_s + 0.5
 
 
-async def test_chats_are_split_and_streams_too() -> None:
+async def test_chats_and_streams_are_split() -> None:
     async with pair() as (one, other):
         chat = {"messages": [{"role": "user", "content": "a b c " * 40}], "max_tokens": 5}
         path = "/v1/chat/completions"
@@ -118,7 +118,7 @@ async def test_chats_are_split_and_streams_too() -> None:
         events = await other.events(path, chat | {"kv_transfer_params": params})
         said = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
         assert said == whole["choices"][0]["message"]["content"]
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,16 @@ async def test_chats_are_split_and_streams_too() -> None:
     [{"stream": True}, {"n": 2}, {"prompt": [[1, 2, 3], [4, 5, 6]]}],
     ids=["stream", "n", "batch"],
 )
-async def test_what_cannot_be_split_is_answered_and_keeps_nothing(changes: dict[str, Any]) -> None:
+async def test_requests_that_cannot_be_split_are_answered_and_keep_no_kv(
+    changes: dict[str, Any],
+) -> None:
     async with running() as one:
-        body = asked() | {"max_tokens": 1, "kv_transfer_params": ASK} | changes
+        body = request_body() | {"max_tokens": 1, "kv_transfer_params": ASK} | changes
         async with one.http.post(one.url + PATH, json=body) as reply:
             text = await reply.text()
             assert reply.status == 200
         assert '"remote_port"' not in text
-        await at_rest(one)
+        await until_idle(one)
 
 
 def without(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -158,9 +160,9 @@ def having(**more: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (having(new_key={"a": []}, remote_block_ids=None), None),
     ],
 )
-async def test_parameters_that_do_not_fit_cost_a_prefill(change: Any, reason: str | None) -> None:
+async def test_wrong_transfer_parameters_cost_a_prefill(change: Any, reason: str | None) -> None:
     async with pair() as (one, other):
-        body = asked()
+        body = request_body()
         params = change(await prefilled(one, body))
         status, answer = await other.post(PATH, body | {"kv_transfer_params": params})
         assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
@@ -173,24 +175,24 @@ async def test_parameters_that_do_not_fit_cost_a_prefill(change: Any, reason: st
     [3, {"remote_port": -1}, {"remote_host": "x" * 1000}, {"remote_num_tokens": "12"}],
     ids=["number", "port", "host", "tokens"],
 )
-async def test_parameters_of_a_wrong_type_are_refused(params: Any) -> None:
+async def test_transfer_parameters_of_a_wrong_type_are_refused(params: Any) -> None:
     async with running() as one:
-        status, answer = await one.post(PATH, asked() | {"kv_transfer_params": params})
+        status, answer = await one.post(PATH, request_body() | {"kv_transfer_params": params})
         assert (status, "kv_transfer_params" in answer["error"]["message"]) == (400, True)
 
 
-async def test_another_prompt_is_not_answered_from_this_ones_kv() -> None:
+async def test_kv_of_one_prompt_is_not_used_for_another_prompt() -> None:
     async with pair() as (one, other):
-        params = await prefilled(one, asked(1))
-        status, answer = await other.post(PATH, asked(2) | {"kv_transfer_params": params})
-        assert (status, ids(answer)) == (200, continuation(asked(2)["prompt"], 6, VOCAB))
+        params = await prefilled(one, request_body(1))
+        status, answer = await other.post(PATH, request_body(2) | {"kv_transfer_params": params})
+        assert (status, ids(answer)) == (200, continuation(request_body(2)["prompt"], 6, VOCAB))
         assert failures(other) == {"prompt": 1}
 
 
-async def test_workers_of_other_models_read_nothing_from_each_other() -> None:
+async def test_workers_of_different_models_exchange_no_kv() -> None:
     async with pair(decode_vocab=VOCAB, decode_profile_name="qwen3-32b-h100-tp2") as (one, other):
-        answer = await split(one, other, asked())
-        assert ids(answer) == continuation(asked()["prompt"], 6, VOCAB)
+        answer = await split(one, other, request_body())
+        assert ids(answer) == continuation(request_body()["prompt"], 6, VOCAB)
         assert failures(other) == {"model": 1}
         groups = [await info(worker) for worker in (one, other)]
         assert groups[0]["group"] != groups[1]["group"]
@@ -201,17 +203,17 @@ async def info(worker: Running) -> Any:
         return await reply.json()
 
 
-async def test_blocks_of_another_size_are_taken_in() -> None:
+async def test_blocks_of_another_size_are_imported() -> None:
     async with pair(decode_block_size=48) as (one, other):
-        body = asked()
+        body = request_body()
         assert ids(await split(one, other, body)) == continuation(body["prompt"], 6, VOCAB)
         assert (computed(other), failures(other)) == (1, {})
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_policy_fail_says_so_before_the_first_byte() -> None:
+async def test_policy_fail_sends_500_before_the_first_byte() -> None:
     async with pair(decode_kv_load_failure_policy="fail") as (one, other):
-        body = asked()
+        body = request_body()
         params = having(remote_engine_id="gone")(await prefilled(one, body))
         for stream in (False, True):
             leg = body | {"kv_transfer_params": params, "stream": stream}
@@ -223,10 +225,10 @@ async def test_policy_fail_says_so_before_the_first_byte() -> None:
         assert other.worker.pool.used_blocks == 0
 
 
-async def test_what_nobody_reads_is_given_back_when_its_lease_ends() -> None:
+async def test_unread_kv_is_freed_when_its_lease_ends() -> None:
     terms = SchedulerSettings(export_lease_s=LEASE_S)
     async with running(scheduler=terms) as one:
-        await prefilled(one, asked())
+        await prefilled(one, request_body())
         exports = one.worker.runner.scheduler.exports
         assert (len(exports), one.worker.pool.used_blocks) == (1, 7)
         await asyncio.sleep(LEASE_S)
@@ -235,40 +237,40 @@ async def test_what_nobody_reads_is_given_back_when_its_lease_ends() -> None:
         assert (exports.expired_total, one.worker.pool.used_blocks) == (1, 0)
 
 
-async def test_a_router_can_release_it() -> None:
+async def test_a_router_can_release_exported_kv() -> None:
     async with running() as one:
-        params = await prefilled(one, asked())
+        params = await prefilled(one, request_body())
         body = {
             "request_id": params["remote_request_id"],
             "generation": params["remote_registration_generation"],
         }
         for released in (True, False):
             assert await one.post("/kv/release", body) == (200, {"released": released})
-        await at_rest(one)
+        await until_idle(one)
         for wrong in ({}, body | {"request_id": "x"}, body | {"generation": -1}):
             status, _ = await one.post("/kv/release", wrong)
             assert status == 400
 
 
-async def test_a_request_that_is_refused_gives_its_kv_back() -> None:
+async def test_a_refused_request_frees_its_exported_kv() -> None:
     async with pair(decode_kv_tokens=64) as (one, other):
-        params = await prefilled(one, asked())
-        status, _ = await other.post(PATH, asked() | {"kv_transfer_params": params})
+        params = await prefilled(one, request_body())
+        status, _ = await other.post(PATH, request_body() | {"kv_transfer_params": params})
         assert status == 400
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_the_lease_lasts_while_its_reader_waits_for_room() -> None:
+async def test_a_lease_lasts_while_its_reader_waits_for_room() -> None:
     """Kept KV outlives its lease while its reader waits for room, here behind a request that fills
     the cache.
     """
     terms = SchedulerSettings(export_lease_s=LEASE_S)
     async with pair(scheduler=terms, decode_kv_tokens=256, speed=1.0) as (one, other):
-        params = await prefilled(one, asked())
-        long = asked(5, 160, 90)
+        params = await prefilled(one, request_body())
+        long = request_body(5, 160, 90)
         before = asyncio.create_task(other.post(PATH, long))
         await eventually(lambda: other.worker.runner.scheduler.running == 1, "it runs")
-        body = asked()
+        body = request_body()
         begun_s = asyncio.get_running_loop().time()
         leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
         while not leg.done():
@@ -279,35 +281,35 @@ async def test_the_lease_lasts_while_its_reader_waits_for_room() -> None:
         assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
         assert failures(other) == {}
         await before
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_nobody_waits_for_room_for_ever() -> None:
+async def test_a_reader_waits_for_room_for_ten_leases_at_most() -> None:
     """A reader does not wait for room forever: after ten leases the KV is given back, although its
     reader is still there.
     """
     terms = SchedulerSettings(export_lease_s=0.06)
     async with pair(scheduler=terms, decode_kv_tokens=256, speed=1.0) as (one, other):
-        params = await prefilled(one, asked())
-        before = asyncio.create_task(other.post(PATH, asked(5, 160, 90)))
+        params = await prefilled(one, request_body())
+        before = asyncio.create_task(other.post(PATH, request_body(5, 160, 90)))
         await eventually(lambda: other.worker.runner.scheduler.running == 1, "it runs")
-        leg = asyncio.create_task(other.post(PATH, asked() | {"kv_transfer_params": params}))
+        leg = asyncio.create_task(other.post(PATH, request_body() | {"kv_transfer_params": params}))
         exports = one.worker.runner.scheduler.exports
         while len(exports):
             await one.get("/metrics")
             await asyncio.sleep(0.01)
         assert other.worker.runner.scheduler.waiting == 1
         status, answer = await leg
-        assert (status, ids(answer)) == (200, continuation(asked()["prompt"], 6, VOCAB))
+        assert (status, ids(answer)) == (200, continuation(request_body()["prompt"], 6, VOCAB))
         assert failures(other) in ({"late": 1}, {"connection": 1})
         await before
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_it_is_told_why_a_request_waits_for_its_kv() -> None:
+async def test_a_request_that_reads_its_kv_has_the_reason_kv_transfer() -> None:
     async with pair(kv_gbytes_per_s=0.01) as (one, other):
-        params = await prefilled(one, asked())
-        leg = asyncio.create_task(other.post(PATH, asked() | {"kv_transfer_params": params}))
+        params = await prefilled(one, request_body())
+        leg = asyncio.create_task(other.post(PATH, request_body() | {"kv_transfer_params": params}))
         await eventually(lambda: other.worker.runner.scheduler.reading == 1, "it reads")
         (choice,) = other.worker.runner.scheduler.requests.values()
         (told,) = other.worker.explain(next(iter(other.worker._choices.values()))[0].answer_id)
@@ -317,23 +319,23 @@ async def test_it_is_told_why_a_request_waits_for_its_kv() -> None:
             assert (await reply.json())["waiting_for"] == "kv_transfer"
         leg.cancel()
         await asyncio.gather(leg, return_exceptions=True)
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_a_prefix_that_two_read_at_once_is_read_once() -> None:
+async def test_a_prefix_that_two_requests_need_is_transferred_once() -> None:
     async with pair(kv_gbytes_per_s=0.05) as (one, other):
-        trunk = asked(1, 800)["prompt"]
-        bodies = [asked() | {"prompt": [*trunk, number]} for number in (1, 2)]
+        trunk = request_body(1, 800)["prompt"]
+        bodies = [request_body() | {"prompt": [*trunk, number]} for number in (1, 2)]
         both = [await prefilled(one, body) for body in bodies]
         legs = [body | {"kv_transfer_params": p} for body, p in zip(bodies, both, strict=True)]
         answers = await asyncio.gather(*(other.post(PATH, leg) for leg in legs))
         for body, (_, answer) in zip(bodies, answers, strict=True):
             assert ids(answer) == continuation(body["prompt"], 6, VOCAB)
         assert one.worker.transfers.exporter.sent_bytes_total == 50 * 16 * 131_072
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_a_client_that_leaves_leaves_nothing() -> None:
+async def test_a_client_that_disconnects_leaves_no_kv_behind() -> None:
     """A client that leaves leaves no KV behind, at any stage: before its turn, during the transfer,
     during decode, or during prefill.
     """
@@ -343,38 +345,38 @@ async def test_a_client_that_leaves_leaves_nothing() -> None:
         for seed, (part, state) in enumerate(
             ((importer, "active"), (scheduler, "reading"), (scheduler, "running"))
         ):
-            body = asked(seed, 400, 2000)
+            body = request_body(seed, 400, 2000)
             params = await prefilled(one, body)
             leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
             await eventually(lambda of=part, name=state: getattr(of, name) > 0, state)
             leg.cancel()
             await asyncio.gather(leg, return_exceptions=True)
-            await at_rest(one, other)
-        leg = asyncio.create_task(prefilled(one, asked(9, 8000)))
+            await until_idle(one, other)
+        leg = asyncio.create_task(prefilled(one, request_body(9, 8000)))
         await eventually(lambda: one.worker.runner.scheduler.running > 0, "the first leg")
         leg.cancel()
         await asyncio.gather(leg, return_exceptions=True)
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_a_deadline_ends_a_read() -> None:
+async def test_a_deadline_ends_a_transfer() -> None:
     async with pair(kv_gbytes_per_s=0.01, speed=20.0) as (one, other):
-        body = asked(0, 4000)
+        body = request_body(0, 4000)
         params = await prefilled(one, body)
         headers = {"x-request-timeout-ms": "100"}
         leg = body | {"kv_transfer_params": params}
         async with other.http.post(other.url + PATH, json=leg, headers=headers) as reply:
             assert reply.status == 504
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_a_holder_that_leaves_costs_a_prefill() -> None:
+async def test_a_prefill_worker_that_stops_costs_a_prefill() -> None:
     """If the prefill worker stops before or during the transfer, the decode worker computes the
     prompt itself.
     """
     async with running(kv_gbytes_per_s=0.01) as other:
         for wait in (False, True):
-            body = asked(int(wait), 800)
+            body = request_body(int(wait), 800)
             async with running(kv_gbytes_per_s=0.01) as one:
                 params = await prefilled(one, body)
                 if wait:
@@ -388,7 +390,7 @@ async def test_a_holder_that_leaves_costs_a_prefill() -> None:
             status, answer = await leg
             assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
         assert failures(other) == {"connection": 2}
-        await at_rest(other)
+        await until_idle(other)
 
 
 async def connected(worker: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -408,9 +410,9 @@ def hello(worker: Running, params: dict[str, Any], prompt: list[int]) -> Hello:
     )  # fmt: skip
 
 
-async def test_a_second_reader_is_sent_away_and_a_dead_one_frees_the_kv() -> None:
+async def test_a_second_reader_is_refused_and_a_dead_reader_frees_the_kv() -> None:
     async with running() as one:
-        body = asked()
+        body = request_body()
         params = await prefilled(one, body)
         stream, writer = await connected(one)
         writer.write(frame(hello(one, params, body["prompt"])))
@@ -422,15 +424,15 @@ async def test_a_second_reader_is_sent_away_and_a_dead_one_frees_the_kv() -> Non
         assert refusal.reason == "in_use"
         other.close()
         writer.close()
-        await at_rest(one)
+        await until_idle(one)
 
 
-async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
+async def test_a_transfer_that_outlives_its_lease_is_counted_and_not_used() -> None:
     """The reader of KV whose lease ended counts the read as late and computes the prompt itself. If
     a router releases the KV during the read, the answer must not come from another prompt's KV.
     """
     async with pair(kv_gbytes_per_s=0.05) as (one, other):
-        body = asked(0, 1600)
+        body = request_body(0, 1600)
         params = await prefilled(one, body)
         leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
         exporter = one.worker.transfers.exporter
@@ -444,7 +446,7 @@ async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
         assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
         assert failures(other) == {"late": 1}
         assert exporter.late_total == 1
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
 @pytest.mark.parametrize(
@@ -458,7 +460,7 @@ async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
     ],
     ids=["http", "long", "rubbish", "beat", "nothing"],
 )
-async def test_strangers_at_the_port_are_sent_away(said: bytes) -> None:
+async def test_invalid_messages_at_the_kv_port_close_the_connection(said: bytes) -> None:
     async with running() as one:
         stream, writer = await connected(one)
         writer.write(said)
@@ -467,10 +469,10 @@ async def test_strangers_at_the_port_are_sent_away(said: bytes) -> None:
         async with asyncio.timeout(10):
             assert await stream.read() == b""
         writer.close()
-        await at_rest(one)
+        await until_idle(one)
 
 
-async def test_a_holder_that_sends_rubbish_costs_a_prefill() -> None:
+async def test_a_prefill_worker_that_sends_garbage_costs_a_prefill() -> None:
     answers: list[list[bytes]] = [
         [b"HTTP/1.1 400 Bad Request\r\n\r\n"],
         [frame(Done(True, 0))],
@@ -494,16 +496,16 @@ async def test_a_holder_that_sends_rubbish_costs_a_prefill() -> None:
     async with server, running() as other, running() as one:
         for number, messages in enumerate(answers):
             given[:] = messages
-            body = asked(number)
+            body = request_body(number)
             params = having(remote_port=port)(await prefilled(one, body))
             status, said = await other.post(PATH, body | {"kv_transfer_params": params})
             assert (status, ids(said)) == (200, continuation(body["prompt"], 6, VOCAB))
         assert sum(failures(other).values()) == len(answers)
         assert set(failures(other)) <= {"connection", "error"}
-        await at_rest(other)
+        await until_idle(other)
 
 
-async def test_server_info_says_who_it_is() -> None:
+async def test_server_info_shows_role_and_transfer_address() -> None:
     async with running(role="decode", kv_host="10.0.0.9") as one:
         told = await info(one)
         assert (told["role"], told["kv_transfer"]["host"]) == ("decode", "10.0.0.9")
@@ -511,7 +513,7 @@ async def test_server_info_says_who_it_is() -> None:
     async with running(kv_transport="none") as one:
         told = await info(one)
         assert (told["group"], told["kv_transfer"]) == (None, None)
-        assert await prefilled(one, asked()) is None
+        assert await prefilled(one, request_body()) is None
 
 
 @pytest.mark.parametrize(
@@ -531,7 +533,7 @@ async def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 LIVES = 300 if QUICK else 10_000
 
 
-async def test_random_lives_leave_nothing() -> None:
+async def test_random_transfers_leave_nothing_behind() -> None:
     """Random histories of transfers leave nothing behind and give right answers: clients leave
     during prefill or decode, connections are cut, leases end unread.
     """
@@ -552,7 +554,7 @@ async def test_random_lives_leave_nothing() -> None:
         return answer
 
     async def life(seed: int, one: Running, other: Running) -> str:
-        body = asked(seed % 40, 16 + seed % 300, 1 + seed % 20)
+        body = request_body(seed % 40, 16 + seed % 300, 1 + seed % 20)
         fate = draw.random()
         async with turns:
             first = body | {"max_tokens": 1, "kv_transfer_params": ASK}
@@ -577,7 +579,7 @@ async def test_random_lives_leave_nothing() -> None:
         await asyncio.sleep(2.0)
         for worker in (one, other):
             await worker.get("/metrics")
-        await at_rest(one, other)
+        await until_idle(one, other)
         assert other.worker.transfers is not None
         assert other.worker.transfers.importer.received_total > LIVES / 3
         assert not other.worker.pool.used_blocks
@@ -591,14 +593,14 @@ def cut_one(worker: Running, draw: random.Random) -> None:
         draw.choice(readers).cancel()
 
 
-def test_released_messages_need_their_names() -> None:
+def test_release_messages_include_their_fields() -> None:
     assert frame(Release()) != frame(Release("x", 1, 2))
 
 
 CHUNKS = SchedulerSettings(max_num_tokens=512, export_lease_s=LEASE_S)
 
 
-async def test_kv_leaves_while_the_rest_is_computed() -> None:
+async def test_kv_is_sent_while_the_rest_is_computed() -> None:
     """KV is sent while the rest of the prompt is computed: if the transfer takes as long as the
     prefill, the first token comes after three fifths of the sum of both.
     """
@@ -607,20 +609,20 @@ async def test_kv_leaves_while_the_rest_is_computed() -> None:
     times: dict[bool, float] = {}
     for overlap, seed in ((False, 3), (True, 3), (True, 4)):  # other programs use the machine, too
         async with pair(kv_overlap=overlap, **link) as (one, other):
-            body, begun_s = asked(seed, 8192, 1), asyncio.get_running_loop().time()
+            body, begun_s = request_body(seed, 8192, 1), asyncio.get_running_loop().time()
             answer = await split(one, other, body)
             took_s = asyncio.get_running_loop().time() - begun_s
             times[overlap] = min(took_s, times.get(overlap, took_s))
             assert ids(answer) == continuation(body["prompt"], 1, VOCAB)
             assert failures(other) == {}
-            await at_rest(one, other)
+            await until_idle(one, other)
     assert times[False] > 1.5, "prefill and transfer, one after the other"
     assert times[True] <= 0.6 * times[False], times
 
 
-async def test_what_is_read_early_and_not_wanted_is_not_computed() -> None:
+async def test_a_cancelled_early_transfer_stops_the_prefill() -> None:
     async with pair(kv_overlap=True, scheduler=CHUNKS, speed=1.0) as (one, other):
-        body = asked(3, 8192)
+        body = request_body(3, 8192)
         params = await prefilled(one, body)
         scheduler = one.worker.runner.scheduler
         assert scheduler.running == 1
@@ -628,14 +630,14 @@ async def test_what_is_read_early_and_not_wanted_is_not_computed() -> None:
         await eventually(lambda: one.worker.transfers.exporter.readers == 1, "its reader")
         leg.cancel()
         await asyncio.gather(leg, return_exceptions=True)
-        await at_rest(one, other)
+        await until_idle(one, other)
         assert computed(one) < 8192
         assert one.worker.unfinished == 0
 
 
-async def test_a_prompt_that_fails_while_it_is_read_is_computed_by_its_reader() -> None:
+async def test_a_prompt_that_fails_during_its_transfer_is_computed_by_the_reader() -> None:
     async with pair(kv_overlap=True, scheduler=CHUNKS, speed=1.0) as (one, other):
-        body = asked(3, 8192)
+        body = request_body(3, 8192)
         params = await prefilled(one, body)
         leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
         await eventually(lambda: other.worker.runner.scheduler.reading == 1, "it reads")
@@ -644,18 +646,18 @@ async def test_a_prompt_that_fails_while_it_is_read_is_computed_by_its_reader() 
         assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
         # The reader may have asked for the KV just after that.
         assert failures(other) in ({"late": 1}, {"unknown": 1})
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_early_kv_that_nobody_reads_is_given_back() -> None:
+async def test_unread_early_kv_is_freed() -> None:
     async with pair(kv_overlap=True, scheduler=CHUNKS, speed=20.0) as (one, _):
-        params = await prefilled(one, asked(3, 8192))
+        params = await prefilled(one, request_body(3, 8192))
         assert params["remote_num_tokens"] == 8192
         await eventually(lambda: not one.worker.unfinished, "the prompt to be computed")
         assert len(one.worker.runner.scheduler.exports) == 1
         await asyncio.sleep(LEASE_S)
         await one.get("/metrics")
-        await at_rest(one)
+        await until_idle(one)
 
 
 NAMED = ASK | {"transfer_id": "t-1"}
@@ -675,19 +677,19 @@ async def sent(worker: Running, body: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-async def test_who_hangs_up_on_an_answer_that_it_did_not_read_leaves_no_kv(overlap: bool) -> None:
+async def test_a_client_that_disconnects_with_an_unread_answer_leaves_no_kv(overlap: bool) -> None:
     async with running(kv_overlap=overlap) as one:
-        raw, exports = await sent(one, asked())
+        raw, exports = await sent(one, request_body())
         await eventually(lambda: bool(select.select([raw], [], [], 0)[0]), "the answer")
         assert len(exports) == 1
         raw.close()  # with the answer unread: a reset
-        await at_rest(one)
+        await until_idle(one)
         assert exports.expired_total == 0
 
 
-async def test_whoever_has_read_it_may_hang_up() -> None:
+async def test_kv_is_kept_if_a_client_disconnects_after_reading_the_answer() -> None:
     async with pair() as (one, other):
-        raw, exports = await sent(one, asked())
+        raw, exports = await sent(one, request_body())
         await eventually(lambda: bool(select.select([raw], [], [], 0)[0]), "the answer")
         answer = await asyncio.get_running_loop().sock_recv(raw, 1 << 16)
         raw.close()
@@ -695,43 +697,43 @@ async def test_whoever_has_read_it_may_hang_up() -> None:
         server = one.worker.transfers
         await eventually(lambda: not server._unread_answers, "the end of the connection")
         assert len(exports) == 1
-        status, _ = await other.post(PATH, asked() | {"kv_transfer_params": params})
+        status, _ = await other.post(PATH, request_body() | {"kv_transfer_params": params})
         assert status == 200
-        await at_rest(one, other)
+        await until_idle(one, other)
         assert other.worker.transfers.importer.received_total == 1
 
 
-async def test_who_has_hung_up_when_it_is_answered_leaves_no_kv() -> None:
+async def test_a_client_that_disconnected_before_the_answer_leaves_no_kv() -> None:
     """A client that has disconnected when it is answered leaves no KV behind, although the event
     loop has not noticed its end.
     """
     async with running(speed=1.0) as one:
-        raw, exports = await sent(one, asked(tokens=1_000))
+        raw, exports = await sent(one, request_body(tokens=1_000))
         await eventually(lambda: one.worker.unfinished == 1, "it is computed")
         raw.shutdown(socket.SHUT_WR)
         raw.close()
         await eventually(lambda: one.worker.unfinished == 0, "its end")
-        await at_rest(one)
+        await until_idle(one)
         assert exports.expired_total == 0
 
 
-async def test_a_router_that_never_read_its_answer_can_release_it() -> None:
+async def test_a_router_can_release_kv_without_reading_the_answer() -> None:
     async with running() as one:
-        raw, exports = await sent(one, asked())
+        raw, exports = await sent(one, request_body())
         await eventually(lambda: len(exports) == 1, "its KV")
         for released in (True, False):
             body = {"transfer_id": "t-1"}
             assert await one.post("/kv/release", body) == (200, {"released": released})
         raw.close()
-        await at_rest(one)
+        await until_idle(one)
 
 
-async def test_what_is_released_before_it_is_computed_is_not_kept() -> None:
+async def test_kv_released_before_it_is_computed_is_not_kept() -> None:
     async with running(speed=0.2) as one:
-        raw, exports = await sent(one, asked(tokens=1_000))
+        raw, exports = await sent(one, request_body(tokens=1_000))
         await eventually(lambda: one.worker.unfinished == 1, "it is computed")
         assert await one.post("/kv/release", {"transfer_id": "t-1"}) == (200, {"released": True})
         await eventually(lambda: one.worker.unfinished == 0, "its end")
         assert (len(exports), exports.kept_total) == (0, 0)
         raw.close()
-        await at_rest(one)
+        await until_idle(one)

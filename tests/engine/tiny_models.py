@@ -41,7 +41,7 @@ def cache(model: Transformer, blocks: int = 64, block_size: int = 16, kv: str = 
     return KvCache(model.config, blocks, block_size, dtype=model.dtype, kv=kv)
 
 
-def whole(model: Transformer, ids: Sequence[int], kv_dtype: str = "auto") -> torch.Tensor:
+def full_logits(model: Transformer, ids: Sequence[int], kv_dtype: str = "auto") -> torch.Tensor:
     """Return the logits [tokens, vocab] of `ids`, computed in one step with blocks from the cache's
     end.
     """

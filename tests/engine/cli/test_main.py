@@ -71,7 +71,7 @@ def program(*flags: str) -> Iterator[Program]:
         process.communicate()
 
 
-def test_ready_line_stream_and_a_clean_end_within_the_grace() -> None:
+def test_a_worker_stops_cleanly_once_its_stream_ends_in_the_grace_period() -> None:
     with program("--model-name", "m/x", "--kv-tokens", "1000", "--speed", "4") as worker:
         assert worker.ready["model"] == "m/x"
         assert worker.ready["kv_tokens"] == "992"  # whole blocks of 16
@@ -82,7 +82,7 @@ def test_ready_line_stream_and_a_clean_end_within_the_grace() -> None:
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
-def test_streams_beyond_the_grace_are_cut(signals: list[signal.Signals]) -> None:
+def test_streams_longer_than_the_grace_period_are_cut(signals: list[signal.Signals]) -> None:
     # A second signal ends a long grace.
     grace = "0.1" if len(signals) == 1 else "60"
     with program("--grace-s", grace) as worker:
@@ -111,7 +111,7 @@ def wait_until_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--port", "--events-port", "--replay-port"])
-def test_a_port_in_use_is_one_clear_line(flag: str) -> None:
+def test_a_port_in_use_gives_a_one_line_error(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = subprocess.run(
@@ -139,19 +139,23 @@ def test_a_port_in_use_is_one_clear_line(flag: str) -> None:
         (["--timed", "llama-3.1-8b-h100", "--nonsense"], "--nonsense"),
     ],
 )
-def test_bad_flags(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags_are_rejected(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(flags)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
 
 
-def test_a_tokenizer_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_tokenizer_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--timed", "llama-3.1-8b-h100", "--tokenizer", str(tmp_path)]) == 1
     assert "tokenizer.json" in capsys.readouterr().err
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_a_curl_command_and_all_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0

@@ -27,7 +27,7 @@ from engine.runner.runner import MAX_FAILED_STEPS
         (["--dtype", "int3"], "--dtype"),
     ],
 )
-def test_bad_flags(
+def test_bad_flags_are_rejected(
     tmp_path: Path, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -50,7 +50,7 @@ def test_bad_flags(
         (["--device", "cuda:99"], "device cuda:99: 100 GPUs are asked for and torch finds"),
     ],
 )
-def test_what_does_not_fit(
+def test_settings_that_the_machine_cannot_serve_are_rejected(
     tmp_path: Path, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tiny(tmp_path)
@@ -58,7 +58,7 @@ def test_what_does_not_fit(
     assert says in capsys.readouterr().err
 
 
-def test_a_folder_without_a_model_or_with_half_of_one(
+def test_a_folder_with_a_missing_or_incomplete_model_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["serve", str(tmp_path / "none")]) == 1
@@ -93,7 +93,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-async def test_steps_that_fail_one_after_another_are_exit_code_3(tmp_path: Path) -> None:
+async def test_consecutive_failed_steps_end_the_program_with_exit_code_3(tmp_path: Path) -> None:
     make_tiny(tmp_path)
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", FAILING, "serve", str(tmp_path), "--port", "0"),

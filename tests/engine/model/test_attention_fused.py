@@ -39,7 +39,7 @@ def poisoned(config: ModelConfig, size: int, dtype: torch.dtype) -> KvCache:
     return cache
 
 
-def numbers(batch: FlatBatch, caches: list[LayerKv]) -> torch.Tensor:
+def write_random_kv(batch: FlatBatch, caches: list[LayerKv]) -> torch.Tensor:
     """Write random K and V of the batch to each cache; return the queries."""
     draw = torch.Generator().manual_seed(len(batch.slots))
     drawn = torch.randn(len(batch.slots), HEADS + 2 * KV_HEADS, DIM, generator=draw)
@@ -59,7 +59,7 @@ def numbers(batch: FlatBatch, caches: list[LayerKv]) -> torch.Tensor:
     size=st.sampled_from([1, 7, 16]),
     dtype=st.sampled_from(list(TOLERANCES)),
 )
-def test_steps_of_chunks_and_decodes(
+def test_attention_is_right_in_steps_of_chunks_and_decodes(
     chunks: list[list[int]], size: int, dtype: torch.dtype, config: ModelConfig
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -73,20 +73,20 @@ def test_steps_of_chunks_and_decodes(
         going = [row for row, own in enumerate(chunks) if step < len(own)]
         pieces = [Piece([1] * chunks[row][step], starts[row], blocks[row]) for row in going]
         batch = flat_batch(pieces, size)
-        q = numbers(batch, layers)
+        q = write_random_kv(batch, layers)
         wanted = attend(q.double(), layers[1], batch)
-        close(attend_fused(q.to(dtype), layers[0], batch), wanted, dtype)
+        assert_close(attend_fused(q.to(dtype), layers[0], batch), wanted, dtype)
         for row in going:
             starts[row] += chunks[row][step]
 
 
-def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
     assert got.dtype == dtype
     assert float((got.double() - wanted).norm() / wanted.norm()) < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])
-def test_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
+def test_attention_is_right_in_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
     """Attention over a fixed-size batch with padding is right and finite: its sizes say nothing of
     the requests, as in a CUDA graph.
     """
@@ -95,10 +95,10 @@ def test_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
     layer = cache.layer(0)
     contexts, blocks = [37, 90], [[4, 0, 7], [2, 9, 3, 1, 5, 6]]
     before = [Piece([1] * n, 0, own) for n, own in zip(contexts, blocks, strict=True)]
-    numbers(flat_batch(before, 16), [layer])
+    write_random_kv(flat_batch(before, 16), [layer])
     pieces = [Piece([1], n - 1, own) for n, own in zip(contexts, blocks, strict=True)]
     batch = fixed_batch(pieces, 3, 8, 16)
-    q = numbers(flat_batch(before, 16), [])[: len(batch.slots)].float()
+    q = write_random_kv(flat_batch(before, 16), [])[: len(batch.slots)].float()
     made: list[torch.Tensor] = []
     ways: list[Callable[..., torch.Tensor]] = [attend, attend_fused]
     made = [way(q, layer, batch) for way in ways]
@@ -106,7 +106,7 @@ def test_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("tokens", [40, 1 << 17])
-def test_what_it_gathers_is_counted(tokens: int, config: ModelConfig) -> None:
+def test_memory_for_gathered_kv_is_counted(tokens: int, config: ModelConfig) -> None:
     """The memory for the gathered K and V is counted as what the longest allowed prompt takes at
     once.
     """

@@ -17,7 +17,7 @@ from engine.model.kv_cache import KvCache
 from engine.model.tiny import ARCHS, TinySettings
 from engine.model.transformer import Transformer
 from tests.effort import examples
-from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
+from tests.engine.tiny_models import cache, full_logits, loaded, some_ids, written
 
 DTYPES = (torch.float32, torch.float64)
 MAX_TOKENS = 150
@@ -41,7 +41,7 @@ def poisoned(model: Transformer, blocks: int, block_size: int) -> KvCache:
 
 @settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
-def test_bits_do_not_depend_on_batch_chunks_or_blocks(
+def test_logits_bits_do_not_depend_on_batch_chunks_or_blocks(
     data: st.DataObject, models: dict[tuple[str, torch.dtype], Transformer]
 ) -> None:
     model = models[data.draw(st.sampled_from(sorted(models, key=str)))]
@@ -69,7 +69,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_blocks(
             rows[row].append(made)
             done[row] += count
     for prompt, made in zip(prompts, rows, strict=True):
-        assert torch.equal(torch.cat(made), whole(model, prompt))
+        assert torch.equal(torch.cat(made), full_logits(model, prompt))
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -86,10 +86,10 @@ def test_a_shared_prefix_is_computed_once(
     ]
     made = torch.split(model.forward(flat_batch(pieces, 16), kv), [len(tail) for tail in tails])
     for tail, logits in zip(tails, made, strict=True):
-        assert torch.equal(logits, whole(model, ids[:64] + tail)[64:])
+        assert torch.equal(logits, full_logits(model, ids[:64] + tail)[64:])
 
 
-def test_padding_is_computed_and_kept_nowhere(
+def test_padding_is_not_written_to_the_cache(
     models: dict[tuple[str, torch.dtype], Transformer],
 ) -> None:
     model, ids = models["qwen3", torch.float32], some_ids(20)
@@ -107,7 +107,7 @@ def test_padding_is_computed_and_kept_nowhere(
     assert bool(kv.pool[kv.blocks].any())
 
 
-def test_only_what_is_wanted_gets_logits(
+def test_only_requested_positions_get_logits(
     models: dict[tuple[str, torch.dtype], Transformer],
 ) -> None:
     model, ids = models["llama", torch.float64], some_ids(20)
@@ -117,11 +117,11 @@ def test_only_what_is_wanted_gets_logits(
         Piece(ids[:3], 0, [4], wants_all=True),
     ]
     logits = model.forward(flat_batch(pieces, 16), cache(model, 5))
-    full = whole(model, ids)
+    full = full_logits(model, ids)
     assert torch.equal(logits, torch.cat((full[-1:], full[:3])))
 
 
-def test_a_block_of_a_head_is_one_run_of_bytes(
+def test_each_heads_block_is_contiguous_in_memory(
     models: dict[tuple[str, torch.dtype], Transformer],
 ) -> None:
     kv = cache(models["llama", torch.float32], 4)
@@ -141,11 +141,11 @@ def test_a_block_of_a_head_is_one_run_of_bytes(
         (Piece([1], 16, [0]), "ends at token 17"),
     ],
 )
-def test_pieces_that_cannot_be_computed(piece: Piece, said: str) -> None:
+def test_invalid_pieces_are_rejected(piece: Piece, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         flat_batch([piece], 16)
 
 
-def test_a_batch_needs_a_piece(tmp_path: Path) -> None:
+def test_an_empty_batch_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one"):
         flat_batch([], 16)

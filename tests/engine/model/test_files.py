@@ -52,11 +52,11 @@ def change_header(path: Path, name: str, **fields: Any) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
-def holder(folder: Path, name: str) -> Path:
+def shard_with(folder: Path, name: str) -> Path:
     return folder / str(json.loads((folder / INDEX).read_text())["weight_map"][name])
 
 
-def cut(path: Path, size: int) -> None:
+def truncate(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
 
@@ -94,17 +94,20 @@ FILES: list[tuple[Harm, str]] = [
     (lambda d: (d / FIRST).unlink(), f"{INDEX}: names {FIRST}, which is not there"),
     (lambda d: (d / INDEX).unlink(), "has neither model.safetensors nor"),
     (lambda d: (d / INDEX).write_text("{}"), "has no weight_map"),
-    (lambda d: cut(d / SECOND, 4), f"{SECOND}: .*cut short within its header"),
-    (lambda d: cut(d / SECOND, 500), f"{SECOND}: .*cut short within its header"),
-    (lambda d: cut(d / SECOND, 30_000), f"{SECOND}: .*tensor .* cut short or damaged"),
+    (lambda d: truncate(d / SECOND, 4), f"{SECOND}: .*cut short within its header"),
+    (lambda d: truncate(d / SECOND, 500), f"{SECOND}: .*cut short within its header"),
+    (lambda d: truncate(d / SECOND, 30_000), f"{SECOND}: .*tensor .* cut short or damaged"),
     (lambda d: (d / SECOND).write_bytes(b"\xff" * 64), "asks for a header of"),
     (lambda d: (d / SECOND).write_bytes(b"\4" + b"\0" * 7 + b"abcd"), "no safetensors header"),
     (
-        lambda d: change_header(holder(d, K_PROJ), K_PROJ, shape=[32, 128]),
+        lambda d: change_header(shard_with(d, K_PROJ), K_PROJ, shape=[32, 128]),
         f"{K_PROJ} has the shape",
     ),
-    (lambda d: change_header(holder(d, K_PROJ), K_PROJ, dtype="I8"), f"{K_PROJ} has the dtype I8"),
-    (lambda d: change_header(holder(d, K_PROJ), K_PROJ, dtype="F64"), "cannot be read"),
+    (
+        lambda d: change_header(shard_with(d, K_PROJ), K_PROJ, dtype="I8"),
+        f"{K_PROJ} has the dtype I8",
+    ),
+    (lambda d: change_header(shard_with(d, K_PROJ), K_PROJ, dtype="F64"), "cannot be read"),
     (
         lambda d: change(d / INDEX, weight_map={K_PROJ: "../other/model.safetensors"}),
         "puts .* into '../other/model.safetensors', no file name",
@@ -117,7 +120,9 @@ FILES: list[tuple[Harm, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "said"), CONFIGS)
-def test_configurations_that_are_refused(fields: dict[str, Any], said: str, folder: Path) -> None:
+def test_unsupported_configurations_are_refused(
+    fields: dict[str, Any], said: str, folder: Path
+) -> None:
     change(folder / "config.json", **fields)
     with pytest.raises(ModelError, match=said) as caught:
         loaded(folder)
@@ -126,30 +131,30 @@ def test_configurations_that_are_refused(fields: dict[str, Any], said: str, fold
 
 
 @pytest.mark.parametrize(("harm", "said"), FILES)
-def test_files_that_are_damaged(harm: Harm, said: str, folder: Path) -> None:
+def test_damaged_files_are_refused(harm: Harm, said: str, folder: Path) -> None:
     harm(folder)
     with pytest.raises(ModelError, match=said) as caught:
         loaded(folder)
     assert "; " in str(caught.value), "what to do is missing"
 
 
-def test_a_shard_left_out_of_the_index(folder: Path) -> None:
+def test_a_shard_missing_from_the_index_is_refused(folder: Path) -> None:
     listed = json.loads((folder / INDEX).read_text())["weight_map"]
     del listed[K_PROJ]
     (folder / INDEX).write_text(json.dumps({"weight_map": {
-        name: file for name, file in listed.items() if file != holder(folder, K_PROJ).name
+        name: file for name, file in listed.items() if file != shard_with(folder, K_PROJ).name
     }}))  # fmt: skip
     with pytest.raises(ModelError, match="no shard has the tensor"):
         loaded(folder)
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is no folder"):
         read_config(tmp_path / "absent")
 
 
-def test_a_corrupt_tokenizer_is_named(folder: Path) -> None:
-    cut(folder / "tokenizer.json", 900)
+def test_the_error_names_a_corrupt_tokenizer(folder: Path) -> None:
+    truncate(folder / "tokenizer.json", 900)
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         HfTokenizer(folder)
 
@@ -160,7 +165,7 @@ def test_a_corrupt_tokenizer_is_named(folder: Path) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.binary(max_size=300))
-def test_garbage_is_never_weights(data: bytes, folder: Path) -> None:
+def test_garbage_is_never_read_as_weights(data: bytes, folder: Path) -> None:
     (folder / INDEX).unlink(missing_ok=True)
     length = len(data).to_bytes(8, "little")
     for content in (data, length + data, length + b'{"a":' + data):
@@ -184,7 +189,7 @@ JSON = st.recursive(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_any_configuration_is_read_or_refused(
+def test_a_random_configuration_is_read_or_refused(
     data: st.DataObject, sound: Path, folder: Path
 ) -> None:
     value = json.loads((sound / "config.json").read_text())

@@ -29,7 +29,7 @@ from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
 from kvkernels.ops.shared_costs import AttentionShape
 from tests.effort import examples
-from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
+from tests.engine.tiny_models import cache, full_logits, loaded, some_ids, written
 
 BY_FLASHINFER = dict.fromkeys(SHAPES, FLASHINFER)
 HEADS, KV_HEADS, DIM = 6, 2, 32
@@ -105,7 +105,7 @@ def layer_of(pages: int, page_tokens: int, draw: torch.Generator) -> LayerKv:
     seed=st.integers(0, 1 << 20),
     data=st.data(),
 )
-def test_any_part_of_a_step(
+def test_flashinfer_computes_any_part_of_a_step(
     requests: list[tuple[int, int]], page_tokens: int, seed: int, data: st.DataObject
 ) -> None:
     """FlashInfer computes any part of a step's requests right, and requests before and after that
@@ -135,7 +135,7 @@ def test_any_part_of_a_step(
     assert torch.allclose(out[inside], attend(q, layer, batch)[inside], rtol=1e-10, atol=1e-12)
 
 
-def test_steps_of_decodes_and_chunks(tmp_path: Path) -> None:
+def test_decodes_and_chunks_have_separate_wrappers(tmp_path: Path) -> None:
     """Decodes and prefill chunks have separate FlashInfer wrappers, so that no plan is overwritten
     while the other kind runs.
     """
@@ -159,12 +159,12 @@ def test_steps_of_decodes_and_chunks(tmp_path: Path) -> None:
         logits = model.forward(flat_batch(pieces, 16, planner=planner), kv)
     exact = loaded(folder)
     for row, prompt in enumerate((prompts[0][:35], prompts[1])):
-        assert torch.allclose(logits[row], whole(exact, prompt)[-1], rtol=1e-9, atol=1e-11)
+        assert torch.allclose(logits[row], full_logits(exact, prompt)[-1], rtol=1e-9, atol=1e-11)
     assert [(one.backend, len(one.plans)) for one in Wrapper.made] == [("auto", 3), ("fa2", 2)]
     assert Wrapper.made[0].workspace is Wrapper.made[1].workspace
 
 
-def test_a_trial_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_reports_wrong_results_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     made = AttentionTrial(HEADS, KV_HEADS, DIM, 16, torch.float32, torch.float32)
     assert made.flashinfer_fault("cpu") == ""
     right = Wrapper.run
@@ -192,7 +192,7 @@ NOT_THERE = "FlashInfer, which cannot be imported: import of flashinfer halted; 
         ("cuda", "auto", True, "", ""),
     ],
 )
-def test_where_it_cannot_be_the_kernels_are(
+def test_the_kernels_are_used_where_flashinfer_cannot_run(
     device: str,
     kv: str,
     is_there: bool,
@@ -215,7 +215,9 @@ def test_where_it_cannot_be_the_kernels_are(
     assert caplog.messages == ([said] if why else [])
 
 
-def test_the_package_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_match_the_signatures_of_the_installed_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The calls of FlashInfer match the signatures of the installed package, which can be imported
     without a GPU.
     """

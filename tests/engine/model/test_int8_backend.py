@@ -41,7 +41,7 @@ def chosen(
 
 @pytest.mark.parametrize("bias", [None, torch.arange(70.0)])
 @pytest.mark.parametrize("rows", [1, MOST_ROWS, MOST_ROWS + 1])
-def test_products_are_those_of_torch(rows: int, bias: torch.Tensor | None) -> None:
+def test_products_equal_those_of_torch(rows: int, bias: torch.Tensor | None) -> None:
     draw = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(n, 96, generator=draw) for n in (rows, 70))
     kept = Int8Weight(*quantize_rows(weight), torch.float32)
@@ -49,14 +49,14 @@ def test_products_are_those_of_torch(rows: int, bias: torch.Tensor | None) -> No
     assert torch.allclose(made, Linear(kept, bias)(x), rtol=1e-5, atol=1e-5)
 
 
-def test_the_kernel_is_asked_for_no_more_rows_than_it_has() -> None:
+def test_steps_above_the_kernels_row_limit_use_torch() -> None:
     assert MOST_ROWS <= MAX_ROWS
     assert Int8Choice(KVKERNELS).of_step(MOST_ROWS) == KVKERNELS
     assert Int8Choice(KVKERNELS).of_step(MOST_ROWS + 1) == TORCH
     assert Int8Choice(TORCH).of_step(1) == TORCH
 
 
-async def test_a_worker_counts_its_steps_and_says_the_same_tokens(folder: Path) -> None:
+async def test_a_worker_counts_int8_steps_and_gives_the_same_tokens(folder: Path) -> None:
     prompt = list(range(30, 130))
     said = {}
     for backend in (TORCH, KVKERNELS):
@@ -75,7 +75,7 @@ async def test_a_worker_counts_its_steps_and_says_the_same_tokens(folder: Path) 
     assert said[TORCH] == said[KVKERNELS]
 
 
-async def test_a_worker_without_int8_weights_says_nothing_of_them(folder: Path) -> None:
+async def test_a_worker_without_int8_weights_has_no_int8_metrics(folder: Path) -> None:
     async with computing(loaded(folder, int8=KVKERNELS)) as worker:
         await ids_of(worker, greedy([1, 2], 2))
         steps = json.loads(await worker.get("/debug/steps"))["steps"]
@@ -84,7 +84,9 @@ async def test_a_worker_without_int8_weights_says_nothing_of_them(folder: Path) 
 
 
 @pytest.mark.parametrize("ranks", [(2, 1), pytest.param((1, 2), marks=pytest.mark.full)])
-async def test_ranks_multiply_by_the_operator_too(folder: Path, ranks: tuple[int, int]) -> None:
+async def test_all_ranks_multiply_with_the_int8_operator(
+    folder: Path, ranks: tuple[int, int]
+) -> None:
     body, said = greedy(list(range(30, 60)), 6), []
     for size, backend in (((1, 1), TORCH), (ranks, KVKERNELS)):
         model = loaded(folder, quantization=INT8, ranks=size, int8=backend)
@@ -98,7 +100,7 @@ async def test_ranks_multiply_by_the_operator_too(folder: Path, ranks: tuple[int
     assert said[0] == said[1]
 
 
-def test_what_is_chosen_on_a_cpu(folder: Path) -> None:
+def test_a_cpu_uses_torch_unless_the_kernels_are_configured(folder: Path) -> None:
     assert chosen("auto", folder, "cpu", "float32") == Int8Choice(TORCH)
     assert chosen(KVKERNELS, folder, "cpu", "float32") == Int8Choice(KVKERNELS)
     assert choose_int8(KVKERNELS, read_config(folder), [Shard()], "cuda", "float32", PLAIN) is None
@@ -115,7 +117,7 @@ def test_what_is_chosen_on_a_cpu(folder: Path) -> None:
         ("float16", {"intermediate_size": 256, "head_dim": 24}, "48 inputs (the kernel has"),
     ],
 )
-def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
+def test_the_reason_names_the_missing_gpu_kernel(
     dtype: str, shape: dict[str, int], why: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If a GPU has no kernel for a model, the reason is named before the device is asked, and so on
@@ -130,9 +132,7 @@ def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
         chosen(KVKERNELS, folder, dtype=dtype, **{"head_dim": 64} | shape)
 
 
-def test_what_a_machine_lacks_is_said_by_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_names_a_missing_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setenv(LIBRARY_VARIABLE, str(folder / "none.so"))
     made = chosen("auto", folder, head_dim=64, intermediate_size=256)
@@ -140,7 +140,7 @@ def test_what_a_machine_lacks_is_said_by_name(
     assert f"{folder}/none.so is no file" in made.why
 
 
-def test_an_unknown_backend_is_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_backend_flag_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "none", "--int8-backend", "cutlass"])
     assert ended.value.code == 2

@@ -21,7 +21,7 @@ from engine.model.transformer import Transformer
 from engine.runner.graphs import DecodeGraphs
 from kvkernels.ops.shared_costs import AttentionShape
 from tests.effort import examples
-from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
+from tests.engine.tiny_models import cache, full_logits, loaded, some_ids, written
 
 ARCHS = ("llama", "qwen3")
 TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-12}
@@ -60,7 +60,7 @@ def close(made: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> boo
 
 @settings(max_examples=examples(6), deadline=None)
 @given(data=st.data())
-def test_logits_are_those_of_torch_in_any_steps(
+def test_logits_equal_those_of_torch_in_any_steps(
     data: st.DataObject, models: dict[tuple[str, torch.dtype], Pair]
 ) -> None:
     """Logits equal those of torch in steps of decodes followed by chunks, some of one token, in a
@@ -95,7 +95,7 @@ def test_logits_are_those_of_torch_in_any_steps(
             rows[row].append(made)
             done[row] += count
     for prompt, own in zip(prompts, rows, strict=True):
-        assert close(torch.cat(own), whole(plain, prompt), dtype)
+        assert close(torch.cat(own), full_logits(plain, prompt), dtype)
 
 
 @settings(max_examples=examples(5), deadline=None)
@@ -104,7 +104,7 @@ def test_logits_are_those_of_torch_in_any_steps(
     padding=st.integers(0, 3),
     data=st.data(),
 )
-def test_padded_steps_on_fixed_buffers(
+def test_padded_steps_share_a_buffer_and_keep_cached_blocks(
     contexts: list[int],
     padding: int,
     data: st.DataObject,
@@ -137,11 +137,11 @@ def test_padded_steps_on_fixed_buffers(
         made = model.forward(static, kv)
         for row, prompt in enumerate(prompts):
             prompt.append(7 + row + turn)
-            assert close(made[row], whole(plain, prompt)[-1], dtype)
+            assert close(made[row], full_logits(plain, prompt)[-1], dtype)
     assert kv.pool[kv.blocks].isnan().all()  # padding is kept nowhere, not in the scratch block
 
 
-def test_graphs_have_no_longest_context(
+def test_cuda_graphs_do_not_limit_the_context_length(
     models: dict[tuple[str, torch.dtype], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA graphs have no longest context, because the rows of the page table are as wide as each
@@ -168,7 +168,7 @@ def test_graphs_have_no_longest_context(
         assert batch.page_table.shape[1] == max(contexts) // 8 + 1
         made = graphs.logits(batch, lambda _: None)
         for row, prompt in enumerate(prompts):
-            assert close(made[row], whole(plain, prompt)[-1], torch.float32)
+            assert close(made[row], full_logits(plain, prompt)[-1], torch.float32)
     over = [Piece([9], tokens, range(20)) for tokens in (100, 59)]
     assert graphs.use(over, False) == "graph_limit"  # 161 tokens where there is room for 160
 
@@ -179,7 +179,7 @@ def test_a_batch_without_a_plan_is_refused(models: dict[tuple[str, torch.dtype],
         model.forward(flat_batch([Piece([1], 0, [0])], 16), cache(model))
 
 
-def test_what_is_planned() -> None:
+def test_only_leading_one_token_requests_are_planned_as_decodes() -> None:
     """The plan treats the first requests of one token as decodes, and a later request of one token
     as prefill.
     """
@@ -200,7 +200,7 @@ def test_what_is_planned() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_a_quantized_cache_is_written_and_read_as_torch_does(
+def test_a_quantized_cache_is_written_and_read_as_by_torch(
     kv_dtype: str, models: dict[tuple[str, torch.dtype], Pair]
 ) -> None:
     """The kernels write and read a quantized cache as torch does, up to one unit of a byte that is
@@ -208,7 +208,7 @@ def test_a_quantized_cache_is_written_and_read_as_torch_does(
     """
     plain, model = models["qwen3", torch.float32]
     ids, blocks = some_ids(300), list(range(19, -1, -1))
-    wanted = whole(plain, ids, kv_dtype)
+    wanted = full_logits(plain, ids, kv_dtype)
     kv = cache(model, 20, 16, kv_dtype)
     planner, made = planner_of(model, kv), []
     for start, stop in [
@@ -226,7 +226,9 @@ def test_a_quantized_cache_is_written_and_read_as_torch_does(
     assert torch.cat(made).isfinite().all()
 
 
-def test_requests_that_share_pages(models: dict[tuple[str, torch.dtype], Pair]) -> None:
+def test_requests_that_share_pages_get_the_right_logits(
+    models: dict[tuple[str, torch.dtype], Pair],
+) -> None:
     """Requests that share pages get the right logits: two groups with shared prefixes, one of which
     shares the other's first half, and a request alone.
     """
@@ -246,8 +248,8 @@ def test_requests_that_share_pages(models: dict[tuple[str, torch.dtype], Pair]) 
     batch = flat_batch(pieces, 16, planner=planner)
     logits = model.forward(batch, kv)
     for row, owner in enumerate(owners):
-        assert close(logits[row], whole(plain, [*trunks[owner], 40 + row])[-1], torch.float64)
-    assert close(logits[-1], whole(plain, [3])[-1], torch.float64)
+        assert close(logits[row], full_logits(plain, [*trunks[owner], 40 + row])[-1], torch.float64)
+    assert close(logits[-1], full_logits(plain, [3])[-1], torch.float64)
     token_bytes = 2 * 2 * model.config.head_dim * kv.pool.element_size() * model.config.layers
     # The plan saves at most the bytes of all shared pages; the costs decide how many.
     assert batch.saving.shared_prefix_groups >= 1

@@ -21,7 +21,7 @@ from engine.model.kernel_attention import KernelAttention, KernelPlanner
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
 from kvkernels.ops.shared_costs import AttentionShape
-from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
+from tests.engine.tiny_models import cache, full_logits, loaded, some_ids, written
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
 
 pytestmark = needs_compiler
@@ -49,7 +49,7 @@ class Emulated(TorchDispatchMode):
     ("arch", "head_dim", "kv_dtype"),
     [("llama", 64, "auto"), ("qwen3", 128, "auto"), ("qwen3", 64, "int8"), ("llama", 128, "fp8")],
 )
-def test_mixed_steps_then_decodes_on_fixed_buffers(
+def test_emulated_mixed_steps_and_decodes_on_fixed_buffers_are_right(
     arch: str, head_dim: int, kv_dtype: str, tmp_path: Path
 ) -> None:
     folder = written(tmp_path, TinySettings(arch, head_dim=head_dim))
@@ -83,14 +83,14 @@ def test_mixed_steps_then_decodes_on_fixed_buffers(
     wanted = ["prefill"] * 2 + ["shared_decode", "prefill"] * 2 + ["prefill"] * 2 + decode * 2
     assert [name for name in emulated.names if name != "append"] == wanted
     for row, prompt in enumerate(prompts):
-        expected = whole(exact, prompt, kv_dtype)[-1]
+        expected = full_logits(exact, prompt, kv_dtype)[-1]
         assert relative_error(logits[row], expected) < TOLERANCES[kv_dtype]
     # Padding is kept nowhere, not in the scratch block.
     assert torch.equal(kv.pool[kv.blocks].view(torch.uint8), before)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
-def test_int8_weights_are_read_as_they_are_kept(arch: str, tmp_path: Path) -> None:
+def test_int8_weights_give_the_same_numbers_in_kernel_and_torch(arch: str, tmp_path: Path) -> None:
     """INT8 weights give the same numbers by the kernel, in steps of up to 64 rows, and by torch in
     larger steps; with biases too.
     """

@@ -40,15 +40,15 @@ def small_gpu() -> Iterator[None]:
     ("dim", "page", "stored"),
     [(64, 16, BF16), (128, 48, torch.int8), (64, 64, torch.float8_e4m3fn)],
 )
-def test_kernels_that_are_right_pass(dim: int, page: int, stored: torch.dtype) -> None:
+def test_correct_kernels_pass_the_trial(dim: int, page: int, stored: torch.dtype) -> None:
     assert AttentionTrial(4, 1, dim, page, BF16, stored).first_fault(emulate, "cpu") == ""
 
 
-def test_int8_weights_pass_on_a_small_gpu_too(small_gpu: None) -> None:
+def test_int8_weights_pass_the_trial_on_a_small_gpu(small_gpu: None) -> None:
     assert int8_fault(BF16, 64, emulate, "cpu") == ""
 
 
-def test_a_gpu_with_little_shared_memory_is_named(small_gpu: None) -> None:
+def test_the_trial_reports_a_gpu_with_too_little_shared_memory(small_gpu: None) -> None:
     """A GPU with too little shared memory for a kernel is named: 16-bit pages fit, and quantized
     pages at head_dim 128 do not.
     """
@@ -74,7 +74,7 @@ def failing(broken: str, how: Any) -> Any:
     return run
 
 
-def off(at: int) -> Any:
+def spoil_row(at: int) -> Any:
     """Return a function that changes one row of argument `at`, which the operator writes."""
 
     def spoil(arguments: Any) -> None:
@@ -86,15 +86,17 @@ def off(at: int) -> Any:
 @pytest.mark.parametrize(
     ("name", "output"), [("append", 11), ("prefill", 9), ("shared_decode", 10)]
 )
-def test_one_wrong_row_is_noticed(name: str, output: int) -> None:
-    why = AttentionTrial(4, 2, 64, 16, BF16, BF16).first_fault(failing(name, off(output)), "cpu")
+def test_one_wrong_row_fails_the_trial(name: str, output: int) -> None:
+    why = AttentionTrial(4, 2, 64, 16, BF16, BF16).first_fault(
+        failing(name, spoil_row(output)), "cpu"
+    )
     if name == "append":  # page 0 is nobody's
         assert why == ""
         return
     assert why.startswith(f"a trial: {name} is ")
 
 
-def test_a_library_of_another_architecture_is_named() -> None:
+def test_the_trial_reports_a_library_of_another_architecture() -> None:
     def lacks(name: str, *arguments: Any) -> None:
         raise LaunchError(f"{name}: no kernel image is available for execution on the device")
 
@@ -110,7 +112,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return read_config(folder)
 
 
-def test_what_fails_its_trial_is_torchs(
+def test_torch_replaces_a_kernel_that_fails_its_trial(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Torch replaces a kernel that fails its trial. The test sets the device's answers, without a

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from engine.model.tiny import TinySettings
-from tests.engine.tiny_models import loaded, oracle, some_ids, whole, written
+from tests.engine.tiny_models import full_logits, loaded, oracle, some_ids, written
 
 YARN = {
     "rope_type": "yarn",
@@ -47,18 +47,20 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder, ids = written(tmp_path, SETTINGS[name]), some_ids(100)
-    ours, theirs = whole(loaded(folder), ids), oracle(folder, ids)
+    ours, theirs = full_logits(loaded(folder), ids), oracle(folder, ids)
     assert ours.dtype == torch.float64
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_close(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_logits_are_close_to_those_of_transformers(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     folder, ids = written(tmp_path, SETTINGS[name]), some_ids(120)
-    ours, exact = whole(loaded(folder, dtype), ids), oracle(folder, ids, torch.float64)
+    ours, exact = full_logits(loaded(folder, dtype), ids), oracle(folder, ids, torch.float64)
     theirs = oracle(folder, ids, dtype).float()
     assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
     # Our logits are no farther from the truth than transformers', except by chance.
@@ -67,25 +69,27 @@ def test_half_precision_is_close(name: str, dtype: torch.dtype, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ROPES)
-def test_every_rotation(kind: str, tmp_path: Path) -> None:
+def test_logits_with_every_rope_type_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
     settings = TinySettings("qwen2", max_positions=128, rope=ROPES[kind])
     folder, ids = written(tmp_path, settings), some_ids(100)
-    torch.testing.assert_close(whole(loaded(folder), ids), oracle(folder, ids), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        full_logits(loaded(folder), ids), oracle(folder, ids), rtol=0, atol=1e-5
+    )
 
 
-def test_dynamic_scaling_beyond_the_trained_length(tmp_path: Path) -> None:
+def test_dynamic_rope_scaling_equals_that_of_transformers(tmp_path: Path) -> None:
     """Dynamic rope scaling equals that of transformers for the longest sequence: transformers
     rescales by the current sequence, our model by the longest that it serves.
     """
     settings = TinySettings("llama", max_positions=64, rope=ROPES["dynamic"])
     folder, ids = written(tmp_path, settings), some_ids(120)
-    ours = whole(loaded(folder, max_tokens=120), ids)
+    ours = full_logits(loaded(folder, max_tokens=120), ids)
     torch.testing.assert_close(ours, oracle(folder, ids), rtol=0, atol=1e-5)
-    unscaled = whole(loaded(folder, max_tokens=64), ids[:64])
+    unscaled = full_logits(loaded(folder, max_tokens=64), ids[:64])
     assert not torch.allclose(ours[:64], unscaled, rtol=0, atol=1e-3)
 
 
-def test_both_schemas_of_the_configuration(tmp_path: Path) -> None:
+def test_both_configuration_schemas_give_the_same_model(tmp_path: Path) -> None:
     """A configuration in the schema of transformers 5 gives the same model as one in the older
     schema.
     """
@@ -94,4 +98,4 @@ def test_both_schemas_of_the_configuration(tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.save_pretrained(again)
     assert "rope_parameters" in (again / "config.json").read_text()
-    assert torch.equal(whole(loaded(again), ids), whole(loaded(folder), ids))
+    assert torch.equal(full_logits(loaded(again), ids), full_logits(loaded(folder), ids))

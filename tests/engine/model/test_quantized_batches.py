@@ -15,7 +15,7 @@ from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
 from tests.effort import examples
-from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
+from tests.engine.tiny_models import cache, full_logits, loaded, some_ids, written
 
 DTYPES = (torch.float32, torch.float64)
 Models = dict[tuple[str, torch.dtype], Transformer]
@@ -53,7 +53,9 @@ def bytes_of(kv: KvCache, blocks: list[int], tokens: int) -> list[torch.Tensor]:
 
 @settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
-def test_bits_do_not_depend_on_batch_chunks_or_blocks(data: st.DataObject, models: Models) -> None:
+def test_logits_bits_do_not_depend_on_batch_chunks_or_blocks(
+    data: st.DataObject, models: Models
+) -> None:
     model = models[data.draw(st.sampled_from(sorted(models, key=str)))]
     kv_dtype = data.draw(st.sampled_from(("int8", "fp8")))
     block_size = data.draw(st.sampled_from((1, 7, 16, 64)))
@@ -79,7 +81,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_blocks(data: st.DataObject, model
             rows[row].append(made)
             done[row] += count
     for row, prompt in enumerate(prompts):
-        assert torch.equal(torch.cat(rows[row]), whole(model, prompt, kv_dtype))
+        assert torch.equal(torch.cat(rows[row]), full_logits(model, prompt, kv_dtype))
         alone = cache(model, 1, len(prompt), kv_dtype)
         model.forward(flat_batch([Piece(prompt, 0, [0])], len(prompt)), alone)
         # Computed again, after a preemption say, a token leaves the same bytes.
@@ -92,7 +94,9 @@ def test_bits_do_not_depend_on_batch_chunks_or_blocks(data: st.DataObject, model
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_the_order_of_the_pool_stays_and_scales_follow_it(kv_dtype: str, models: Models) -> None:
+def test_a_quantized_pool_keeps_its_layout_and_scales_follow_it(
+    kv_dtype: str, models: Models
+) -> None:
     model = models["int8", torch.float32]
     plain, kv = cache(model, 4), cache(model, 4, kv=kv_dtype)
     assert kv.pool.shape == plain.pool.shape
@@ -110,10 +114,10 @@ def test_the_order_of_the_pool_stays_and_scales_follow_it(kv_dtype: str, models:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_logits_stay_close_to_float64(dtype: torch.dtype, tmp_path: Path) -> None:
     folder, ids = written(tmp_path, TinySettings("qwen3")), some_ids(40)
     both = [
-        whole(loaded(folder, to, quantization=Quantization("int8-all")), ids, "int8")
+        full_logits(loaded(folder, to, quantization=Quantization("int8-all")), ids, "int8")
         for to in (dtype, torch.float64)
     ]
     off = (both[0].double() - both[1]).norm() / both[1].norm()

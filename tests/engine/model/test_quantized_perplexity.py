@@ -30,7 +30,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_perplexity_changes_little(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantization_changes_perplexity_little(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = loaded(trained, torch.float32)
     base = perplexity(plain, HELD_OUT, "auto")
     lines = [f"{'weights':<10}{'KV':<6}{'perplexity':>12}{'change':>10}{'bytes':>9}{'KV/token':>9}"]
@@ -54,7 +56,7 @@ def test_perplexity_changes_little(trained: Path, capsys: pytest.CaptureFixture[
         assert abs(change) < SETTINGS[setting], setting
 
 
-def test_the_measure_sees_a_coarser_scale(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coarser_scale_raises_perplexity(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Perplexity shows a coarser scale of seven levels instead of 255, so the test above is able to
     fail.
     """

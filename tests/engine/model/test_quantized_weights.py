@@ -40,7 +40,7 @@ def drawn(seed: int, *shape: int, spread: float = 1.0) -> torch.Tensor:
     spread=st.sampled_from((0.0, 1.0, 8.0)),
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float64)),
 )
-def test_a_weight_is_off_by_half_a_scale_at_most(
+def test_a_quantized_weight_is_off_by_half_a_scale_at_most(
     seed: int, outputs: int, inputs: int, spread: float, dtype: torch.dtype
 ) -> None:
     rows = drawn(seed, outputs, inputs, spread=spread).to(dtype)
@@ -53,7 +53,7 @@ def test_a_weight_is_off_by_half_a_scale_at_most(
     assert not q[seed % outputs].any()
 
 
-def test_reading_in_pieces_and_columns_gives_parts_of_the_whole(
+def test_weights_read_in_pieces_equal_parts_of_the_full_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = drawn(3, 50, 20)
@@ -95,7 +95,7 @@ def test_products_are_off_by_the_weights_errors_at_most(
     storage=st.sampled_from((torch.int8, torch.float8_e4m3fn)),
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float64)),
 )
-def test_a_cached_number_is_off_by_its_bound_at_most(
+def test_a_quantized_cache_value_is_within_its_error_bound(
     seed: int, spread: float, storage: torch.dtype, dtype: torch.dtype
 ) -> None:
     x = drawn(seed, 6, 3, 16, spread=spread).to(dtype)
@@ -111,7 +111,7 @@ def test_a_cached_number_is_off_by_its_bound_at_most(
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("storage", [torch.int8, torch.float8_e4m3fn])
-def test_what_is_no_number_stays_none(broken: float, storage: torch.dtype) -> None:
+def test_nan_and_infinity_stay_so_after_quantization(broken: float, storage: torch.dtype) -> None:
     """NaN and infinity stay so after quantization, so that a failed request ends instead of
     continuing with other numbers.
     """
@@ -124,7 +124,7 @@ def test_what_is_no_number_stays_none(broken: float, storage: torch.dtype) -> No
 
 @settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 1 << 30), tokens=st.integers(1, 150), loud=st.sampled_from((0.3, 1, 3)))
-def test_attention_over_int8_is_off_by_its_bound_at_most(
+def test_attention_over_int8_is_within_its_error_bound(
     seed: int, tokens: int, loud: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Attention over INT8 stays within its error bound: a score differs by at most e, so a weight
@@ -153,12 +153,12 @@ def test_attention_over_int8_is_off_by_its_bound_at_most(
     ("values", "said"),
     [({"weights": "int4"}, "quantize must be one of none, int8"), ({"kv": "fp4"}, "kv_dtype must")],
 )
-def test_unknown_settings(values: dict[str, str], said: str) -> None:
+def test_unknown_settings_are_rejected(values: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Quantization(**values)
 
 
-def test_what_the_cache_cannot_do_here(tmp_path: Path) -> None:
+def test_a_cache_dtype_that_the_device_lacks_is_rejected(tmp_path: Path) -> None:
     config = read_config(written(tmp_path, TinySettings()))
     with pytest.raises(ModelError, match=r"kv_dtype fp8: torch has no .* on mps"):
         KvCache(config, 2, 16, device="mps", kv="fp8")
@@ -167,7 +167,7 @@ def test_what_the_cache_cannot_do_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
-def test_heads_that_are_not_aligned_are_refused_before_weights_are_read(
+def test_unaligned_heads_are_refused_before_weights_are_read(
     kv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tiny(tmp_path, TinySettings(hidden_size=48, heads=2))
@@ -179,7 +179,7 @@ def test_heads_that_are_not_aligned_are_refused_before_weights_are_read(
 
 
 @pytest.mark.parametrize("flags", [["--quantize", "int3"], ["--kv-dtype", "fp16"]])
-def test_unknown_flags(flags: list[str], tmp_path: Path) -> None:
+def test_unknown_flags_are_rejected(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", str(tmp_path), *flags])
     assert ended.value.code == 2
@@ -187,7 +187,9 @@ def test_unknown_flags(flags: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", ["none", "int8", "int8-all"])
 @pytest.mark.parametrize("kv", ["auto", "int8"])
-def test_the_report_counts_what_is_there(weights: str, kv: str, tmp_path: Path) -> None:
+def test_the_memory_report_counts_weights_and_kv_as_stored(
+    weights: str, kv: str, tmp_path: Path
+) -> None:
     make_tiny(tmp_path)
     plain = served(tmp_path).capacity
     model = served(tmp_path, quantization=Quantization(weights, kv))

@@ -19,7 +19,7 @@ from engine.wire.tokens import Chat
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_tokenizer_and_template(arch: str, tmp_path: Path) -> None:
+def test_a_tiny_model_has_a_matching_tokenizer_and_template(arch: str, tmp_path: Path) -> None:
     assert cli.main(["make-tiny", str(tmp_path / "m"), "--arch", arch]) == 0
     tokenizer, config = HfTokenizer(tmp_path / "m"), read_config(tmp_path / "m")
     assert tokenizer.vocab == config.vocab == 264
@@ -32,14 +32,14 @@ def test_tokenizer_and_template(arch: str, tmp_path: Path) -> None:
     assert tokenizer.decode(chat).endswith(("assistant\n", "assistant<|end_header_id|>\n\n"))
 
 
-def test_same_seed_same_bytes(tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         make_tiny(tmp_path / name, TinySettings(seed=seed))
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
 
 
-def test_bfloat16_is_rounded_as_torch_rounds(tmp_path: Path) -> None:
+def test_bfloat16_is_rounded_as_by_torch(tmp_path: Path) -> None:
     make_tiny(tmp_path / "wide", TinySettings())
     make_tiny(tmp_path / "half", TinySettings(dtype="bfloat16"))
     assert read_config(tmp_path / "half").dtype == "bfloat16"
@@ -51,14 +51,16 @@ def test_bfloat16_is_rounded_as_torch_rounds(tmp_path: Path) -> None:
         assert np.array_equal(part.numpy(), full.numpy()[3:9, 2:5])
 
 
-def test_a_model_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_model_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["make-tiny", str(tmp_path)]) == 0
     assert cli.main(["make-tiny", str(tmp_path)]) == 1
     assert "has a model already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--arch", "gpt2"], ["--layers", "0"], ["--seed", "-1"], []])
-def test_flags_that_are_wrong(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags_are_rejected(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     where = ["nowhere"] if flags else []
     with pytest.raises(SystemExit) as caught:
         cli.main(["make-tiny", *where, *flags])
@@ -67,6 +69,6 @@ def test_flags_that_are_wrong(flags: list[str], capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("settings", [{"arch": "gpt2"}, {"dtype": "int8"}])
-def test_settings_that_are_not_built(settings: dict[str, str]) -> None:
+def test_unknown_settings_are_rejected(settings: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="must be one of"):
         TinySettings(**settings)  # type: ignore[arg-type]

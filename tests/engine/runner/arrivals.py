@@ -115,10 +115,10 @@ async def served(model: Loaded, arrivals: Sequence[Arrival]) -> Clients:
     """Serve all of `arrivals` in one worker's loop until the last request has ended; return the
     clients.
     """
-    return await to_their_ends(Clients(model, arrivals))
+    return await run_until_all_end(Clients(model, arrivals))
 
 
-async def to_their_ends(clients: Clients) -> Clients:
+async def run_until_all_end(clients: Clients) -> Clients:
     async with asyncio.TaskGroup() as loops:
         running = loops.create_task(clients.runner.run())
         await clients.all_gone.wait()

@@ -22,7 +22,7 @@ def new(number: int) -> Request:
 
 
 @given(EVENTS, st.integers(1, LEAST_BLOCKS))
-def test_a_row_has_the_requests_blocks(events: list[tuple[int, str]], most: int) -> None:
+def test_a_row_equals_its_requests_list_of_blocks(events: list[tuple[int, str]], most: int) -> None:
     """A row equals its request's list of blocks, although lists grow, equal blocks are replaced on
     publishing, all blocks are taken and given back, and requests come and go.
     """

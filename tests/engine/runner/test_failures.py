@@ -18,7 +18,7 @@ PROMPT = list(range(30, 60))
 
 
 @pytest.mark.parametrize("kind", ["fails", "nan"])
-async def test_a_failed_step_answers_its_clients_and_the_engine_goes_on(
+async def test_clients_of_a_failed_step_get_500_and_the_engine_continues(
     folder: Path, reference: Reference, kind: str
 ) -> None:
     async with computing(
@@ -32,7 +32,7 @@ async def test_a_failed_step_answers_its_clients_and_the_engine_goes_on(
         check_pool(scheduler.pool)
 
 
-async def test_a_stream_whose_step_fails_says_so_and_does_not_look_complete(folder: Path) -> None:
+async def test_a_stream_whose_step_fails_has_an_error_event_and_is_cut(folder: Path) -> None:
     async with computing(breaking(folder, {3})) as worker:
         body = greedy(PROMPT, 9, stream=True)
         async with worker.http.post(worker.url + COMPLETIONS, json=body) as reply:
@@ -51,7 +51,7 @@ async def test_a_stream_whose_step_fails_says_so_and_does_not_look_complete(fold
         assert worker.worker.unfinished == 0
 
 
-async def test_steps_that_fail_one_after_another_end_the_worker(folder: Path) -> None:
+async def test_consecutive_failed_steps_end_the_worker(folder: Path) -> None:
     async def fail_all() -> None:
         async with computing(breaking(folder, set(range(100)))) as worker:
             for _ in range(MAX_FAILED_STEPS):

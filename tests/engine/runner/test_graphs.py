@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     padding=st.integers(0, 3),
     kv_dtype=st.sampled_from(["auto", "int8"]),
 )
-def test_a_padded_row_has_the_bits_of_its_own_step(
+def test_a_padded_row_has_the_same_bits_as_an_unpadded_row(
     contexts: list[int], padding: int, kv_dtype: str, folder: Path
 ) -> None:
     """A padded row has the same bits as in an unpadded step, and the other rows and blocks are
@@ -73,7 +73,7 @@ def test_a_padded_row_has_the_bits_of_its_own_step(
     assert torch.equal(kv.pool[: kv.blocks].nan_to_num(), before.nan_to_num())
 
 
-def test_what_no_graph_has_room_for(folder: Path) -> None:
+def test_batches_beyond_the_limits_use_no_graph(folder: Path) -> None:
     model = model_of(folder, torch.float32)
     kv = cache(model, 8, SIZE)
     said: list[str] = []
@@ -93,14 +93,14 @@ def test_what_no_graph_has_room_for(folder: Path) -> None:
             fixed_batch(pieces, 1, 3, SIZE)
 
 
-def test_sizes() -> None:
+def test_graph_sizes_are_powers_of_two_up_to_the_limit() -> None:
     assert graph_rows(1) == [1]
     assert graph_rows(7) == [1, 2, 4, 7]
     assert graph_rows(40) == [1, 2, 4, 8, 16, 32, 40]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_tokens_are_the_same_with_graphs_and_without(folder: Path, overlap: bool) -> None:
+def test_tokens_are_the_same_with_and_without_graphs(folder: Path, overlap: bool) -> None:
     model = loaded(folder, kv_tokens=BLOCKS * BLOCK_SIZE, max_num_tokens=24, max_batch_size=6)
     samplings = [SamplingParams(temperature=1.0, seed=n, frequency_penalty=0.5) for n in range(9)]
     arrivals: Sequence[Arrival] = [
@@ -114,7 +114,7 @@ def test_tokens_are_the_same_with_graphs_and_without(folder: Path, overlap: bool
     assert replayed.ended == plain.ended
 
 
-async def test_steps_tell_of_graphs(folder: Path) -> None:
+async def test_step_records_show_the_use_of_graphs(folder: Path) -> None:
     model = loaded(folder, steps=StepSettings(cuda_graphs=True), max_batch_size=8)
     async with computing(model) as worker:
         bodies = [greedy([n] * 9, 6) for n in range(3)]
@@ -151,7 +151,7 @@ class NoGraphs:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("failed", ["capture", "replay", "replay and kernels"])
-async def test_a_graph_that_fails_costs_no_request(
+async def test_a_failed_graph_fails_no_request(
     failed: str, overlap: bool, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A CUDA graph that fails costs no request: steps continue without graphs, and with torch if
@@ -189,7 +189,7 @@ async def test_a_graph_that_fails_costs_no_request(
     assert bool(model.model.fell_back) == (failed == "replay and kernels")
 
 
-def test_a_lost_device_is_not_survived(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_ends_the_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker ends when its device is lost, and computes nothing on it again. The test sets the
     device's answer, without a device.
     """

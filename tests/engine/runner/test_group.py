@@ -69,7 +69,9 @@ def steps() -> list[list[Piece]]:
     # The worker's tests below use stages, too.
     [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 2), (2, 2)))],
 )
-def test_a_group_says_what_the_whole_model_does(tp_size: int, pp_size: int, tmp_path: Path) -> None:
+def test_a_group_of_processes_gives_the_logits_of_the_full_model(
+    tp_size: int, pp_size: int, tmp_path: Path
+) -> None:
     """A group of processes gives the logits of the whole model, even if all steps begin before the
     first has ended. Stages then work on several steps at a time, one of which samples nothing.
     """
@@ -87,7 +89,7 @@ def test_a_group_says_what_the_whole_model_does(tp_size: int, pp_size: int, tmp_
                 assert torch.equal(end(), logits)
 
 
-def test_a_rows_bits_are_its_own_and_a_rank_that_is_gone_fails_every_step(tmp_path: Path) -> None:
+def test_a_row_has_the_same_bits_alone_and_a_lost_rank_fails_every_step(tmp_path: Path) -> None:
     folder = written(tmp_path, TinySettings("llama"))
     with group(folder, 2, 1, "float32") as ranks:
         together = [ranks.logits(flat_batch(pieces, BLOCK_SIZE)) for pieces in steps()]
@@ -134,7 +136,7 @@ async def test_a_worker_of_two_ranks_serves_the_models_tokens(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-def test_a_rank_that_is_stopped_is_told_and_not_waited_for(is_large: bool, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_reported_and_not_waited_for(is_large: bool, tmp_path: Path) -> None:
     """A stopped rank is reported and not waited for, whether it should compute or receive a batch
     larger than its pipe.
     """
@@ -185,7 +187,7 @@ async def test_a_worker_of_two_stages_serves_the_models_tokens(tmp_path: Path) -
         model.model.close()
 
 
-def test_a_rank_that_cannot_load_is_told_at_once(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_load_fails_the_group_at_once(tmp_path: Path) -> None:
     folder = written(tmp_path, TinySettings("llama"))
     broken = spec(folder, 2, 1)
     (folder / "config.json").unlink()
@@ -198,7 +200,7 @@ def test_a_rank_that_cannot_load_is_told_at_once(tmp_path: Path) -> None:
         st.tuples(st.integers(1, 9), st.integers(0, 20), st.booleans()), min_size=1, max_size=6
     )
 )
-def test_a_batch_comes_as_it_went(pieces: list[tuple[int, int, bool]]) -> None:
+def test_a_batch_survives_encoding_and_decoding(pieces: list[tuple[int, int, bool]]) -> None:
     batch = flat_batch(
         [Piece(IDS[:count], start, list(range(4)), wants) for count, start, wants in pieces],
         BLOCK_SIZE,

@@ -45,9 +45,9 @@ from tests.engine.real import (
     ids_of,
     loaded,
 )
-from tests.engine.runner.arrivals import BLOCKS, VOCAB, Arrival, Clients, to_their_ends
+from tests.engine.runner.arrivals import BLOCKS, VOCAB, Arrival, Clients, run_until_all_end
 from tests.engine.scheduling import array
-from tests.engine.split import at_rest, split
+from tests.engine.split import split, until_idle
 from tests.oracles.block_pool import check_pool
 
 SIZES = {"max_num_tokens": 24, "max_batch_size": 4, "min_chunk_tokens": 4}
@@ -60,7 +60,7 @@ def tiered(folder: Path, host_blocks: int, blocks: int = BLOCKS, **changes: Any)
     return loaded(folder, **(sizes | SIZES | changes))
 
 
-class Slipping(Computing):
+class CopyOmittingModel(Computing):
     """A model that omits the copies to host memory, or those from it."""
 
     def __init__(self, inner: Computing, to_host: bool) -> None:
@@ -72,7 +72,7 @@ class Slipping(Computing):
             self._inner.move(moves)
 
 
-class Watching(Clients):
+class CheckingClients(Clients):
     """Checks after each step that every cached block still has its first bits. At the steps
     `resets` the cache is cleared.
     """
@@ -144,7 +144,7 @@ def with_host(model: Loaded, host_blocks: int, overlap: bool = False) -> Loaded:
     resets=st.lists(st.integers(1, 40), max_size=2),
     overlap=st.booleans(),
 )
-def test_answers_are_the_same_with_it_and_without(
+def test_answers_are_the_same_with_and_without_host_memory(
     arrivals: list[Arrival],
     kv: str,
     host_blocks: int,
@@ -157,7 +157,9 @@ def test_answers_are_the_same_with_it_and_without(
     """
     arrivals = sorted(arrivals, key=lambda one: one.at_step)
     plain, ours = (
-        asyncio.run(to_their_ends(Watching(with_host(models[kv], *more), arrivals, resets)))
+        asyncio.run(
+            run_until_all_end(CheckingClients(with_host(models[kv], *more), arrivals, resets))
+        )
         for more in ((0, False), (host_blocks, overlap))
     )
     for number in range(len(arrivals)):
@@ -184,12 +186,14 @@ def visits(rounds: int) -> list[Arrival]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_what_comes_back_is_loaded_and_not_computed(
+def test_evicted_blocks_are_loaded_from_host_memory_and_not_recomputed(
     models: dict[str, Loaded], overlap: bool
 ) -> None:
     for model in models.values():
-        plain = asyncio.run(to_their_ends(Watching(with_host(model, 0), visits(3), ())))
-        ours = asyncio.run(to_their_ends(Watching(with_host(model, 40, overlap), visits(3), ())))
+        plain = asyncio.run(run_until_all_end(CheckingClients(with_host(model, 0), visits(3), ())))
+        ours = asyncio.run(
+            run_until_all_end(CheckingClients(with_host(model, 40, overlap), visits(3), ()))
+        )
         assert ours.tokens == plain.tokens
         assert plain.runner.scheduler.host_hit_tokens_total == 0
         # Seven whole blocks of each document, in the second round and the third.
@@ -199,18 +203,18 @@ def test_what_comes_back_is_loaded_and_not_computed(
 
 
 @pytest.mark.parametrize("to_host", [False, True])
-def test_a_copy_that_is_left_out_is_found(folder: Path, to_host: bool) -> None:
+def test_these_tests_detect_an_omitted_copy(folder: Path, to_host: bool) -> None:
     """The tests above fail if a copy is omitted, so they check the right things."""
     model = tiered(folder, 40)
     assert isinstance(model.model, Computing)
     for _, host in model.model._host._pairs:
         host.zero_()  # it may be memory that had the same blocks before
-    slipping = replace(model, model=Slipping(model.model, to_host))
+    slipping = replace(model, model=CopyOmittingModel(model.model, to_host))
     with pytest.raises(ExceptionGroup) as failed:
-        asyncio.run(to_their_ends(Watching(slipping, visits(2), ())))
+        asyncio.run(run_until_all_end(CheckingClients(slipping, visits(2), ())))
     assert failed.group_contains(AssertionError, match="another block's KV")
-    slipped = asyncio.run(to_their_ends(Clients(slipping, visits(2))))
-    plain = asyncio.run(to_their_ends(Clients(with_host(model, 0), visits(2))))
+    slipped = asyncio.run(run_until_all_end(Clients(slipping, visits(2))))
+    plain = asyncio.run(run_until_all_end(Clients(with_host(model, 0), visits(2))))
     assert plain.tokens != slipped.tokens
 
 
@@ -240,7 +244,7 @@ async def filled(worker: Running, documents: Sequence[Sequence[int]] = DOCUMENTS
         await ids_of(worker, greedy(document, 1))
 
 
-async def test_others_compute_beside_a_load_and_one_that_leaves_keeps_its_blocks(
+async def test_blocks_being_loaded_stay_held_while_other_requests_run(
     folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiered(folder, 40, blocks=24)
@@ -269,7 +273,7 @@ async def test_others_compute_beside_a_load_and_one_that_leaves_keeps_its_blocks
 
 
 @pytest.mark.parametrize("to_host", [False, True])
-async def test_a_copy_that_fails_costs_the_cache_and_no_answer(
+async def test_a_failed_copy_clears_the_cache_and_fails_no_answer(
     folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, to_host: bool
 ) -> None:
     model = tiered(folder, 40)
@@ -293,7 +297,7 @@ async def test_a_copy_that_fails_costs_the_cache_and_no_answer(
         check_pool(scheduler.pool)
 
 
-async def test_over_http_it_is_told_as_by_a_timed_worker(folder: Path) -> None:
+async def test_host_memory_is_reported_over_http_as_by_a_simulated_worker(folder: Path) -> None:
     """A computing worker reports its host memory over HTTP as a simulated one does: usage, metrics,
     events of the medium CPU, a snapshot that has the blocks, and a reset.
     """
@@ -324,7 +328,7 @@ async def test_over_http_it_is_told_as_by_a_timed_worker(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), pytest.param((2, 1), marks=pytest.mark.full)])
-async def test_another_workers_kv_is_written_after_what_was_there_is_saved(
+async def test_transferred_kv_is_written_only_after_old_blocks_are_saved(
     folder: Path,
     reference: Reference,
     monkeypatch: pytest.MonkeyPatch,
@@ -352,11 +356,11 @@ async def test_another_workers_kv_is_written_after_what_was_there_is_saved(
         for document in DOCUMENTS[:2]:
             assert await ids_of(decode, greedy(document, 4)) == reference.greedy(document, 4)
         assert decode.worker.runner.scheduler.host_hit_tokens_total > 0
-        await at_rest(prefill, decode)
+        await until_idle(prefill, decode)
 
 
 @pytest.mark.parametrize("ranks", [(2, 1), pytest.param((1, 2), marks=pytest.mark.full)])
-async def test_every_rank_keeps_its_part(
+async def test_every_rank_keeps_its_part_in_host_memory(
     folder: Path, reference: Reference, ranks: tuple[int, int]
 ) -> None:
     steps = StepSettings(overlap=ranks[1] > 1)
@@ -380,7 +384,7 @@ async def test_every_rank_keeps_its_part(
         model.model.close()
 
 
-def test_what_a_rank_is_told_to_copy_comes_as_it_went() -> None:
+def test_copy_orders_for_ranks_survive_encoding_and_decoding() -> None:
     for moves in (Moves(True, [3, 1, 7], [0, 2, 1]), Moves(False, [5], [9])):
         whole = moves_bytes(moves)
         assert read_batch(io.BytesIO(whole), "cpu") == moves
@@ -390,7 +394,7 @@ def test_what_a_rank_is_told_to_copy_comes_as_it_went() -> None:
 
 
 @pytest.mark.parametrize(("kv", "shared"), [("auto", False), ("int8", True), ("fp8", False)])
-def test_blocks_come_back_as_they_went(tmp_path: Path, kv: str, shared: bool) -> None:
+def test_blocks_return_from_host_memory_unchanged(tmp_path: Path, kv: str, shared: bool) -> None:
     make_tiny(tmp_path)
     config = tiny_models.loaded(tmp_path).config
     cache = KvCache(config, 6, BLOCK_SIZE, kv=kv, shared=shared)
@@ -410,7 +414,7 @@ def test_blocks_come_back_as_they_went(tmp_path: Path, kv: str, shared: bool) ->
         assert not now[[0, 2, 3, 5, 6]].any()
 
 
-def test_its_size_is_bounded_by_what_there_is(
+def test_a_host_memory_size_that_does_not_fit_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tiny(tmp_path)

@@ -46,7 +46,7 @@ def written(folder: Path, **changes: Any) -> Path:
     return folder / "costs.json"
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_costs_are_read_back(tmp_path: Path) -> None:
     path = written(tmp_path)
     assert read_costs(path, "cpu") == COSTS
     assert json.loads(path.read_text())["measured"][0]["plain_us"] == 2.0
@@ -67,7 +67,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"device": "x" * MAX_BYTES}, "has more than 65536 bytes"),
     ],
 )
-def test_what_is_not_this_devices_is_refused(
+def test_an_invalid_or_foreign_file_of_costs_is_refused(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match="measure again") as refused:
@@ -76,7 +76,7 @@ def test_what_is_not_this_devices_is_refused(
 
 
 @pytest.mark.parametrize(("name", "shapes"), [("prefill", "prefill"), ("shared_decode", "decode")])
-def test_a_way_whose_numbers_are_wrong_is_refused_by_name(
+def test_a_kernel_with_wrong_results_is_refused_by_name(
     name: str, shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = getattr(torch.ops.warmroute, name)
@@ -101,7 +101,7 @@ def test_a_way_whose_numbers_are_wrong_is_refused_by_name(
     assert fastest(broken) == ALL_KERNELS
 
 
-async def test_a_worker_goes_the_ways_of_the_file(
+async def test_a_worker_uses_torch_for_the_shapes_in_the_file_of_costs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A worker uses torch for the shapes that the file of costs says, with several ranks too. Ranks
@@ -126,7 +126,7 @@ async def test_a_worker_goes_the_ways_of_the_file(
             model.model.close()
 
 
-def test_kernels_compute_what_flashinfer_no_longer_can(
+def test_kernels_compute_the_shapes_of_an_unavailable_flashinfer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_tiny(tmp_path / "model")
@@ -140,7 +140,7 @@ ONE_KERNEL = "a device that has one kernel of prefill"
 
 
 @pytest.mark.parametrize("costs", [NEVER, COSTS])
-def test_a_worker_plans_by_them(costs: Costs, tmp_path: Path) -> None:
+def test_a_worker_plans_by_the_file_of_costs(costs: Costs, tmp_path: Path) -> None:
     path = written(tmp_path, costs=costs._asdict())
     make_tiny(tmp_path / "model")
     steps = StepSettings(kernel_costs=path)
@@ -151,7 +151,7 @@ def test_a_worker_plans_by_them(costs: Costs, tmp_path: Path) -> None:
     assert saving.shared_prefix_groups == (0 if costs is NEVER else 1)
 
 
-def test_a_bad_file_ends_a_start_before_weights_are_read(
+def test_a_bad_file_of_costs_fails_the_start_before_weights_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tiny(tmp_path / "model")
@@ -164,7 +164,7 @@ def test_a_bad_file_ends_a_start_before_weights_are_read(
         assert says in capsys.readouterr().err
 
 
-def test_the_program_measures_and_writes(
+def test_the_program_measures_and_writes_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The program measures and writes the costs, here of the operator's plain CPU implementation on

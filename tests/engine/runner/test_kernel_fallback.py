@@ -59,7 +59,7 @@ def ids(clients: Clients) -> dict[int, list[int]]:
     error=st.sampled_from(FAILURES),
     steps=st.builds(StepSettings, overlap=st.booleans(), cuda_graphs=st.booleans()),
 )
-def test_a_failure_at_any_call_changes_no_answer(
+def test_a_kernel_failure_at_any_call_changes_no_answer(
     arrivals: list[Arrival],
     name: str,
     at_call: int,
@@ -86,7 +86,7 @@ def test_a_failure_at_any_call_changes_no_answer(
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_what_torch_computes_then_has_its_bits(folder: Path, cuda_graphs: bool) -> None:
+def test_results_after_a_kernel_failure_have_torchs_bits(folder: Path, cuda_graphs: bool) -> None:
     """After a kernel has failed, results have torch's bits, log-probabilities included."""
     steps = StepSettings(overlap=True, cuda_graphs=cuda_graphs)
     sampling = SamplingParams(temperature=1.0, seed=3, logprobs=2)
@@ -97,7 +97,7 @@ def test_what_torch_computes_then_has_its_bits(folder: Path, cuda_graphs: bool) 
     assert made.tokens == plain.tokens
 
 
-async def test_a_worker_says_what_computes_now(
+async def test_metrics_show_the_backend_after_a_kernel_failure(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = StepSettings(cuda_graphs=True)
@@ -124,7 +124,9 @@ async def test_a_worker_says_what_computes_now(
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-async def test_products_of_int8_weights_fall_back_too(folder: Path, cuda_graphs: bool) -> None:
+async def test_int8_products_fall_back_to_torch_but_attention_does_not(
+    folder: Path, cuda_graphs: bool
+) -> None:
     """If the kernel for INT8 weights fails in the middle of a layer, torch computes these products,
     and attention stays with the kernels.
     """
@@ -146,7 +148,7 @@ async def test_products_of_int8_weights_fall_back_too(folder: Path, cuda_graphs:
 
 
 @pytest.mark.parametrize("ranks", [(1, 2), pytest.param((2, 1), marks=pytest.mark.full)])
-async def test_ranks_follow_the_first(
+async def test_all_ranks_stop_using_kernels_with_the_first_rank(
     ranks: tuple[int, int], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If the first rank's kernels fail, the other ranks also stop using theirs, since they get no
@@ -166,7 +168,7 @@ async def test_ranks_follow_the_first(
     assert "a batch without the kernels' plan: rank 0 has fallen back" in capfd.readouterr().err
 
 
-async def test_too_little_memory_is_no_failed_kernel(folder: Path) -> None:
+async def test_out_of_memory_is_not_treated_as_a_failed_kernel(folder: Path) -> None:
     """A lack of memory is not treated as a failed kernel: the step fails as usual, because torch's
     attention needs even more memory.
     """

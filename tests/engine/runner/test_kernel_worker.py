@@ -45,7 +45,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return written(tmp_path_factory.mktemp("model"), TinySettings(request.param))
 
 
-def test_tokens_are_those_of_torch_in_every_loop(folder: Path) -> None:
+def test_tokens_equal_those_of_torch_in_every_loop(folder: Path) -> None:
     """The kernels give the same tokens as torch in every loop: mixed steps, padded steps,
     preemption, sampling with and without penalties.
     """
@@ -75,7 +75,9 @@ def test_tokens_are_those_of_torch_in_every_loop(folder: Path) -> None:
 
 @settings(max_examples=examples(3), deadline=None)
 @given(data=st.data())
-def test_tokens_are_those_of_torch_by_any_ways(data: st.DataObject, folder: Path) -> None:
+def test_tokens_equal_those_of_torch_whichever_shapes_torch_computes(
+    data: st.DataObject, folder: Path
+) -> None:
     """Tokens are the same whichever shapes are left to torch, in steps of all shapes: shared
     prefixes, long contexts, hits.
     """
@@ -121,7 +123,7 @@ async def test_ranks_get_the_plan_with_the_batch(ranks: tuple[int, int], tmp_pat
 
 
 @pytest.mark.parametrize("backend", [TORCH, KVKERNELS])
-async def test_a_worker_says_what_its_attention_is(backend: str, folder: Path) -> None:
+async def test_metrics_show_the_attention_backend(backend: str, folder: Path) -> None:
     async with computing(loaded(folder, attention=backend)) as worker:
         metrics = (await worker.get("/metrics")).decode()
     (line,) = re.findall(r"^warmroute_engine_attention_backend_info\{(.*)\} 1.0$", metrics, re.M)
@@ -129,7 +131,7 @@ async def test_a_worker_says_what_its_attention_is(backend: str, folder: Path) -
     assert 'because_of=""' in line
 
 
-async def test_the_program_tells_and_serves(tmp_path: Path) -> None:
+async def test_the_program_serves_with_the_kernels_and_prints_the_backend(tmp_path: Path) -> None:
     folder = written(tmp_path, TinySettings("llama"))
     prompt = list(range(30, 60))
     program = await asyncio.create_subprocess_exec(
@@ -153,7 +155,7 @@ async def test_the_program_tells_and_serves(tmp_path: Path) -> None:
     assert b"attention: kvkernels\n" in said
 
 
-def test_the_report_counts_partial_results(folder: Path) -> None:
+def test_the_memory_report_counts_partial_results(folder: Path) -> None:
     """The memory report counts the partial results of attention in the largest graph, and those of
     the longest contexts without a graph.
     """
@@ -182,7 +184,7 @@ def chosen(asked: str, config: ModelConfig, device: str, block_size: int = 16) -
     return choose_attention(asked, config, Shard(), device, "bfloat16", PLAIN, block_size)
 
 
-def test_what_is_chosen_on_a_cpu(folder: Path) -> None:
+def test_a_cpu_uses_torch_unless_the_kernels_are_configured(folder: Path) -> None:
     config = read_config(folder)
     assert chosen("auto", config, "cpu") == KernelChoice(TORCH)
     assert chosen(KVKERNELS, config, "cpu", block_size=7) == KernelChoice(KVKERNELS)
@@ -203,7 +205,7 @@ def test_what_is_chosen_on_a_cpu(folder: Path) -> None:
         ({"head_dim": 64, "heads": 34}, "float16", 16, "34 heads for 2 KV heads"),
     ],
 )
-def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
+def test_the_reason_names_the_missing_gpu_kernel(
     change: dict[str, int], dtype: str, block_size: int, why: str, folder: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -220,9 +222,7 @@ def test_what_a_gpu_has_no_kernel_for_is_said_by_name(
         choose_attention(KVKERNELS, config, Shard(), "cuda", dtype, PLAIN, block_size)
 
 
-def test_what_a_machine_lacks_is_said_by_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_names_a_missing_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(read_config(folder), head_dim=64)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert "compute capability 7.5 (the kernels need 8.0)" in chosen("auto", config, "cuda").why
@@ -233,7 +233,7 @@ def test_what_a_machine_lacks_is_said_by_name(
     assert "the kernels' library: " in chosen("auto", config, "cuda:0").why
 
 
-def test_an_unknown_backend_is_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_backend_flag_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "none", "--attention-backend", "flash"])
     assert ended.value.code == 2
@@ -241,7 +241,9 @@ def test_an_unknown_backend_is_a_bad_flag(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-async def test_decodes_that_share_pages_are_counted(cuda_graphs: bool, folder: Path) -> None:
+async def test_the_saving_of_decodes_that_share_pages_is_counted(
+    cuda_graphs: bool, folder: Path
+) -> None:
     """The saving of decodes that share pages is counted: three requests read a shared prefix once,
     which saves exactly what two of them would have read.
     """

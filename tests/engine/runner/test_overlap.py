@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 @settings(max_examples=examples(15), deadline=None)
 @given(arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
-def test_both_loops_tell_the_same(arrivals: list[Arrival], model: Loaded) -> None:
+def test_both_loops_give_the_same_tokens(arrivals: list[Arrival], model: Loaded) -> None:
     """Both loops give the same tokens while requests come and leave, in a cache that holds few of
     them.
     """
@@ -63,7 +63,7 @@ def test_both_loops_tell_the_same(arrivals: list[Arrival], model: Loaded) -> Non
         assert clients.runner.scheduler.kv_used_blocks == 0
 
 
-def test_steps_are_in_flight_together(model: Loaded) -> None:
+def test_several_steps_are_in_flight_at_once(model: Loaded) -> None:
     """Several steps are in flight together, and requests are preempted because the cache is too
     small for all.
     """
@@ -78,7 +78,7 @@ def test_steps_are_in_flight_together(model: Loaded) -> None:
     assert most == 40
 
 
-async def test_stop_strings_and_leaving_clients_over_http(model: Loaded) -> None:
+async def test_text_after_a_stop_is_not_sent_and_disconnects_end_requests(model: Loaded) -> None:
     """The text after a stop string, which is found one step late, is not sent; clients that leave
     end their requests.
     """

@@ -79,7 +79,7 @@ async def visit(worker: Running, one: Visit) -> list[list[int]] | None:
 
 @settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(visits=st.lists(VISITS, min_size=1, max_size=10))
-def test_each_is_answered_once_and_blocks_come_back(
+def test_each_request_is_answered_once_and_its_blocks_are_freed(
     model: Loaded, reference: Reference, visits: list[Visit]
 ) -> None:
     async def crowd() -> list[list[list[int]] | None]:

@@ -101,7 +101,9 @@ def crowd() -> list[Arrival]:
     ]
 
 
-def truth(folder: Path, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> list[torch.Tensor]:
+def logits_of_transformers(
+    folder: Path, texts: Sequence[Sequence[int]], dtype: torch.dtype
+) -> list[torch.Tensor]:
     """Return the logits [tokens, vocab] that transformers computes for each text, one text at a
     time.
     """
@@ -112,7 +114,7 @@ def truth(folder: Path, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> l
         return [model(torch.tensor([list(text)])).logits[0].double() for text in texts]
 
 
-def both(
+def served_and_expected_logits(
     folder: Path, model: Loaded, rows: Rows, dtype: torch.dtype
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return, for each request, the logits [OUTPUT_TOKENS, vocab] of its tokens as they were served
@@ -130,7 +132,7 @@ def both(
     assert {len(tokens) for tokens in said} == {OUTPUT_TOKENS}
     texts = [[*one.prompt, *tokens] for one, tokens in zip(arrivals, said, strict=True)]
     pairs = []
-    for number, exact in enumerate(truth(folder, texts, dtype)):
+    for number, exact in enumerate(logits_of_transformers(folder, texts, dtype)):
         first = len(arrivals[number].prompt)
         positions = range(first, first + OUTPUT_TOKENS)
         ours = torch.stack([rows[number, at] for at in positions])
@@ -144,13 +146,15 @@ def test_each_token_has_the_logits_of_transformers(
 ) -> None:
     folder = written(tmp_path, SETTINGS[name])
     model = model_of(folder, "float64", ranks, overlaps)
-    for ours, theirs in both(folder, model, rows, torch.float64):
+    for ours, theirs in served_and_expected_logits(folder, model, rows, torch.float64):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_in_bfloat16_too_but_for_its_rounding(name: str, rows: Rows, tmp_path: Path) -> None:
+def test_bfloat16_logits_differ_from_transformers_only_by_rounding(
+    name: str, rows: Rows, tmp_path: Path
+) -> None:
     folder = written(tmp_path, SETTINGS[name])
     model = model_of(folder, "bfloat16", (1, 1), True)
-    for ours, theirs in both(folder, model, rows, torch.bfloat16):
+    for ours, theirs in served_and_expected_logits(folder, model, rows, torch.bfloat16):
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-2

@@ -67,7 +67,7 @@ def numbered(requests: list[Request]) -> list[Request]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(requests=ROWS, seed=st.integers(0, 99))
-def test_every_token_is_the_one_that_the_oracle_draws(requests, seed):
+def test_every_sampled_token_equals_the_oracles(requests, seed):
     logits = some_logits(len(numbered(requests)), seed, torch.float64)
     sampled = Sampler().sample(logits, requests)
     for row, request in enumerate(requests):
@@ -83,7 +83,7 @@ def test_every_token_is_the_one_that_the_oracle_draws(requests, seed):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(requests=ROWS, seed=st.integers(0, 99), data=st.data())
-def test_a_row_is_the_same_whoever_is_beside_it(requests, seed, data):
+def test_a_row_is_sampled_the_same_in_any_batch(requests, seed, data):
     """A row gets the same ids and logprobs, bit for bit in float32, alone, in a shuffled batch, and
     with a sampler that was used before.
     """
@@ -99,7 +99,7 @@ def test_a_row_is_the_same_whoever_is_beside_it(requests, seed, data):
         assert alone.logprobs[0] == together.logprobs[row] == shuffled.logprobs[place]
 
 
-def test_counts_kept_between_steps_are_those_counted_anew():
+def test_penalty_counts_kept_between_steps_equal_a_new_count():
     params = SamplingParams(
         temperature=0.0, repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.2
     )
@@ -126,7 +126,7 @@ def test_counts_kept_between_steps_are_those_counted_anew():
         (SamplingParams(seed=3, temperature=0.8, top_p=0.9, min_p=0.01), 8),
     ],
 )
-def test_tokens_come_as_often_as_their_probability_says(params, kinds):
+def test_tokens_are_sampled_as_often_as_their_probability(params, kinds):
     """Sampled tokens come as often as their probability says, by Pearson's chi square at fixed
     seeds. The positions of one request are independent draws.
     """
@@ -161,7 +161,7 @@ def test_choices_of_one_seed_are_not_correlated():
     assert 0.999 < max(first) < 1.0
 
 
-def test_logprobs_are_read_off_the_logits_as_they_came():
+def test_logprobs_come_from_the_logits_before_penalties():
     params = SamplingParams(temperature=0.0, presence_penalty=2.0, logprobs=3)
     logits = some_logits(1, 5)
     plain = logits[0].double().log_softmax(0).numpy()
@@ -177,7 +177,7 @@ def test_logprobs_are_read_off_the_logits_as_they_came():
     assert bare.logprobs[0].top == []
 
 
-def test_no_end_of_text_before_min_tokens():
+def test_end_of_text_is_not_sampled_before_min_tokens():
     logits = torch.zeros(1, VOCAB)
     logits[0, 5] = 50.0
     params = SamplingParams(temperature=0.0, min_tokens=2)
@@ -185,14 +185,14 @@ def test_no_end_of_text_before_min_tokens():
     assert Sampler().sample(logits, [asking(params, [1], [9, 9])]).ids.tolist() == [5]
 
 
-def test_columns_that_no_token_belongs_to_are_never_chosen():
+def test_columns_without_a_token_are_never_sampled():
     logits = torch.zeros(2, VOCAB)
     logits[:, 30:] = 50.0
     requests = numbered([asking(None, [1], []), asking(SamplingParams(seed=1), [1], [])])
     assert Sampler(tokens=30).sample(logits, requests).ids.max() < 30
 
 
-def test_a_row_without_numbers_is_told_and_the_others_go_on():
+def test_a_row_with_nan_is_reported_and_other_rows_are_sampled():
     logits = some_logits(4, 1)
     logits[0, 7] = torch.nan
     logits[1, 7] = torch.inf
@@ -204,7 +204,7 @@ def test_a_row_without_numbers_is_told_and_the_others_go_on():
         assert ids[3] == Sampler().sample(logits[3:], requests[3:]).ids.item()
 
 
-def test_logits_are_left_as_they_are():
+def test_sampling_does_not_change_the_logits():
     logits = some_logits(1, 1)
     before = logits.clone()
     params = SamplingParams(seed=1, top_k=2, top_p=0.5, presence_penalty=1.0, min_tokens=9)
@@ -212,7 +212,7 @@ def test_logits_are_left_as_they_are():
     assert torch.equal(logits, before)
 
 
-def test_half_precision_is_sampled_in_float32():
+def test_half_precision_logits_are_sampled_in_float32():
     logits = some_logits(1, 1).bfloat16()
     request = asking(SamplingParams(seed=1, logprobs=1), [1], [])
     half, full = (Sampler().sample(one, [request]) for one in (logits, logits.float()))
@@ -220,6 +220,6 @@ def test_half_precision_is_sampled_in_float32():
     assert half.logprobs == full.logprobs
 
 
-def test_rows_and_requests_must_agree():
+def test_a_wrong_number_of_rows_is_rejected():
     with pytest.raises(ValueError, match=r"\(2, 40\) for 1 requests"):
         Sampler().sample(some_logits(2, 0), [asking(None, [1], [])])

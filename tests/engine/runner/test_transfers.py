@@ -27,7 +27,7 @@ from tests.effort import QUICK, examples
 from tests.engine import tiny_models
 from tests.engine.harness import DEADLINE_S, Running, eventually
 from tests.engine.real import COMPLETIONS, computing, greedy, ids_of, loaded
-from tests.engine.split import at_rest, computed, prefilled, split
+from tests.engine.split import computed, prefilled, split, until_idle
 
 LAYERS, HEADS = 4, 4
 PAIRS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (8, 1)]  # TP, PP
@@ -128,7 +128,7 @@ def sent(source: KvMemory, target: KvMemory, ids: list[int], place: Place, each:
         target.put(bytes(data), size, start, stop - start, part)
 
 
-def test_every_element_arrives_where_it_belongs() -> None:
+def test_every_kv_element_arrives_in_its_place() -> None:
     """Every element of the KV arrives in its place, with random TP, PP, page size, axis order and
     dtype at both ends, behind the blocks that the target has cached.
     """
@@ -179,7 +179,7 @@ def shared_worker(ranks: tuple[int, int], block_size: int, kv: str) -> tuple[KvM
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 @pytest.mark.parametrize("ranks", [((1, 1), (1, 1)), ((2, 2), (4, 1)), ((8, 1), (1, 2))], ids=str)
-def test_memory_that_is_mapped_is_copied_alike(kv: str, ranks: Any) -> None:
+def test_kv_is_copied_correctly_through_mapped_memory(kv: str, ranks: Any) -> None:
     source, kept = shared_worker(ranks[0], 8, kv)
     target, also = shared_worker(ranks[1], 12, kv)
     fill(source, [3, 1, 7, 2], 30)
@@ -189,7 +189,7 @@ def test_memory_that_is_mapped_is_copied_alike(kv: str, ranks: Any) -> None:
     assert kept is not also
 
 
-def test_nothing_but_kv_is_mapped() -> None:
+def test_only_kv_memory_can_be_mapped() -> None:
     target, _kept = shared_worker((1, 1), 8, "auto")
     pool = target.pools[0]
     another = f"{pool.file[:-4]}beef"
@@ -205,13 +205,13 @@ def test_nothing_but_kv_is_mapped() -> None:
         target.copy(Welcome(8, 1.0, [12], [pool]), Place([1], 0, 8))
 
 
-def test_parts_of_another_size_are_refused() -> None:
+def test_kv_parts_of_a_wrong_size_are_refused() -> None:
     target, _kept = shared_worker((1, 1), 8, "auto")
     with pytest.raises(ValueError, match="are not the KV"):
         target.put(b"xx", 8, 0, 1, Place([1], 0, 8))
 
 
-def test_models_are_told_from_each_other(tmp_path: Path) -> None:
+def test_models_with_different_weights_have_different_fingerprints(tmp_path: Path) -> None:
     for seed in (1, 2):
         make_tiny(tmp_path / str(seed), TinySettings(seed=seed))
     make_tiny(tmp_path / "again", TinySettings(seed=1))
@@ -267,7 +267,7 @@ class Moves:
         return found
 
 
-def test_logits_have_the_same_bits_whatever_way_the_kv_took(tmp_path: Path) -> None:
+def test_logits_have_the_same_bits_after_any_kv_transfer(tmp_path: Path) -> None:
     """Logits have the same bits after KV was transferred between 200 random pairs of ranks, stages,
     blocks, order and dtype (with TEST_EFFORT). The target has none, a part, or all of the prompt
     already.
@@ -293,7 +293,7 @@ def test_logits_have_the_same_bits_whatever_way_the_kv_took(tmp_path: Path) -> N
         assert all(torch.equal(a, b) for a, b in zip(alone, got, strict=True)), f"seed {seed}"
 
 
-def asked(seed: int, tokens: int = 60, output: int = 12) -> dict[str, Any]:
+def request_body(seed: int, tokens: int = 60, output: int = 12) -> dict[str, Any]:
     """Return the body of a request, which is greedy for odd seeds and sampled with the seed for
     even ones.
     """
@@ -302,7 +302,7 @@ def asked(seed: int, tokens: int = 60, output: int = 12) -> dict[str, Any]:
     return body if seed % 2 else body | {"temperature": 1.0, "seed": seed}
 
 
-def said(answer: dict[str, Any]) -> list[int]:
+def token_ids_of(answer: dict[str, Any]) -> list[int]:
     return answer["choices"][0]["token_ids"]  # type: ignore[no-any-return]
 
 
@@ -323,15 +323,15 @@ async def same_answers(prefill: Running, decode: Running, alone: Running, seeds:
     a part, or all of a prompt is cached at the decode worker.
     """
     for seed in seeds:
-        body = asked(seed, random.Random(seed).randint(1, 90))
+        body = request_body(seed, random.Random(seed).randint(1, 90))
         expected = await ids_of(alone, body)
         cached = random.Random(seed).choice([0, len(body["prompt"]) // 2, len(body["prompt"])])
         if cached:
             await decode.post(COMPLETIONS, body | {"prompt": body["prompt"][:cached]})
         before = computed(decode)
-        assert said(await split(prefill, decode, body)) == expected, f"seed {seed}"
+        assert token_ids_of(await split(prefill, decode, body)) == expected, f"seed {seed}"
         assert computed(decode) == before + 1
-    await at_rest(prefill, decode)
+    await until_idle(prefill, decode)
     assert decode.worker.transfers is not None
     importer = decode.worker.transfers.importer
     assert not importer.failed
@@ -361,12 +361,12 @@ def with_more(some: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[An
 
 
 @pytest.mark.parametrize("shape", with_more(SHAPES, MORE_SHAPES), ids=str)
-async def test_answers_are_those_of_one_worker(shape: dict[str, Any], folder: Path) -> None:
+async def test_split_answers_equal_those_of_one_worker(shape: dict[str, Any], folder: Path) -> None:
     await _same(shape, folder, range(8))
 
 
 @pytest.mark.parametrize("shape", with_more(GROUPS, MORE_GROUPS), ids=str)
-async def test_answers_are_those_of_one_worker_of_several_ranks(
+async def test_split_answers_with_several_ranks_equal_those_of_one_worker(
     shape: dict[str, Any], folder: Path
 ) -> None:
     await _same(shape, folder, range(6))
@@ -396,7 +396,7 @@ async def _same(shape: dict[str, Any], folder: Path, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-async def test_answers_are_the_same_where_kv_leaves_early(transport: str, folder: Path) -> None:
+async def test_answers_are_the_same_if_kv_is_sent_early(transport: str, folder: Path) -> None:
     """Answers are the same if KV is sent before its prompt is finished: blocks that are not
     computed yet are not read, and such KV is never mapped.
     """
@@ -406,15 +406,15 @@ async def test_answers_are_the_same_where_kv_leaves_early(transport: str, folder
     early = {"kv_overlap": True, "kv_transport": transport}
     async with pair(*made, **early) as (one, other), computing(loaded(folder)) as alone:
         for seed in range(4):
-            body = asked(seed, 600, 4)
-            assert said(await split(one, other, body)) == await ids_of(alone, body)
-        await at_rest(one, other)
+            body = request_body(seed, 600, 4)
+            assert token_ids_of(await split(one, other, body)) == await ids_of(alone, body)
+        await until_idle(one, other)
         assert other.worker.transfers is not None
         assert other.worker.transfers.importer.received_total == 4
         assert not other.worker.transfers.importer.failed
 
 
-async def test_kv_arrives_before_the_last_of_its_prompt_is_computed(
+async def test_kv_arrives_before_its_prompt_is_finished(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """KV arrives before its prompt is finished: the rest is computed only after a part has come.
@@ -433,13 +433,13 @@ async def test_kv_arrives_before_the_last_of_its_prompt_is_computed(
         assert isinstance(store, KvMemory)
         put = store.put
         monkeypatch.setattr(store, "put", lambda *given: (came.set(), put(*given)))
-        body = asked(1, 900, 1)
-        assert said(await split(one, other, body)) == await ids_of(one, body)
+        body = request_body(1, 900, 1)
+        assert token_ids_of(await split(one, other, body)) == await ids_of(one, body)
         assert came.is_set()
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_memory_that_cannot_be_mapped_is_sent(folder: Path) -> None:
+async def test_kv_that_cannot_be_mapped_is_sent(folder: Path) -> None:
     """KV that cannot be mapped is sent, as between two hosts where the same path names other
     memory.
     """
@@ -450,27 +450,27 @@ async def test_memory_that_cannot_be_mapped_is_sent(folder: Path) -> None:
         pool = store.pools[0]
         file = f"{pool.file[:-4]}beef"
         store.pools[0] = Pool(pool.layers, pool.heads, pool.blocks, pool.order, file)
-        body = asked(1)
+        body = request_body(1)
         answer = await split(one, other, body)
-        assert said(answer) == await ids_of(one, body)
+        assert token_ids_of(answer) == await ids_of(one, body)
         assert other.worker.transfers is not None
         importer = other.worker.transfers.importer
         assert (importer.mapped_total, importer.received_total) == (0, 1)
-        await at_rest(one, other)
+        await until_idle(one, other)
 
 
-async def test_another_dtype_is_refused_with_a_reason(folder: Path) -> None:
+async def test_kv_of_another_dtype_is_refused_with_a_reason(folder: Path) -> None:
     made = [loaded(folder, quantization=Quantization(kv=kv)) for kv in ("auto", "int8")]
     async with pair(made[0], made[1]) as (one, other):
-        body = asked(1)
+        body = request_body(1)
         alone = await ids_of(other, body | {"prompt": [5, *body["prompt"]]})
         split_answer = await split(one, other, body | {"prompt": [5, *body["prompt"]]})
-        assert said(split_answer) == alone
+        assert token_ids_of(split_answer) == alone
         assert other.worker.transfers is not None
         assert other.worker.transfers.importer.failed == {"model": 1}
 
 
-async def test_a_read_of_real_kv_that_is_cut_off_leaves_nothing(folder: Path) -> None:
+async def test_an_interrupted_transfer_of_real_kv_leaves_nothing_behind(folder: Path) -> None:
     """A transfer of real KV that is cut off leaves nothing behind, whether the client or the
     sending worker leaves at any stage; the next prompt is right.
     """
@@ -478,7 +478,7 @@ async def test_a_read_of_real_kv_that_is_cut_off_leaves_nothing(folder: Path) ->
     async with pair(model, loaded(folder), kv_gbytes_per_s=0.002) as (one, other):
         scheduler = other.worker.runner.scheduler
         for seed in range(6):
-            body = asked(seed, 400)
+            body = request_body(seed, 400)
             params = await prefilled(one, body)
             leg = asyncio.create_task(
                 other.post(COMPLETIONS, body | {"kv_transfer_params": params})
@@ -489,15 +489,17 @@ async def test_a_read_of_real_kv_that_is_cut_off_leaves_nothing(folder: Path) ->
             leg.cancel()
             await asyncio.gather(leg, return_exceptions=True)
             await eventually(lambda: not other.worker.pool.used_blocks, "its blocks")
-        body = asked(100, 300)
-        assert said(await split(one, other, body)) == await ids_of(one, body)
+        body = request_body(100, 300)
+        assert token_ids_of(await split(one, other, body)) == await ids_of(one, body)
 
 
 LIVES = 40 if QUICK else 1_000
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-async def test_random_lives_of_real_kv_leave_nothing(transport: str, folder: Path) -> None:
+async def test_random_transfers_of_real_kv_leave_nothing_behind(
+    transport: str, folder: Path
+) -> None:
     """Random histories of transfers leave nothing behind: clients leave during prefill or decode,
     in caches too small for all of them.
     """
@@ -510,11 +512,13 @@ async def test_random_lives_of_real_kv_leave_nothing(transport: str, folder: Pat
         pair(*made, kv_transport=transport, kv_gbytes_per_s=0.02) as (one, other),
         computing(loaded(folder)) as alone,
     ):
-        expected = {seed: await ids_of(alone, asked(seed, 10 + 9 * seed)) for seed in range(12)}
+        expected = {
+            seed: await ids_of(alone, request_body(seed, 10 + 9 * seed)) for seed in range(12)
+        }
 
         async def life(serial: int) -> bool:
             seed = serial % 12
-            body = asked(seed, 10 + 9 * seed)
+            body = request_body(seed, 10 + 9 * seed)
             async with turns:
                 params = await prefilled(one, body)
                 if draw.random() < 0.1:
@@ -529,7 +533,7 @@ async def test_random_lives_of_real_kv_leave_nothing(transport: str, folder: Pat
             if leg.cancelled():
                 return False
             status, answer = leg.result()
-            assert (status, said(answer)) == (200, expected[seed])
+            assert (status, token_ids_of(answer)) == (200, expected[seed])
             return True
 
         answered = await asyncio.gather(*(life(serial) for serial in range(LIVES)))
@@ -537,6 +541,6 @@ async def test_random_lives_of_real_kv_leave_nothing(transport: str, folder: Pat
         await asyncio.sleep(1.0)
         for worker in (one, other):
             await worker.get("/metrics")
-        await at_rest(one, other)
+        await until_idle(one, other)
         assert other.worker.transfers is not None
         assert other.worker.transfers.importer.received_total > LIVES / 4

@@ -19,7 +19,7 @@ CHAT = "/v1/chat/completions"
 PROMPT = list(range(30, 60))
 
 
-async def test_greedy_tokens_are_the_models_whole_and_streamed(
+async def test_greedy_tokens_equal_the_models_with_and_without_streaming(
     folder: Path, reference: Reference
 ) -> None:
     expected = reference.greedy(PROMPT, 12)
@@ -31,7 +31,7 @@ async def test_greedy_tokens_are_the_models_whole_and_streamed(
         assert "".join(event["choices"][0]["text"] for event in events) == text
 
 
-async def test_a_stream_says_what_the_whole_answer_says_to_its_last_byte(folder: Path) -> None:
+async def test_a_stream_gives_the_same_bytes_as_the_unstreamed_answer(folder: Path) -> None:
     """A stream gives the same text as the whole answer, to its last byte; a random model's answers
     often end within a character.
     """
@@ -70,7 +70,7 @@ async def test_tokens_do_not_depend_on_batch_chunks_cache_or_preemption(
     assert said == [reference.greedy(one, 30) for one in prompts]
 
 
-async def test_seeded_samples_do_not_depend_on_their_neighbours(folder: Path) -> None:
+async def test_seeded_samples_do_not_depend_on_the_batch(folder: Path) -> None:
     async with computing(loaded(folder)) as worker:
         mine = greedy(PROMPT, 20, temperature=1.0, seed=7)
         alone = await ids_of(worker, mine)
@@ -80,7 +80,7 @@ async def test_seeded_samples_do_not_depend_on_their_neighbours(folder: Path) ->
         assert await ids_of(worker, mine | {"seed": 8}) != alone
 
 
-async def test_several_choices_share_the_prompt_and_the_first_is_the_only_one(
+async def test_choices_share_the_prompt_and_the_first_equals_a_single_choice(
     folder: Path,
 ) -> None:
     async with computing(loaded(folder)) as worker:
@@ -94,7 +94,7 @@ async def test_several_choices_share_the_prompt_and_the_first_is_the_only_one(
         assert answer["usage"]["completion_tokens"] == 27
 
 
-async def test_stop_strings_stop_tokens_and_the_models_own_end(
+async def test_stop_strings_stop_tokens_and_end_of_text_end_an_answer(
     folder: Path, reference: Reference
 ) -> None:
     said = reference.greedy(PROMPT, 12)
@@ -109,7 +109,7 @@ async def test_stop_strings_stop_tokens_and_the_models_own_end(
         await eventually(lambda: worker.worker.unfinished == 0, "it is idle")
 
 
-async def test_a_stop_string_ends_the_answer_streamed_as_whole(folder: Path) -> None:
+async def test_a_stop_string_ends_streamed_and_unstreamed_answers(folder: Path) -> None:
     async with computing(loaded(folder)) as worker:
         # Few bytes of a random model are characters. Text would need a bias, so the string is one
         # that a seed happens to give.
@@ -133,7 +133,9 @@ async def test_a_stop_string_ends_the_answer_streamed_as_whole(folder: Path) -> 
         await eventually(lambda: scheduler.kv_used_blocks == 0, "its blocks are free")
 
 
-async def test_logprobs_in_both_forms(folder: Path, reference: Reference) -> None:
+async def test_completions_and_chats_have_logprobs_in_their_own_form(
+    folder: Path, reference: Reference
+) -> None:
     async with computing(loaded(folder)) as worker:
         _, answer = await worker.post(COMPLETIONS, greedy(PROMPT, 3, logprobs=2))
         said = answer["choices"][0]["logprobs"]
@@ -169,7 +171,7 @@ async def test_logprobs_in_both_forms(folder: Path, reference: Reference) -> Non
         ({"prompt": [1] * 4000}, "prompt"),
     ],
 )
-async def test_bad_sampling_names_the_field(
+async def test_the_error_names_the_bad_sampling_field(
     folder: Path, fields: dict[str, object], param: str
 ) -> None:
     async with computing(loaded(folder)) as worker:
@@ -178,7 +180,7 @@ async def test_bad_sampling_names_the_field(
         assert worker.worker.unfinished == 0
 
 
-async def test_what_would_need_another_answer_is_refused_not_passed_over(folder: Path) -> None:
+async def test_unsupported_fields_are_refused_and_not_ignored(folder: Path) -> None:
     chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
     completion = greedy(PROMPT, 1)
     asked: list[tuple[str, dict[str, object], str, object]] = [
@@ -202,7 +204,7 @@ async def test_what_would_need_another_answer_is_refused_not_passed_over(folder:
         assert status == 200, answer
 
 
-async def test_offsets_count_over_the_whole_text(folder: Path) -> None:
+async def test_text_offsets_of_a_stream_equal_those_of_the_unstreamed_answer(folder: Path) -> None:
     async with computing(loaded(folder)) as worker:
         body = greedy(PROMPT, 6, logprobs=0)
         _, answer = await worker.post(COMPLETIONS, body)
@@ -213,7 +215,7 @@ async def test_offsets_count_over_the_whole_text(folder: Path) -> None:
         assert whole["text_offset"][-1] == len("".join(whole["tokens"][:-1])) > 0
 
 
-async def test_special_tokens_are_hidden_unless_asked_for(folder: Path) -> None:
+async def test_special_tokens_are_hidden_unless_requested(folder: Path) -> None:
     async with computing(loaded(folder)) as worker:
         tokenizer = worker.worker.tokenizer
         # Few tokens of a random model are special; this seed gives some.
@@ -237,7 +239,7 @@ async def test_special_tokens_are_hidden_unless_asked_for(folder: Path) -> None:
             assert ("<|" in text) is not skips
 
 
-async def test_a_chat_has_the_rest_of_the_context(folder: Path) -> None:
+async def test_a_chat_without_max_tokens_may_fill_the_context(folder: Path) -> None:
     async with computing(loaded(folder, kv_tokens=400)) as worker:
         body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True}
         _, answer = await worker.post(CHAT, body)
@@ -245,7 +247,7 @@ async def test_a_chat_has_the_rest_of_the_context(folder: Path) -> None:
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_client_that_leaves_frees_its_blocks(folder: Path) -> None:
+async def test_a_client_that_disconnects_frees_its_blocks(folder: Path) -> None:
     async with computing(loaded(folder)) as worker:
         body = greedy(PROMPT, 1000, stream=True)
         async with worker.http.post(worker.url + COMPLETIONS, json=body) as reply:

@@ -41,19 +41,19 @@ BAD = [
 
 
 @pytest.mark.parametrize(("field", "value"), BAD)
-def test_a_value_out_of_range_is_refused_by_its_name(field, value):
+def test_the_error_names_the_value_out_of_range(field, value):
     with pytest.raises(InvalidParam) as refused:
         SamplingParams(**{field: value})
     assert refused.value.field == field
     assert str(refused.value).startswith(field)
 
 
-def test_the_ends_of_the_ranges_are_inside():
+def test_the_limits_of_each_range_are_accepted():
     SamplingParams(0.0, -1, 1e-9, 0.0, 1e-6, -2.0, -2.0, -(2**63), (), logprobs=0)
     SamplingParams(100.0, 2**31 - 1, 1.0, 1.0, 100.0, 2.0, 2.0, 2**64 - 1, logprobs=20, n=64)
 
 
-def test_what_only_the_request_or_the_model_exclude():
+def test_values_beyond_the_requests_or_models_limits_are_refused():
     with pytest.raises(InvalidParam, match=r"min_tokens must be at most max_tokens \(4\), got 5"):
         SamplingParams(min_tokens=5).check_against(4, 100)
     with pytest.raises(InvalidParam, match=r"stop_token_ids must be an integer 0\.\.99, got 100"):
@@ -61,13 +61,13 @@ def test_what_only_the_request_or_the_model_exclude():
     SamplingParams(min_tokens=4, stop_token_ids=frozenset({99})).check_against(4, 100)
 
 
-def test_the_end_of_text_ends_unless_it_is_to_be_ignored():
+def test_end_of_text_ends_an_answer_unless_ignore_eos_is_set():
     asked = frozenset({7})
     assert SamplingParams(stop_token_ids=asked).stop_tokens([1, 2]) == {1, 2, 7}
     assert SamplingParams(stop_token_ids=asked, ignore_eos=True).stop_tokens([1, 2]) == {7}
 
 
-def test_choices_have_seeds_of_their_own_and_the_first_is_what_one_choice_gives():
+def test_choices_have_different_seeds_and_the_first_equals_a_single_choice():
     one, *_ = SamplingParams(seed=11).choices(drawn_seed=5)
     many = SamplingParams(seed=11, n=64).choices(drawn_seed=5)
     assert many[0] == one
@@ -79,7 +79,7 @@ def test_choices_have_seeds_of_their_own_and_the_first_is_what_one_choice_gives(
     assert SamplingParams(seed=-1).choices(0)[0].seed == 2**64 - 1
 
 
-def test_the_mixer_is_that_of_splitmix64():
+def test_the_seed_mixer_equals_splitmix64():
     """The function that derives seeds gives the first outputs that the reference implementation of
     splitmix64 prints for the seed 1234567.
     """

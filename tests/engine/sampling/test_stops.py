@@ -13,7 +13,7 @@ from engine.sampling.stops import StopText, TextPiece
 from tests.effort import examples
 
 
-def cut(text: str, stops: tuple[str, ...], included: bool) -> tuple[str, str | None]:
+def text_up_to_stop(text: str, stops: tuple[str, ...], included: bool) -> tuple[str, str | None]:
     """Return the text up to the stop string that ends first (of several the one that begins first),
     and this stop string. The tests compare with this plain search.
     """
@@ -25,7 +25,7 @@ def cut(text: str, stops: tuple[str, ...], included: bool) -> tuple[str, str | N
     return text, None
 
 
-def told(pieces: list[str], stop_text: StopText) -> tuple[str, str | None]:
+def push_all(pieces: list[str], stop_text: StopText) -> tuple[str, str | None]:
     said = ""
     for text in pieces:
         piece = stop_text.push(text)
@@ -44,14 +44,14 @@ TEXTS = st.text("abc", max_size=4)
     stops=st.lists(st.text("abc", min_size=1, max_size=5), max_size=4),
     included=st.booleans(),
 )
-def test_however_the_text_is_cut_into_pieces_it_ends_at_the_same_place(pieces, stops, included):
-    got = told(pieces, StopText(tuple(stops), included=included, min_tokens=0))
-    assert got == cut("".join(pieces), tuple(stops), included)
+def test_a_text_ends_at_the_same_place_however_it_is_split(pieces, stops, included):
+    got = push_all(pieces, StopText(tuple(stops), included=included, min_tokens=0))
+    assert got == text_up_to_stop("".join(pieces), tuple(stops), included)
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(pieces=st.lists(TEXTS, max_size=12), stop=st.text("abc", min_size=1, max_size=5))
-def test_only_what_may_become_a_stop_is_held_back(pieces, stop):
+def test_only_text_that_may_begin_a_stop_string_is_held_back(pieces, stop):
     """Text is held back only while it may be the beginning of a stop string, so it is never sent
     later than needed.
     """
@@ -69,7 +69,7 @@ def test_only_what_may_become_a_stop_is_held_back(pieces, stop):
         assert len(held) < len(stop)
 
 
-def test_no_stop_before_the_least_number_of_tokens():
+def test_no_stop_string_ends_an_answer_before_min_tokens():
     params = SamplingParams(stop=("ab",), min_tokens=2)
     stop_text = StopText.of(params)
     assert [stop_text.push(text) for text in ("ab", "a", "b", "xa")] == [
@@ -78,12 +78,12 @@ def test_no_stop_before_the_least_number_of_tokens():
     assert stop_text.push("b!") == TextPiece("", "ab")
 
 
-def test_a_request_without_stops_holds_nothing_back():
+def test_a_request_without_stop_strings_holds_no_text_back():
     assert StopText.of(None).push("ab") == TextPiece("ab")
     assert StopText.of(SamplingParams(min_tokens=3)).push("ab") == TextPiece("ab")
 
 
-def test_nothing_comes_after_the_end():
+def test_text_after_a_stop_string_is_rejected():
     stop_text = StopText(("x",), included=True, min_tokens=0)
     assert stop_text.push("axb") == TextPiece("ax", "x")
     assert stop_text.flush() == ""

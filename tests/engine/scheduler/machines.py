@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.driver.step()
             if self.driver.steps:
-                self.look_at(self.driver.steps[-1])
+                self.check_step(self.driver.steps[-1])
                 self.driver.steps.clear()
 
     @precondition(lambda self: self.scheduler.requests)
@@ -108,7 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def clear(self) -> None:
         self.scheduler.pool.clear()
 
-    def look_at(self, step: Step) -> None:
+    def check_step(self, step: Step) -> None:
         """Check the scheduler's promises for one step."""
         tokens = step.prefill_tokens + step.decode_seqs
         assert 0 < tokens <= LIMITS["max_num_tokens"]
@@ -127,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.waits == self.scheduler.not_scheduled_total
 
     @invariant()
-    def nothing_is_lost(self) -> None:
+    def blocks_and_requests_add_up(self) -> None:
         scheduler, pool = self.scheduler, self.scheduler.pool
         check_pool(pool)
         running = [one for one in scheduler.requests.values() if one.state is State.RUNNING]
@@ -186,7 +186,7 @@ class PolicyMachine(SchedulerMachine):
     deadlines_s = (inf, inf, 0.05, 0.4)
 
     @invariant()
-    def nobody_is_evicted(self) -> None:
+    def no_request_is_evicted(self) -> None:
         blocks, pool = self.scheduler._blocks, self.scheduler.pool
         assert self.scheduler.preemptions_total == 0
         assert 0 <= blocks.reserved_blocks <= pool.available_blocks

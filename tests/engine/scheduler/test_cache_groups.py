@@ -44,7 +44,7 @@ def served(driver: Driver, prompt: list[int], output_tokens: int = 1) -> Request
     return one
 
 
-def test_groups_are_named_by_kind_window_and_cost() -> None:
+def test_cache_groups_are_parsed_from_kind_window_and_cost() -> None:
     assert parse_groups("window:1024*5+state") == (
         CacheGroup("window", 1024, 5),
         CacheGroup("state", 0, 1),
@@ -66,7 +66,7 @@ def test_groups_are_named_by_kind_window_and_cost() -> None:
         parse_groups("+".join(["state"] * 9))
 
 
-def test_a_pool_has_room_for_the_groups_of_a_request() -> None:
+def test_a_pool_too_small_for_its_cache_groups_is_rejected() -> None:
     with pytest.raises(ValueError, match="take 5 blocks of 4 tokens, and the cache has 5"):
         BlockPool(5, SIZE, groups=GROUPS)
     with pytest.raises(ValueError, match="not kept in host memory"):
@@ -74,7 +74,7 @@ def test_a_pool_has_room_for_the_groups_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("groups", ["window:128", "window:128*5", "state*7", "window:128+state"])
-def test_reuse_is_as_vllm_was_seen_to_do_it(groups: str) -> None:
+def test_prefixes_are_reused_as_by_vllm(groups: str) -> None:
     """Prefixes are reused as vLLM 0.32 does for Gemma 3 and gpt-oss, with blocks of 32 tokens and a
     window of 128.
     """
@@ -93,7 +93,7 @@ def test_reuse_is_as_vllm_was_seen_to_do_it(groups: str) -> None:
     assert [served(driver, exact).cached_tokens for _ in range(2)] == [0, 608]
 
 
-def test_a_request_waits_for_one_that_will_leave_the_end_that_it_can_use() -> None:
+def test_a_request_waits_for_another_one_that_caches_a_usable_prefix() -> None:
     driver = hybrid(GROUPS, 64, max_num_tokens=16, prefix_wait_tokens=8)
     root = [1] * 40
     served(driver, [*root, 2])
@@ -140,7 +140,7 @@ class Listener:
         self.blocks = made(self.index, 0, size, "m")
         self.size = size
 
-    def hear(self, payloads: list[bytes]) -> None:
+    def apply(self, payloads: list[bytes]) -> None:
         for payload in payloads:
             batch = EventBatch(payload)
             assert not batch.skipped
@@ -187,7 +187,7 @@ def prompts(draw: random.Random, count: int) -> list[list[int]]:
     blocks=st.sampled_from([60, 90, 2000]),
     chunk=st.sampled_from([16, 24, 128]),
 )
-def test_events_say_what_a_request_sent_alone_will_find(
+def test_events_predict_the_hit_of_a_request_sent_alone(
     plain: bool, seed: int, groups: str, blocks: int, chunk: int
 ) -> None:
     """Events tell a router what a request will find in the cache, also if the router subscribes
@@ -198,7 +198,7 @@ def test_events_say_what_a_request_sent_alone_will_find(
     log, known = EventLog(pool, lambda: 0.0), Listener(SIZE, plain=plain)
     for number, prompt in enumerate(prompts(draw, 50)):
         late = Listener(SIZE, plain=False)
-        late.hear(snapshot_payloads(log.snapshot())[1])
+        late.apply(snapshot_payloads(log.snapshot())[1])
         expected = known.expected_tokens(prompt)
         assert late.expected_tokens(prompt) == expected
         one = served(driver, prompt, draw.randrange(1, 12))
@@ -206,7 +206,7 @@ def test_events_say_what_a_request_sent_alone_will_find(
         if draw.random() < 0.02:
             pool.clear()
         batch = log.flush()
-        known.hear([] if batch is None else [batch.payload])
+        known.apply([] if batch is None else [batch.payload])
     held = {number: count for number, _, _, _, count in known.blocks.groups()}
     assert sum(held.values()) == len(pool.groups or ())
     assert np.array_equal(known.blocks.chains(), np.sort(np.array(list(pool._by_hash), np.uint64)))

@@ -31,7 +31,7 @@ def step_on(scheduler: Scheduler, now_s: float, records: StepRecords | None = No
         records.note(step, StepSplit(0.001, 0.002, 0.003), 0.004, now_s)
 
 
-def test_a_waiting_request_knows_its_place_its_reason_and_its_turn() -> None:
+def test_a_waiting_request_has_a_queue_position_a_reason_and_an_estimate() -> None:
     scheduler = scheduler_of(max_batch_size=1, max_num_tokens=64)
     for number in range(3):
         scheduler.add(request_of(number, 20, 10), float(number))
@@ -48,7 +48,7 @@ def test_a_waiting_request_knows_its_place_its_reason_and_its_turn() -> None:
     assert dominant(scheduler) is Reason.MAX_BATCH_SIZE
 
 
-def test_room_for_blocks_is_waited_for() -> None:
+def test_a_request_without_room_waits_for_kv_blocks() -> None:
     scheduler = scheduler_of(blocks=4, max_num_tokens=64, max_batch_size=8)
     scheduler.add(request_of(0, 40, 5), 0.0)
     scheduler.add(request_of(1, 40, 5), 0.0)
@@ -86,7 +86,7 @@ def compare(scheduler: Scheduler, outputs: list[int], steps: int) -> None:
     places=st.integers(1, 4),
     steps=st.integers(1, 5),
 )
-def test_the_estimate_is_exact_where_nobody_stops_early(
+def test_the_estimate_is_exact_if_no_request_stops_early(
     outputs: list[int], places: int, steps: int
 ) -> None:
     compare(scheduler_of(max_batch_size=places, max_num_tokens=4096), outputs, steps)
@@ -98,7 +98,7 @@ def test_the_estimate_is_exact_where_nobody_stops_early(
     steps=st.integers(1, 40),
     share=st.sampled_from([0.0, 0.2]),
 )
-def test_the_estimate_counts_what_is_reserved(
+def test_the_estimate_counts_reserved_blocks(
     outputs: list[int], blocks: int, steps: int, share: float
 ) -> None:
     settings = SchedulerSettings(
@@ -115,7 +115,7 @@ def test_only_the_latest_reasons_are_kept() -> None:
     assert request.reasons[-1] == (Reason.PRIORITY, 3 * MAX_REASONS - 1)
 
 
-def test_records_of_steps_say_what_was_computed_and_who_waited() -> None:
+def test_step_records_show_computed_tokens_and_waiting_requests() -> None:
     scheduler = scheduler_of(max_batch_size=2, max_num_tokens=64)
     records = StepRecords(scheduler, kept=3)
     for number in range(4):
@@ -134,7 +134,7 @@ def test_records_of_steps_say_what_was_computed_and_who_waited() -> None:
     assert records.last(0) == []
 
 
-def test_a_preemption_shows_in_its_step_and_what_it_cost_in_a_later_one() -> None:
+def test_step_records_show_preemptions_and_later_recomputed_tokens() -> None:
     scheduler = scheduler_of(blocks=6, max_batch_size=2, max_num_tokens=64)
     records = StepRecords(scheduler)
     scheduler.add(request_of(0, 30, 30), 0.0)

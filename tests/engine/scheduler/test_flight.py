@@ -63,7 +63,7 @@ for _case in (TestAheadMachine, TestAheadPolicyMachine, TestStagesMachine):
 
 
 @pytest.mark.parametrize(("steps", "ahead"), [(2, True), (2, False), (3, False)])
-def test_answers_are_those_of_one_step_at_a_time(steps: int, ahead: bool) -> None:
+def test_answers_equal_those_of_one_step_at_a_time(steps: int, ahead: bool) -> None:
     """Answers equal those of one step at a time, in a cache too small for all requests, with
     preemptions, hits and evictions.
     """
@@ -78,7 +78,7 @@ def test_answers_are_those_of_one_step_at_a_time(steps: int, ahead: bool) -> Non
     assert driver.scheduler.kv_used_blocks == 0
 
 
-def test_a_decode_runs_on_without_its_last_token_up_to_its_longest_output() -> None:
+def test_a_decode_is_scheduled_ahead_up_to_its_maximum_output() -> None:
     scheduler = in_flight()
     one = request(1, [1, 2, 3], 3)
     scheduler.add(one, 0.0)
@@ -103,7 +103,7 @@ def test_a_decode_runs_on_without_its_last_token_up_to_its_longest_output() -> N
     assert scheduler.kv_used_blocks == 0
 
 
-def test_what_comes_after_a_stop_is_thrown_away_and_its_blocks_go_back_after_it() -> None:
+def test_tokens_after_a_stop_are_dropped_and_blocks_freed_after_their_step() -> None:
     scheduler = in_flight()
     one = request(1, [1, 2, 3], 9, stop_tokens=frozenset({9}))
     scheduler.add(one, 0.0)
@@ -120,7 +120,7 @@ def test_what_comes_after_a_stop_is_thrown_away_and_its_blocks_go_back_after_it(
     assert scheduler.pool.cached_blocks == 0
 
 
-def test_with_stages_a_request_waits_for_its_token_and_steps_share_the_requests() -> None:
+def test_with_stages_requests_wait_for_their_token_and_are_split_over_steps() -> None:
     scheduler = in_flight(2, ahead=False)
     ones = [request(number, [number], 9) for number in range(5)]
     for one in ones:
@@ -140,7 +140,7 @@ def test_with_stages_a_request_waits_for_its_token_and_steps_share_the_requests(
     assert third.decodes == ones[:3]
 
 
-def test_nobody_is_put_back_who_is_in_a_step_in_flight() -> None:
+def test_a_request_in_a_step_in_flight_is_not_preempted() -> None:
     driver = FlyingDriver(in_flight(blocks=3, watermark=0.0))
     for number in range(2):
         driver.scheduler.add(request(number, [number] * 3, 7), 0.0)
@@ -158,7 +158,7 @@ def test_a_number_of_steps_out_of_range_is_refused() -> None:
             in_flight(steps)
 
 
-def test_one_at_a_time_gives_blocks_back_at_once() -> None:
+def test_with_one_step_at_a_time_a_cancel_frees_blocks_at_once() -> None:
     scheduler = make()
     scheduler.add(request(1, [1, 2, 3], 3), 0.0)
     scheduler.schedule(0.0)

@@ -46,7 +46,7 @@ def evicted(scheduler: Scheduler) -> Driver:
     return driver
 
 
-def test_what_the_host_has_is_loaded_and_the_rest_computed() -> None:
+def test_blocks_in_host_memory_are_loaded_and_the_rest_is_computed() -> None:
     scheduler = with_host(6, 8)
     driver = evicted(scheduler)
     again = request(2, PROMPT, 1)
@@ -62,7 +62,7 @@ def test_what_the_host_has_is_loaded_and_the_rest_computed() -> None:
     assert driver.outputs[2] == driver.outputs[0]
 
 
-def test_others_compute_meanwhile() -> None:
+def test_other_requests_run_during_a_load() -> None:
     scheduler = with_host(12, 8)
     driver = Driver(scheduler)
     for number, prompt in enumerate((PROMPT, OTHER, OTHER[::-1])):
@@ -79,7 +79,7 @@ def test_others_compute_meanwhile() -> None:
     assert driver.outputs[3] == driver.outputs[0]
 
 
-def test_one_that_leaves_while_it_loads_gives_its_blocks_back_once_nobody_writes_them() -> None:
+def test_a_request_cancelled_during_its_load_frees_blocks_after_the_load() -> None:
     scheduler = with_host(6, 8)
     driver = evicted(scheduler)
     scheduler.add(request(2, PROMPT, 1), driver.now_s)
@@ -92,7 +92,7 @@ def test_one_that_leaves_while_it_loads_gives_its_blocks_back_once_nobody_writes
     check_pool(scheduler.pool)
 
 
-def test_what_is_loaded_stays_in_the_host_whatever_comes_there() -> None:
+def test_pinned_host_blocks_are_not_evicted() -> None:
     host = HostTier(2)
     host.keep([(2, block(1)), (1, block(None))])
     host.pin([1, 2])
@@ -107,7 +107,7 @@ def block(parent: int | None) -> HostBlock:
     return HostBlock(parent, array([]))
 
 
-def test_no_host_memory_of_negative_size() -> None:
+def test_a_negative_host_memory_size_is_rejected() -> None:
     with pytest.raises(ValueError, match="host blocks must be 0 or more, got -1"):
         HostTier(-1)
 
@@ -201,7 +201,7 @@ TestHostMachine.settings = settings(
 )
 
 
-async def test_a_timed_worker_loads_what_it_evicted_and_tells_so() -> None:
+async def test_a_simulated_worker_loads_evicted_blocks_and_reports_it() -> None:
     """A simulated worker loads evicted blocks from host memory and reports that over HTTP: usage,
     metrics, events of the medium CPU, and a snapshot that has the blocks.
     """
@@ -244,6 +244,6 @@ async def test_a_timed_worker_loads_what_it_evicted_and_tells_so() -> None:
         ({"host_kv_tokens": 15}, "host_kv_tokens must be 0, or at least one block of 16 .* got 15"),
     ],
 )
-def test_a_tier_that_cannot_be_is_refused_by_name(changes: dict[str, float], said: str) -> None:
+def test_the_error_names_the_bad_host_tier_setting(changes: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         WorkerSettings(profile_name="llama-3.1-8b-h100", **changes)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def prefill(driver: Driver, request_id: int, prompt: list[int]) -> Export:
     return one.export
 
 
-def test_an_imported_prompt_computes_its_last_token_only() -> None:
+def test_only_the_last_token_of_an_imported_prompt_is_computed() -> None:
     driver = reader()
     one = request(0, PROMPT, 3, imports=True)
     driver.scheduler.add(one, 0.0)
@@ -84,7 +84,7 @@ def test_an_imported_prompt_computes_its_last_token_only() -> None:
     assert driver.scheduler.kv_used_blocks == 0
 
 
-def test_only_what_is_not_cached_is_read() -> None:
+def test_only_uncached_blocks_are_transferred() -> None:
     driver = reader()
     for number, prompt in enumerate((PROMPT[: 2 * SIZE], PROMPT, [*PROMPT[: 4 * SIZE], 9])):
         driver.scheduler.add(request(number, prompt, 1, imports=number > 0), driver.now_s)
@@ -96,7 +96,7 @@ def test_only_what_is_not_cached_is_read() -> None:
     assert computed(driver, 2) == 1
 
 
-def test_what_did_not_arrive_is_computed() -> None:
+def test_blocks_that_did_not_arrive_are_computed() -> None:
     driver = reader()
     one = request(0, PROMPT, 3, imports=True)
     driver.scheduler.add(one, 0.0)
@@ -109,7 +109,7 @@ def test_what_did_not_arrive_is_computed() -> None:
     assert driver.scheduler.prefix_query_tokens_total == len(PROMPT)
 
 
-def test_blocks_that_are_written_stay_though_their_request_has_ended() -> None:
+def test_blocks_of_a_transfer_stay_held_after_their_request_ends() -> None:
     driver = reader(blocks=8, max_model_tokens=32, watermark=0.0)
     driver.scheduler.add(request(0, PROMPT, 3, imports=True), 0.0)
     driver.step()
@@ -124,7 +124,7 @@ def test_blocks_that_are_written_stay_though_their_request_has_ended() -> None:
     check_pool(driver.scheduler.pool)
 
 
-def test_a_read_that_nobody_has_begun_ends_with_its_request() -> None:
+def test_a_transfer_that_has_not_begun_ends_with_its_request() -> None:
     scheduler = make()
     scheduler.add(request(0, PROMPT, 3, imports=True), 0.0)
     assert scheduler.schedule(0.0) is None
@@ -132,7 +132,7 @@ def test_a_read_that_nobody_has_begun_ends_with_its_request() -> None:
     assert (scheduler.take_reads(), scheduler.kv_used_blocks) == ([], 0)
 
 
-def test_it_is_reserved_whole_or_not_at_all() -> None:
+def test_room_for_an_import_is_reserved_completely_or_not_at_all() -> None:
     driver = reader(blocks=8, max_model_tokens=32, watermark=0.0)
     for number in (0, 1):
         prompt = [number, *PROMPT]
@@ -159,7 +159,7 @@ def test_an_export_outlives_its_request_and_its_cache() -> None:
     check_pool(driver.scheduler.pool)
 
 
-def test_a_lease_ends_by_time_and_its_reader_can_tell() -> None:
+def test_an_expired_lease_is_visible_to_its_reader() -> None:
     driver = reader()
     exports = driver.scheduler.exports
     export, other = prefill(driver, 0, PROMPT), prefill(driver, 1, [*PROMPT, 5])
@@ -173,7 +173,7 @@ def test_a_lease_ends_by_time_and_its_reader_can_tell() -> None:
     assert exports.find(2, again.generation) is again
 
 
-def test_who_waits_for_exported_blocks_is_looked_at_when_the_lease_ends() -> None:
+def test_a_lease_end_wakes_a_request_that_waits_for_exported_blocks() -> None:
     driver = reader(blocks=8, max_model_tokens=32)
     export = prefill(driver, 0, PROMPT)
     driver.scheduler.add(request(1, [7] * 20, 1), driver.now_s)
@@ -183,7 +183,7 @@ def test_who_waits_for_exported_blocks_is_looked_at_when_the_lease_ends() -> Non
     assert driver.now_s >= export.until_s
 
 
-def test_no_more_are_kept_than_may_be() -> None:
+def test_exports_beyond_the_limit_are_refused() -> None:
     driver = reader(max_exports=1)
     first = prefill(driver, 0, PROMPT)
     one = request(1, PROMPT, 1, exports=True)
@@ -195,7 +195,7 @@ def test_no_more_are_kept_than_may_be() -> None:
     assert driver.scheduler.kv_used_blocks == 0
 
 
-def test_free_blocks_cannot_be_held_again() -> None:
+def test_free_blocks_cannot_be_exported() -> None:
     driver = reader()
     exports = Exports(driver.scheduler.pool, LEASE_S, 1)
     export = exports.begin(0, array([1]), [3], 0)
@@ -229,7 +229,7 @@ def test_a_prompt_can_be_read_while_it_is_computed() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancel", "preempt", "release"])
-def test_who_reads_a_prompt_that_is_not_computed_to_its_end_can_tell(end: str) -> None:
+def test_the_end_of_an_unfinished_prompt_is_visible_to_its_reader(end: str) -> None:
     driver = reader(max_num_tokens=8, max_batch_size=4, min_chunk_tokens=4)
     scheduler = driver.scheduler
     one = request(0, PROMPT, 1, exports=True, exports_early=True)
@@ -296,7 +296,7 @@ class TransferMachine(SchedulerMachine):
             assert self.scheduler.exports.release(export) is was_held
 
     @invariant()
-    def nothing_is_lost(self) -> None:
+    def blocks_and_requests_add_up(self) -> None:
         scheduler, pool = self.scheduler, self.scheduler.pool
         check_pool(pool)
         states = [one.state for one in scheduler.requests.values()]
@@ -313,7 +313,7 @@ class TransferMachine(SchedulerMachine):
         pool.drain_events()
 
     @invariant()
-    def nobody_else_gets_what_is_written(self) -> None:
+    def blocks_being_written_stay_held(self) -> None:
         """Assert that no other request holds the private blocks that a read writes."""
         for read in self.reader.reads:
             first = read.start // SIZE

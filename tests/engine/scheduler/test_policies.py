@@ -26,12 +26,12 @@ NO_EVICT = {"batch_scheduler_policy": "guaranteed_no_evict"}
         ("tenant_share", 1.1),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_its_name(setting, value):
+def test_the_error_names_the_setting_out_of_range(setting, value):
     with pytest.raises(ValueError, match=setting):
         SchedulerSettings(**{setting: value})
 
 
-def test_no_evict_admits_only_with_room_for_the_whole_output():
+def test_no_evict_admits_only_with_room_for_the_full_output():
     """Without eviction, a request is admitted only if its whole output has room: of two prompts of
     2 blocks, whose outputs need 6 more each, only one runs in 12 blocks.
     """
@@ -49,7 +49,7 @@ def test_no_evict_admits_only_with_room_for_the_whole_output():
         assert [len(driver.outputs[one]) for one in (0, 1)] == [25, 25]
 
 
-def test_what_is_reserved_is_not_taken_from_the_cache_before_it_is_used():
+def test_reserving_blocks_does_not_evict_cached_blocks_before_use():
     driver = Driver(make(blocks=16, **NO_EVICT))
     driver.scheduler.add(request(0, range(5 * SIZE), 1), 0.0)
     driver.run()
@@ -95,7 +95,7 @@ def test_an_idle_engine_waits_to_fill_its_first_batch():
 
 
 @pytest.mark.parametrize("limits", [{"max_batch_size": 2}, {"max_num_tokens": 16}])
-def test_a_batch_that_is_full_does_not_wait(limits):
+def test_a_full_batch_does_not_wait(limits):
     scheduler = make(max_queue_delay_microseconds=5000, **limits)
     scheduler.add(request(1, range(8)), 0.0)
     assert scheduler.schedule(0.0) is None
@@ -103,7 +103,7 @@ def test_a_batch_that_is_full_does_not_wait(limits):
     assert scheduler.schedule(0.0) is not None
 
 
-def test_a_wait_that_is_cancelled_leaves_nothing_to_wake_for():
+def test_a_cancelled_wait_leaves_no_wake_time():
     scheduler = make(max_queue_delay_microseconds=5000)
     scheduler.add(request(1, range(8)), 0.0)
     assert scheduler.schedule(0.0) is None
@@ -112,7 +112,7 @@ def test_a_wait_that_is_cancelled_leaves_nothing_to_wake_for():
     assert scheduler.wake_s is None
 
 
-def test_short_prompts_go_first_and_long_ones_have_their_turn():
+def test_short_prompts_run_first_and_long_prompts_do_not_starve():
     scheduler = make(blocks=200, max_batch_size=1, length_ageing_s=10.0)
     scheduler.add(request(1, range(500)), 0.0)
     scheduler.add(request(2, range(10)), 4.0)
@@ -121,7 +121,7 @@ def test_short_prompts_go_first_and_long_ones_have_their_turn():
     assert [one.request_id for one in order] == [2, 1, 3]
 
 
-def test_a_deadline_ends_who_waits_and_who_runs():
+def test_a_deadline_ends_waiting_and_running_requests():
     scheduler = make(max_batch_size=1)
     driver = Driver(scheduler)
     running, waiting = request(1, range(8), 99, deadline_s=5.0), request(2, [1], deadline_s=4.0)
@@ -145,7 +145,7 @@ def test_a_deadline_ends_who_waits_and_who_runs():
     assert scheduler.kv_used_blocks == 0
 
 
-def test_finished_requests_do_not_pile_up_behind_their_deadlines():
+def test_deadlines_of_finished_requests_do_not_pile_up():
     deadlines = Deadlines()
     for number in range(1000):
         one = request(number, [1], deadline_s=1e9)
@@ -169,7 +169,7 @@ def test_a_runner_may_end_a_request_with_the_step():
     assert list(scheduler.requests) == [2]
 
 
-def test_a_tenant_takes_no_more_than_its_share_while_it_runs():
+def test_running_requests_of_a_tenant_do_not_exceed_its_share():
     scheduler = make(blocks=16, watermark=0.0, tenant_share=0.5)
     driver = Driver(scheduler)
     for request_id in range(4):  # 3 blocks each
@@ -183,14 +183,14 @@ def test_a_tenant_takes_no_more_than_its_share_while_it_runs():
     assert scheduler._blocks._held_by == {}
 
 
-def test_a_tenants_one_request_may_be_larger_than_its_share():
+def test_a_tenants_only_request_may_exceed_its_share():
     driver = Driver(make(blocks=16, tenant_share=0.1))
     driver.scheduler.add(request(0, range(40), 3, tenant="a"), 0.0)
     driver.run()
     assert driver.finished == {0: "length"}
 
 
-def test_a_shared_trunk_is_not_paid_for_again():
+def test_shared_trunk_blocks_count_once_against_the_share():
     """Shared blocks count only once: three requests with two shared cached blocks and one own block
     each run within a limit.
     """
@@ -204,7 +204,7 @@ def test_a_shared_trunk_is_not_paid_for_again():
 
 
 @pytest.mark.parametrize("target_ms", [12.0, 20.0, 50.0])
-def test_decodes_keep_their_pace_beside_prompts(target_ms):
+def test_decodes_keep_their_time_per_token_beside_prompts(target_ms):
     """Decodes keep their time per token next to prompts, with steps of 5 ms and 50 us for each
     prompt token: steps settle just below the limit.
     """
@@ -219,7 +219,7 @@ def test_decodes_keep_their_pace_beside_prompts(target_ms):
     assert pace.prefill_tokens > 16
 
 
-def test_prompts_go_on_where_decodes_alone_miss_the_target():
+def test_prompts_continue_if_decodes_alone_miss_the_target():
     pace = Pace(0.001, least_tokens=16, most_tokens=8192)
     for _ in range(50):
         pace.observe(pace.prefill_tokens, 0.02)

@@ -25,7 +25,7 @@ def test_preemption_recomputes_and_changes_no_answer():
     check_pool(driver.scheduler.pool)
 
 
-def test_the_victim_is_the_last_in_order_and_returns_to_the_front():
+def test_the_last_request_in_order_is_preempted_and_requeued_at_the_front():
     scheduler = make(blocks=6, watermark=0.0)
     driver = Driver(scheduler)
     scheduler.add(request(1, range(8), 30, priority=1), 0.0)
@@ -43,7 +43,7 @@ def test_the_victim_is_the_last_in_order_and_returns_to_the_front():
     assert len(driver.outputs[1]) == 16, "8 + 16 tokens are the whole cache"
 
 
-def test_a_victim_finds_its_published_blocks_again():
+def test_a_preempted_request_hits_its_published_blocks():
     scheduler = make(blocks=12, watermark=0.0)
     driver = Driver(scheduler)
     scheduler.add(request(1, range(16), 12), 0.0)
@@ -56,7 +56,7 @@ def test_a_victim_finds_its_published_blocks_again():
     assert scheduler.recomputed_tokens_total < victim.total_tokens
 
 
-def test_cancel_at_every_stage_frees_everything():
+def test_a_cancel_at_every_stage_frees_all_blocks():
     for steps in range(6):
         scheduler = make(max_num_tokens=16)
         driver = Driver(scheduler)
@@ -70,7 +70,7 @@ def test_cancel_at_every_stage_frees_everything():
         check_pool(scheduler.pool)
 
 
-def test_cancel_while_its_step_is_in_flight():
+def test_a_request_can_be_cancelled_while_its_step_is_in_flight():
     scheduler = make()
     scheduler.add(request(1, range(9), 9), 0.0)
     scheduler.add(request(2, range(50, 59), 1), 0.0)
@@ -96,7 +96,7 @@ def test_one_step_is_in_flight_at_a_time():
         scheduler.complete(step, {1: 5}, 0.1)
 
 
-def test_what_was_computed_before_a_clear_is_never_published():
+def test_blocks_computed_before_a_clear_are_never_published():
     scheduler = make(max_num_tokens=16)
     driver = Driver(scheduler)
     scheduler.add(request(1, range(40), 20), 0.0)

@@ -51,7 +51,7 @@ def trees(seed: int, trunks: int, trunk_tokens: int, per_s: float) -> list[tuple
 @pytest.mark.parametrize("name", ["llama-3.1-8b-h100", "qwen3-32b-h100-tp2"])
 @pytest.mark.parametrize("trunk_tokens", [320, 1500, 6000])
 @pytest.mark.parametrize("per_s", [4.0, 40.0])
-def test_waiting_for_a_prefix_in_flight_helps_the_mean_and_does_not_hurt_the_tail(
+def test_a_prefix_wait_lowers_mean_ttft_and_does_not_raise_the_tail(
     name: str, trunk_tokens: int, per_s: float
 ):
     with_wait, without = [], []
@@ -64,7 +64,7 @@ def test_waiting_for_a_prefix_in_flight_helps_the_mean_and_does_not_hurt_the_tai
     assert sorted(with_wait)[-12] <= 1.05 * sorted(without)[-12], "95th percentile"
 
 
-def test_a_burst_of_siblings_pays_for_its_prefix_once():
+def test_a_burst_of_requests_computes_its_shared_prefix_once():
     """Eight requests at once under one uncached prefix of 6,000 tokens compute it once: mean TTFT
     is 518 ms instead of 852 ms.
     """
@@ -74,7 +74,7 @@ def test_a_burst_of_siblings_pays_for_its_prefix_once():
     assert waiting < 0.65 * computing, f"{waiting:.0f} against {computing:.0f} ms"
 
 
-def test_the_wait_ends_when_its_owner_is_cancelled():
+def test_a_prefix_wait_ends_if_the_computing_request_is_cancelled():
     driver = Driver(make(prefix_wait_tokens=8, max_num_tokens=16))
     driver.scheduler.add(request(1, [1] * 40, 1), 0.0)
     follower = request(2, [1] * 40, 1)
@@ -86,7 +86,7 @@ def test_the_wait_ends_when_its_owner_is_cancelled():
     assert follower.cached_tokens == 16, "what the owner had published"
 
 
-def test_others_pass_a_request_that_waits_for_its_prefix():
+def test_other_requests_overtake_a_request_that_waits_for_its_prefix():
     driver = Driver(make(prefix_wait_tokens=8, max_num_tokens=64))
     driver.scheduler.add(request(1, [1] * 40, 1), 0.0)
     follower, other = request(2, [1] * 39 + [5], 1), request(3, [7] * 10, 1)

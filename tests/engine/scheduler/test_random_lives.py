@@ -31,7 +31,7 @@ TestSchedulerMachine.settings = settings(
 )
 
 
-def test_the_limits_are_ones_that_bite():
+def test_the_limits_cause_all_kinds_of_waiting():
     """The limits in the random histories cause all kinds of waiting; without that the histories
     would test little.
     """

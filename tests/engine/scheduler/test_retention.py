@@ -22,7 +22,7 @@ from tests.engine.scheduling import SIZE, Driver, array, make, request
 from tests.oracles.block_pool import check_pool
 
 
-def said(*ranges: tuple[int, int | None, int, float | None], **more: float) -> Retention:
+def retention_of(*ranges: tuple[int, int | None, int, float | None], **more: float) -> Retention:
     return Retention.of([TokenRange.of(*one) for one in ranges], **more)  # type: ignore[arg-type]
 
 
@@ -50,7 +50,7 @@ def removed(pool: BlockPool, count: int) -> list[int]:
     return [block_hash for event in gone for block_hash in event.block_hashes]
 
 
-def test_the_lowest_priority_goes_first_and_among_equals_the_oldest():
+def test_the_lowest_priority_is_evicted_first_and_ties_by_age():
     pool = BlockPool(6, SIZE)
     for prefix, worth in ((1, 80), (2, 35), (3, 0), (4, 35), (5, 100), (6, 0)):
         pool.release(hold(pool, prompt(prefix, 1), [Worth(worth)]))
@@ -58,7 +58,7 @@ def test_the_lowest_priority_goes_first_and_among_equals_the_oldest():
     assert removed(pool, 6) == order
 
 
-def test_a_parent_outlives_whatever_of_its_children_is_worth_most():
+def test_a_parent_is_evicted_after_its_highest_priority_child():
     pool = BlockPool(6, SIZE)
     low_trunk = prompt(1, 2)
     pool.release(hold(pool, low_trunk + prompt(2, 1), [Worth(0), Worth(0), Worth(80)]))
@@ -69,7 +69,7 @@ def test_a_parent_outlives_whatever_of_its_children_is_worth_most():
     assert removed(pool, 6) == trunk[::-1]
 
 
-def test_children_of_less_worth_go_before_their_trunk_and_leave_it():
+def test_children_of_lower_priority_are_evicted_before_their_trunk():
     pool = BlockPool(6, SIZE)
     trunk = prompt(1, 2)
     pool.release(hold(pool, trunk + prompt(2, 2), [Worth(90), Worth(90), STANDARD, STANDARD]))
@@ -79,7 +79,7 @@ def test_children_of_less_worth_go_before_their_trunk_and_leave_it():
     assert pool.hit(branch) == 2
 
 
-def test_a_duration_runs_while_nobody_uses_the_block_and_begins_again_with_each_use():
+def test_a_retention_duration_starts_again_with_each_use_of_a_block():
     pool = BlockPool(2, SIZE)
     tokens, other = prompt(1, 1), prompt(2, 1)
     pool.release(hold(pool, tokens, [Worth(80, 10.0)]))
@@ -106,7 +106,7 @@ def test_a_duration_runs_while_nobody_uses_the_block_and_begins_again_with_each_
         (10, 20, False),
     ],
 )
-def test_a_shared_block_is_worth_what_the_more_demanding_one_said(
+def test_a_shared_block_has_the_highest_requested_priority(
     first: int | None, second: int | None, kept: bool
 ):
     pool = BlockPool(2, SIZE)
@@ -118,7 +118,7 @@ def test_a_shared_block_is_worth_what_the_more_demanding_one_said(
     assert removed(pool, 1) == chain_of(other if kept else shared)
 
 
-def test_a_request_that_computes_a_block_a_second_time_has_its_say_too():
+def test_computing_a_block_again_can_raise_its_priority():
     pool = BlockPool(3, SIZE)
     chain, tokens = chain_of(prompt(1, 1)), array(prompt(1, 1))
     first, second = pool.allocate(1), pool.allocate(1)
@@ -132,7 +132,7 @@ def test_a_request_that_computes_a_block_a_second_time_has_its_say_too():
     assert removed(pool, 2) == chain_of(prompt(2, 2))[::-1]
 
 
-def test_what_was_said_of_an_evicted_or_cleared_block_is_forgotten():
+def test_the_priority_of_an_evicted_or_cleared_block_is_forgotten():
     pool = BlockPool(2, SIZE)
     pool.release(hold(pool, prompt(1, 1), [Worth(80)]))
     pool.clear()
@@ -141,7 +141,7 @@ def test_what_was_said_of_an_evicted_or_cleared_block_is_forgotten():
     assert removed(pool, 1) == chain_of(prompt(1, 1))
 
 
-def test_old_entries_do_not_pile_up():
+def test_old_retention_entries_do_not_pile_up():
     pool = BlockPool(4, SIZE)
     for turn in range(2_000):
         pool.advance(float(turn))
@@ -152,7 +152,7 @@ def test_old_entries_do_not_pile_up():
 
 
 def test_a_block_has_the_priority_of_the_range_of_its_first_token():
-    retention = said((0, 6, 80, None), (8, 12, 10, 500.0), decode_priority=3)
+    retention = retention_of((0, 6, 80, None), (8, 12, 10, 500.0), decode_priority=3)
     prompt_tokens = 4 * SIZE + 1
     assert retention.worths(0, 6, SIZE, prompt_tokens) == [
         Worth(80),
@@ -162,7 +162,11 @@ def test_a_block_has_the_priority_of_the_range_of_its_first_token():
         STANDARD,  # the prompt begins it, whatever ends it
         Worth(3),
     ]
-    assert said((4, None, 60, None)).worths(0, 3, SIZE, 100) == [STANDARD, Worth(60), Worth(60)]
+    assert retention_of((4, None, 60, None)).worths(0, 3, SIZE, 100) == [
+        STANDARD,
+        Worth(60),
+        Worth(60),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,18 +184,18 @@ def test_a_block_has_the_priority_of_the_range_of_its_first_token():
         ([(i, i + 1, 50, None) for i in range(MAX_RANGES + 1)], {}, "at most 64"),
     ],
 )
-def test_what_says_nothing_sensible_is_refused_by_name(
+def test_the_error_names_the_bad_retention_field(
     ranges: list[tuple[int, int | None, int, float | None]], more: dict[str, float], told: str
 ):
     with pytest.raises(InvalidRetention, match=told):
-        said(*ranges, **more)
+        retention_of(*ranges, **more)
 
 
-def test_the_default_is_the_default_for_ever():
-    assert said((0, 4, DEFAULT_PRIORITY, 5.0)).worths(0, 1, SIZE, 8) == [STANDARD]
+def test_a_duration_of_the_default_priority_has_no_effect():
+    assert retention_of((0, 4, DEFAULT_PRIORITY, 5.0)).worths(0, 1, SIZE, 8) == [STANDARD]
 
 
-def test_a_requests_trunk_outlives_a_flood_of_others_in_the_scheduler():
+def test_a_retained_trunk_survives_a_flood_of_other_requests():
     def trunk_left(retention: Retention | None) -> int:
         driver = Driver(make(blocks=32))
         driver.scheduler.add(request(0, prompt(1, 8), retention=retention), 0.0)
@@ -203,7 +207,7 @@ def test_a_requests_trunk_outlives_a_flood_of_others_in_the_scheduler():
         return driver.scheduler.pool.hit(chain_of(prompt(1, 8)))
 
     assert trunk_left(None) == 0
-    assert trunk_left(said((0, None, 80, None))) == 8
-    assert trunk_left(said((0, 4 * SIZE, 80, None))) == 4
-    assert trunk_left(said((0, None, 80, 1000.0))) == 8, "not a second passes here"
-    assert trunk_left(said((0, None, 80, 0.0))) == 0
+    assert trunk_left(retention_of((0, None, 80, None))) == 8
+    assert trunk_left(retention_of((0, 4 * SIZE, 80, None))) == 4
+    assert trunk_left(retention_of((0, None, 80, 1000.0))) == 8, "not a second passes here"
+    assert trunk_left(retention_of((0, None, 80, 0.0))) == 0

@@ -41,7 +41,7 @@ def test_decodes_come_first_then_running_prefills_then_admissions():
     driver.run()
 
 
-def test_stop_tokens_and_the_models_length_end_a_request():
+def test_stop_tokens_and_the_models_maximum_length_end_a_request():
     prompt = list(range(9))
     first, second = alone(prompt, 2)
     driver = Driver(make())
@@ -86,7 +86,7 @@ def test_output_blocks_are_hit_by_the_next_turn():
     assert following.cached_tokens == 12
 
 
-def test_seeds_keep_tenants_apart():
+def test_requests_with_different_hash_seeds_share_no_blocks():
     driver = Driver(make())
     for request_id, seed in ((1, 0), (2, 11), (3, 11)):
         driver.scheduler.add(request(request_id, range(12), 1, seed=seed), 0.0)
@@ -113,7 +113,9 @@ def test_blocks_become_visible_when_their_chunk_is_complete():
     ("prompt_tokens", "output_tokens", "reason"),
     [(0, 1, "empty_prompt"), (4, 0, "no_output"), (50, 1, "too_long"), (40, 1, "kv_capacity")],
 )
-def test_hopeless_requests_are_refused(prompt_tokens: int, output_tokens: int, reason: str):
+def test_requests_that_can_never_run_are_refused(
+    prompt_tokens: int, output_tokens: int, reason: str
+):
     scheduler = make(blocks=10, max_model_tokens=50)
     with pytest.raises(Refused) as refused:
         scheduler.add(request(1, range(prompt_tokens), output_tokens), 0.0)
@@ -141,7 +143,7 @@ def test_a_prompt_that_just_fits_runs_to_the_last_block():
     assert len(driver.outputs[1]) == 1
 
 
-def test_waiting_requests_say_why():
+def test_waiting_requests_have_a_reason():
     scheduler = make(blocks=20, max_batch_size=3, max_num_tokens=60, watermark=0.1)
     for request_id, tokens in ((1, 40), (2, 40), (3, 2)):
         base = 1000 * request_id
@@ -177,7 +179,7 @@ def test_priorities_order_the_queue_and_ageing_lifts_a_request():
     assert order == [4, 2, 1, 3]
 
 
-def test_no_starvation_under_a_stream_of_high_priority():
+def test_a_stream_of_high_priority_requests_starves_no_request():
     scheduler = make(max_batch_size=2, max_num_tokens=16, ageing_s=1.0)
     driver = Driver(scheduler, step_s=lambda step: 0.05)
     scheduler.add(request(0, range(30), 3, priority=5), 0.0)
@@ -191,7 +193,7 @@ def test_no_starvation_under_a_stream_of_high_priority():
     assert driver.now_s > 4.0, "the stream did go first"
 
 
-def test_times_of_a_request_are_the_drivers():
+def test_request_times_come_from_the_drivers_clock():
     driver = Driver(make(max_batch_size=1, max_num_tokens=16), step_s=lambda step: 1.0)
     one, two = request(1, range(20), 2), request(2, range(5), 2)
     driver.scheduler.add(one, 0.0)
@@ -208,7 +210,7 @@ def test_times_of_a_request_are_the_drivers():
         ("ageing_s", 0.0), ("max_queue", 0), ("min_chunk_tokens", 0), ("prefix_wait_tokens", -1),
     ],
 )  # fmt: skip
-def test_bad_settings_are_refused_by_name(name: str, value: float):
+def test_the_error_names_the_bad_setting(name: str, value: float):
     with pytest.raises(ValueError, match=name):
         SchedulerSettings(**{name: value})  # type: ignore[arg-type]
 

@@ -63,7 +63,7 @@ _KINDS = ("BYTES", "INT32", "INT64", "UINT32", "UINT64", "FP32", "BOOL", "FP64",
 
 
 @dataclass(frozen=True)
-class Asked:
+class FuzzedRequest:
     """One request: its path, body and headers."""
 
     path: str
@@ -81,7 +81,7 @@ class Asked:
         return "\r\n".join([*head, "", ""]).encode("latin-1") + self.body
 
 
-def requests(rng: random.Random, model: str) -> Iterator[Asked]:
+def requests(rng: random.Random, model: str) -> Iterator[FuzzedRequest]:
     """Yield endless requests that any HTTP server can read, most with a value or two that this
     server cannot serve.
     """
@@ -93,7 +93,7 @@ def requests(rng: random.Random, model: str) -> Iterator[Asked]:
             headers["x-request-timeout-ms"] = rng.choice(["0", "1", "50", "-1", "1e3", "9" * 30])
         if not rng.randrange(8):
             headers["x-tenant"] = rng.choice(["a", "", "b" * 1_025, "c" * 1_024])
-        yield Asked(made.path, made.body, headers)
+        yield FuzzedRequest(made.path, made.body, headers)
 
 
 def broken(rng: random.Random, model: str) -> Iterator[bytes]:
@@ -126,7 +126,7 @@ def _written(rng: random.Random, told: dict[str, Any]) -> bytes:
             return data
 
 
-def _openai(rng: random.Random, model: str) -> Asked:
+def _openai(rng: random.Random, model: str) -> FuzzedRequest:
     path = rng.choice(OPENAI)
     told: dict[str, Any] = {"max_tokens": rng.randrange(1, 5)}
     if path == OPENAI[0]:
@@ -137,27 +137,27 @@ def _openai(rng: random.Random, model: str) -> Asked:
         told[rng.choice(_FIELDS)] = _value(rng)
     if not rng.randrange(3):
         told["stream"] = True
-    return Asked(path, _written(rng, told))
+    return FuzzedRequest(path, _written(rng, told))
 
 
-def _cache(rng: random.Random, model: str) -> Asked:
+def _cache(rng: random.Random, model: str) -> FuzzedRequest:
     told = {rng.choice(("prompt", "messages", "chain_hash", "tokens")): _value(rng)}
     if rng.randrange(2):
         told["prompt"] = rng.choice(_PROMPTS)
     if not rng.randrange(3):
         told[rng.choice(_FIELDS)] = _value(rng)
-    return Asked(rng.choice(CACHE), _written(rng, told))
+    return FuzzedRequest(rng.choice(CACHE), _written(rng, told))
 
 
-def _generate(rng: random.Random, model: str) -> Asked:
+def _generate(rng: random.Random, model: str) -> FuzzedRequest:
     told: dict[str, Any] = {"text_input": rng.choice(_TEXTS), "max_tokens": 3}
     for _ in range(rng.randrange(3)):
         told[rng.choice(_TENSORS)] = _value(rng)
     name = rng.choice(("generate", "generate_stream"))
-    return Asked(f"/v2/models/{model}/{name}", _written(rng, told))
+    return FuzzedRequest(f"/v2/models/{model}/{name}", _written(rng, told))
 
 
-def _infer(rng: random.Random, model: str) -> Asked:
+def _infer(rng: random.Random, model: str) -> FuzzedRequest:
     inputs, after = [], b""
     names = ["input_ids", "max_tokens", *rng.choices(_TENSORS, k=rng.randrange(3))]
     for name in names:
@@ -189,4 +189,4 @@ def _infer(rng: random.Random, model: str) -> Asked:
     data = json.dumps(told).encode()
     length = rng.choice(["-1", "0", "9" * 20, str(len(data) + 1)]) if not rng.randrange(6) else ""
     headers = {LENGTH_HEADER: length or str(len(data))}
-    return Asked(f"/v2/models/{model}/infer", data + after, headers)
+    return FuzzedRequest(f"/v2/models/{model}/infer", data + after, headers)

@@ -43,7 +43,7 @@ async def cached(worker: Running, **more: Any) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-async def test_what_a_body_says_of_its_blocks_decides_what_outlives_a_flood() -> None:
+async def test_blocks_with_a_high_retention_priority_survive_a_flood() -> None:
     said = {"token_range_retention_configs": [{"token_start": 0, "token_end": 32, "priority": 80}]}
     async with running(kv_tokens=512) as worker:
         assert await cached(worker) == 0
@@ -56,7 +56,7 @@ async def test_what_a_body_says_of_its_blocks_decides_what_outlives_a_flood() ->
 @pytest.mark.parametrize(
     "path", ["/generate", "/infer"], ids=["generate takes JSON", "infer takes tensors"]
 )
-async def test_triton_says_it_in_the_names_of_its_tensorrt_llm_backend(path: str) -> None:
+async def test_triton_requests_set_retention_by_tensorrt_llms_input_names(path: str) -> None:
     told: dict[str, Any] = {
         "retention_token_range_starts": [0, 32],
         "retention_token_range_ends": [32, -1],
@@ -98,7 +98,7 @@ async def test_triton_says_it_in_the_names_of_its_tensorrt_llm_backend(path: str
         ([], "Expected `object"),
     ],
 )
-async def test_a_retention_that_says_nothing_sensible_is_a_400(said: Any, told: str) -> None:
+async def test_a_bad_retention_gets_400(said: Any, told: str) -> None:
     async with running() as worker:
         body = {"prompt": TRUNK, "kv_cache_retention_config": said}
         status, answer = await worker.post(COMPLETIONS, body)
@@ -112,7 +112,7 @@ async def test_a_retention_that_says_nothing_sensible_is_a_400(said: Any, told: 
         assert worker.worker.unfinished == 0
 
 
-async def test_a_pinned_prefix_outlives_a_flood_until_it_is_unpinned() -> None:
+async def test_a_pinned_prefix_survives_a_flood_until_it_is_unpinned() -> None:
     async with running(kv_tokens=512, scheduler=PINNING) as worker:
         status, pin = await worker.post("/pin_prefix", {"prompt": [*TRUNK, 7, 8]})
         seed = chain_seed("warmroute-timed", None, None)
@@ -136,7 +136,7 @@ async def test_a_pinned_prefix_outlives_a_flood_until_it_is_unpinned() -> None:
         assert "not_pinned" in answer["error"]["message"]
 
 
-async def test_a_salted_text_or_chat_prefix_is_the_one_that_requests_hit() -> None:
+async def test_a_pinned_salted_text_or_chat_prefix_is_hit_by_requests() -> None:
     words = " ".join(f"t{token}" for token in TRUNK)
     messages = [{"role": "system", "content": words}]
     chat = {"messages": [*messages, {"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -156,7 +156,7 @@ async def test_a_salted_text_or_chat_prefix_is_the_one_that_requests_hit() -> No
         assert [pin["held_blocks"] for pin in held] == [pin["blocks"] for pin in held] == [4, 4]
 
 
-async def test_a_pin_ends_by_itself_in_an_engine_that_does_nothing() -> None:
+async def test_a_pin_expires_in_an_idle_engine() -> None:
     async with running(kv_tokens=512, scheduler=PINNING) as worker:
         status, pin = await worker.post("/pin_prefix", {"prompt": TRUNK, "ttl_ms": 60_000})
         assert status == 200
@@ -168,7 +168,7 @@ async def test_a_pin_ends_by_itself_in_an_engine_that_does_nothing() -> None:
         assert pins(worker).wanted_blocks == 0
 
 
-async def test_a_pin_survives_a_reset_of_the_cache_and_never_shows_in_the_snapshot() -> None:
+async def test_a_pin_survives_a_cache_reset_and_is_not_in_the_snapshot() -> None:
     async with running(kv_tokens=512, scheduler=PINNING) as worker:
         assert await cached(worker) == 0
         before = worker.worker.pool.snapshot()
@@ -201,7 +201,9 @@ async def test_a_pin_survives_a_reset_of_the_cache_and_never_shows_in_the_snapsh
         (b"{", 400, "request body"),
     ],
 )
-async def test_a_pin_that_cannot_be_is_refused_by_name(body: Any, status: int, told: str) -> None:
+async def test_the_error_names_the_reason_for_a_refused_pin(
+    body: Any, status: int, told: str
+) -> None:
     async with running(kv_tokens=512, scheduler=PINNING) as worker:
         got, answer = await worker.post("/pin_prefix", body)
         assert got == status, answer
@@ -209,7 +211,7 @@ async def test_a_pin_that_cannot_be_is_refused_by_name(body: Any, status: int, t
         assert pins(worker).all == []
 
 
-async def test_a_worker_pins_nothing_unless_it_was_told_how_much() -> None:
+async def test_a_worker_without_a_pinned_share_refuses_pins() -> None:
     async with running(kv_tokens=512) as worker:
         status, answer = await worker.post("/pin_prefix", {"prompt": TRUNK})
         assert status == 409

@@ -24,7 +24,7 @@ async def sent(worker: Running, body: object, headers: dict[str, str]) -> tuple[
         return reply.status, await reply.read()
 
 
-async def test_a_whole_answer_that_comes_too_late_is_a_504() -> None:
+async def test_an_unstreamed_answer_after_its_deadline_is_a_504() -> None:
     async with running(speed=1.0) as worker:
         status, answer = await sent(worker, BODY, LATE)
         assert status == 504
@@ -39,7 +39,7 @@ async def test_a_whole_answer_that_comes_too_late_is_a_504() -> None:
         )
 
 
-async def test_a_stream_is_a_504_before_its_first_token_and_an_error_event_after() -> None:
+async def test_a_late_stream_is_a_504_before_its_first_token_or_an_error_event() -> None:
     async with running(speed=0.02, kv_tokens=64) as worker:
         # It holds all of the cache, so that the next one waits.
         whole = asyncio.ensure_future(
@@ -61,7 +61,7 @@ async def test_a_stream_is_a_504_before_its_first_token_and_an_error_event_after
         assert end == ""
 
 
-async def test_an_answer_in_time_is_whole() -> None:
+async def test_an_answer_before_its_deadline_is_complete() -> None:
     async with running() as worker:
         body = BODY | {"max_tokens": 3, "stream": True}
         for headers in ({"x-request-timeout-ms": "60000"}, {"x-request-timeout-ms": "0"}):
@@ -70,7 +70,7 @@ async def test_an_answer_in_time_is_whole() -> None:
             assert answer.endswith(b"data: [DONE]\n\n")
 
 
-async def test_headers_that_are_wrong_are_refused_by_name() -> None:
+async def test_the_error_names_the_bad_header() -> None:
     for text in ("-1", "1.5", "soon", str(MAX_TIMEOUT_MS + 1), "²", "1" * 13):
         with pytest.raises(ApiError, match="x-request-timeout-ms") as refused:
             timeout_s({"x-request-timeout-ms": text})
@@ -83,7 +83,7 @@ async def test_headers_that_are_wrong_are_refused_by_name() -> None:
         assert worker.worker.unfinished == 0
 
 
-async def test_the_header_names_the_tenant() -> None:
+async def test_the_tenant_header_sets_the_tenant() -> None:
     async with running(tenant_header="x-team", speed=1.0) as worker:
         left = asyncio.ensure_future(sent(worker, BODY, {"X-Team": "red"}))
         scheduler = worker.worker.runner.scheduler
@@ -93,7 +93,7 @@ async def test_the_header_names_the_tenant() -> None:
         await eventually(lambda: not scheduler.requests, "it is gone")
 
 
-async def test_a_tenant_header_that_is_none_is_refused() -> None:
+async def test_an_invalid_tenant_header_name_is_refused() -> None:
     with pytest.raises(ValueError, match="tenant header"):
         async with running(tenant_header="a b"):
             pass

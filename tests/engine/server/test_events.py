@@ -53,7 +53,7 @@ def contents(batches: list[Live], held: Held | None = None) -> Held:
     return held
 
 
-async def test_one_batch_a_step_names_blocks_by_their_chain_hashes() -> None:
+async def test_each_step_publishes_one_batch_with_chain_hashes() -> None:
     async with running() as worker, subscriber(worker.worker) as socket:
         await complete(worker, PROMPT)
         (batch,) = await drain_live(socket, worker.worker.kv_seq)
@@ -71,7 +71,7 @@ async def test_one_batch_a_step_names_blocks_by_their_chain_hashes() -> None:
         assert first.parent == event.hashes[-1]
 
 
-async def test_salted_blocks_say_their_salt_once_at_the_root() -> None:
+async def test_only_the_first_salted_block_has_the_salt() -> None:
     async with running() as worker, subscriber(worker.worker) as socket:
         await complete(worker, PROMPT, cache_salt="tenant-a")
         (batch,) = await drain_live(socket, worker.worker.kv_seq)
@@ -99,7 +99,7 @@ async def test_replay_fills_a_gap_and_ends() -> None:
         assert len(contents(everything)) == 5
 
 
-async def test_a_malformed_replay_request_is_survived() -> None:
+async def test_replay_works_after_malformed_requests() -> None:
     async with running() as worker:
         await complete(worker, PROMPT)
         context = zmq.asyncio.Context()
@@ -113,7 +113,7 @@ async def test_a_malformed_replay_request_is_survived() -> None:
         context.destroy(linger=0)
 
 
-async def test_a_snapshot_and_the_batches_after_it_equal_the_whole_stream() -> None:
+async def test_a_snapshot_and_later_batches_equal_the_full_event_stream() -> None:
     # A small cache, so that blocks are evicted all the time, and requests in flight.
     async with running(kv_tokens=1024, speed=20.0) as worker, subscriber(worker.worker) as socket:
         first_seq = worker.worker.kv_seq + 1
@@ -153,7 +153,7 @@ async def test_a_snapshot_and_the_batches_after_it_equal_the_whole_stream() -> N
             assert contents(after, held) == final
 
 
-async def test_reset_is_told_at_once() -> None:
+async def test_a_cache_reset_is_published_at_once() -> None:
     async with running() as worker, subscriber(worker.worker) as socket:
         await complete(worker, PROMPT)
         async with worker.http.post(worker.url + "/reset_prefix_cache") as reply:
@@ -165,7 +165,7 @@ async def test_reset_is_told_at_once() -> None:
         assert snapshot.seq == last.seq
 
 
-async def test_sources_say_where_to_subscribe() -> None:
+async def test_kv_event_sources_lists_the_endpoints() -> None:
     async with running() as worker:
         sources = json.loads(await worker.get("/kv_event_sources"))
         assert sources["0"]["endpoint"] == worker.worker.publisher.endpoint
@@ -174,7 +174,7 @@ async def test_sources_say_where_to_subscribe() -> None:
 
 
 @pytest.mark.parametrize(("batches", "size"), [(3, 1 << 20), (100, 1)])
-def test_the_buffer_is_bounded_in_batches_and_bytes(batches: int, size: int) -> None:
+def test_the_replay_buffer_is_bounded_in_batches_and_bytes(batches: int, size: int) -> None:
     pool = BlockPool(64, 2)
     log = EventLog(pool, lambda: 1.0, buffer_batches=batches, buffer_bytes=size)
     for number in range(10):

@@ -20,7 +20,7 @@ from engine.scheduler.types import SchedulerSettings
 from tests.effort import EFFORT
 from tests.engine.harness import Running, eventually, running
 from tests.engine.real import computing, loaded
-from tests.engine.server.hostile_bodies import Asked, broken, requests
+from tests.engine.server.hostile_bodies import FuzzedRequest, broken, requests
 from tests.oracles.block_pool import check_pool
 
 SLICE = 1_000
@@ -36,7 +36,7 @@ def how_many(seed: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def at(kind: str, tmp_path: Path):
+async def worker_of_kind(kind: str, tmp_path: Path):
     """Yield a worker of this kind (simulated or computing) with few blocks, so that requests wait
     for each other.
     """
@@ -54,7 +54,7 @@ async def at(kind: str, tmp_path: Path):
         model.model.close()
 
 
-async def ask(worker: Running, asked: Asked) -> int:
+async def ask(worker: Running, asked: FuzzedRequest) -> int:
     """Send a request; return the status of its only answer, which must be complete."""
     async with asyncio.timeout(ANSWER_S):
         url = worker.url + asked.path
@@ -71,7 +71,7 @@ async def ask(worker: Running, asked: Asked) -> int:
     return reply.status
 
 
-async def settled(worker: Running) -> None:
+async def assert_idle_and_serving(worker: Running) -> None:
     """Assert that no request and no block is left behind and that the next client is served as
     usual.
     """
@@ -92,7 +92,7 @@ async def test_hostile_values_are_answered_once(
     kind: str, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
-    async with at(kind, tmp_path) as worker:
+    async with worker_of_kind(kind, tmp_path) as worker:
         made = requests(random.Random(seed), worker.worker.model)
         statuses: set[int] = set()
         left = how_many(seed)
@@ -101,16 +101,16 @@ async def test_hostile_values_are_answered_once(
             left -= len(several)
             statuses |= set(await asyncio.gather(*(ask(worker, one) for one in several)))
         assert {200, 400, 404} <= statuses, "requests of all sorts were made"
-        await settled(worker)
+        await assert_idle_and_serving(worker)
     assert [record.getMessage() for record in caplog.records] == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_broken_bytes_break_nothing(
+async def test_broken_bytes_do_not_break_the_worker(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
-    async with at("timed", tmp_path) as worker:
+    async with worker_of_kind("timed", tmp_path) as worker:
         host, port = worker.url.removeprefix("http://").split(":")
 
         async def send(data: bytes) -> bytes:
@@ -136,7 +136,7 @@ async def test_broken_bytes_break_nothing(
         assert {b"200", b"400"} <= answers
         assert b"500" not in answers
         assert worker.worker.counters.unread_requests > 0, "counted, and not logged: see below"
-        await settled(worker)
+        await assert_idle_and_serving(worker)
     assert [record.getMessage() for record in caplog.records] == []
 
 
@@ -148,7 +148,7 @@ async def test_broken_bytes_break_nothing(
         ("/nowhere", b"\xba", b"417"),
     ],
 )
-async def test_what_a_client_expects(path: str, expect: bytes, status: bytes) -> None:
+async def test_an_unknown_expect_header_gets_417(path: str, expect: bytes, status: bytes) -> None:
     async with running() as worker:
         host, port = worker.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -163,13 +163,13 @@ async def test_what_a_client_expects(path: str, expect: bytes, status: bytes) ->
         writer.close()
 
 
-async def test_the_fuzzer_notices_an_error_of_ours(tmp_path: Path) -> None:
-    async with at("timed", tmp_path) as worker:
+async def test_the_fuzzer_notices_a_server_error(tmp_path: Path) -> None:
+    async with worker_of_kind("timed", tmp_path) as worker:
 
         def fail(*_: object) -> None:
             raise ZeroDivisionError
 
         worker.worker.start = fail  # type: ignore[method-assign]
-        good = Asked("/v1/completions", b'{"prompt": "hi"}')
+        good = FuzzedRequest("/v1/completions", b'{"prompt": "hi"}')
         with pytest.raises((AssertionError, aiohttp.ClientError)):
             await ask(worker, good)

@@ -27,7 +27,7 @@ def token_of(text: str) -> int:
 # --- answers -------------------------------------------------------------------------------
 
 
-async def test_token_prompts_continue_as_the_token_function_says() -> None:
+async def test_token_prompts_continue_by_the_token_function() -> None:
     async with running() as worker:
         status, answer = await worker.post(
             COMPLETIONS, {"prompt": PROMPT, "max_tokens": 6, "return_token_ids": True}
@@ -46,7 +46,7 @@ async def test_token_prompts_continue_as_the_token_function_says() -> None:
         assert again["choices"][0]["text"] == "".join(f" t{token}" for token in said[2:])
 
 
-async def test_text_and_chat_are_tokenized_as_tokenize_says() -> None:
+async def test_text_and_chat_get_the_token_ids_of_tokenize() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Good day, t77!"}]}]
     async with running() as worker:
         _, text_ids = await worker.post("/tokenize", {"prompt": "Good day, t77!"})
@@ -69,7 +69,7 @@ async def test_text_and_chat_are_tokenized_as_tokenize_says() -> None:
         assert back["prompt"] == answer["choices"][0]["message"]["content"]
 
 
-async def test_a_completion_stream() -> None:
+async def test_a_completion_stream_has_one_event_per_token_and_usage_on_request() -> None:
     async with running() as worker:
         body = {"prompt": PROMPT, "max_tokens": 4, "stream_options": {"include_usage": True}}
         *tokens, usage = await worker.events(COMPLETIONS, body)
@@ -84,7 +84,7 @@ async def test_a_completion_stream() -> None:
         assert len(without) == 4
 
 
-async def test_a_completion_stream_with_ids_names_the_prompts_in_its_first_event() -> None:
+async def test_only_the_first_event_of_a_stream_has_the_prompts_token_ids() -> None:
     async with running() as worker:
         body = {"prompt": PROMPT, "max_tokens": 3, "return_token_ids": True}
         choices = [event["choices"][0] for event in await worker.events(COMPLETIONS, body)]
@@ -95,7 +95,7 @@ async def test_a_completion_stream_with_ids_names_the_prompts_in_its_first_event
         assert [choice["text"] for choice in choices] == [f" t{token}" for token in said]
 
 
-async def test_a_chat_stream_opens_with_the_role() -> None:
+async def test_the_first_event_of_a_chat_stream_has_the_role() -> None:
     body = {
         "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": 2,
@@ -110,7 +110,7 @@ async def test_a_chat_stream_opens_with_the_role() -> None:
         assert contents == [f" t{token}" for token in said]
 
 
-async def test_a_models_own_tokenizer(model: Path) -> None:
+async def test_chats_are_tokenized_by_a_configured_tokenizer(model: Path) -> None:
     tokenizer = HfTokenizer(model)
     body = {"messages": [{"role": "user", "content": "Grüße"}], "max_tokens": 40}
     async with running(tokenizer) as worker:
@@ -125,7 +125,7 @@ async def test_a_models_own_tokenizer(model: Path) -> None:
         assert (status, answer["error"]["param"]) == (400, "messages[0].content")
 
 
-async def test_several_prompts_are_several_choices() -> None:
+async def test_several_prompts_get_one_choice_each() -> None:
     prompts = [[1, 2, 3], [4, 5, 6, 7]]
     async with running() as worker:
         _, answer = await worker.post(COMPLETIONS, {"prompt": prompts, "max_tokens": 3})
@@ -137,7 +137,7 @@ async def test_several_prompts_are_several_choices() -> None:
         assert sorted(event["choices"][0]["index"] for event in events) == [0, 0, 1, 1]
 
 
-async def test_cached_tokens_salts_and_reset() -> None:
+async def test_cached_tokens_depend_on_the_salt_and_end_with_a_reset() -> None:
     async with running() as worker:
 
         async def cached(**fields: Any) -> int:
@@ -154,7 +154,7 @@ async def test_cached_tokens_salts_and_reset() -> None:
         assert await cached() == 0
 
 
-async def test_unknown_fields_and_the_request_id() -> None:
+async def test_unknown_fields_are_ignored_and_the_request_id_is_kept() -> None:
     async with running() as worker:
         body = {"prompt": PROMPT, "max_tokens": 1, "ignore_eos": True, "priority": -3, "new": {}}
         async with worker.http.post(
@@ -164,7 +164,7 @@ async def test_unknown_fields_and_the_request_id() -> None:
             assert (await reply.json())["id"] == 'cmpl-my"id'
 
 
-async def test_http_1_0_clients_get_a_stream_without_chunks() -> None:
+async def test_http_1_0_clients_get_a_stream_without_chunked_encoding() -> None:
     async with running() as worker:
         host, port = worker.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -221,7 +221,9 @@ LONG = list(range(3000))
         ("/health", {}, 405, "GET"),
     ],
 )
-async def test_bad_requests(path: str, body: Any, status: int, says: str) -> None:
+async def test_bad_requests_get_an_error_that_names_the_problem(
+    path: str, body: Any, status: int, says: str
+) -> None:
     async with running(scheduler=SchedulerSettings(max_model_tokens=2000)) as worker:
         got, answer = await worker.post(path, body)
         assert got == status
@@ -230,14 +232,14 @@ async def test_bad_requests(path: str, body: Any, status: int, says: str) -> Non
         assert worker.worker.unfinished == 0
 
 
-async def test_a_body_over_the_limit() -> None:
+async def test_a_body_over_the_limit_gets_413() -> None:
     async with running(max_body_bytes=2048) as worker:
         status, answer = await worker.post(COMPLETIONS, {"prompt": "x" * 3000})
         assert (status, answer["error"]["code"]) == (413, 413)
         assert "2048 bytes" in answer["error"]["message"]
 
 
-async def test_a_full_queue_says_when_to_come_back() -> None:
+async def test_a_full_queue_gets_503_with_retry_after() -> None:
     limits = SchedulerSettings(max_batch_size=1, max_queue=1)
     async with running(scheduler=limits, speed=0.05) as worker:
         body = {"prompt": PROMPT, "max_tokens": 50, "stream": True}
@@ -255,7 +257,7 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
 # --- what others ask -----------------------------------------------------------------------
 
 
-async def test_models_health_version() -> None:
+async def test_models_health_and_version_describe_the_worker() -> None:
     async with running(model_name="m/x") as worker:
         (card,) = json.loads(await worker.get("/v1/models"))["data"]
         assert (card["id"], card["owned_by"]) == ("m/x", "warmroute")

@@ -15,7 +15,7 @@ PROMPT = list(range(100, 140))
 ONE = SchedulerSettings(max_batch_size=1)
 
 
-async def test_a_waiting_request_is_explained_and_health_says_for_what() -> None:
+async def test_a_waiting_request_is_explained_and_health_shows_its_reason() -> None:
     async with running(scheduler=ONE, speed=1.0) as worker:
         body = {"prompt": PROMPT, "max_tokens": 1000, "stream": True}
         mine = {"X-Request-Id": "mine"}
@@ -65,7 +65,7 @@ async def test_steps_are_shown_oldest_first() -> None:
 
 
 @pytest.mark.parametrize("last", ["-1", "x", "1e3", "", "9999999"])
-async def test_a_bad_number_of_steps(last: str) -> None:
+async def test_a_bad_number_of_steps_is_rejected(last: str) -> None:
     async with running() as worker:
         status, answer = await get(worker, f"/debug/steps?last={last}")
         assert (status, answer["error"]["param"]) == (400, "last")

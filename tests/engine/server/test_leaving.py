@@ -20,7 +20,7 @@ COMPLETIONS = "/v1/completions"
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_during_a_silent_prefill(stream: bool) -> None:
+async def test_a_disconnect_during_prefill_ends_the_request(stream: bool) -> None:
     async with running(speed=0.001) as worker:  # the first token would take 8 s
         body = {"prompt": PROMPT, "max_tokens": 5, "stream": stream}
         call = asyncio.create_task(worker.post(COMPLETIONS, body))
@@ -31,7 +31,7 @@ async def test_a_client_that_leaves_during_a_silent_prefill(stream: bool) -> Non
         assert worker.worker.runner.scheduler.running == 0
 
 
-async def test_a_client_that_leaves_during_the_stream() -> None:
+async def test_a_disconnect_during_the_stream_ends_the_request() -> None:
     async with running(speed=1.0) as worker:
         body = {"prompt": PROMPT, "max_tokens": 10_000, "stream": True}
         async with worker.http.post(worker.url + COMPLETIONS, json=body) as reply:
@@ -42,7 +42,7 @@ async def test_a_client_that_leaves_during_the_stream() -> None:
         assert worker.worker.counters.finished["abort"] == 1
 
 
-async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.server.answers.MAX_UNSENT_BYTES", 50_000)
     async with running(speed=100_000.0) as worker:
         host, port = worker.url.removeprefix("http://").split(":")
@@ -57,7 +57,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_after_a_storm_of_clients_nothing_is_held(seed: int) -> None:
+async def test_no_blocks_are_held_after_a_storm_of_clients(seed: int) -> None:
     chance = random.Random(seed)
     async with running(kv_tokens=1024, speed=20.0) as worker:
 
@@ -89,7 +89,7 @@ async def test_after_a_storm_of_clients_nothing_is_held(seed: int) -> None:
         assert 80 > stayed > 0
 
 
-async def test_a_step_loop_that_fails_ends_the_worker_loudly(
+async def test_a_failed_step_loop_ends_the_worker_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(self: StepTime, step: object) -> float:

@@ -13,7 +13,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
-async def test_the_fields_that_shape_a_prompt(model: Path) -> None:
+async def test_truncation_and_special_token_fields_shape_the_prompt(model: Path) -> None:
     tokenizer = HfTokenizer(model)
     text = "one two three"
     plain = tokenizer.encode(text)

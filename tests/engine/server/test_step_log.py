@@ -16,7 +16,7 @@ def a_step(number: int) -> Step:
     return Step(number, prefill_tokens=number, decode_ctx_tokens=7, attention_pairs=1.5)
 
 
-def test_each_step_is_a_line(tmp_path: Path) -> None:
+def test_each_step_is_one_line_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     log = StepLog(path)
     log.note(a_step(3), 0.25)
@@ -25,7 +25,7 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
     assert path.read_text() == f"{HEADER}3,0,0,7,1.5,0.250000000\n"
 
 
-def test_a_full_log_ends_with_a_whole_line(
+def test_a_full_log_ends_with_a_complete_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "steps.csv"
@@ -42,7 +42,7 @@ def test_a_full_log_ends_with_a_whole_line(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_the_log_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     log = StepLog(Path("/dev/full"))
     with caplog.at_level(logging.WARNING):
         for number in range(10_000):
@@ -52,7 +52,9 @@ def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixt
     assert "No space left" in caplog.records[0].message
 
 
-def test_a_file_that_cannot_be_made_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_a_log_file_that_cannot_be_created(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     flags = ["--timed", "llama-3.1-8b-h100", "--port", "0", "--step-log", "/dev/null/steps.csv"]
     assert main(flags) == 1
     assert "step log /dev/null/steps.csv: Not a directory" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def ask(url: str, binary: bool) -> None:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-async def test_tritons_client_works_unchanged(binary: bool) -> None:
+async def test_tritons_client_library_works_unchanged(binary: bool) -> None:
     async with running() as worker:
         await asyncio.to_thread(ask, worker.url, binary)
 
@@ -92,7 +92,7 @@ FAULTY = (
 )
 
 
-async def test_generate_whole_and_streamed() -> None:
+async def test_generate_works_with_and_without_streaming() -> None:
     body = {"text_input": "t1 t2 t3", "max_tokens": 4, "id": "7", "parameters": {"x": 1}}
     text = "".join(f" t{token}" for token in continuation([1, 2, 3], 4, VOCAB))
     async with running() as worker:
@@ -139,7 +139,7 @@ def packed(**changes: object) -> tuple[bytes, str]:
         ({"parameters": {"binary_data_size": 7}}, "7 bytes, no whole number of INT32"),
     ],
 )
-def test_bad_tensors_are_refused_by_name(changes: dict[str, object], says: str) -> None:
+def test_the_error_names_the_bad_tensor(changes: dict[str, object], says: str) -> None:
     body, header = packed(**changes)
     with pytest.raises(ApiError, match=says):
         tensors.read_tensors(body, header)
@@ -155,7 +155,7 @@ def read(body: bytes, header: str | None) -> tuple[int, dict[str, tuple[str, lis
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.data())
-def test_whatever_comes_is_read_or_refused(data: st.DataObject) -> None:
+def test_random_tensor_bytes_are_read_or_refused(data: st.DataObject) -> None:
     body, header = packed(datatype=data.draw(st.sampled_from(["INT32", "BYTES", "FP32", "BOOL"])))
     mutated = bytearray(body)
     for at in data.draw(st.lists(st.integers(0, len(body) - 1), max_size=6)):
@@ -168,7 +168,7 @@ def test_whatever_comes_is_read_or_refused(data: st.DataObject) -> None:
         assert all(isinstance(values, list) for _, values in (found or {}).values())
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_tensors_are_read_back(tmp_path: Path) -> None:
     outputs = {"a": ("BYTES", ["ä", ""]), "b": ("INT32", [1, -2]), "c": ("FP32", [0.5])}
     for binary in (frozenset(), frozenset("ab"), frozenset("abc")):
         body, length = infer_answer({"id": "1"}, outputs, binary)
@@ -182,7 +182,7 @@ async def stats_of(worker: Running, path: str = f"{BASE}/stats") -> dict[str, An
     return found
 
 
-async def test_statistics_count_requests_once_and_steps_by_their_batch() -> None:
+async def test_statistics_count_requests_once_and_steps_by_batch_size() -> None:
     async with running(speed=5.0) as worker:
         before = await stats_of(worker)
         assert (before["inference_count"], before["batch_stats"]) == (0, [])
@@ -217,7 +217,7 @@ async def test_statistics_count_requests_once_and_steps_by_their_batch() -> None
         assert found["last_inference"] > 1_600_000_000_000
 
 
-async def test_a_request_whose_client_left_has_failed() -> None:
+async def test_a_request_whose_client_disconnected_counts_as_failed() -> None:
     async with running(speed=1.0) as worker:
         body = json.dumps({"text_input": "t1", "max_tokens": 2000})
         async with worker.http.post(f"{worker.url}{BASE}/generate_stream", data=body) as reply:
@@ -229,7 +229,7 @@ async def test_a_request_whose_client_left_has_failed() -> None:
         assert found["inference_stats"]["fail"]["ns"] > 0
 
 
-async def test_eight_active_and_one_scheduled_is_told_with_the_reason_of_each() -> None:
+async def test_gauges_show_eight_active_and_one_scheduled_with_reasons() -> None:
     """With a cache for one request, the gauges show eight active requests and one scheduled one,
     and the engine gives each other request's reason to wait in its own words.
     """
@@ -262,7 +262,7 @@ async def test_eight_active_and_one_scheduled_is_told_with_the_reason_of_each() 
         worker.worker.cut_all()  # which would take them half a minute
 
 
-async def test_a_worker_that_shuts_down_is_not_ready_as_triton_says_it() -> None:
+async def test_a_worker_that_shuts_down_is_not_ready_in_tritons_form() -> None:
     async with running() as worker:
         worker.worker.draining = True
         for path, body in (("/v2/health/ready", b""), (f"{BASE}/ready", NOT_READY)):
@@ -275,7 +275,7 @@ async def test_a_worker_that_shuts_down_is_not_ready_as_triton_says_it() -> None
         assert (await worker.post(index, b"["))[0] == 400
 
 
-async def test_inputs_that_may_be_left_out_are_optional() -> None:
+async def test_optional_inputs_are_declared_optional() -> None:
     """Inputs that may be left out are declared optional: a client that sends only the others, as
     load generators do, is served.
     """

@@ -33,7 +33,7 @@ _VALUES = st.text(max_size=20) | st.integers(-(2**53), 2**53) | st.booleans()
         options=st.dictionaries(st.text(max_size=10), _VALUES, max_size=4),
     )
 )
-def test_what_is_written_is_read(one: Announcement) -> None:
+def test_written_announcements_are_read_back(one: Announcement) -> None:
     assert decode_announcement(encode_announcement(one)) == one
 
 
@@ -59,23 +59,23 @@ def test_garbage_is_refused(data: bytes) -> None:
         (b'{"v":1,"url":' + b"[" * 8_000, "the entry is none"),
     ],
 )
-def test_bad_entries_say_what_is_wrong(data: bytes, says: str) -> None:
+def test_the_error_explains_a_bad_entry(data: bytes, says: str) -> None:
     with pytest.raises(WireError) as refused:
         decode_announcement(data)
     assert says in str(refused.value)
 
 
-def test_fields_of_later_versions_are_passed_over() -> None:
+def test_fields_of_later_versions_are_ignored() -> None:
     assert decode_announcement(b'{"v":1,"url":"a","gpu":"x"}') == Announcement("a")
 
 
-def test_what_would_not_be_read_is_not_written() -> None:
+def test_invalid_announcements_are_not_written() -> None:
     for bad in Announcement(""), Announcement("a", kv_tokens=0), Announcement("a" * 3_000):
         with pytest.raises(WireError):
             encode_announcement(bad)
 
 
-def test_keys_of_a_fleet_are_in_one_slot() -> None:
+def test_keys_of_a_fleet_are_in_one_redis_slot() -> None:
     assert names_key("a") == "warmroute:{a}:workers"
     assert entry_key("a", "http://h:1") == "warmroute:{a}:worker:http://h:1"
     for bad in "", "a b", "-a", "a" * 65, "a}":
@@ -83,7 +83,7 @@ def test_keys_of_a_fleet_are_in_one_slot() -> None:
             check_fleet(bad)
 
 
-def test_the_flag_is_read() -> None:
+def test_the_announce_flag_is_parsed() -> None:
     assert parse_announce("redis://h:1/2", "127.0.0.1") == Announce("redis://h:1/2")
     text = "rediss://u:p%2C@h,url=http://10.0.0.1:8000,fleet=b,lease=9"
     one = parse_announce(text, "0.0.0.0")
@@ -108,14 +108,14 @@ def test_the_flag_is_read() -> None:
         ("redis://h", "::", "nobody reaches ::"),
     ],
 )
-def test_a_flag_that_cannot_be_used_says_why(text, host, says) -> None:
+def test_the_error_explains_a_bad_announce_flag(text, host, says) -> None:
     with pytest.raises(ValueError) as refused:
         parse_announce(text, host)
     assert says in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
-def test_a_bad_flag_is_one_line(capsys) -> None:
+def test_a_bad_announce_flag_gives_a_one_line_error(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--timed", "llama-3.1-8b-h100", "--announce", "nowhere"])
     assert ended.value.code == 2

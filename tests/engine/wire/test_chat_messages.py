@@ -51,7 +51,7 @@ def test_templates_that_loop_over_content_get_parts(source: str, loops: bool) ->
     assert loops_over_content(jinja2.Environment().parse(source)) is loops
 
 
-def test_the_shape_of_content_can_be_forced() -> None:
+def test_the_content_format_can_be_configured() -> None:
     chat = Chat(messages=[{"role": "user", "content": "ab"}])
     assert ChatTemplate(FIRST, {}, "openai").render(chat, NOW_S) == str(
         [{"type": "text", "text": "ab"}]
@@ -96,11 +96,13 @@ def test_the_shape_of_content_can_be_forced() -> None:
         ),
     ],
 )
-def test_messages_keep_what_servers_know(message: dict[str, Any], ready: dict[str, Any]) -> None:
+def test_messages_keep_only_fields_that_servers_know(
+    message: dict[str, Any], ready: dict[str, Any]
+) -> None:
     assert prepared([message], wants_parts=False) == [ready]
 
 
-def test_with_parts_only_tool_results_are_one_text() -> None:
+def test_with_content_parts_only_tool_results_become_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": role, "content": parts} for role in ("user", "tool")]
     user, tool = prepared(messages, wants_parts=True)
@@ -123,14 +125,14 @@ def test_with_parts_only_tool_results_are_one_text() -> None:
         (7, {}),
     ],
 )
-def test_arguments_of_calls_are_objects_whatever_came(given: Any, parsed: Any) -> None:
+def test_tool_call_arguments_always_become_objects(given: Any, parsed: Any) -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": given}}
     (ready,) = prepared([{"role": "assistant", "tool_calls": [call]}], wants_parts=False)
     assert ready["tool_calls"] == [{"id": "1", "function": {"name": "f", "arguments": parsed}}]
     assert call["function"] == {"name": "f", "arguments": given}  # left as it was
 
 
-def test_developers_become_one_system_message_at_the_top() -> None:
+def test_developer_messages_become_one_leading_system_message() -> None:
     def of(*roles: str) -> list[dict[str, Any]]:
         return [{"role": role, "content": role[0], "tools": 1} for role in roles]
 
@@ -143,7 +145,7 @@ def test_developers_become_one_system_message_at_the_top() -> None:
     assert developer_as_system(of("system", "user", "developer")) == [merged, *of("user")]
 
 
-def test_tools_are_declared_in_one_order_without_keys_that_vllm_does_not_know() -> None:
+def test_tools_are_declared_in_fixed_order_without_keys_unknown_to_vllm() -> None:
     assert declared(None) is None
     assert declared([]) == []
     (tool,) = (
@@ -157,7 +159,7 @@ def test_tools_are_declared_in_one_order_without_keys_that_vllm_does_not_know() 
     assert declared([5, {"type": "web"}]) == [5, {"type": "web"}]
 
 
-def test_two_keys_of_a_tool_are_declared_where_they_are_set() -> None:
+def test_strict_and_defer_loading_are_declared_where_they_are_set() -> None:
     function = {"defer_loading": None, "strict": False, "name": "f"}
     (tool,) = declared([{"defer_loading": True, "function": function}]) or []
     assert json.dumps(tool) == (
@@ -171,7 +173,7 @@ def test_two_keys_of_a_tool_are_declared_where_they_are_set() -> None:
     )
 
 
-def test_which_variables_a_template_sees() -> None:
+def test_a_template_sees_defaults_kwargs_and_special_tokens() -> None:
     source = "{{ a }}{{ b }}{{ bos_token }}{{ reasoning_effort }}{{ enable_thinking }}"
     defaults = {"a": 1, "b": 2}
 
@@ -218,7 +220,7 @@ def test_a_continued_message_ends_the_prompt(source: str, content: str, text: st
             ChatTemplate(unfit, {}).render(chat, NOW_S)
 
 
-def test_tools_choose_the_template_made_for_them_even_when_none_is_given(model: Path) -> None:
+def test_even_an_empty_tool_list_selects_the_tool_template(model: Path) -> None:
     ours = HfTokenizer(model)
     messages = [{"role": "user", "content": "ab"}]
     assert ours.render(Chat(messages=messages, tools=[]), NOW_S) == "T"

@@ -134,7 +134,7 @@ def test_text_and_ids_equal_those_of_transformers(
     ],
 )
 @pytest.mark.parametrize("kind", ["bytes", "metaspace-first", "unigram"])
-def test_the_configuration_completes_a_tokenizer_as_in_transformers(
+def test_the_tokenizer_configuration_applies_as_in_transformers(
     kind: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     write_model(tmp_path, kind, **config)
@@ -148,7 +148,7 @@ def test_the_configuration_completes_a_tokenizer_as_in_transformers(
             assert memo.encode(text, special).tolist() == expected
 
 
-def test_limits_of_a_training_run_in_the_file_cut_nothing(tmp_path: Path) -> None:
+def test_truncation_in_the_tokenizer_file_is_ignored(tmp_path: Path) -> None:
     write_model(tmp_path)
     described = json.loads((tmp_path / "tokenizer.json").read_text())
     described["truncation"] = {
@@ -162,7 +162,7 @@ def test_limits_of_a_training_run_in_the_file_cut_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("listed", [{"x": {"content": "a"}}, {"1": {}}, {"1": 5}])
-def test_a_broken_list_of_tokens_is_named(listed: Any, tmp_path: Path) -> None:
+def test_the_error_names_a_broken_list_of_added_tokens(listed: Any, tmp_path: Path) -> None:
     write_model(tmp_path, added_tokens_decoder=listed)
     with pytest.raises(ValueError, match="added_tokens_decoder"):
         HfTokenizer(tmp_path)

@@ -61,7 +61,7 @@ def stored(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("payload", [ARRAY_FORM, MAP_FORM])
-def test_both_forms_of_the_vector(payload: bytes) -> None:
+def test_array_and_map_form_are_decoded_equally(payload: bytes) -> None:
     assert decode_batch(payload) == Batch(1.5, VECTOR_EVENTS, rank=0, skipped=0)
 
 
@@ -84,7 +84,7 @@ def test_arrays_may_lack_fields_or_have_more(fields: int) -> None:
         assert batch.events[0].hashes == (7,)  # type: ignore[union-attr]
 
 
-def test_envelope_with_two_or_more_elements() -> None:
+def test_an_envelope_may_have_two_or_more_elements() -> None:
     assert decode_batch(msgspec.msgpack.encode([1, []])).rank == 0
     assert decode_batch(msgspec.msgpack.encode([1, [], None])).rank == 0
     assert decode_batch(msgspec.msgpack.encode([1, [], 3, "new"])).rank == 3
@@ -111,7 +111,7 @@ def test_hashes_become_unsigned_ints() -> None:
         stored(token_ids=[1, 2, 3]),
     ],
 )
-def test_what_cannot_be_used_is_skipped_and_counted(event: Any) -> None:
+def test_unusable_events_are_skipped_and_counted(event: Any) -> None:
     batch = decode_batch(pack(event, {"type": "AllBlocksCleared"}))
     assert batch.events == (AllBlocksCleared(),)
     assert batch.skipped == 1
@@ -141,12 +141,12 @@ def test_offload_events_have_no_tokens() -> None:
         (pack(["BlockRemoved"]), "event 0"),
     ],
 )
-def test_garbage_says_where(payload: bytes, where: str) -> None:
+def test_the_error_names_the_place_of_garbage(payload: bytes, where: str) -> None:
     with pytest.raises(WireError, match=where):
         decode_batch(payload)
 
 
-def test_salt_is_told_from_the_adapter_and_from_images() -> None:
+def test_the_salt_is_distinguished_from_adapter_and_images() -> None:
     salted = BlockStored((1,), tokens=(1,), extra_keys=[["lora-a", "tenant"]], lora_name="lora-a")
     assert salted.salt == "tenant"
     assert BlockStored((1,), tokens=(1,), cache_salt="s").salt == "s"
@@ -156,7 +156,7 @@ def test_salt_is_told_from_the_adapter_and_from_images() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_never_raise_anything_else(payload: bytes) -> None:
+def test_random_bytes_raise_only_wire_errors(payload: bytes) -> None:
     with contextlib.suppress(WireError):
         decode_batch(payload)
 
@@ -181,7 +181,7 @@ def test_random_events_are_read_skipped_or_refused(events: list[tuple[str, Any]]
 
 
 @given(st.integers(0, len(MAP_FORM) - 1), st.integers(0, 255))
-def test_one_wrong_byte(position: int, value: int) -> None:
+def test_one_wrong_byte_raises_only_wire_errors(position: int, value: int) -> None:
     changed = bytearray(MAP_FORM)
     changed[position] = value
     with contextlib.suppress(WireError):
@@ -192,7 +192,7 @@ _hashes = st.integers(0, 2**64 - 1) | st.binary(min_size=1, max_size=32)
 
 
 @given(st.lists(_hashes, min_size=1, max_size=5), st.none() | _hashes, st.none() | st.text())
-def test_what_we_write_we_read(hashes: list[Any], parent: Any, medium: str | None) -> None:
+def test_written_events_are_read_back(hashes: list[Any], parent: Any, medium: str | None) -> None:
     tokens = tuple(range(3 * len(hashes)))
     event = BlockStored(tuple(hashes), parent, tokens, 3, medium=medium)
     named = tuple(name_of(name) for name in hashes)
@@ -200,7 +200,7 @@ def test_what_we_write_we_read(hashes: list[Any], parent: Any, medium: str | Non
     assert decode_batch(encode_batch(2.0, [event], 4)) == Batch(2.0, (read,), rank=4)
 
 
-def test_live_and_replay_frames() -> None:
+def test_live_and_replay_frames_are_parsed() -> None:
     assert parse_live(live_frames("kv", 3, b"x")) == Live("kv", 3, b"x")
     assert parse_replay_request([b"me", *replay_request(9)]) == (b"me", 9)
     new = replay_frames(b"me", "kv", 4, b"y")[1:]
@@ -214,7 +214,7 @@ def test_live_and_replay_frames() -> None:
 @pytest.mark.parametrize(
     "frames", [[], [b""], [b"", b"1234567", b""], [b"\xff\xfe", b"12345678", b""], [b"x"] * 5]
 )
-def test_broken_frames(frames: list[bytes]) -> None:
+def test_broken_frames_are_rejected(frames: list[bytes]) -> None:
     with pytest.raises(WireError):
         parse_live(frames)
     with pytest.raises(WireError):
@@ -223,7 +223,7 @@ def test_broken_frames(frames: list[bytes]) -> None:
         parse_replay_request([*frames, b"x"])
 
 
-def test_snapshot_there_and_back() -> None:
+def test_a_snapshot_survives_encoding_and_decoding() -> None:
     event = BlockStored((1, 2), None, (1, 2, 3, 4), 2, medium="GPU")
     snapshot = decode_snapshot(encode_snapshot(41, 1.0, [event]))
     assert snapshot.seq == 41
@@ -234,6 +234,6 @@ def test_snapshot_there_and_back() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\x80", msgspec.msgpack.encode({"version": 2, "seq": 0, "batches": []})]
 )
-def test_broken_snapshots(body: bytes) -> None:
+def test_broken_snapshots_are_rejected(body: bytes) -> None:
     with pytest.raises(WireError, match="snapshot"):
         decode_snapshot(body)

@@ -46,7 +46,7 @@ texts = st.lists(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
-def test_ids_equal_those_from_scratch_for_every_kind_of_tokenizer(kind: str, data: Any) -> None:
+def test_ids_equal_those_without_a_memo_for_every_kind_of_tokenizer(kind: str, data: Any) -> None:
     tokenizer = tokenizer_of(kind)
     assert tokenizer.cuts is not None
     memo = MemoEncoder(tokenizer, tokenizer, data.draw(st.sampled_from([LARGE, 4_000])))
@@ -59,7 +59,7 @@ def test_ids_equal_those_from_scratch_for_every_kind_of_tokenizer(kind: str, dat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cut_lies_before_a_token_only_and_pieces_encode_alone(kind: str) -> None:
+def test_cuts_lie_before_special_tokens_and_pieces_encode_separately(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     cuts = tokenizer.cuts
     assert cuts is not None
@@ -73,7 +73,7 @@ def test_a_cut_lies_before_a_token_only_and_pieces_encode_alone(kind: str) -> No
     assert ids == tokenizer.encode(text, False)
 
 
-def test_the_next_turn_encodes_only_what_is_new() -> None:
+def test_the_next_turn_encodes_only_new_text() -> None:
     tokenizer = tokenizer_of("bytes")
     memo = MemoEncoder(tokenizer, tokenizer, LARGE)
     messages: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def test_the_next_turn_encodes_only_what_is_new() -> None:
     assert memo.memo.reused_chars > 5 * memo.memo.encoded_chars / 2
 
 
-def test_salts_and_other_beginnings_share_nothing() -> None:
+def test_other_salts_and_other_beginnings_share_no_entries() -> None:
     tokenizer = tokenizer_of("bytes")
     memo = MemoEncoder(tokenizer, tokenizer, LARGE)
     text = ("<|im_start|>" + "secret " * 60) * 4
@@ -103,7 +103,7 @@ def test_salts_and_other_beginnings_share_nothing() -> None:
     assert memo.memo.reused_chars == before + len(text)
 
 
-def test_it_stays_within_its_bytes_and_forgets_the_oldest_first() -> None:
+def test_the_memo_stays_within_its_bytes_and_drops_the_oldest_entries() -> None:
     tokenizer = tokenizer_of("bytes")
     memo = MemoEncoder(tokenizer, tokenizer, 20_000)
     for number in range(100):
@@ -119,7 +119,7 @@ def test_it_stays_within_its_bytes_and_forgets_the_oldest_first() -> None:
     assert memo.memo.bytes <= 20_000
 
 
-def test_without_bytes_or_cuts_it_is_the_bare_tokenizer() -> None:
+def test_without_memory_or_cuts_the_memo_equals_the_plain_tokenizer() -> None:
     tokenizer = tokenizer_of("bytes")
     words = WordTokenizer(100)
     for memo, plain in (
@@ -135,7 +135,7 @@ def test_without_bytes_or_cuts_it_is_the_bare_tokenizer() -> None:
 
 
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|im_end", "x", "ab<"]), max_size=60).map("".join))
-def test_windows_of_a_long_text_change_no_cut(text: str) -> None:
+def test_searching_a_long_text_in_windows_changes_no_cut(text: str) -> None:
     cuts = Cuts([token("<|im_end|>"), token("<|im_end|>x<|im_end|>")])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memo_module, "MIN_PIECE_CHARS", 3)
@@ -149,7 +149,7 @@ def test_windows_of_a_long_text_change_no_cut(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_of_a_long_prompt_are_its_ids(
+def test_a_long_prompt_tokenized_in_parts_has_the_same_ids(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hf, "_PART_IDS", 7)
@@ -169,7 +169,7 @@ def test_a_text_that_is_too_long_is_refused() -> None:
         memo.encode_chat(Chat(messages=[{"role": "user", "content": "x" * 21}]), NOW_S)
 
 
-def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
     """Other Python threads run while a long text is tokenized: a thread that sleeps 1 ms at a time
     gets at least a tenth of its turns. If Python's lock were held, it would get none.
     """
@@ -184,7 +184,7 @@ def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
     assert looks > took_s / 0.01
 
 
-def test_text_that_is_no_unicode_is_refused_as_ever() -> None:
+def test_text_with_invalid_unicode_is_refused() -> None:
     tokenizer = tokenizer_of("bytes")
     memo = MemoEncoder(tokenizer, tokenizer, LARGE)
     for salt in (None, "\ud800"):
@@ -196,7 +196,7 @@ def token(content: str, **flags: bool) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(content, **({"normalized": False} | flags))
 
 
-def test_tokens_that_reach_across_are_no_cuts() -> None:
+def test_tokens_that_affect_neighbouring_text_make_no_cuts() -> None:
     long = "y" * MIN_PIECE_CHARS
     unfit = [
         token("<l>", lstrip=True),
@@ -222,7 +222,7 @@ def test_the_longest_token_at_a_place_is_found(contents: set[str], text: str) ->
     assert re.findall(any_of(contents), text) == re.findall(plain, text)
 
 
-def test_beginnings_of_many_tokens_are_no_trap() -> None:
+def test_many_tokens_with_a_common_beginning_do_not_slow_the_search() -> None:
     """Memo entries for many tokens do not make a search slow: tried one after the other, 250 tokens
     would take seconds for this text of two megabytes.
     """
@@ -239,7 +239,7 @@ def test_tokens_nested_too_deeply_make_no_cuts() -> None:
     assert runs.of("x" * 256 + "<---") == [256, 260]
 
 
-def test_threads_share_it() -> None:
+def test_threads_can_share_one_memo() -> None:
     tokenizer = tokenizer_of("bytes")
     memo = MemoEncoder(tokenizer, tokenizer, 50_000)
     prompts = [("<|im_start|>" + f"dog {number % 7} " * 50) * (number % 9) for number in range(200)]
@@ -260,14 +260,14 @@ def test_threads_share_it() -> None:
         {"pre_tokenizer": 5},
     ],
 )
-def test_tokenizers_made_of_unknown_parts_are_never_cut(change: dict[str, Any]) -> None:
+def test_tokenizers_with_unknown_parts_get_no_cuts(change: dict[str, Any]) -> None:
     described = json.loads(tokenizer_text("bytes"))
     tokens = [token("<|im_end|>")]
     assert cuts_of(described, tokens) is not None
     assert cuts_of(described | change, tokens) is None
 
 
-def test_single_word_and_stripping_neighbours_do_not_notice_a_cut(tmp_path: Path) -> None:
+def test_a_cut_does_not_change_single_word_or_stripping_neighbours(tmp_path: Path) -> None:
     described = json.loads(tokenizer_text("bytes"))
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": True}
     extra = {"<sw>": {"single_word": True}, "w": {"single_word": True}, "<r>": {"rstrip": True}}

@@ -34,7 +34,7 @@ process_cpu_seconds_total nonsense
 LEAST = "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
 
 
-def test_ranks_are_added_up() -> None:
+def test_loads_of_ranks_are_added_up() -> None:
     load = parse_load(TWO_RANKS)
     assert load == EngineLoad(
         running=5,
@@ -49,7 +49,7 @@ def test_ranks_are_added_up() -> None:
     assert load.kv_capacity_tokens == 2400
 
 
-def test_each_rank_by_itself() -> None:
+def test_the_load_of_each_rank_is_read() -> None:
     loads = parse_loads(TWO_RANKS)
     assert sorted(loads) == [0, 1]
     assert (loads[0].running, loads[1].running) == (3, 2)
@@ -58,7 +58,7 @@ def test_each_rank_by_itself() -> None:
     assert (loads[0].prefix_query_tokens, loads[1].prefix_query_tokens) == (1_000_000, None)
 
 
-def test_what_names_no_rank_is_said_of_every_rank() -> None:
+def test_a_series_without_a_rank_applies_to_every_rank() -> None:
     config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
     requests = TWO_RANKS[: TWO_RANKS.index("vllm:kv_cache_usage")]
     loads = parse_loads(requests + config)
@@ -66,14 +66,14 @@ def test_what_names_no_rank_is_said_of_every_rank() -> None:
     assert parse_loads(LEAST + config) == {0: parse_load(LEAST + config)}
 
 
-def test_an_engine_says_whether_it_keeps_prefixes() -> None:
+def test_the_prefix_caching_setting_is_read() -> None:
     config = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="%s"} 1\n'
     assert not parse_load(LEAST + config % "False").caches_prefixes
     assert parse_load(LEAST + config % "True").caches_prefixes
     assert parse_load(LEAST).caches_prefixes
 
 
-def test_an_engine_that_sleeps_says_so() -> None:
+def test_the_sleep_state_is_read() -> None:
     state = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} %d\n'
     for awake in (1, 0):
         text = state % ("awake", awake) + state % ("weights_offloaded", 1 - awake)
@@ -90,7 +90,7 @@ def test_adapters_in_use_are_those_of_the_latest_series() -> None:
     assert parse_load(LEAST).adapters is None
 
 
-def test_old_names() -> None:
+def test_old_metric_names_are_read() -> None:
     load = parse_load(
         LEAST
         + "vllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries_total 10\n"
@@ -99,7 +99,7 @@ def test_old_names() -> None:
     assert (load.kv_usage, load.prefix_query_tokens, load.prefix_hit_tokens) == (0.5, 10, 4)
 
 
-def test_what_is_not_said_is_none() -> None:
+def test_missing_metrics_are_none() -> None:
     load = parse_load(LEAST)
     assert load == EngineLoad(running=1, waiting=2)
     assert load.kv_capacity_tokens is None
@@ -118,26 +118,26 @@ def test_what_is_not_said_is_none() -> None:
         (LEAST + 'vllm:cache_config_info{block_size="-4"} 1\n', "line 3"),
     ],
 )
-def test_garbage_names_the_line(text: str, message: str) -> None:
+def test_the_error_names_the_line_of_garbage(text: str, message: str) -> None:
     for parse in (parse_load, parse_loads):
         with pytest.raises(WireError, match=message):
             parse(text)
 
 
-def test_a_rank_that_cannot_be_is_refused() -> None:
+def test_an_invalid_rank_is_refused() -> None:
     with pytest.raises(WireError, match=r"line 1: rank 4096; allowed: 0\.\.4095"):
         parse_loads('vllm:num_requests_running{engine="4096"} 1\n')
 
 
 @given(st.text(alphabet='vllm:num_requests_running{}="\\ 1.\n', max_size=120))
-def test_nothing_but_wire_errors(text: str) -> None:
+def test_random_text_raises_only_wire_errors(text: str) -> None:
     with contextlib.suppress(WireError):
         parse_load(LEAST + text)
     with contextlib.suppress(WireError):
         parse_loads(LEAST + text)
 
 
-def test_seeds() -> None:
+def test_chain_seeds_depend_on_adapter_and_salt() -> None:
     assert chain_seed("m") == 0
     assert chain_seed("m", "", "") == 0
     canonical = b"\x93\xa1m\xc0\xa6tenant"

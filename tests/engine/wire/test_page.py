@@ -43,7 +43,7 @@ BASE, SALTED = 0, chain_seed("tiny", None, "blue")
 
 
 @pytest.mark.parametrize(("title", "seed"), [("base model", BASE), ("salt `blue`", SALTED)])
-def test_the_chain_hashes_of_the_page(title: str, seed: int) -> None:
+def test_the_chain_hashes_in_the_docs_are_right(title: str, seed: int) -> None:
     (row,) = re.findall(rf"^\|[^|]*{re.escape(title)} \|(.*)\|$", PAGE, re.MULTILINE)
     hashes = chain_hashes(TOKENS, BLOCK, seed).tolist()
     assert re.findall(r"`([0-9a-f]{16})`", row) == [f"{h:016x}" for h in (seed, *hashes)]
@@ -55,7 +55,7 @@ def test_the_chain_hashes_of_the_page(title: str, seed: int) -> None:
         assert previous == expected
 
 
-def test_the_chain_hashes_of_the_page_with_an_image() -> None:
+def test_the_chain_hashes_with_an_image_in_the_docs_are_right() -> None:
     (row,) = re.findall(r"^\|[^|]*image `cat` \|(.*)\|$", PAGE, re.MULTILINE)
     hashes = media_chain_hashes(TOKENS, BLOCK, BASE, [("cat", 2, 4)]).tolist()
     assert re.findall(r"`([0-9a-f]{16})`", row) == [f"{h:016x}" for h in (BASE, *hashes)]
@@ -67,14 +67,14 @@ def test_the_chain_hashes_of_the_page_with_an_image() -> None:
         assert previous == hashes[block]
 
 
-def test_the_bytes_that_are_hashed() -> None:
+def test_the_hashed_bytes_in_the_docs_are_right() -> None:
     assert f"`{struct.pack('<Q4i', 0, 1, 2, 3, 4).hex()}`" in PAGE
     named = msgspec.msgpack.encode(["tiny", None, "blue"])
     assert f"`{named.hex()}`" in PAGE
     assert xxhash.xxh3_64_intdigest(named) == SALTED
 
 
-def test_the_batch_of_the_page() -> None:
+def test_the_event_batch_in_the_docs_is_right() -> None:
     shown = bytes.fromhex("".join(re.findall(r"^    ([0-9a-f]+)$", PAGE, re.MULTILINE)))
     name = chain_hashes(TOKENS, BLOCK, BASE).tolist()[0]
     stored = BlockStored(hashes=(name,), tokens=(1, 2, 3, 4), block_size=BLOCK, medium="GPU")
@@ -82,7 +82,7 @@ def test_the_batch_of_the_page() -> None:
     assert decode_batch(shown).events == (stored,)
 
 
-def test_the_keys_of_the_events() -> None:
+def test_the_event_keys_in_the_docs_are_right() -> None:
     salted = BlockStored(hashes=(1,), tokens=(1,), medium="GPU", extra_keys=[["blue"]])
     for event in (salted, BlockRemoved(hashes=(1,), medium="GPU"), AllBlocksCleared()):
         row = re.search(rf"^\| `{type(event).__name__}` \|(.*)\|$", PAGE, re.MULTILINE)
@@ -90,7 +90,7 @@ def test_the_keys_of_the_events() -> None:
         assert re.findall(r"`(\w+)`", row[1]) == list(events.event_map(event))[1:]
 
 
-def test_the_frames_of_a_replay() -> None:
+def test_the_replay_frames_in_the_docs_are_right() -> None:
     assert replay_request(7) == [b"", (7).to_bytes(8, "big")]
     assert len(replay_frames(b"me", "", 7, b"payload")[1:]) == 4
     assert replay_end(b"me")[-2:] == [b"\xff" * 8, b""]
@@ -99,7 +99,7 @@ def test_the_frames_of_a_replay() -> None:
     assert f"{event_log.BUFFER_BYTES >> 20} MiB" in PAGE
 
 
-def test_the_snapshot() -> None:
+def test_the_snapshot_fields_in_the_docs_are_right() -> None:
     body = encode_snapshot(-1, 1.5, [BlockStored(hashes=(1,), tokens=(1,))])
     fields = msgspec.msgpack.decode(body)
     sentence = PAGE.partition("**Snapshot**")[2].partition(".")[0]
@@ -108,7 +108,7 @@ def test_the_snapshot() -> None:
     assert decode_snapshot(body).seq == -1
 
 
-def test_the_bounds() -> None:
+def test_the_bounds_in_the_docs_are_right() -> None:
     for name, value in (
         ("payload of a batch", f"{events.MAX_PAYLOAD_BYTES >> 20} MiB"),
         ("events of a batch", f"{events.MAX_EVENTS:,}"),
@@ -129,7 +129,7 @@ def test_the_bounds() -> None:
     assert f"1 to {cards.MAX_MODELS:,} models" in PAGE
 
 
-def test_the_names_of_the_load() -> None:
+def test_the_load_metrics_in_the_docs_are_right() -> None:
     section = PAGE.partition("## Load")[2].partition("## ")[0]
     needed = {metrics.RUNNING, metrics.WAITING}
     others = {metrics.KV_USAGE, metrics.KV_USAGE_OLD, metrics.CACHE_CONFIG, metrics.SLEEP_STATE}
@@ -140,7 +140,7 @@ def test_the_names_of_the_load() -> None:
     assert (load.running, load.waiting, load.block_size) == (1, 2, None)
 
 
-def test_what_is_skipped_is_counted_and_what_is_malformed_refused() -> None:
+def test_unknown_events_are_skipped_and_malformed_batches_refused() -> None:
     envelope = msgspec.msgpack.encode
     odd = {"type": "BlockStored", "block_hashes": [1], "token_ids": [[1, 2]], "block_size": 1}
     short = {"type": "BlockStored", "block_hashes": [1, 2], "token_ids": [1], "block_size": 1}
@@ -150,7 +150,7 @@ def test_what_is_skipped_is_counted_and_what_is_malformed_refused() -> None:
     assert signed.events == (BlockRemoved(hashes=(2**64 - 1, 0x726177)),)
 
 
-def test_the_messages_between_our_engines() -> None:
+def test_the_kv_transfer_messages_in_the_docs_are_right() -> None:
     section = PAGE.partition("## KV between our engines")[2].partition("## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", section, re.MULTILINE))
     messages = {one.__struct_config__.tag: one for one in get_args(kv_transfer.Message)}

@@ -26,7 +26,7 @@ IDS = st.lists(st.integers(0, 599), min_size=1, max_size=40)
 
 @given(prompt=IDS, said=IDS, cut=st.integers(0, 40))
 @settings(max_examples=examples(60))
-def test_begun_where_text_ended_it_goes_on_as_it_would_have(
+def test_a_stream_resumed_after_any_text_continues_the_same(
     tokenizer: HfTokenizer, prompt: list[int], said: list[int], cut: int
 ) -> None:
     prompt, said = ([n % tokenizer.vocab for n in ids] for ids in (prompt, said))

@@ -65,7 +65,7 @@ def test_texts_are_the_same_as_bytes_and_as_json(values: list[str], most: int | 
     st.sampled_from([*NUMBERS, TEXT, "FP16", ""]),
     st.binary(max_size=40) | st.binary(max_size=40).map(memoryview),
 )
-def test_any_bytes_are_elements_or_refused(datatype: str, raw: bytes) -> None:
+def test_random_bytes_are_read_as_elements_or_refused(datatype: str, raw: bytes) -> None:
     one = Tensor(datatype, (), raw)
     try:
         found = [bytes(each) for each in texts(one)] if datatype == TEXT else numbers(one).tolist()
@@ -83,7 +83,9 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from([*NUMBERS, TEXT]), JSON, st.none() | st.integers(0, 3))
-def test_any_json_is_elements_or_refused(datatype: str, value: Any, most: int | None) -> None:
+def test_random_json_is_read_as_elements_or_refused(
+    datatype: str, value: Any, most: int | None
+) -> None:
     try:
         one = Tensor(datatype, (), None, listed(msgspec.Raw(json.dumps(value).encode())))
         found = [*texts(one, most)] if datatype == TEXT else numbers(one, most).tolist()
@@ -99,7 +101,9 @@ def test_any_json_is_elements_or_refused(datatype: str, value: Any, most: int | 
     [(None, 9, 9), ("0", 9, 0), ("9", 9, 9), ("10", 9, None), ("-1", 9, None), ("٣", 9, None),
      ("9" * 5_000, 9, None), ("", 9, None), (" 9", 9, None)],
 )  # fmt: skip
-def test_the_json_ends_within_the_body(header: str | None, size: int, found: int | None) -> None:
+def test_the_json_length_must_lie_within_the_body(
+    header: str | None, size: int, found: int | None
+) -> None:
     if found is None:
         with pytest.raises(WireError, match="must be a length"):
             json_bytes(header, size)
@@ -108,14 +112,14 @@ def test_the_json_ends_within_the_body(header: str | None, size: int, found: int
 
 
 @pytest.mark.parametrize("size", [-1, 4, True, "1", 1.0, 10**30, [1]])
-def test_a_tensor_has_as_many_bytes_as_it_says_or_is_refused(size: Any) -> None:
+def test_a_tensor_with_a_wrong_byte_size_is_refused(size: Any) -> None:
     one = Described("x", parameters={"binary_data_size": size})
     with pytest.raises(WireError, match="3 bytes are left"):
         one.raw(memoryview(b"abc"))
 
 
 @given(JSON)
-def test_any_json_is_a_request_or_refused(value: Any) -> None:
+def test_random_json_is_read_as_a_request_or_refused(value: Any) -> None:
     for message in (
         value,
         {"inputs": value, "id": value},

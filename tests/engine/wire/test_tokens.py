@@ -50,7 +50,7 @@ def test_a_longer_text_keeps_the_tokens_before_a_space(left: str, right: str) ->
     assert words.encode(f"{left} {right}") == words.encode(left) + words.encode(right)
 
 
-def test_words_that_only_look_like_tokens() -> None:
+def test_words_that_only_resemble_tokens_get_other_ids() -> None:
     words = WordTokenizer(100)
     assert words.encode("t7 t99") == [7, 99]
     for odd in ("t07", "t100", "t٣", "t", "T7", "t\ud800"):
@@ -60,7 +60,7 @@ def test_words_that_only_look_like_tokens() -> None:
         WordTokenizer(1)
 
 
-def test_the_next_turn_of_a_chat_starts_with_the_last_ones_tokens() -> None:
+def test_the_next_turn_of_a_chat_starts_with_the_previous_tokens() -> None:
     words = WordTokenizer(VOCAB)
     first = [{"role": "user", "content": "how are you"}]
     prompt = words.encode_chat(Chat(messages=first), NOW_S)
@@ -86,7 +86,7 @@ def test_the_next_turn_of_a_chat_starts_with_the_last_ones_tokens() -> None:
         ),
     ],
 )
-def test_messages_that_cannot_become_tokens(chat: Chat, message: str) -> None:
+def test_messages_that_cannot_be_tokenized_are_rejected(chat: Chat, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         WordTokenizer(VOCAB).encode_chat(chat, NOW_S)
     with pytest.raises(PromptError, match=message):
@@ -96,13 +96,13 @@ def test_messages_that_cannot_become_tokens(chat: Chat, message: str) -> None:
 # --- templates -----------------------------------------------------------------------------
 
 
-def test_blocks_are_trimmed_and_html_is_left_alone() -> None:
+def test_template_blocks_are_trimmed_and_html_is_not_escaped() -> None:
     source = "{% if true %}\n  {% set x = 1 %}\nA{{ messages | tojson }}\n{% endif %}\nB\n"
     text = ChatTemplate(source, {}).render(user("<b> & 'ä'"), NOW_S)
     assert text == 'A[{"role": "user", "content": "<b> & \'ä\'"}]\nB'
 
 
-def test_parts_are_joined_unless_the_template_loops_over_them() -> None:
+def test_content_parts_are_joined_unless_the_template_loops_over_them() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert "a\nb" in ChatTemplate(CHATML, {}).render(user(parts), NOW_S)
     loops = "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]"
@@ -111,7 +111,7 @@ def test_parts_are_joined_unless_the_template_loops_over_them() -> None:
     assert ChatTemplate(loops, {}).render(user("ab"), NOW_S) == "[ab]"
 
 
-def test_generation_loop_controls_time_and_special_tokens() -> None:
+def test_templates_can_use_loop_controls_time_and_special_tokens() -> None:
     source = (
         "{{ bos_token }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
         "{% break %}{% endfor %}{{ strftime_now('%Y') }}{{ effort_is }}{{ missing }}"
@@ -137,7 +137,7 @@ def test_tool_arguments_are_parsed() -> None:
         ChatTemplate(source, {}).render(chat, NOW_S)
 
 
-def test_continuing_the_final_message() -> None:
+def test_the_final_message_can_be_continued() -> None:
     chat = Chat(
         messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well "}],
         add_generation_prompt=False,
@@ -147,7 +147,7 @@ def test_continuing_the_final_message() -> None:
     assert ChatTemplate(source, {}).render(chat, NOW_S).endswith("<|assistant|>well")
 
 
-def test_developer_becomes_system_where_the_template_does_not_know_it() -> None:
+def test_developer_becomes_system_if_the_template_lacks_that_role() -> None:
     chat = Chat(
         messages=[
             {"role": "system", "content": "a"},
@@ -169,12 +169,12 @@ def test_developer_becomes_system_where_the_template_does_not_know_it() -> None:
         ("{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "exceeds"),
     ],
 )
-def test_a_template_that_fails_is_the_clients_error(source: str, message: str) -> None:
+def test_a_template_failure_is_a_client_error(source: str, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         ChatTemplate(source, {}).render(user("x"), NOW_S)
 
 
-def test_a_broken_template_is_named_at_start() -> None:
+def test_a_broken_template_is_rejected_at_start() -> None:
     with pytest.raises(ValueError, match="line 2"):
         ChatTemplate("a\n{% if %}", {})
 
@@ -182,7 +182,7 @@ def test_a_broken_template_is_named_at_start() -> None:
 # --- model directories ---------------------------------------------------------------------
 
 
-def test_special_tokens_once_and_templates_by_name(model: Path) -> None:
+def test_special_tokens_are_added_once_and_tools_select_their_template(model: Path) -> None:
     tokenizer = HfTokenizer(model)
     plain = tokenizer.encode("ab")
     assert plain[0] == 0
@@ -194,7 +194,7 @@ def test_special_tokens_once_and_templates_by_name(model: Path) -> None:
     assert tokenizer.vocab == 258
 
 
-def test_the_template_file_beats_the_configuration(model: Path) -> None:
+def test_the_template_file_overrides_the_configuration(model: Path) -> None:
     (model / "chat_template.jinja").write_text("F{{ messages[0].content }}")
     assert HfTokenizer(model).render(user("ab"), NOW_S) == "Fab"
 
@@ -208,7 +208,7 @@ def test_split_characters_are_held_back_in_a_stream(model: Path) -> None:
     assert tokenizer.decode(ids) == "aäb"
 
 
-def test_half_a_character_at_the_end_is_told_at_the_end(model: Path) -> None:
+def test_an_incomplete_character_is_sent_at_the_end_of_a_stream(model: Path) -> None:
     tokenizer = HfTokenizer(model)
     ids = tokenizer.encode("aä", add_special_tokens=False)[:-1]
     decoder = tokenizer.stream()
@@ -217,7 +217,7 @@ def test_half_a_character_at_the_end_is_told_at_the_end(model: Path) -> None:
     assert tokenizer.decode(ids) == "a\ufffd"
 
 
-def test_ids_that_never_make_a_character_are_not_held_for_ever(model: Path) -> None:
+def test_ids_that_never_form_a_character_are_not_held_forever(model: Path) -> None:
     tokenizer = HfTokenizer(model)
     lead_byte = tokenizer.encode("ä", add_special_tokens=False)[0]
     step = tokenizer.stream().step
@@ -227,7 +227,7 @@ def test_ids_that_never_make_a_character_are_not_held_for_ever(model: Path) -> N
     assert step(tokenizer.encode("a", add_special_tokens=False)[0]).endswith("a")
 
 
-def test_directories_that_cannot_be_used(model: Path) -> None:
+def test_unusable_model_folders_are_rejected(model: Path) -> None:
     with pytest.raises(PromptError, match="Unicode"):
         HfTokenizer(model).encode("\ud800")
     (model / "tokenizer_config.json").write_text("{}")
