@@ -79,9 +79,10 @@ def rollouts(full: bool) -> Measured:
 
 
 SLOW = (
-    "Ours is quicker in both arms, and round robin's by more: 16,000 tokens/s of 30 conversations "
-    "are 100 s a turn, of which a prefill of 57,000 tokens and 800 steps take 30 by the source's "
-    "own rates. What the rest is (pauses, a limit on what is held) it does not say."
+    "Our replay has a higher throughput than the source under both rules, and most of all under "
+    "round robin. The source's 16,000 tokens/s with 30 conversations mean 100 s for each turn. By "
+    "the source's own rates a prefill of 57,000 tokens and 800 decode steps take 30 s of the 100 s. "
+    "The source does not explain the other 70 s; pauses or a limit of held requests would."
 )
 ANCHORS = (
     Anchor(
@@ -95,8 +96,9 @@ ANCHORS = (
             Compared("input, router with 60 / round robin with 30 at a time", 2.9, SLOW),
         ),
         code,
-        reach="Turns log-normal with a mean of 6, no pauses, 307,328 KV tokens a worker: the "
-        "source does not say. Four conversations a slot; the middle half of the run counts.",
+        reach="The source does not give turns, pauses and KV capacity. We took log-normal turns "
+        "with a mean of 6, no pauses, and 307,328 KV tokens for each worker. Each slot has four "
+        "conversations, and figures cover the middle half of the run.",
     ),
     Anchor(
         "llm-d-reasoning-2026",
@@ -120,8 +122,9 @@ ANCHORS = (
             Compared("hits, consistent_hash / cache_aware", 1.00, short=0.1),
         ),
         rollouts,
-        reach="A third of the turns. Their lengths are ours (8,000 tokens at first, 1,000 in and "
-        "300 out a turn; the source does not say), tools take no time, caches keep everything. "
-        "Three seeds together; in one of them the hash is as quick (29 November 2026).",
+        reach="The replay has a third of the turns. The source does not give lengths; we took "
+        "8,000 tokens for a first prompt, then 1,000 in and 300 out for each turn. Tools take no "
+        "time, and caches evict nothing. Figures are of three seeds together; with one of the "
+        "seeds consistent_hash is as fast as cache_aware (29 November 2026).",
     ),
 )  # fmt: skip

@@ -43,8 +43,9 @@ def gateways(full: bool) -> Measured:
 
 
 HEARD = (
-    "The source's trees lose turns with one gateway, too (0.85), so this is not what gateways do "
-    "to each other; ours hear every event within a millisecond and place by what they heard."
+    "In the source a single gateway, too, sends only 0.85 of the turns to the worker of the first "
+    "turn, so the number of gateways is not the whole cause. Our routers get each KV event within a "
+    "millisecond and choose workers by these events."
 )
 ANCHORS = (
     Anchor(
@@ -60,7 +61,7 @@ ANCHORS = (
             Compared("the same, all shared, 8 gateways", 0.99, short=0.25),
         ),
         gateways,
-        reach="300 conversations a second on 120 workers, as there; lengths, which are not told, "
-        "are ours. Nothing shared: no KV events either.",
+        reach="As in the source, 300 conversations a second begin on 120 workers. The source does "
+        "not give lengths; we chose them. Gateways with nothing shared get no KV events either.",
     ),
 )  # fmt: skip

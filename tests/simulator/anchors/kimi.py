@@ -82,14 +82,16 @@ def reuse(full: bool) -> Measured:
     return Measured(found[1] > found[0] and sooner, values)
 
 
-SURROGATE = "a stand-in for the tool-and-agent trace, which could not be had: right in volume and "
-SURROGATE += "concentration. "
+SURROGATE = (
+    "The replay uses a surrogate of the tool-and-agent trace, because the trace is not available. "
+    "The surrogate has the trace's number of tokens and concentration of prefixes. "
+)
 OVERLOAD = (
-    "The source's pool is overloaded under round robin (its mean first token takes 64 s), and such "
-    "a factor depends on how far beyond saturation it is. On workers of 0.7 of the profile's speed "
-    "the KV router's arm is near (TTFT mean 2.3 s and p99 15 s against 2.6 and 18; to the last "
-    "token 16 s against 19) and round robin has 17 s (29 November 2026). The source does not tell "
-    "its real speed."
+    "The source's pool is overloaded under round robin (mean TTFT 64 s), and the ratio of TTFTs "
+    "depends on how far beyond saturation the pool is. If workers have 0.7 of the profile's speed, "
+    "our figures for the KV router are near the source's: mean TTFT 2.3 s (source 2.6), p99 15 s "
+    "(18), mean time to the last token 16 s (19); round robin then has a mean TTFT of 17 s (29 "
+    "November 2026). The source does not give the speed of its workers."
 )
 ANCHORS = (
     Anchor(
@@ -104,7 +106,7 @@ ANCHORS = (
             Compared("hits of the pool / of own caches, conversation", 2.22),
             Compared("hits of the pool / of own caches, tool-and-agent", 1.38),
         ),
-        caches, (CONVERSATION, TOOLS), f"Tool-and-agent is {SURROGATE}",
+        caches, (CONVERSATION, TOOLS), SURROGATE,
     ),
     Anchor(
         "dynamo-ab-2026",
@@ -117,7 +119,8 @@ ANCHORS = (
             Compared("mean time to the last token, off / on", 4.9, OVERLOAD),
         ),
         two_rules, (TOOLS,),
-        "On " + SURROGATE + "FP8 KV: twice as many tokens as in the profile, read as fast.",
+        SURROGATE + "With FP8 KV a worker holds twice as many tokens as in the profile, and reads "
+        "each token as fast.",
     ),
     Anchor(
         "dynosim-2026",
@@ -130,7 +133,7 @@ ANCHORS = (
             Compared("reuse, KV router / round robin", 1.17),
         ),
         reuse, (TOOLS,),
-        "On " + SURROGATE + "A million KV tokens a worker and the recorded times: the source "
-        "holds 256 or 512 requests at a time and does not say how much KV.",
+        SURROGATE + "Workers have a million KV tokens each, and requests arrive at the recorded "
+        "times. The source has 256 or 512 requests at a time and does not give the KV capacity.",
     ),
 )  # fmt: skip

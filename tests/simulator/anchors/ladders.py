@@ -94,15 +94,17 @@ def small_experts(full: bool) -> Measured:
     return Measured(means[0] < means[1], (means[1] / means[0], outputs[0] / outputs[1]))
 
 
-SEVEN = "Seven of the sixteen stages after the warm-up, there as here."
+SEVEN = "The published figures and ours cover seven of the sixteen stages after the warm-up."
 PLACED = (
-    "A group stays with the worker that had it first while nothing waits, so the warm-up decides "
-    "how even the load is, and the source shows one run: under seeds 0 to 2 ours differs by a "
-    "fifth, with 1.12 to 1.25 of the mean on the busiest worker (29 November 2026)."
+    "While no request waits, a group of prompts stays with the group's first worker, so the warm-up "
+    "decides how even the load is. The source shows a single run. Our output differs by a fifth "
+    "between the seeds 0 to 2, in which the busiest worker has 1.12 to 1.25 times the mean load (29 "
+    "November 2026)."
 )
 FAR = (
-    "Round robin is a little beyond saturation there (mean TTFT 7 s at 60 requests/s) and further "
-    "here, and beyond it TTFT counts how long a stage lasts. Output, which does not, agrees."
+    "In the published run round robin is a little beyond saturation (mean TTFT 7 s at 60 "
+    "requests/s), in our replay further beyond saturation. Beyond saturation TTFT grows with the "
+    "length of a stage. Output does not depend on this length, and agrees."
 )
 PROMPTS = "150 x 5 prompts, 6,000 + 1,200 in, 1,000 out, 3 to 60 requests/s"
 ANCHORS = (
@@ -138,7 +140,7 @@ ANCHORS = (
             Compared("highest output, optimized / service", 2.15, PLACED),
         ),
         lambda full: against_service("llm_d_sticky", full, 3 if full else 1),
-        reach=f"{SEVEN} Mean over three seeds.",
+        reach=f"{SEVEN} Ours are means over three seeds.",
     ),
     Anchor(
         "llm-d-70b-2025",
@@ -160,7 +162,7 @@ ANCHORS = (
             Compared("mean output of seven stages, optimized / service", 1.07, short=0.35),
         ),
         small_experts,
-        reach=f"{SEVEN} The source does not say how much KV a worker holds: as the profile has it, "
-        "and 4 GB more, for its engines have 95 % of the GPU.",
+        reach=f"{SEVEN} The source does not say how much KV a worker holds. We took the profile's KV "
+        "capacity and 4 GB more, because the source's engines use 95 % of the GPU's memory.",
     ),
 )  # fmt: skip
